@@ -1,0 +1,1 @@
+//! The process file and the policies: raw text to validated values.

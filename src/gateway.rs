@@ -1,0 +1,3 @@
+//! The proxy itself: accept, judge, relay or drive a session, answer.
+
+pub mod listen;

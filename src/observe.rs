@@ -1,0 +1,1 @@
+//! Metrics, status and the admin interface.

@@ -1,0 +1,75 @@
+//! A request that may be speculated, understood.
+
+use serde_json::{Map, Value};
+
+use super::sampling::Sampling;
+use crate::units::TokenId;
+
+/// The two routes that are speculated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Route {
+    /// `POST /v1/completions`
+    Completions,
+    /// `POST /v1/chat/completions`
+    Chat,
+}
+
+impl Route {
+    /// The name in policies, metrics and logs.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Completions => "completions",
+            Self::Chat => "chat",
+        }
+    }
+
+    /// The path on the server.
+    pub const fn path(self) -> &'static str {
+        match self {
+            Self::Completions => "/v1/completions",
+            Self::Chat => "/v1/chat/completions",
+        }
+    }
+}
+
+/// What is to be continued.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Prompt {
+    /// One text.
+    Text(String),
+    /// One sequence of token ids.
+    Ids(Vec<TokenId>),
+    /// The messages of a chat, as they stand in the body.
+    Messages(Value),
+}
+
+/// An eligible request.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// Where it came in.
+    pub route: Route,
+    /// The model id as sent.
+    pub model: String,
+    /// What is to be continued.
+    pub prompt: Prompt,
+    /// Effective sampling.
+    pub sampling: Sampling,
+    /// Most output tokens as sent by the client (`max_completion_tokens` wins over `max_tokens`).
+    pub max_tokens: Option<u32>,
+    /// Texts that end the output and are not part of it.
+    pub stop: Vec<String>,
+    /// Token ids that end the output.
+    pub stop_token_ids: Vec<TokenId>,
+    /// A matched stop text stays in the output.
+    pub include_stop: bool,
+    /// Whether the client wants a stream.
+    pub stream: bool,
+    /// Whether the client's stream ends with a usage chunk (`stream_options.include_usage`).
+    pub include_usage: bool,
+    /// The client asked for `return_token_ids`, so they are not stripped from its answer.
+    pub return_token_ids: bool,
+    /// The client's own predicted output.
+    pub prediction: Option<String>,
+    /// The body as received, key order kept.
+    pub body: Map<String, Value>,
+}

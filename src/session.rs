@@ -1,0 +1,227 @@
+//! The state machine of one speculated request.
+//!
+//! PURE and sans-IO: five verbs ([`Session::new`], [`Session::handle`], [`Session::poll`],
+//! [`Session::deadline`], and nothing else), time an argument, every event naming the action it answers.
+//! The driver in `gateway` does what [`Session::poll`] says and reports back.
+
+pub mod verdict;
+
+pub use verdict::{Plan, Row, Verdict};
+
+use crate::draft::Tree;
+use crate::units::TokenId;
+
+/// Names one action, and ties every event to the action it answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ActionId(pub u64);
+
+/// What has happened in the world. Each event comes with the [`ActionId`] that it answers; an event of an
+/// action that was cancelled is dropped unseen.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// The ids of the prompt are known (from the first chunk of the first ride). Before any `Token`.
+    Prompt(Vec<TokenId>),
+    /// A ride brought tokens. `text` is what the backend itself emitted with them (it may hold text back).
+    Token {
+        /// New output tokens in order; several at once only if the backend itself sent them in one event.
+        tokens: Vec<TokenId>,
+        /// The text that came with them.
+        text: String,
+    },
+    /// The ids of this request cannot be trusted: ride to the end, never leap.
+    Doubt,
+    /// A ride came to its end.
+    RideEnded(Finish),
+    /// The model drafter's answer to `Draft`.
+    Draft(Tree),
+    /// The model drafter's answer to `Shadow`: its own choice at each asked place.
+    Shadow(Vec<TokenId>),
+    /// The answer to `Verify`.
+    Verdict(Verdict),
+    /// An action failed.
+    Fault(Fault),
+    /// The client has left.
+    ClientGone,
+    /// A deadline of the session has come.
+    Timeout,
+    /// The operator changed the mode; `true` means leaping is allowed.
+    Mode(bool),
+}
+
+/// What the driver is to do.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Action {
+    /// Stream plainly from the backend.
+    Ride(RidePlan),
+    /// Ask the model drafter for a chain of at most `gamma` tokens after the whole context.
+    Draft {
+        /// Most tokens wanted.
+        gamma: usize,
+    },
+    /// Ask the model drafter what it would have chosen at each output place `from..` (teacher-forced).
+    Shadow {
+        /// First output index asked for.
+        from: usize,
+    },
+    /// Ask the backend to verify a draft after the whole context.
+    Verify(Tree, Plan),
+    /// Stop an action that is under way; its events are not wanted any more.
+    Cancel(ActionId),
+    /// Send this to the client.
+    Emit(Delta),
+    /// Nothing more will come.
+    Finish(Summary),
+}
+
+/// How to ride.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RidePlan {
+    /// The client's own request, on its own endpoint.
+    First,
+    /// On from the whole context, by token ids, for at most this many tokens.
+    Continue {
+        /// Most output tokens of this ride.
+        max_tokens: u32,
+    },
+}
+
+/// A piece of output.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Delta {
+    /// Tokens that have become the past with this piece.
+    pub tokens: Vec<TokenId>,
+    /// Text to send; never half a character.
+    pub text: String,
+}
+
+/// Why the output ended, as OpenAI calls it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Finish {
+    /// End-of-text or a stop string.
+    Stop,
+    /// The limit of output tokens, or of the context.
+    Length,
+}
+
+impl Finish {
+    /// The value of `finish_reason`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Stop => "stop",
+            Self::Length => "length",
+        }
+    }
+}
+
+/// What went wrong with an action. Any of them ends in a ride.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// Drafter failed or is not there.
+    Draft,
+    /// A verify call failed: refused, unreadable, too late.
+    Verify,
+    /// The backend said when to come back (429 or 503 with `Retry-After`).
+    RetryAfter(std::time::Duration),
+    /// A ride broke off.
+    Ride,
+}
+
+/// Why an eligible request is not leaping (design section 2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum RideReason {
+    /// Held back as control group.
+    Holdback,
+    /// The process or policy only observes.
+    Observe,
+    /// Leaping is not expected to pay.
+    NoGain,
+    /// The replica's budget of extra tokens is spent.
+    Budget,
+    /// Beyond the plan's context or byte bound.
+    ContextTooLong,
+    /// The engine is loaded.
+    GateLoad,
+    /// The load signal is old.
+    GateStale,
+    /// Too few drafted tokens are accepted.
+    GateAcceptance,
+    /// Leaping was measured slower than riding.
+    GateLatency,
+    /// Memory is short.
+    GateMemory,
+    /// The replica is not healthy.
+    GateHealth,
+    /// The backend speculates itself.
+    BackendSpeculates,
+    /// The client asked for a ride.
+    Client,
+    /// The policy says ride.
+    Policy,
+    /// Riding while drafts are scored in the shadow.
+    Shadow,
+    /// A control window of the replica.
+    Switchback,
+    /// No drafter had a proposal.
+    NoDraft,
+    /// A drafter or verify call failed.
+    VerifyFault,
+    /// The backend asked for a pause.
+    RetryAfter,
+    /// The process is draining.
+    Draining,
+}
+
+impl RideReason {
+    /// The name in headers, metrics and logs.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Holdback => "holdback",
+            Self::Observe => "observe",
+            Self::NoGain => "no_gain",
+            Self::Budget => "budget",
+            Self::ContextTooLong => "context_too_long",
+            Self::GateLoad => "gate_load",
+            Self::GateStale => "gate_stale",
+            Self::GateAcceptance => "gate_acceptance",
+            Self::GateLatency => "gate_latency",
+            Self::GateMemory => "gate_memory",
+            Self::GateHealth => "gate_health",
+            Self::BackendSpeculates => "backend_speculates",
+            Self::Client => "client",
+            Self::Policy => "policy",
+            Self::Shadow => "shadow",
+            Self::Switchback => "switchback",
+            Self::NoDraft => "no_draft",
+            Self::VerifyFault => "verify_fault",
+            Self::RetryAfter => "retry_after",
+            Self::Draining => "draining",
+        }
+    }
+}
+
+/// How a request went.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Summary {
+    /// Why the output ended; `None` if the backend broke off and nothing can go on.
+    pub finish: Option<Finish>,
+    /// Whether at least one round leapt.
+    pub speculated: bool,
+    /// If it did not leap (or not to the end): why.
+    pub reason: Option<RideReason>,
+    /// Rounds leapt.
+    pub rounds: u32,
+    /// Tokens drafted in them.
+    pub drafted: u32,
+    /// Tokens accepted in them.
+    pub accepted: u32,
+    /// Output tokens in all.
+    pub output_tokens: u32,
+}
+
+/// Turns tokens into text, one by one. Implemented by `text`, faked in tests.
+pub trait Decode: Send {
+    /// Adds a token and returns the text that became certain: never half a character.
+    fn push(&mut self, token: TokenId) -> String;
+    /// The text still held back, with U+FFFD for what never became a character.
+    fn flush(&mut self) -> String;
+}

@@ -1,0 +1,1 @@
+//! `foretell target`: an OpenAI server over an ONNX model.
