@@ -1,0 +1,73 @@
+# Two commands do all the set-up: `make demo` and `make test`.
+#
+# What they need besides Rust, a C compiler and python3 with pip comes into .cache/: ONNX Runtime from its
+# official PyPI wheel (version and hash pinned in onnx/fetch.sh), and a few Python packages for the exports.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+CACHE   ?= $(CURDIR)/.cache
+ORT     := $(CACHE)/onnxruntime-1.31.1/lib/libonnxruntime.so.1.31.1
+PYTHON  ?= python3
+PYPATH  := $(CACHE)/python
+BIN     := target/release/foretell
+INFLATE ?= 8
+CARGO_FEATURES ?=
+INFLATED = $(CACHE)/models/target-x$(INFLATE)
+
+export ORT_DYLIB_PATH := $(ORT)
+
+.PHONY: help demo serve-demo test test-rust test-python build bench bench-relay models lint print-env clean
+
+help: ## This list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+demo: build $(INFLATED)/model.onnx ## Plain and speculated side by side, with the bundled models
+	$(BIN) demo --once --target $(INFLATED)
+
+serve-demo: build $(INFLATED)/model.onnx ## The same, and then keep serving, with curl lines to try
+	$(BIN) demo --target $(INFLATED)
+
+test: test-rust test-python ## Every test
+
+test-rust: $(ORT)
+	@if cargo nextest --version >/dev/null 2>&1; then cargo nextest run $(CARGO_FEATURES); else cargo test --all-targets $(CARGO_FEATURES); fi
+
+test-python: $(ORT) $(PYPATH)/.done
+	PYTHONPATH=$(PYPATH) $(PYTHON) -m unittest discover -s tests/python -t tests/python
+
+build: $(ORT) ## The release binary
+	cargo build --release
+
+bench: build $(INFLATED)/model.onnx ## Through Foretell against direct, every workload
+	tests/bench.sh $(INFLATED)
+
+bench-relay: build ## Foretell against nginx as plain reverse proxies
+	tests/relay/bench.sh
+
+models: ## Train the bundled models again (about 100 minutes on two cores)
+	onnx/train/all.sh
+
+lint: ## What CI checks besides the tests
+	cargo fmt --check
+	cargo clippy --all-targets -- -D warnings
+	RUSTDOCFLAGS='-D warnings' cargo doc --no-deps --quiet
+
+print-env: ## The exports that the binary needs: eval "$$(make -s print-env)"
+	@echo 'export ORT_DYLIB_PATH=$(ORT)'
+
+clean:
+	cargo clean
+	rm -rf $(CACHE)
+
+$(ORT): onnx/fetch.sh
+	onnx/fetch.sh $(CACHE)/onnxruntime-1.31.1
+	@touch $@
+
+$(PYPATH)/.done: onnx/export/requirements.txt
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check --upgrade --target $(PYPATH) -r $<
+	@touch $@
+
+$(CACHE)/models/target-x%/model.onnx: onnx/models/target/model.onnx onnx/export/inflate.py $(PYPATH)/.done
+	PYTHONPATH=$(PYPATH) $(PYTHON) onnx/export/inflate.py --model onnx/models/target --depth $* --width 1 --out $(@D) --format onnx
