@@ -1,0 +1,340 @@
+//! Driving eligible requests: from the judged request to the running session.
+//!
+//! The order is the order of the promises: whatever is missing (an unknown backend, no policy, a drafter that
+//! did not load) leads to a plain relay with a reason, and nothing here can fail a request that the backend
+//! would answer.
+
+mod calls;
+mod drafting;
+pub mod identity;
+mod pump;
+mod report;
+mod ride;
+pub mod ruling;
+mod sink;
+mod watcher;
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::FutureExt;
+use http_body_util::BodyExt;
+use hyper::Response;
+use hyper::body::Incoming;
+use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
+use parking_lot::Mutex;
+
+use self::calls::{CallLimits, Calls};
+use self::drafting::Drafting;
+use self::identity::{Epoch, Identities, Identity};
+use self::pump::Pump;
+use self::report::Report;
+use self::ride::Ride;
+use self::ruling::{Drafters, Rulebook, Ruling};
+use self::sink::{Outcome, Sink, TRAILERS};
+use self::watcher::Watcher;
+use crate::control::Control;
+use crate::gateway::clock::Clock;
+use crate::gateway::errors::Failure;
+use crate::gateway::handover::{BoxFuture, Drive, Exchange};
+use crate::gateway::headers;
+use crate::gateway::listen::{BoxError, Body};
+use crate::gateway::mode::Mode;
+use crate::gateway::route::Bypass;
+use crate::observe::{Finished, Path};
+use crate::openai::reason::BypassReason;
+use crate::openai::{Prompt, Request, Route, Sampling};
+use crate::session::{Action, ActionId, Ending, Limit, RidePlan, Session, Start};
+use crate::units::TokenId;
+
+const POLICY: HeaderName = HeaderName::from_static("x-foretell-policy");
+/// `eligible`: a stream may leap, or not; its end is not known when its head is sent.
+const ELIGIBLE: HeaderValue = HeaderValue::from_static("eligible");
+/// What a completion without `max_tokens` is limited to, by OpenAI's and vLLM's own default.
+const COMPLETION_TOKENS: u32 = 16;
+
+/// What the driver is made of.
+pub struct Parts {
+    /// Who is behind the backends' addresses.
+    pub identities: Arc<Identities>,
+    /// The policies, and what they say about a request.
+    pub rulebook: Rulebook,
+    /// The model drafters that are loaded.
+    pub drafters: Drafters,
+    /// Longest time for a verify call.
+    pub verify_timeout: Duration,
+    /// Longest time for a draft.
+    pub draft_timeout: Duration,
+}
+
+/// Drives eligible requests.
+pub struct Driver {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    parts: Parts,
+    clock: Clock,
+    learnt: Mutex<HashMap<(Epoch, String), Arc<Control>>>,
+}
+
+impl Driver {
+    /// A driver that has learnt nothing yet.
+    pub fn new(parts: Parts) -> Self {
+        Self { inner: Arc::new(Inner { parts, clock: Clock::start(), learnt: Mutex::default() }) }
+    }
+}
+
+impl Drive for Driver {
+    fn drive(&self, exchange: Exchange) -> BoxFuture<Response<Body>> {
+        let inner = Arc::clone(&self.inner);
+        async move {
+            match inner.prepare(&exchange) {
+                Ok(prepared) => prepared.begin(exchange).await,
+                Err(reason) => exchange.relay(reason).await,
+            }
+        }
+        .boxed()
+    }
+}
+
+/// Everything that is decided before the first call.
+struct Prepared {
+    identity: Arc<Identity>,
+    ruling: Ruling,
+    sampling: Sampling,
+    control: Arc<Control>,
+    drafting: Drafting,
+    limits: CallLimits,
+    clock: Clock,
+    seed: u64,
+}
+
+impl Inner {
+    fn prepare(&self, exchange: &Exchange) -> Result<Prepared, Bypass> {
+        let request = &exchange.request;
+        let identity = self.parts.identities.of(&exchange.backend).ok_or(Bypass::NoPlan)?;
+        let mode = exchange.modes.of(exchange.backend.name());
+        let mut ruling = self.parts.rulebook.rule(exchange, &identity, mode)?;
+        let seeded = request.sampling.temperature > 0.0 && request.sampling.seed.is_some();
+        if seeded && !identity.dialect.seeded_leaps() {
+            return Err(asked(BypassReason::Seed));
+        }
+        let seed = request.sampling.seed.unwrap_or_else(fresh_seed);
+        let sampling = Sampling { seed: Some(seed), ..request.sampling.clone() };
+        let drafter = ruling.model.as_deref().and_then(|name| self.parts.drafters.get(name, &identity));
+        let drafting = Drafting::new(drafter, sampling.clone(), self.parts.draft_timeout);
+        ruling.rules.model = drafting.is_there();
+        ruling.rules.verify_timeout = self.parts.verify_timeout;
+        ruling.rules.draft_timeout = self.parts.draft_timeout;
+        if request.sampling.counts_output() {
+            ruling.rules.plans.retain(|plan| identity.dialect.counts_output(*plan));
+        }
+        let key = (identity.epoch.clone(), ruling.name.clone());
+        let control = Arc::clone(self.learnt.lock().entry(key).or_default());
+        let limits = CallLimits { bytes_max: ruling.bytes_max, verify: self.parts.verify_timeout };
+        Ok(Prepared { identity, ruling, sampling, control, drafting, limits, clock: self.clock, seed })
+    }
+}
+
+fn asked(reason: BypassReason) -> Bypass {
+    Bypass::Asked { reason: reason.name(), parameter: None }
+}
+
+/// 53 bits, so that the seed survives every JSON reader on the way.
+fn fresh_seed() -> u64 {
+    RandomState::new().hash_one(0_u8) >> 11
+}
+
+impl Prepared {
+    /// Sends the first ride and answers with what comes back.
+    async fn begin(self, exchange: Exchange) -> Response<Body> {
+        let Exchange { parts, request, backend, id, started, observer, slot, modes, wants_trailers, .. } = exchange;
+        let name = backend.name().to_owned();
+        let finished = Finished {
+            id: id.clone(),
+            model: Some(request.model.clone()),
+            route: Some(request.route),
+            policy: Some(self.ruling.name.clone()),
+            ..Finished::new(Path::Ridden, name.clone())
+        };
+        let mut report = Report::new(observer, started, finished, slot);
+        let calls = Calls::new(
+            backend,
+            self.identity.dialect,
+            parts.headers,
+            id,
+            request.model.clone(),
+            self.sampling.clone(),
+            self.limits,
+        );
+        let call = self.identity.dialect.first_ride(&request, self.seed);
+        let response = match calls.first(call).await {
+            Ok(response) => response,
+            Err(error) => {
+                let failure = Failure::from(error);
+                report.status(failure.status().as_u16());
+                report.done();
+                return self.head(failure.response(), Path::Ridden.name(), None);
+            }
+        };
+        report.status(response.status().as_u16());
+        if !is_stream(&response) {
+            let response = pass_on(response, report);
+            return self.head(response, Path::Ridden.name(), None);
+        }
+        let clock = self.clock;
+        let mut session = Session::new(self.start(&request), Arc::clone(&self.control), clock.now());
+        let Some((ride, Action::Ride(RidePlan::First))) = session.poll() else {
+            return Failure::Internal.response();
+        };
+        let allowed = move || modes.of(&name) == Mode::Auto;
+        self.answer(session, ride, response, calls, &request, wants_trailers, allowed, report).await
+    }
+
+    fn start(&self, request: &Request) -> Start {
+        let context = u32::try_from(self.identity.context).unwrap_or(u32::MAX);
+        let prompt: &[TokenId] = match &request.prompt {
+            Prompt::Ids(ids) => ids,
+            Prompt::Text(_) | Prompt::Messages(_) => &[],
+        };
+        let default = match request.route {
+            Route::Completions => Some(COMPLETION_TOKENS),
+            Route::Chat => None,
+        };
+        Start {
+            prompt: (!prompt.is_empty()).then(|| prompt.to_vec()),
+            limit: Limit { max_tokens: request.max_tokens.or(default), context: Some(context) },
+            ending: Ending {
+                stop: request.stop.clone(),
+                include_stop: request.include_stop,
+                stop_token_ids: request.stop_token_ids.clone(),
+                eos: self.identity.eos.clone(),
+                ignore_eos: request.sampling.ignore_eos,
+                min_tokens: request.sampling.min_tokens,
+            },
+            temperature: request.sampling.temperature,
+            decode: Box::new(self.identity.tokenizer.detokenizer(prompt, true)),
+            rules: self.ruling.rules.clone(),
+            seed: self.seed,
+        }
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "the one place where a session meets its world")]
+    async fn answer(
+        self,
+        session: Session,
+        ride: ActionId,
+        response: Response<Incoming>,
+        calls: Calls,
+        request: &Request,
+        trailers: bool,
+        allowed: impl Fn() -> bool + Send + Sync + 'static,
+        mut report: Report,
+    ) -> Response<Body> {
+        let (head, body) = response.into_parts();
+        let ride = Ride::begun(ride, self.identity.dialect, body);
+        let policy = self.ruling.name.clone();
+        let headers = head.headers;
+        let watcher = Watcher::new(self.clock.now());
+        let (sink, stream) = match request.stream {
+            true => Sink::stream(request, trailers),
+            false => (Sink::whole(request), super::errors::full(Vec::new())),
+        };
+        let drafting = self.drafting;
+        let pump = Pump::new(session, ride, calls, drafting, watcher, self.clock, sink, Box::new(allowed));
+        if request.stream {
+            report.streams();
+            tokio::spawn(async move {
+                let (outcome, watcher, answer) = pump.run(policy).await;
+                report.account(&outcome, &watcher, answer.is_err());
+                report.done();
+            });
+            let mut response = Response::new(stream);
+            *response.headers_mut() = stream_fields(headers, trailers);
+            return head_with(response, &self.ruling.name, ELIGIBLE, None);
+        }
+        let (outcome, watcher, answer) = pump.run(policy).await;
+        report.account(&outcome, &watcher, answer.is_err());
+        whole(&outcome, answer.ok().flatten(), headers, &self.ruling.name, report)
+    }
+
+    fn head(&self, response: Response<Body>, path: &'static str, reason: Option<&'static str>) -> Response<Body> {
+        head_with(response, &self.ruling.name, HeaderValue::from_static(path), reason)
+    }
+}
+
+/// The answer to a client that does not stream.
+fn whole(
+    outcome: &Outcome,
+    answer: Option<Vec<u8>>,
+    headers: HeaderMap,
+    policy: &str,
+    mut report: Report,
+) -> Response<Body> {
+    let path = HeaderValue::from_static(outcome.path().name());
+    let Some(answer) = answer.filter(|_| outcome.summary.finish.is_some()) else {
+        let failure = Failure::BrokeOff;
+        report.status(failure.status().as_u16());
+        report.done();
+        return head_with(failure.response(), policy, path, outcome.reason());
+    };
+    let mut response = Response::new(super::errors::full(answer));
+    *response.headers_mut() = plain_fields(headers);
+    let json = HeaderValue::from_static("application/json");
+    response.headers_mut().insert(header::CONTENT_TYPE, json);
+    report.done();
+    head_with(response, policy, path, outcome.reason())
+}
+
+fn head_with(
+    mut response: Response<Body>,
+    policy: &str,
+    path: HeaderValue,
+    reason: Option<&'static str>,
+) -> Response<Body> {
+    let fields = response.headers_mut();
+    fields.insert(headers::PATH, path);
+    if let Ok(policy) = HeaderValue::from_str(policy) {
+        fields.insert(POLICY, policy);
+    }
+    if let Some(reason) = reason {
+        fields.insert(headers::REASON, HeaderValue::from_static(reason));
+    }
+    response
+}
+
+fn is_stream(response: &Response<Incoming>) -> bool {
+    let kind = response.headers().get(header::CONTENT_TYPE);
+    response.status().is_success()
+        && kind.is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"))
+}
+
+/// Whatever the backend said instead of streaming (an error, as a rule) is its own answer to the client.
+fn pass_on(response: Response<Incoming>, report: Report) -> Response<Body> {
+    let (mut head, body) = response.into_parts();
+    headers::strip_hop_by_hop(&mut head.headers);
+    report.done();
+    Response::from_parts(head, body.map_err(|error| -> BoxError { Box::new(error) }).boxed_unsync())
+}
+
+/// The backend's own fields, less what belonged to its body.
+fn plain_fields(mut headers: HeaderMap) -> HeaderMap {
+    headers::strip_hop_by_hop(&mut headers);
+    headers.remove(header::CONTENT_LENGTH);
+    headers.remove(header::TRAILER);
+    headers
+}
+
+fn stream_fields(headers: HeaderMap, trailers: bool) -> HeaderMap {
+    let mut headers = plain_fields(headers);
+    // Proxies in front that buffer would undo what was gained.
+    headers.entry("x-accel-buffering").or_insert(HeaderValue::from_static("no"));
+    headers.entry(header::CACHE_CONTROL).or_insert(HeaderValue::from_static("no-cache"));
+    if trailers {
+        headers.insert(header::TRAILER, HeaderValue::from_static(TRAILERS));
+    }
+    headers
+}

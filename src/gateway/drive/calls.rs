@@ -1,0 +1,159 @@
+//! The calls that one session makes: first ride, later rides, verify calls.
+//!
+//! All of them carry the client's end-to-end headers and its trace context, so that the backend's own
+//! authentication, logs and traces see the client, and an `x-request-id` with a round suffix.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Incoming;
+use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
+use hyper::{Method, Request, Response, StatusCode};
+
+use crate::dialect::{Call, Context, Dialect};
+use crate::draft::Tree;
+use crate::fleet::{Backend, SendError};
+use crate::gateway::listen::{BoxError, Body};
+use crate::openai::Sampling;
+use crate::session::{Event, Fault, Plan};
+use crate::units::TokenId;
+
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// Everything that the calls of one session have in common.
+#[derive(Clone)]
+pub struct Calls {
+    backend: Arc<Backend>,
+    dialect: Dialect,
+    headers: HeaderMap,
+    request_id: String,
+    model: String,
+    sampling: Sampling,
+    limits: CallLimits,
+}
+
+/// Bounds of one call.
+#[derive(Clone, Copy, Debug)]
+pub struct CallLimits {
+    /// Most bytes of a round's request, and of its answer.
+    pub bytes_max: usize,
+    /// Longest time for a verify call.
+    pub verify: Duration,
+}
+
+impl Calls {
+    /// Calls for one request: `headers` are the client's end-to-end ones; `sampling` carries the seed that
+    /// the session's noise is drawn with.
+    pub fn new(
+        backend: Arc<Backend>,
+        dialect: Dialect,
+        headers: HeaderMap,
+        request_id: String,
+        model: String,
+        sampling: Sampling,
+        limits: CallLimits,
+    ) -> Self {
+        let mut headers = headers;
+        for name in [header::CONTENT_LENGTH, header::HOST, header::ACCEPT_ENCODING, header::TE, header::TRAILER] {
+            headers.remove(name);
+        }
+        headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        Self { backend, dialect, headers, request_id, model, sampling, limits }
+    }
+
+    /// The dialect that is spoken.
+    pub fn dialect(&self) -> Dialect {
+        self.dialect
+    }
+
+    /// Sends the client's own request.
+    pub async fn first(&self, call: Call) -> Result<Response<Incoming>, SendError> {
+        self.send(call, None).await
+    }
+
+    /// A ride from the whole context.
+    pub async fn ride(
+        self,
+        prompt: Vec<TokenId>,
+        output: Vec<TokenId>,
+        max_tokens: u32,
+        round: u32,
+    ) -> Result<Response<Incoming>, Fault> {
+        let context = Context { model: &self.model, prompt: &prompt, output: &output };
+        let call = self.dialect.ride(&context, &self.sampling, max_tokens);
+        let response = self.send(call, Some(round)).await.map_err(|_| Fault::Ride)?;
+        if response.status() == StatusCode::OK { Ok(response) } else { Err(Fault::Ride) }
+    }
+
+    /// A verify call, from the draft to the event that the session waits for.
+    pub async fn verify(
+        self,
+        prompt: Vec<TokenId>,
+        output: Vec<TokenId>,
+        draft: Tree,
+        plan: Plan,
+        round: u32,
+    ) -> Event {
+        let context = Context { model: &self.model, prompt: &prompt, output: &output };
+        let call = match self.dialect.verify(&context, &draft, &self.sampling, plan, self.limits.bytes_max) {
+            Ok(call) => call,
+            Err(refusal) => {
+                tracing::debug!(%refusal, "draft not sent");
+                return Event::Fault(Fault::Verify);
+            }
+        };
+        match tokio::time::timeout(self.limits.verify, self.ask(call, plan, draft.len(), round)).await {
+            Ok(Ok(event)) => event,
+            Ok(Err(fault)) => Event::Fault(fault),
+            Err(_) => Event::Fault(Fault::Verify),
+        }
+    }
+
+    async fn ask(&self, call: Call, plan: Plan, nodes: usize, round: u32) -> Result<Event, Fault> {
+        let response = self.send(call, Some(round)).await.map_err(|_| Fault::Verify)?;
+        match response.status() {
+            StatusCode::OK => {}
+            StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
+                return Err(retry_after(response.headers()));
+            }
+            _ => return Err(Fault::Verify),
+        }
+        let body = Limited::new(response.into_body(), self.limits.bytes_max).collect().await;
+        let body = body.map_err(|_| Fault::Verify)?.to_bytes();
+        self.dialect.verdict(plan, nodes, &body).map(Event::Verdict).map_err(|unreadable| {
+            tracing::debug!(%unreadable, "verdict refused");
+            Fault::Verify
+        })
+    }
+
+    async fn send(&self, call: Call, round: Option<u32>) -> Result<Response<Incoming>, SendError> {
+        let mut request = Request::new(full(call.body.into()));
+        *request.method_mut() = Method::POST;
+        if let Ok(uri) = call.path.parse() {
+            *request.uri_mut() = uri;
+        }
+        *request.headers_mut() = self.headers.clone();
+        let id = round.map_or_else(|| self.request_id.clone(), |round| format!("{}-{round}", self.request_id));
+        if let Ok(id) = HeaderValue::from_str(&id) {
+            request.headers_mut().insert(REQUEST_ID, id);
+        }
+        self.backend.send(request).await
+    }
+}
+
+fn full(bytes: Bytes) -> Body {
+    Full::new(bytes).map_err(|never| -> BoxError { match never {} }).boxed_unsync()
+}
+
+/// `Retry-After` in seconds; a pause without a number is one second.
+fn retry_after(headers: &HeaderMap) -> Fault {
+    let seconds = headers
+        .get(header::RETRY_AFTER)
+        .and_then(|value| value.to_str().ok())
+        .and_then(|text| text.trim().parse().ok())
+        .unwrap_or(1);
+    Fault::RetryAfter(Duration::from_secs(seconds))
+}

@@ -1,0 +1,298 @@
+//! The loop of one session: do what it says, tell it what happened.
+//!
+//! There is no decision here. The pump owns the sockets, the drafter's seat and the client's sink; the
+//! session owns every choice.
+
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use futures_util::future::{AbortHandle, Abortable};
+use futures_util::{Future, FutureExt};
+use serde_json::Value;
+
+use super::calls::Calls;
+use super::drafting::{Drafting, Reply};
+use super::ride::{Heard, Ride};
+use super::sink::{Gone, Outcome, Sink};
+use super::watcher::Watcher;
+use crate::gateway::clock::Clock;
+use crate::openai::usage::Usage;
+use crate::session::{Action, ActionId, Event, Fault, Finish, RidePlan, Session, Summary};
+
+/// Events of the world that answer no action.
+const WORLD: ActionId = ActionId::WORLD;
+
+/// What happened while the pump waited.
+enum Happened {
+    Heard(Heard),
+    /// An answer; none if it was cancelled.
+    Done(ActionId, Option<Reply>),
+    ClientGone,
+    Deadline,
+}
+
+type Pending = FuturesUnordered<BoxFuture<'static, (ActionId, Option<Reply>)>>;
+
+/// One session and everything it moves.
+pub struct Pump {
+    session: Session,
+    calls: Calls,
+    drafting: Drafting,
+    watcher: Watcher,
+    clock: Clock,
+    sink: Sink,
+    ride: Option<Ride>,
+    first: bool,
+    ended: Option<Finish>,
+    usage: Option<Value>,
+    pending: Pending,
+    aborts: Vec<(ActionId, AbortHandle)>,
+    allowed: Box<dyn Fn() -> bool + Send + Sync>,
+    leaping: bool,
+    round: u32,
+}
+
+impl Pump {
+    /// A pump whose first ride has begun to answer.
+    pub fn new(
+        session: Session,
+        ride: Ride,
+        calls: Calls,
+        drafting: Drafting,
+        watcher: Watcher,
+        clock: Clock,
+        sink: Sink,
+        allowed: Box<dyn Fn() -> bool + Send + Sync>,
+    ) -> Self {
+        Self {
+            session,
+            calls,
+            drafting,
+            watcher,
+            clock,
+            sink,
+            ride: Some(ride),
+            first: true,
+            ended: None,
+            usage: None,
+            pending: FuturesUnordered::new(),
+            aborts: Vec::new(),
+            leaping: allowed(),
+            allowed,
+            round: 0,
+        }
+    }
+
+    /// Runs the session to its end. Returns the account, and the bytes of a whole answer.
+    pub async fn run(mut self, policy: String) -> (Outcome, Watcher, Result<Option<Vec<u8>>, Gone>) {
+        let summary = loop {
+            match self.settle().await {
+                Ok(Some(summary)) => break summary,
+                Ok(None) => {}
+                Err(Gone) => self.session.handle(WORLD, Event::ClientGone, self.clock.now()),
+            }
+            let happened = self.wait().await;
+            self.tell(happened).await;
+        };
+        let prompt_tokens = self.session.prompt().len() as u64;
+        let usage = self.usage.as_ref().and_then(Usage::from_backend);
+        let usage = usage.unwrap_or_else(|| Usage::new(prompt_tokens));
+        let outcome = Outcome { summary, policy, usage };
+        let answer = self.sink.finish(&outcome).await;
+        (outcome, self.watcher, answer)
+    }
+
+    /// Does everything that the session has to say now.
+    async fn settle(&mut self) -> Result<Option<Summary>, Gone> {
+        while let Some((id, action)) = self.session.poll() {
+            match action {
+                Action::Ride(plan) => self.start_ride(id, plan),
+                Action::Draft { gamma } => self.start_draft(id, gamma),
+                Action::Shadow { from } => self.start_shadow(id, from),
+                Action::Verify(draft, plan) => {
+                    self.round += 1;
+                    self.watcher.verifying(&draft, self.clock.now());
+                    let (prompt, output) = (self.session.prompt().to_vec(), self.session.output().to_vec());
+                    let call = self.calls.clone().verify(prompt, output, draft, plan, self.round);
+                    self.pend(id, call.map(Reply::event));
+                }
+                Action::Cancel(target) => self.cancel(target),
+                Action::Emit(delta) => {
+                    self.watcher.emitted(delta.tokens.len(), self.clock.now());
+                    self.sink.emit(delta).await?;
+                }
+                Action::Finish(summary) => return Ok(Some(summary)),
+            }
+        }
+        self.sink.release().await?;
+        Ok(None)
+    }
+
+    fn start_ride(&mut self, id: ActionId, plan: RidePlan) {
+        let RidePlan::Continue { max_tokens } = plan else { return };
+        self.round += 1;
+        self.first = false;
+        self.ended = None;
+        let (prompt, output) = (self.session.prompt().to_vec(), self.session.output().to_vec());
+        let opening = self.calls.clone().ride(prompt, output, max_tokens, self.round).boxed();
+        self.ride = Some(Ride::opening(id, self.calls.dialect(), opening));
+    }
+
+    fn start_draft(&mut self, id: ActionId, gamma: usize) {
+        let (prompt, output) = (self.session.prompt().to_vec(), self.session.output().to_vec());
+        let reply = self.drafting.draft(prompt, output, gamma);
+        self.pend(id, reply);
+    }
+
+    fn start_shadow(&mut self, id: ActionId, from: usize) {
+        let (prompt, output) = (self.session.prompt().to_vec(), self.session.output().to_vec());
+        let reply = self.drafting.shadow(prompt, output, from);
+        self.pend(id, reply);
+    }
+
+    fn pend(&mut self, id: ActionId, reply: impl Future<Output = Reply> + Send + 'static) {
+        let (handle, registration) = AbortHandle::new_pair();
+        self.aborts.push((id, handle));
+        let reply = Abortable::new(reply, registration).map(move |reply| (id, reply.ok()));
+        self.pending.push(reply.boxed());
+    }
+
+    /// Dropping a call closes its connection; dropping a question to the drafter frees its seat.
+    fn cancel(&mut self, target: ActionId) {
+        if self.ride.as_ref().is_some_and(|ride| ride.id == target) {
+            self.ride = None;
+        }
+        for (_, handle) in self.aborts.iter().filter(|(id, _)| *id == target) {
+            handle.abort();
+        }
+    }
+
+    async fn wait(&mut self) -> Happened {
+        let deadline = self.session.deadline().map(|deadline| self.clock.until(deadline));
+        let ride = async {
+            match &mut self.ride {
+                Some(ride) => ride.next().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            () = self.sink.gone() => Happened::ClientGone,
+            Some((id, reply)) = self.pending.next() => Happened::Done(id, reply),
+            heard = ride => Happened::Heard(heard),
+            () = sleep(deadline) => Happened::Deadline,
+        }
+    }
+
+    async fn tell(&mut self, happened: Happened) {
+        let now = self.clock.now();
+        let leaping = (self.allowed)();
+        if leaping != self.leaping {
+            self.leaping = leaping;
+            self.session.handle(WORLD, Event::Mode(leaping), now);
+        }
+        match happened {
+            Happened::Heard(heard) => self.heard(heard).await,
+            Happened::Done(id, reply) => {
+                self.aborts.retain(|(pending, _)| *pending != id);
+                let Some(mut reply) = reply else { return };
+                if let Some(seat) = reply.seat.take() {
+                    self.drafting.give_back(seat);
+                }
+                self.watcher.answered(&reply, now);
+                self.session.handle(id, reply.event, now);
+            }
+            Happened::ClientGone => self.session.handle(WORLD, Event::ClientGone, now),
+            Happened::Deadline => self.session.handle(WORLD, Event::Timeout, now),
+        }
+    }
+
+    async fn heard(&mut self, heard: Heard) {
+        let Some(id) = self.ride.as_ref().map(|ride| ride.id) else { return };
+        let now = self.clock.now();
+        match heard {
+            Heard::Chunk(event, chunk) => {
+                if self.first && self.sink.first(&event).await.is_err() {
+                    return self.session.handle(WORLD, Event::ClientGone, now);
+                }
+                self.first_only(id, &chunk);
+                if !chunk.tokens.is_empty() || !chunk.text.is_empty() {
+                    let ended = chunk.finish.as_deref().map(finish);
+                    if ended.is_some() {
+                        self.read_usage().await;
+                    }
+                    self.session.handle(id, Event::Token { tokens: chunk.tokens, text: chunk.text }, now);
+                    self.end_if(id, ended);
+                } else if let Some(reason) = chunk.finish.as_deref() {
+                    let ended = finish(reason);
+                    self.read_usage().await;
+                    self.end_if(id, Some(ended));
+                }
+            }
+            Heard::End => self.session.handle(id, Event::Fault(Fault::Ride), now),
+            Heard::Broken(fault) => self.session.handle(id, Event::Fault(fault), now),
+        }
+    }
+
+    /// What only the first ride tells: ids of the prompt, usage, and whether ids can be trusted.
+    fn first_only(&mut self, id: ActionId, chunk: &crate::dialect::Chunk) {
+        if !self.first {
+            return;
+        }
+        let now = self.clock.now();
+        if let Some(prompt) = &chunk.prompt {
+            self.session.handle(id, Event::Prompt(prompt.clone()), now);
+        }
+        if chunk.doubtful {
+            self.session.handle(id, Event::Doubt, now);
+        }
+        if chunk.usage.is_some() {
+            self.usage.clone_from(&chunk.usage);
+        }
+    }
+
+    fn end_if(&mut self, id: ActionId, ended: Option<Result<Finish, Fault>>) {
+        let now = self.clock.now();
+        match ended {
+            Some(Ok(finish)) => self.session.handle(id, Event::RideEnded(finish), now),
+            Some(Err(fault)) => self.session.handle(id, Event::Fault(fault), now),
+            None => {}
+        }
+    }
+
+    /// After `finish_reason` a first ride still brings the backend's own usage.
+    async fn read_usage(&mut self) {
+        if !self.first {
+            return;
+        }
+        let Some(ride) = &mut self.ride else { return };
+        let rest = async {
+            while let Heard::Chunk(_, chunk) = ride.next().await {
+                if chunk.usage.is_some() {
+                    return chunk.usage;
+                }
+            }
+            None
+        };
+        // The end of the text is not worth waiting long for numbers that can be counted here.
+        if let Ok(Some(usage)) = tokio::time::timeout(Duration::from_secs(1), rest).await {
+            self.usage = Some(usage);
+        }
+    }
+}
+
+fn finish(reason: &str) -> Result<Finish, Fault> {
+    match reason {
+        "stop" => Ok(Finish::Stop),
+        "length" => Ok(Finish::Length),
+        _ => Err(Fault::Ride),
+    }
+}
+
+async fn sleep(duration: Option<Duration>) {
+    match duration {
+        Some(duration) => tokio::time::sleep(duration).await,
+        None => std::future::pending().await,
+    }
+}

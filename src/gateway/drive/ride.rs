@@ -1,0 +1,110 @@
+//! Reading a ride: the backend's event stream, one token event at a time.
+//!
+//! Only what has been handed to the session is the past. Events that have arrived but were not asked for
+//! yet go down with the ride when it is cancelled, unseen.
+
+use std::collections::VecDeque;
+
+use futures_util::future::BoxFuture;
+use http_body_util::BodyExt;
+use hyper::Response;
+use hyper::body::Incoming;
+use serde_json::Value;
+
+use crate::dialect::{Chunk, Dialect};
+use crate::openai::sse;
+use crate::session::{ActionId, Fault};
+
+/// What a ride says next.
+#[derive(Debug)]
+pub enum Heard {
+    /// A token event: as JSON, and read by the dialect.
+    Chunk(Value, Chunk),
+    /// The stream is complete (`[DONE]`, or its end).
+    End,
+    /// It broke off, or cannot be read.
+    Broken(Fault),
+}
+
+type Opening = BoxFuture<'static, Result<Response<Incoming>, Fault>>;
+
+enum State {
+    Opening(Opening),
+    Reading(Incoming),
+    Closed,
+}
+
+/// A ride under way. Dropping it closes the backend's call.
+pub struct Ride {
+    /// The action that it answers.
+    pub id: ActionId,
+    dialect: Dialect,
+    state: State,
+    decoder: sse::Decoder,
+    events: VecDeque<sse::Message>,
+}
+
+impl Ride {
+    /// A ride whose answer has begun.
+    pub fn begun(id: ActionId, dialect: Dialect, body: Incoming) -> Self {
+        Self::new(id, dialect, State::Reading(body))
+    }
+
+    /// A ride whose call is under way.
+    pub fn opening(id: ActionId, dialect: Dialect, opening: Opening) -> Self {
+        Self::new(id, dialect, State::Opening(opening))
+    }
+
+    fn new(id: ActionId, dialect: Dialect, state: State) -> Self {
+        Self { id, dialect, state, decoder: sse::Decoder::new(sse::EVENT_BYTES), events: VecDeque::new() }
+    }
+
+    /// The next thing that the ride says. Dropping the future loses nothing.
+    pub async fn next(&mut self) -> Heard {
+        loop {
+            if let Some(event) = self.events.pop_front() {
+                return self.read(&event);
+            }
+            match &mut self.state {
+                State::Opening(opening) => match opening.await {
+                    Ok(response) => self.state = State::Reading(response.into_body()),
+                    Err(fault) => return self.broken(fault),
+                },
+                State::Reading(body) => match body.frame().await {
+                    Some(Ok(frame)) => {
+                        let Ok(data) = frame.into_data() else { continue };
+                        match self.decoder.push(&data) {
+                            Ok(events) => self.events.extend(events),
+                            Err(_) => return self.broken(Fault::Ride),
+                        }
+                    }
+                    Some(Err(_)) => return self.broken(Fault::Ride),
+                    None => return self.end(),
+                },
+                State::Closed => return std::future::pending().await,
+            }
+        }
+    }
+
+    fn read(&mut self, event: &sse::Message) -> Heard {
+        if event.is_done() {
+            return self.end();
+        }
+        let Ok(value) = serde_json::from_str::<Value>(&event.data) else { return self.broken(Fault::Ride) };
+        match self.dialect.chunk(&value) {
+            Ok(chunk) => Heard::Chunk(value, chunk),
+            Err(_) => self.broken(Fault::Ride),
+        }
+    }
+
+    fn end(&mut self) -> Heard {
+        self.state = State::Closed;
+        Heard::End
+    }
+
+    fn broken(&mut self, fault: Fault) -> Heard {
+        self.state = State::Closed;
+        self.events.clear();
+        Heard::Broken(fault)
+    }
+}

@@ -1,0 +1,229 @@
+//! What the client gets: an event stream or one JSON answer, in the shape of the backend's own first chunk.
+//!
+//! The text comes from the session alone; `id`, `created`, `model` and every other field come from the
+//! backend, so that a client (and its logs) cannot tell where a token was computed.
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full, StreamBody};
+use hyper::body::Frame;
+use hyper::header::{HeaderMap, HeaderName, HeaderValue};
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+
+use crate::gateway::listen::{BoxError, Body};
+use crate::openai::answer::{Additive, Template, strip};
+use crate::openai::usage::{Leapt, Path, Usage};
+use crate::openai::{Request, Route, sse};
+use crate::session::{Delta, Finish, RideReason, Summary};
+
+/// Frames that may wait for a slow client before the backend is no longer read.
+const BACKLOG: usize = 32;
+
+/// How the request went, as `usage.foretell`, the trailers and the log tell it.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// The session's own account.
+    pub summary: Summary,
+    /// `name@revision` of the policy.
+    pub policy: String,
+    /// The backend's own usage where its stream told it, else counted here.
+    pub usage: Usage,
+}
+
+impl Outcome {
+    /// The final path.
+    pub fn path(&self) -> Path {
+        if self.summary.speculated { Path::Speculated } else { Path::Ridden }
+    }
+
+    /// Why it did not leap, or not to the end.
+    pub fn reason(&self) -> Option<&'static str> {
+        self.summary.reason.map(RideReason::name)
+    }
+
+    /// The usage that the client sees. `prediction`: the client sent its own predicted output.
+    fn usage(&self, prediction: bool) -> Value {
+        let summary = &self.summary;
+        let leapt = Leapt {
+            path: self.path(),
+            reason: self.reason(),
+            policy: Some(&self.policy),
+            rounds: summary.rounds,
+            drafted: summary.drafted,
+            accepted: summary.accepted,
+        };
+        let mut usage = self.usage.clone();
+        if prediction {
+            usage = usage.with_prediction(summary.accepted, summary.drafted.saturating_sub(summary.accepted));
+        }
+        usage.to_value(u64::from(summary.output_tokens), Some(&leapt))
+    }
+}
+
+/// Where the output goes.
+pub struct Sink {
+    route: Route,
+    template: Option<Template>,
+    additive: Additive,
+    prediction: bool,
+    held: Option<Delta>,
+    shape: Shape,
+}
+
+enum Shape {
+    Stream { frames: mpsc::Sender<Result<Frame<Bytes>, BoxError>>, usage: bool, trailers: bool },
+    Whole { text: String, tokens: Vec<u32> },
+}
+
+/// The client has left.
+#[derive(Debug)]
+pub struct Gone;
+
+impl Sink {
+    /// An event stream: the sink, and the body to answer with.
+    pub fn stream(request: &Request, trailers: bool) -> (Self, Body) {
+        let (frames, out) = mpsc::channel(BACKLOG);
+        let shape = Shape::Stream { frames, usage: request.include_usage, trailers };
+        let body = StreamBody::new(futures_util::stream::unfold(out, |mut out| async move {
+            out.recv().await.map(|frame| (frame, out))
+        }));
+        (Self::new(request, shape), BodyExt::boxed_unsync(body))
+    }
+
+    /// One JSON answer, when all is known.
+    pub fn whole(request: &Request) -> Self {
+        Self::new(request, Shape::Whole { text: String::new(), tokens: Vec::new() })
+    }
+
+    fn new(request: &Request, shape: Shape) -> Self {
+        Self {
+            route: request.route,
+            template: None,
+            additive: Additive { seed: request.sampling.seed.is_none(), ..Additive::of(request) },
+            prediction: request.prediction.is_some(),
+            held: None,
+            shape,
+        }
+    }
+
+    /// Resolves when the client of a stream has left. A client that waits for one answer leaves by dropping
+    /// the whole future.
+    pub async fn gone(&self) {
+        match &self.shape {
+            Shape::Stream { frames, .. } => frames.closed().await,
+            Shape::Whole { .. } => std::future::pending().await,
+        }
+    }
+
+    /// Learns the shape of the answer from the backend's first event; passes a chat's opening on at once.
+    pub async fn first(&mut self, event: &Value) -> Result<(), Gone> {
+        if self.template.is_some() {
+            return Ok(());
+        }
+        self.template = Template::from_first_chunk(event, self.route, self.additive);
+        match opening(event, self.additive) {
+            Some(opening) if self.route == Route::Chat => self.event(&opening).await,
+            _ => Ok(()),
+        }
+    }
+
+    /// Takes a piece of output; it goes out with the next call of [`Sink::release`] or with the end.
+    pub async fn emit(&mut self, delta: Delta) -> Result<(), Gone> {
+        self.release().await?;
+        self.held = Some(delta);
+        Ok(())
+    }
+
+    /// Sends what [`Sink::emit`] took.
+    pub async fn release(&mut self) -> Result<(), Gone> {
+        match self.held.take() {
+            Some(delta) => self.write(delta, None).await,
+            None => Ok(()),
+        }
+    }
+
+    async fn write(&mut self, delta: Delta, finish: Option<Finish>) -> Result<(), Gone> {
+        if let Shape::Whole { text, tokens } = &mut self.shape {
+            text.push_str(&delta.text);
+            tokens.extend(delta.tokens);
+            return Ok(());
+        }
+        let Some(template) = &self.template else { return Ok(()) };
+        let chunk = template.chunk(&delta.text, &delta.tokens, finish);
+        self.event(&chunk).await
+    }
+
+    /// Ends the output. For a whole answer its bytes come back; a stream ends with usage, `[DONE]` and
+    /// trailers, each if it was asked for.
+    pub async fn finish(mut self, outcome: &Outcome) -> Result<Option<Vec<u8>>, Gone> {
+        let last = self.held.take().unwrap_or(Delta { tokens: Vec::new(), text: String::new() });
+        let finish = outcome.summary.finish;
+        self.write(last, finish).await?;
+        let usage = outcome.usage(self.prediction);
+        match &self.shape {
+            Shape::Whole { text, tokens } => {
+                let Some(template) = &self.template else { return Ok(None) };
+                let answer = template.whole(text, tokens, finish, usage);
+                Ok(serde_json::to_vec(&answer).ok())
+            }
+            Shape::Stream { usage: wanted, trailers, .. } => {
+                let (wanted, trailers) = (*wanted, *trailers);
+                if finish.is_none() {
+                    let error = json!({ "error": { "message": "the backend broke off", "type": "server_error",
+                        "param": null, "code": "backend_broke_off" } });
+                    self.event(&error).await?;
+                }
+                if let (true, Some(template)) = (wanted, &self.template) {
+                    let chunk = template.usage_chunk(usage);
+                    self.event(&chunk).await?;
+                }
+                self.send(Frame::data(sse::encode_done().into())).await?;
+                if trailers {
+                    self.send(Frame::trailers(trailer_fields(outcome))).await?;
+                }
+                Ok(None)
+            }
+        }
+    }
+
+    async fn event(&self, value: &Value) -> Result<(), Gone> {
+        self.send(Frame::data(sse::encode_json(value).into())).await
+    }
+
+    async fn send(&self, frame: Frame<Bytes>) -> Result<(), Gone> {
+        match &self.shape {
+            Shape::Stream { frames, .. } => frames.send(Ok(frame)).await.map_err(|_| Gone),
+            Shape::Whole { .. } => Ok(()),
+        }
+    }
+}
+
+/// The event that opens a chat: who speaks, and no text yet.
+fn opening(event: &Value, additive: Additive) -> Option<Value> {
+    let mut event = event.clone();
+    strip(&mut event, additive);
+    let delta = event.get_mut("choices")?.get_mut(0)?.get_mut("delta")?.as_object_mut()?;
+    delta.get("role")?;
+    delta.insert("content".to_owned(), json!(""));
+    event.get_mut("choices")?.get_mut(0)?.as_object_mut()?.insert("finish_reason".to_owned(), Value::Null);
+    Some(event)
+}
+
+/// The names that a stream declares in `Trailer`.
+pub const TRAILERS: &str = "x-foretell-path, x-foretell-reason, x-foretell-accepted, x-foretell-drift";
+
+fn trailer_fields(outcome: &Outcome) -> HeaderMap {
+    let mut fields = HeaderMap::new();
+    fields.insert(HeaderName::from_static("x-foretell-path"), HeaderValue::from_static(outcome.path().name()));
+    if let Some(reason) = outcome.reason() {
+        fields.insert(HeaderName::from_static("x-foretell-reason"), HeaderValue::from_static(reason));
+    }
+    fields.insert(HeaderName::from_static("x-foretell-accepted"), outcome.summary.accepted.into());
+    fields.insert(HeaderName::from_static("x-foretell-drift"), HeaderValue::from_static("0"));
+    fields
+}
+
+/// A body with all its bytes at once.
+pub fn full(bytes: Vec<u8>) -> Body {
+    Full::new(Bytes::from(bytes)).map_err(|never| -> BoxError { match never {} }).boxed_unsync()
+}
