@@ -5,19 +5,23 @@
 
 use std::convert::Infallible;
 use std::future::Future;
+use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
 use http_body_util::combinators::UnsyncBoxBody;
 use hyper::body::Incoming;
 use hyper::service::service_fn;
-use hyper::{Request, Response};
+use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+
+use super::workers::Workers;
 
 /// Any error that may cut a body short.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -29,15 +33,17 @@ pub type Body = UnsyncBoxBody<Bytes, BoxError>;
 pub struct Bounds {
     /// Most header fields.
     pub headers: usize,
-    /// Most bytes of the header section.
+    /// Most bytes of the header section; more gets 431.
     pub header_bytes: usize,
+    /// Most bytes of the request target; more gets 414.
+    pub uri: usize,
     /// Longest time from connecting to the end of the header section.
     pub header_timeout: Duration,
 }
 
 impl Default for Bounds {
     fn default() -> Self {
-        Self { headers: 100, header_bytes: 32 << 10, header_timeout: Duration::from_secs(10) }
+        Self { headers: 100, header_bytes: 32 << 10, uri: 8 << 10, header_timeout: Duration::from_secs(10) }
     }
 }
 
@@ -50,6 +56,10 @@ pub struct Stop {
     pub cut: CancellationToken,
 }
 
+/// The address of the other end, in the extensions of every request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer(pub SocketAddr);
+
 /// Serves `listener` with `app` until `stop.accept` is cancelled, then waits for open connections until they
 /// are done or `stop.cut` is cancelled. Returns how many connections were cut.
 pub async fn serve<A, F>(listener: TcpListener, app: A, bounds: Bounds, stop: Stop) -> usize
@@ -57,21 +67,37 @@ where
     A: Fn(Request<Incoming>) -> F + Send + Sync + 'static,
     F: Future<Output = Response<Body>> + Send + 'static,
 {
+    serve_on(&Workers::none(), listener, app, bounds, stop).await
+}
+
+/// As [`serve`], with the connections on `workers`.
+pub async fn serve_on<A, F>(
+    workers: &Workers,
+    listener: TcpListener,
+    app: A,
+    bounds: Bounds,
+    stop: Stop,
+) -> usize
+where
+    A: Fn(Request<Incoming>) -> F + Send + Sync + 'static,
+    F: Future<Output = Response<Body>> + Send + 'static,
+{
     let app = Arc::new(app);
     let connections = TaskTracker::new();
     loop {
-        tokio::select! {
+        let accepted = tokio::select! {
             () = stop.accept.cancelled() => break,
-            accepted = listener.accept() => match accepted {
-                Ok((stream, _)) => {
-                    connections.spawn(connection(stream, Arc::clone(&app), bounds, stop.clone()));
-                }
-                // Out of descriptors, or the peer left while queued: breathe, then go on accepting.
-                Err(error) => {
-                    tracing::warn!(%error, "accept failed");
-                    tokio::time::sleep(Duration::from_millis(5)).await;
-                }
-            },
+            accepted = listener.accept() => accepted,
+        };
+        let handed = accepted.and_then(|(stream, peer)| {
+            let (app, stop) = (Arc::clone(&app), stop.clone());
+            workers
+                .spawn(stream, &connections, move |stream| connection(stream, Peer(peer), app, bounds, stop))
+        });
+        // Out of descriptors, or the peer left while queued: breathe, then go on accepting.
+        if let Err(error) = handed {
+            tracing::warn!(%error, "accept failed");
+            tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
     drop(listener);
@@ -86,13 +112,7 @@ where
     }
 }
 
-async fn connection<A, F>(stream: TcpStream, app: Arc<A>, bounds: Bounds, stop: Stop)
-where
-    A: Fn(Request<Incoming>) -> F + Send + Sync + 'static,
-    F: Future<Output = Response<Body>> + Send + 'static,
-{
-    // A token is a small write; waiting to fill a segment would hold it back.
-    let _ = stream.set_nodelay(true);
+fn builder(bounds: Bounds) -> auto::Builder<TokioExecutor> {
     let mut builder = auto::Builder::new(TokioExecutor::new());
     builder
         .http1()
@@ -101,23 +121,69 @@ where
         .max_headers(bounds.headers)
         .max_buf_size(bounds.header_bytes.max(8 << 10));
     builder.http2().timer(TokioTimer::new()).max_header_list_size(bounds.header_bytes as u32);
-    let service = service_fn(move |request| {
-        let answer = app(request);
-        async move { Ok::<_, Infallible>(answer.await) }
-    });
+    builder
+}
+
+async fn connection<A, F>(stream: TcpStream, peer: Peer, app: Arc<A>, bounds: Bounds, stop: Stop)
+where
+    A: Fn(Request<Incoming>) -> F + Send + Sync + 'static,
+    F: Future<Output = Response<Body>> + Send + 'static,
+{
+    // A token is a small write; waiting to fill a segment would hold it back.
+    let _ = stream.set_nodelay(true);
+    let asked = Arc::new(AtomicBool::new(false));
+    let service = {
+        let asked = Arc::clone(&asked);
+        service_fn(move |mut request: Request<Incoming>| {
+            asked.store(true, Ordering::Relaxed);
+            let too_long =
+                request.uri().path_and_query().is_some_and(|path| path.as_str().len() > bounds.uri);
+            request.extensions_mut().insert(peer);
+            let answer = (!too_long).then(|| app(request));
+            async move {
+                Ok::<_, Infallible>(match answer {
+                    Some(answer) => answer.await,
+                    None => uri_too_long(),
+                })
+            }
+        })
+    };
+    let builder = builder(bounds);
     let served = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);
     tokio::pin!(served);
-    let outcome = tokio::select! {
-        outcome = served.as_mut() => outcome,
-        () = stop.accept.cancelled() => {
-            served.as_mut().graceful_shutdown();
-            tokio::select! {
-                outcome = served.as_mut() => outcome,
-                () = stop.cut.cancelled() => return,
+    let mut stopping = false;
+    let mut waiting = true;
+    let deadline = tokio::time::sleep(bounds.header_timeout);
+    tokio::pin!(deadline);
+    loop {
+        tokio::select! {
+            outcome = served.as_mut() => {
+                if let Err(error) = outcome {
+                    tracing::debug!(%error, "connection ended");
+                }
+                return;
+            }
+            () = stop.accept.cancelled(), if !stopping => {
+                stopping = true;
+                served.as_mut().graceful_shutdown();
+            }
+            () = stop.cut.cancelled(), if stopping => return,
+            // hyper's own timer starts only once it knows the protocol, which a silent client never tells.
+            () = deadline.as_mut(), if waiting => {
+                waiting = false;
+                if !asked.load(Ordering::Relaxed) {
+                    return;
+                }
             }
         }
-    };
-    if let Err(error) = outcome {
-        tracing::debug!(%error, "connection ended");
     }
+}
+
+fn uri_too_long() -> Response<Body> {
+    super::errors::error_response(
+        StatusCode::URI_TOO_LONG,
+        "the request target is too long",
+        None,
+        "uri_too_long",
+    )
 }

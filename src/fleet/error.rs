@@ -1,0 +1,156 @@
+//! How a call to a backend fails before its answer begins.
+
+use std::error::Error as StdError;
+use std::time::Duration;
+
+use http::StatusCode;
+
+/// A call to a backend that got no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum SendError {
+    /// No connection: refused, unknown host, TLS.
+    #[error("cannot connect to backend `{backend}`: {detail}")]
+    Connect {
+        /// The backend's name.
+        backend: String,
+        /// What the system said.
+        detail: String,
+    },
+    /// Connecting took too long.
+    #[error("connecting to backend `{backend}` took too long")]
+    ConnectTimeout {
+        /// The backend's name.
+        backend: String,
+    },
+    /// No byte of an answer within the configured time.
+    #[error("backend `{backend}` sent no answer within {after:?}")]
+    FirstByteTimeout {
+        /// The backend's name.
+        backend: String,
+        /// The configured time.
+        after: Duration,
+    },
+    /// The connection ended before an answer began.
+    #[error("backend `{backend}` closed the connection before it answered")]
+    Closed {
+        /// The backend's name.
+        backend: String,
+    },
+    /// What came back is not HTTP.
+    #[error("backend `{backend}` sent an answer that is not HTTP: {detail}")]
+    Protocol {
+        /// The backend's name.
+        backend: String,
+        /// What the parser said.
+        detail: String,
+    },
+    /// The client's own body broke off.
+    #[error("the request body ended early: {detail}")]
+    RequestBody {
+        /// What the body said.
+        detail: String,
+    },
+    /// The client's own body passed a limit.
+    #[error("the request body is too large")]
+    RequestTooLarge,
+    /// The request cannot be put on the wire.
+    #[error("the request cannot be sent to backend `{backend}`: {detail}")]
+    Unsendable {
+        /// The backend's name.
+        backend: String,
+        /// Why.
+        detail: String,
+    },
+}
+
+/// The kinds of [`SendError`], for metrics and for whoever decides what to do next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum SendErrorKind {
+    /// No connection.
+    Connect,
+    /// Connecting, or the first byte, took too long.
+    Timeout,
+    /// The backend hung up.
+    Closed,
+    /// Not HTTP.
+    Protocol,
+    /// The client's fault.
+    Request,
+}
+
+impl SendErrorKind {
+    /// The `code` of the error body.
+    pub const fn code(self) -> &'static str {
+        match self {
+            Self::Connect => "backend_unreachable",
+            Self::Timeout => "backend_timeout",
+            Self::Closed => "backend_closed",
+            Self::Protocol => "backend_protocol",
+            Self::Request => "bad_request_body",
+        }
+    }
+}
+
+impl SendError {
+    /// What kind of failure it is.
+    pub fn kind(&self) -> SendErrorKind {
+        match self {
+            Self::Connect { .. } => SendErrorKind::Connect,
+            Self::ConnectTimeout { .. } | Self::FirstByteTimeout { .. } => SendErrorKind::Timeout,
+            Self::Closed { .. } => SendErrorKind::Closed,
+            Self::Protocol { .. } => SendErrorKind::Protocol,
+            Self::RequestBody { .. } | Self::RequestTooLarge | Self::Unsendable { .. } => {
+                SendErrorKind::Request
+            }
+        }
+    }
+
+    /// The status that a client gets for it.
+    pub fn status(&self) -> StatusCode {
+        match self.kind() {
+            SendErrorKind::Connect | SendErrorKind::Closed | SendErrorKind::Protocol => {
+                StatusCode::BAD_GATEWAY
+            }
+            SendErrorKind::Timeout => StatusCode::GATEWAY_TIMEOUT,
+            SendErrorKind::Request => StatusCode::BAD_REQUEST,
+        }
+    }
+
+    /// Whether the request's body passed the limit that it was sent under.
+    pub fn is_limit(&self) -> bool {
+        matches!(self, Self::RequestTooLarge)
+    }
+
+    pub(super) fn of_client(backend: &str, error: &hyper_util::client::legacy::Error) -> Self {
+        let backend = backend.to_owned();
+        if error.is_connect() {
+            let timed_out =
+                find::<std::io::Error>(error).is_some_and(|io| io.kind() == std::io::ErrorKind::TimedOut);
+            return match timed_out {
+                true => Self::ConnectTimeout { backend },
+                false => Self::Connect { backend, detail: root(error) },
+            };
+        }
+        if find::<http_body_util::LengthLimitError>(error).is_some() {
+            return Self::RequestTooLarge;
+        }
+        match find::<hyper::Error>(error) {
+            Some(hyper) if hyper.is_user() => Self::RequestBody { detail: root(error) },
+            Some(hyper) if hyper.is_parse() => Self::Protocol { backend, detail: root(error) },
+            Some(_) => Self::Closed { backend },
+            None => Self::Unsendable { backend, detail: root(error) },
+        }
+    }
+}
+
+fn chain<'a>(error: &'a (dyn StdError + 'static)) -> impl Iterator<Item = &'a (dyn StdError + 'static)> {
+    std::iter::successors(Some(error), |error| (*error).source())
+}
+
+fn find<'a, E: StdError + 'static>(error: &'a (dyn StdError + 'static)) -> Option<&'a E> {
+    chain(error).find_map(|error| error.downcast_ref::<E>())
+}
+
+fn root(error: &(dyn StdError + 'static)) -> String {
+    chain(error).last().map(ToString::to_string).unwrap_or_default()
+}

@@ -1,0 +1,104 @@
+//! One mapping of causes to the errors that clients see, in the shape of the OpenAI API.
+
+use bytes::Bytes;
+use http::header::CONTENT_TYPE;
+use http::{HeaderValue, Response, StatusCode};
+use http_body_util::{BodyExt, Full};
+use serde_json::json;
+
+use super::listen::Body;
+use crate::fleet::SendError;
+
+/// Why Foretell itself answers a request with an error. What a backend answers is never changed.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    /// The backend gave no answer.
+    #[error(transparent)]
+    Send(#[from] SendError),
+    /// No backend is configured.
+    #[error("no backend is configured")]
+    NoBackend,
+    /// The method is for forward proxies.
+    #[error("CONNECT is not served here")]
+    Connect,
+    /// `limits.relay_body` is passed.
+    #[error("the request body has more than {limit} bytes")]
+    BodyTooLarge {
+        /// The configured limit.
+        limit: u64,
+    },
+    /// The client's body ended early.
+    #[error("the request body ended early")]
+    BodyBroken,
+    /// The backend changed protocols without having been asked to.
+    #[error("backend `{backend}` switched protocols unasked")]
+    UnaskedUpgrade {
+        /// The backend's name.
+        backend: String,
+    },
+    /// The driver of a session broke down before anything was sent.
+    #[error("the request could not be answered")]
+    Internal,
+}
+
+impl Failure {
+    /// The HTTP status.
+    pub fn status(&self) -> StatusCode {
+        match self {
+            Self::Send(error) => error.status(),
+            Self::NoBackend | Self::UnaskedUpgrade { .. } => StatusCode::BAD_GATEWAY,
+            Self::Connect => StatusCode::METHOD_NOT_ALLOWED,
+            Self::BodyTooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::BodyBroken => StatusCode::BAD_REQUEST,
+            Self::Internal => StatusCode::INTERNAL_SERVER_ERROR,
+        }
+    }
+
+    /// The `code` of the error body: one word per cause.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Send(error) => error.kind().code(),
+            Self::NoBackend => "no_backend",
+            Self::Connect => "method_not_allowed",
+            Self::BodyTooLarge { .. } => "body_too_large",
+            Self::BodyBroken => "bad_request_body",
+            Self::UnaskedUpgrade { .. } => "backend_protocol",
+            Self::Internal => "internal_error",
+        }
+    }
+
+    /// The whole answer.
+    pub fn response(&self) -> Response<Body> {
+        error_response(self.status(), &self.to_string(), None, self.code())
+    }
+}
+
+/// `{"error":{"message","type","param","code"}}` with the `type` that belongs to `status`.
+pub fn error_body(status: StatusCode, message: &str, param: Option<&str>, code: &str) -> serde_json::Value {
+    let kind = match status.as_u16() {
+        401 => "authentication_error",
+        404 => "not_found_error",
+        429 => "rate_limit_error",
+        400..=499 => "invalid_request_error",
+        _ => "server_error",
+    };
+    json!({ "error": { "message": message, "type": kind, "param": param, "code": code } })
+}
+
+/// An error answer of Foretell itself.
+pub fn error_response(status: StatusCode, message: &str, param: Option<&str>, code: &str) -> Response<Body> {
+    json_response(status, &error_body(status, message, param, code))
+}
+
+/// A JSON answer of Foretell itself.
+pub fn json_response(status: StatusCode, value: &serde_json::Value) -> Response<Body> {
+    let mut response = Response::new(full(value.to_string()));
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+/// A body that is known as a whole.
+pub fn full(bytes: impl Into<Bytes>) -> Body {
+    Full::new(bytes.into()).map_err(|never| match never {}).boxed_unsync()
+}

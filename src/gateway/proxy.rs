@@ -1,0 +1,280 @@
+//! One request from its head to the hand-over: to the relay or to the driver.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+use http::header::CONNECTION;
+use http::{HeaderValue, Method, Request, Response, Version, request};
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::errors::{Failure, full};
+use super::handover::{Control, Drive, Exchange, Slot};
+use super::headers;
+use super::listen::{Body, Peer};
+use super::mode::Mode;
+use super::relay::{Record, Relay};
+use super::route::{self, Bypass, Judge, Judged, Read};
+use super::tunnel::Tunnels;
+use super::{Brains, Limits, Settings, Shared};
+use crate::fleet::Backend;
+use crate::observe::metrics::Stage;
+use crate::openai::Route;
+
+/// What every request needs.
+pub struct Proxy {
+    shared: Shared,
+    limits: Limits,
+    client_control: bool,
+    judge: Option<Judge>,
+    drive: Option<Arc<dyn Drive>>,
+    sessions: Arc<Semaphore>,
+    tunnels: Tunnels,
+    ids: AtomicU64,
+}
+
+/// A request under way.
+struct Inbound {
+    parts: request::Parts,
+    peer: Option<IpAddr>,
+    started: Instant,
+}
+
+/// What is left to do with a completion whose body has been read, or not.
+enum Verdict {
+    Drive { request: Box<crate::openai::Request>, body: Bytes, permit: OwnedSemaphorePermit },
+    Relay { reason: Bypass, model: Option<String>, body: Body },
+    Fail(Failure),
+}
+
+impl Proxy {
+    pub(super) fn new(settings: &Settings, brains: &Brains, shared: Shared, tunnels: Tunnels) -> Self {
+        let epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Self {
+            shared,
+            limits: settings.limits,
+            client_control: settings.client_control,
+            judge: brains.judge,
+            drive: brains.drive.clone(),
+            sessions: Arc::new(Semaphore::new(settings.limits.sessions.min(Semaphore::MAX_PERMITS))),
+            tunnels,
+            ids: AtomicU64::new((epoch.as_micros() as u64) << 20),
+        }
+    }
+
+    /// Answers one request.
+    pub(super) async fn answer(self: Arc<Self>, request: Request<Incoming>) -> Response<Body> {
+        let started = Instant::now();
+        let (mut parts, body) = request.into_parts();
+        let peer = parts.extensions.remove::<Peer>().map(|peer| peer.0.ip());
+        let keeps_alive = parts.version <= Version::HTTP_11;
+        let inbound = Inbound { parts, peer, started };
+        let mut response = match route::candidate(&inbound.parts.method, &inbound.parts.uri) {
+            Some(route) => self.completion(inbound, body, route).await,
+            None => self.other(inbound, body).await,
+        };
+        if keeps_alive && self.shared.life.is_draining() && !response.headers().contains_key(CONNECTION) {
+            response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+        }
+        response
+    }
+
+    /// Whatever is no completion.
+    async fn other(&self, inbound: Inbound, body: Incoming) -> Response<Body> {
+        let mut record = Record::new(Arc::clone(&self.shared.observer), inbound.started);
+        if inbound.parts.method == Method::CONNECT {
+            return record.fail(&Failure::Connect);
+        }
+        let mut model = None;
+        // Only where several backends answer is it worth looking for the model.
+        let body = if self.shared.fleet.needs_model() && inbound.parts.method == Method::POST {
+            match route::read(body, self.limits.speculate_body).await {
+                Read::Broken => return record.fail(&Failure::BodyBroken),
+                Read::Replay(replay) => replay.into_body(),
+                Read::Whole(bytes) => {
+                    model = route::model_of(&bytes);
+                    full(bytes)
+                }
+            }
+        } else {
+            streamed(body)
+        };
+        let Some(backend) = self.shared.fleet.pick(model.as_deref()) else {
+            return record.fail(&Failure::NoBackend);
+        };
+        if let Some(model) = model {
+            record.model(model);
+        }
+        self.relay(inbound, body, record, backend).await
+    }
+
+    async fn relay(
+        &self,
+        inbound: Inbound,
+        body: Body,
+        record: Record,
+        backend: Arc<Backend>,
+    ) -> Response<Body> {
+        let relay = Relay { record, backend, limit: self.limits.relay_body };
+        relay.send(inbound.parts, body, inbound.peer, &self.tunnels).await
+    }
+
+    /// A completion: drive it, or relay it with a reason.
+    async fn completion(&self, inbound: Inbound, body: Incoming, route: Route) -> Response<Body> {
+        let control = self.control(&inbound.parts);
+        let id = self.id(&inbound.parts);
+        let mut record = Record::new(Arc::clone(&self.shared.observer), inbound.started);
+        record.completion(route, id.clone(), Bypass::Fault);
+        let (reason, model, body) = match self.decide(&inbound.parts, body, route, control).await {
+            Verdict::Drive { request, body, permit } => {
+                return match self.shared.fleet.pick(Some(&request.model)) {
+                    Some(backend) => {
+                        self.hand_over(inbound, request, body, backend, control, id, record, permit).await
+                    }
+                    None => record.fail(&Failure::NoBackend),
+                };
+            }
+            Verdict::Fail(failure) => return record.fail(&failure),
+            Verdict::Relay { reason, model, body } => (reason, model, body),
+        };
+        record.completion(route, id, reason);
+        let Some(backend) = self.shared.fleet.pick(model.as_deref()) else {
+            return record.fail(&Failure::NoBackend);
+        };
+        if let Some(model) = model {
+            record.model(model);
+        }
+        self.relay(inbound, body, record, backend).await
+    }
+
+    async fn decide(
+        &self,
+        parts: &request::Parts,
+        body: Incoming,
+        route: Route,
+        control: Control,
+    ) -> Verdict {
+        let early = self.early(parts, control);
+        if let (Some(reason), false) = (&early, self.shared.fleet.needs_model()) {
+            return Verdict::Relay { reason: reason.clone(), model: None, body: streamed(body) };
+        }
+        let bytes = match route::read(body, self.limits.speculate_body).await {
+            Read::Broken => return Verdict::Fail(Failure::BodyBroken),
+            Read::Replay(replay) => {
+                let reason = early.unwrap_or(Bypass::Body);
+                return Verdict::Relay { reason, model: None, body: replay.into_body() };
+            }
+            Read::Whole(bytes) => bytes,
+        };
+        let (reason, model) = match early {
+            Some(reason) => (reason, route::model_of(&bytes)),
+            None => match self.judged(route, &bytes) {
+                Ok((request, permit)) => return Verdict::Drive { request, body: bytes, permit },
+                Err(reason) => (reason, route::model_of(&bytes)),
+            },
+        };
+        Verdict::Relay { reason, model, body: full(bytes) }
+    }
+
+    /// Reasons that need no look into the body.
+    fn early(&self, parts: &request::Parts, control: Control) -> Option<Bypass> {
+        let fleet = &self.shared.fleet;
+        if control == Control::Off {
+            return Some(Bypass::Client);
+        }
+        if fleet.backends().iter().all(|backend| self.shared.modes.of(backend.name()) == Mode::Off) {
+            return Some(Bypass::Off);
+        }
+        let able = fleet.backends().iter().any(|backend| backend.speculates());
+        if !able || self.drive.is_none() || self.judge.is_none() {
+            return Some(Bypass::NoPlan);
+        }
+        route::is_encoded(&parts.headers).then_some(Bypass::Encoded)
+    }
+
+    /// Judges the body, and takes a place among the sessions if it may be driven.
+    fn judged(
+        &self,
+        route: Route,
+        body: &Bytes,
+    ) -> Result<(Box<crate::openai::Request>, OwnedSemaphorePermit), Bypass> {
+        let judge = self.judge.ok_or(Bypass::NoPlan)?;
+        let begun = Instant::now();
+        let judged = judge(route, body);
+        self.shared.observer.metrics().overhead(Stage::Parse, begun.elapsed());
+        let request = match judged {
+            Judged::Eligible(request) => request,
+            Judged::Bypass { reason, parameter } => return Err(Bypass::Asked { reason, parameter }),
+        };
+        let backend = self.shared.fleet.pick(Some(&request.model)).ok_or(Bypass::NoPlan)?;
+        if self.shared.modes.of(backend.name()) == Mode::Off {
+            return Err(Bypass::Off);
+        }
+        if !backend.speculates() {
+            return Err(Bypass::NoPlan);
+        }
+        let permit = Arc::clone(&self.sessions).try_acquire_owned().map_err(|_| Bypass::Sessions)?;
+        Ok((request, permit))
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "the one place where all that belongs to a session meets")]
+    async fn hand_over(
+        &self,
+        inbound: Inbound,
+        request: Box<crate::openai::Request>,
+        body: Bytes,
+        backend: Arc<Backend>,
+        control: Control,
+        id: String,
+        record: Record,
+        permit: OwnedSemaphorePermit,
+    ) -> Response<Body> {
+        let Some(drive) = &self.drive else { return record.fail(&Failure::Internal) };
+        let mut parts = inbound.parts;
+        let text_allowed = parts.headers.get(headers::TEXT).is_some_and(|value| value == "on");
+        let wants_trailers = headers::takes_trailers(&parts.headers);
+        let host = parts.uri.host().map(ToOwned::to_owned);
+        headers::for_backend(&mut parts.headers, parts.version, host.as_deref(), inbound.peer);
+        parts.headers.remove(CONNECTION);
+        parts.headers.remove(http::header::UPGRADE);
+        let held = record.hand_over();
+        let answer = drive.drive(Exchange {
+            parts,
+            body,
+            request,
+            backend,
+            control,
+            text_allowed,
+            wants_trailers,
+            peer: inbound.peer,
+            id,
+            started: inbound.started,
+            modes: Arc::clone(&self.shared.modes),
+            observer: Arc::clone(&self.shared.observer),
+            slot: Slot { _held: held, _permit: permit },
+        });
+        answer.await
+    }
+
+    fn control(&self, parts: &request::Parts) -> Control {
+        let value = parts.headers.get(headers::CONTROL).filter(|_| self.client_control);
+        value.and_then(|value| Control::parse(value.to_str().ok()?)).unwrap_or_default()
+    }
+
+    /// The client's `x-request-id`, or one of our own.
+    fn id(&self, parts: &request::Parts) -> String {
+        let given = parts.headers.get("x-request-id").and_then(|id| id.to_str().ok());
+        match given.filter(|id| (1..=128).contains(&id.len())) {
+            Some(id) => id.to_owned(),
+            None => format!("ft-{:x}", self.ids.fetch_add(1, Ordering::Relaxed)),
+        }
+    }
+}
+
+fn streamed(body: Incoming) -> Body {
+    body.map_err(Into::into).boxed_unsync()
+}

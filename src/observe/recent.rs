@@ -1,0 +1,82 @@
+//! The last completions, for `/api/sessions`.
+
+use std::collections::VecDeque;
+
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+
+use super::Finished;
+
+const KEPT: usize = 50;
+
+/// A ring of finished completions, newest first.
+#[derive(Debug, Default)]
+pub struct Recent {
+    ring: Mutex<VecDeque<Finished>>,
+}
+
+impl Recent {
+    pub(super) fn push(&self, finished: Finished) {
+        let mut ring = self.ring.lock();
+        ring.truncate(KEPT - 1);
+        ring.push_front(finished);
+    }
+
+    /// Shows every completion, newest first.
+    pub fn each(&self, show: impl FnMut(&Finished)) {
+        self.ring.lock().iter().for_each(show);
+    }
+
+    /// The completions as they stand in `/api/sessions`, newest first.
+    pub fn to_json(&self) -> Value {
+        self.ring.lock().iter().map(session).collect()
+    }
+}
+
+fn session(finished: &Finished) -> Value {
+    let rounds: Vec<Value> = finished
+        .rounds
+        .iter()
+        .map(|round| {
+            json!({
+                "drafted": round.drafted,
+                "accepted": round.accepted,
+                "drafter": round.drafter,
+                "verify_ms": round.verify.as_secs_f64() * 1e3,
+            })
+        })
+        .collect();
+    json!({
+        "id": finished.id,
+        "path": finished.path.name(),
+        "reason": finished.reason,
+        "parameter": finished.parameter,
+        "policy": finished.policy,
+        "model": finished.model,
+        "backend": finished.backend,
+        "route": finished.route.map(crate::openai::Route::name),
+        "status": finished.status,
+        "output_tokens": finished.output_tokens,
+        "duration_ms": finished.duration.as_secs_f64() * 1e3,
+        "client_gone": finished.client_gone,
+        "rounds": rounds,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::observe::Path;
+
+    #[test]
+    fn only_the_last_fifty_are_kept_newest_first() {
+        let recent = Recent::default();
+        for n in 0..60 {
+            recent.push(Finished { id: n.to_string(), ..Finished::new(Path::Ridden, "b") });
+        }
+        let all = recent.to_json();
+        let ids: Vec<&str> = all.as_array().unwrap().iter().filter_map(|s| s["id"].as_str()).collect();
+        assert_eq!(ids.len(), 50);
+        assert_eq!((ids[0], ids[49]), ("59", "10"));
+    }
+}
