@@ -1,5 +1,7 @@
 //! Tokens to text, on tokenizers trained here: in sum the incremental text is the text of all tokens.
 
+#![allow(missing_docs, clippy::unwrap_used, clippy::indexing_slicing, clippy::float_cmp)]
+
 use std::sync::{Arc, LazyLock};
 
 use foretell::session::Decode;

@@ -93,7 +93,9 @@ impl Detokenizer {
 impl Decode for Detokenizer {
     fn push(&mut self, token: TokenId) -> String {
         match &mut self.0 {
-            Kind::Bytes { table, skip_special, .. } if *skip_special && table.is_special(token) => String::new(),
+            Kind::Bytes { table, skip_special, .. } if *skip_special && table.is_special(token) => {
+                String::new()
+            }
             Kind::Bytes { table, held, .. } => {
                 held.extend_from_slice(table.bytes(token));
                 certain(held)

@@ -134,11 +134,19 @@ fn to_json(value: Jinja, kwargs: Kwargs) -> Result<String, Error> {
 struct Spaced;
 
 impl Formatter for Spaced {
-    fn begin_array_value<W: ?Sized + std::io::Write>(&mut self, out: &mut W, first: bool) -> std::io::Result<()> {
+    fn begin_array_value<W: ?Sized + std::io::Write>(
+        &mut self,
+        out: &mut W,
+        first: bool,
+    ) -> std::io::Result<()> {
         if first { Ok(()) } else { out.write_all(b", ") }
     }
 
-    fn begin_object_key<W: ?Sized + std::io::Write>(&mut self, out: &mut W, first: bool) -> std::io::Result<()> {
+    fn begin_object_key<W: ?Sized + std::io::Write>(
+        &mut self,
+        out: &mut W,
+        first: bool,
+    ) -> std::io::Result<()> {
         if first { Ok(()) } else { out.write_all(b", ") }
     }
 
@@ -190,7 +198,8 @@ mod tests {
     fn parts_are_joined_and_python_methods_work() {
         let parts = json!([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]);
         let messages = json!([{"role": "user", "content": parts}]);
-        let source = "{{ messages[0].get('content').split('\\n')[1] }}{{ messages[0].content.startswith('a') }}";
+        let source =
+            "{{ messages[0].get('content').split('\\n')[1] }}{{ messages[0].content.startswith('a') }}";
         assert_eq!(render(source, &messages).unwrap().to_lowercase(), "btrue");
     }
 
@@ -201,7 +210,8 @@ mod tests {
             {"name": "tool_use", "template": "no"},
             {"name": "default", "template": "{{ bos_token }}x{{ eos_token }}"}]});
         std::fs::write(folder.path().join("tokenizer_config.json"), config.to_string()).unwrap();
-        let text = |folder: &Path| ChatTemplate::from_folder(folder).unwrap().render(&json!([]), true).unwrap();
+        let text =
+            |folder: &Path| ChatTemplate::from_folder(folder).unwrap().render(&json!([]), true).unwrap();
         assert_eq!(text(folder.path()), "<s>x</s>");
         std::fs::write(folder.path().join("chat_template.jinja"), "own file").unwrap();
         assert_eq!(text(folder.path()), "own file");
