@@ -43,7 +43,9 @@ pub fn strip(answer: &mut Value, additive: Additive) {
     for choice in members.get_mut("choices").and_then(Value::as_array_mut).into_iter().flatten() {
         let Some(choice) = choice.as_object_mut() else { continue };
         if additive.token_ids {
-            TOKEN_IDS.iter().for_each(|name| drop(choice.shift_remove(*name)));
+            for name in TOKEN_IDS {
+                choice.shift_remove(name);
+            }
         }
         if additive.seed {
             choice.shift_remove("seed");

@@ -56,7 +56,7 @@ pub fn examine(route: Route, body: &[u8]) -> Vec<Finding> {
 }
 
 fn understand(route: Route, members: Map<String, Value>) -> (Request, Vec<Finding>) {
-    let mut request = blank(route, members.clone());
+    let mut request = blank(route);
     let mut findings = Vec::new();
     for (name, value) in members.iter().filter(|(_, value)| !value.is_null()) {
         findings.push(look_up(route, name, value, &mut request));
@@ -71,6 +71,7 @@ fn understand(route: Route, members: Map<String, Value>) -> (Request, Vec<Findin
     if !request.stream {
         refuse(&mut findings, "stream_options", BypassReason::Parameter);
     }
+    request.body = members;
     (request, findings)
 }
 
@@ -99,11 +100,7 @@ fn require(route: Route, members: &Map<String, Value>, findings: &mut Vec<Findin
     for name in ["model", subject] {
         if members.get(name).is_none_or(Value::is_null) {
             let row = parameters::find(route, name);
-            findings.push(Finding {
-                parameter: name.to_owned(),
-                row,
-                refused: Some(BypassReason::Body),
-            });
+            findings.push(Finding { parameter: name.to_owned(), row, refused: Some(BypassReason::Body) });
         }
     }
 }
@@ -114,7 +111,7 @@ fn refuse(findings: &mut [Finding], name: &str, reason: BypassReason) {
     }
 }
 
-fn blank(route: Route, body: Map<String, Value>) -> Request {
+fn blank(route: Route) -> Request {
     Request {
         route,
         model: String::new(),
@@ -128,6 +125,6 @@ fn blank(route: Route, body: Map<String, Value>) -> Request {
         include_usage: false,
         return_token_ids: false,
         prediction: None,
-        body,
+        body: Map::new(),
     }
 }

@@ -17,27 +17,24 @@ use crate::units::TokenId;
 pub fn read(field: Field, value: &Value, request: &mut Request) -> Result<(), R> {
     let sampling = &mut request.sampling;
     match field {
-        Field::Model => request.model = value.as_str().filter(|id| !id.is_empty()).ok_or(R::Body)?.to_owned(),
+        Field::Model => {
+            value.as_str().filter(|id| !id.is_empty()).ok_or(R::Body)?.clone_into(&mut request.model);
+        }
         Field::Prompt => request.prompt = prompt(value)?,
         Field::Messages => request.prompt = messages::read(value)?,
+        // `max_completion_tokens` wins, wherever it stands in the body.
         Field::MaxTokens => {
             let limit = positive(value)?;
-            // `max_completion_tokens` wins, wherever it stands in the body.
-            if request.body.get("max_completion_tokens").is_none_or(Value::is_null) {
-                request.max_tokens = Some(limit);
-            }
+            request.max_tokens.get_or_insert(limit);
         }
         Field::MaxCompletionTokens => request.max_tokens = Some(positive(value)?),
         Field::Temperature => sampling.temperature = number(value, 0.0, 2.0)?,
-        Field::TopP => sampling.top_p = Some(number(value, 0.0, 1.0)?).filter(|&p| p > 0.0).ok_or(R::Parameter)?,
+        Field::TopP => sampling.top_p = above_zero(value, 1.0)?,
         Field::TopK => sampling.top_k = top_k(value)?,
         Field::MinP => sampling.min_p = number(value, 0.0, 1.0)?,
         Field::PresencePenalty => sampling.presence_penalty = number(value, -2.0, 2.0)?,
         Field::FrequencyPenalty => sampling.frequency_penalty = number(value, -2.0, 2.0)?,
-        Field::RepetitionPenalty => {
-            sampling.repetition_penalty =
-                Some(number(value, 0.0, 2.0)?).filter(|&p| p > 0.0).ok_or(R::Parameter)?;
-        }
+        Field::RepetitionPenalty => sampling.repetition_penalty = above_zero(value, 2.0)?,
         Field::LogitBias => sampling.logit_bias = logit_bias(value)?,
         Field::Seed => sampling.seed = Some(value.as_u64().ok_or(R::Parameter)?),
         Field::Stop => request.stop = stop(value)?,
@@ -63,6 +60,10 @@ fn boolean(value: &Value) -> Result<bool, R> {
 
 fn number(value: &Value, low: f64, high: f64) -> Result<f64, R> {
     value.as_f64().filter(|number| (low..=high).contains(number)).ok_or(R::Parameter)
+}
+
+fn above_zero(value: &Value, high: f64) -> Result<f64, R> {
+    number(value, 0.0, high).and_then(|number| if number > 0.0 { Ok(number) } else { Err(R::Parameter) })
 }
 
 fn whole(value: &Value) -> Result<u32, R> {

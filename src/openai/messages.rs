@@ -84,8 +84,10 @@ fn part(part: &Value) -> Result<(), R> {
         "thinking" | "reasoning" => Err(R::Reasoning),
         "tool_reference" | "tool_use" | "tool_result" => Err(R::Tools),
         "refusal" => Err(R::Parameter),
-        "image_url" | "image" | "input_image" | "image_pil" | "image_embeds" | "input_audio" | "audio_url"
-        | "audio" | "audio_embeds" | "video_url" | "video" | "file" | "input_file" => Err(R::Multimodal),
+        "image_url" | "image" | "input_image" | "image_pil" | "image_embeds" | "input_audio"
+        | "audio_url" | "audio" | "audio_embeds" | "video_url" | "video" | "file" | "input_file" => {
+            Err(R::Multimodal)
+        }
         _ => Err(R::UnknownParameter),
     }
 }

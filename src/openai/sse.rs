@@ -203,7 +203,7 @@ mod tests {
         assert!((0..10).all(|_| decoder.push(b"data: a\n\n").is_ok()));
         assert_eq!(decoder.push(&[b'x'; 101]), Err(TooLong { limit: 100 }));
         let mut decoder = Decoder::new(100);
-        let outcome: Result<Vec<_>, _> = (0..40).map(|_| decoder.push(b"data: a\n")).collect();
+        let outcome: Result<Vec<_>, _> = (0..60).map(|_| decoder.push(b"data: a\n")).collect();
         assert_eq!(outcome, Err(TooLong { limit: 100 }));
     }
 
