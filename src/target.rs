@@ -1,1 +1,12 @@
 //! `foretell target`: an OpenAI server over an ONNX model.
+//!
+//! The model's thread (`scheduler`) knows tokens only; the HTTP side (`server`, `wire`, `stream`) knows text
+//! and JSON. A client that leaves drops its receiver, and its lane is free before the next run.
+
+mod active;
+pub mod errors;
+pub mod job;
+mod judge;
+pub mod metrics;
+mod prefix;
+pub mod scheduler;

@@ -1,0 +1,80 @@
+//! What an operator sees of the target.
+
+use std::time::Duration;
+
+use prometheus::{Encoder, Gauge, Histogram, HistogramOpts, IntCounter, IntGauge, Registry, TextEncoder};
+
+/// The target's metrics, in a registry of their own.
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Registry,
+    /// Jobs that have a lane.
+    pub(super) running: IntGauge,
+    /// Jobs that wait for one.
+    pub(super) waiting: IntGauge,
+    /// Share of the cache that running jobs use.
+    pub(super) kv_usage: Gauge,
+    pub(super) prompt_tokens: IntCounter,
+    pub(super) cached_tokens: IntCounter,
+    pub(super) generated_tokens: IntCounter,
+    pub(super) computed_tokens: IntCounter,
+    pub(super) verify_drafted: IntCounter,
+    pub(super) verify_accepted: IntCounter,
+    pub(super) cancelled: IntCounter,
+    step_seconds: Histogram,
+}
+
+impl Metrics {
+    /// All metrics, registered.
+    ///
+    /// # Errors
+    /// If two of them carry one name.
+    pub fn new() -> Result<Self, prometheus::Error> {
+        let registry = Registry::new();
+        let counter = |name: &str, help: &str| -> Result<IntCounter, prometheus::Error> {
+            let counter = IntCounter::new(format!("foretell_target_{name}"), help)?;
+            registry.register(Box::new(counter.clone()))?;
+            Ok(counter)
+        };
+        let gauge = |name: &str, help: &str| -> Result<IntGauge, prometheus::Error> {
+            let gauge = IntGauge::new(format!("foretell_target_{name}"), help)?;
+            registry.register(Box::new(gauge.clone()))?;
+            Ok(gauge)
+        };
+        let kv_usage = Gauge::new("foretell_target_kv_usage_ratio", "Share of the cache that running requests use")?;
+        registry.register(Box::new(kv_usage.clone()))?;
+        let buckets = prometheus::exponential_buckets(0.000_5, 2.0, 14)?;
+        let options = HistogramOpts::new("foretell_target_step_seconds", "Duration of one run of the model");
+        let step_seconds = Histogram::with_opts(options.buckets(buckets))?;
+        registry.register(Box::new(step_seconds.clone()))?;
+        Ok(Self {
+            running: gauge("requests_running", "Sequences that have a lane")?,
+            waiting: gauge("requests_waiting", "Sequences that wait for a lane")?,
+            kv_usage,
+            prompt_tokens: counter("prompt_tokens_total", "Prompt tokens of sequences that got a lane")?,
+            cached_tokens: counter("cached_tokens_total", "Prompt tokens that were in the cache already")?,
+            generated_tokens: counter("generated_tokens_total", "Tokens generated")?,
+            computed_tokens: counter("computed_tokens_total", "Tokens that went through the model")?,
+            verify_drafted: counter("verify_drafted_tokens_total", "Draft tokens judged by /v1/verify")?,
+            verify_accepted: counter("verify_accepted_tokens_total", "Draft tokens confirmed by /v1/verify")?,
+            cancelled: counter("requests_cancelled_total", "Running sequences whose client left")?,
+            step_seconds,
+            registry,
+        })
+    }
+
+    /// A run of the model has ended.
+    pub(super) fn step(&self, took: Duration, tokens: usize) {
+        self.step_seconds.observe(took.as_secs_f64());
+        self.computed_tokens.inc_by(tokens as u64);
+    }
+
+    /// The exposition text.
+    pub(super) fn text(&self) -> Vec<u8> {
+        let mut text = Vec::new();
+        if let Err(error) = TextEncoder::new().encode(&self.registry.gather(), &mut text) {
+            tracing::error!(%error, "metrics could not be written");
+        }
+        text
+    }
+}
