@@ -29,3 +29,83 @@ pub fn gumbel(seed: u64, choice: u32, position: u64, token: u32) -> f64 {
     let u = uniform(hash(seed, choice, position, token));
     -libm::log(-libm::log(u))
 }
+
+/// Hash and noise of one place, for many tokens: what does not depend on the token is mixed once.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    mixed: u64,
+    choice: u64,
+}
+
+impl Place {
+    pub(super) fn new(seed: u64, choice: u32, position: u64) -> Self {
+        let mixed = mix(seed ^ mix(position.wrapping_add(0x9E37_79B9_7F4A_7C15)));
+        Self { mixed, choice: u64::from(choice) << 32 }
+    }
+
+    /// The same number as [`hash`].
+    pub(super) fn hash(self, token: u32) -> u64 {
+        mix(self.mixed ^ mix(self.choice | u64::from(token)))
+    }
+
+    /// The noise of a hash, as [`gumbel`] has it.
+    pub(super) fn noise(hash: u64) -> f64 {
+        -libm::log(-libm::log(uniform(hash)))
+    }
+
+    /// A bound on [`Place::noise`] that needs no logarithm: −ln(−ln u) ≤ −ln(1 − u), and 1 − u is at least
+    /// half the power of two at its leading bit. The slack covers the rounding of the two logarithms.
+    pub(super) fn bound(hash: u64) -> f64 {
+        f64::from((!hash).leading_zeros().min(52) + 1) * std::f64::consts::LN_2 + 1e-9
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Computed from the definition in design section 5 by another implementation (Python integers, `math.log`).
+    const GOLDEN: &[(u64, u32, u64, u32, u64, f64)] = &[
+        (0, 0, 0, 0, 0x673A_EDCB_0CDF_AEA7, 0.09627294808926974),
+        (1, 0, 5, 9, 0x7ADB_317C_8E39_C8F5, 0.3090246338265206),
+        (42, 0, 1_023, 8_191, 0x112B_4EEF_63EC_5846, -0.9940151572007916),
+        (42, 1, 1_023, 8_191, 0x169C_1A95_703E_02D3, -0.8865713992029836),
+        (18_446_744_073_709_551_615, 4_294_967_295, 18_446_744_073_709_551_615, 4_294_967_295, 0x86E5_EFA6_C45B_13A1, 0.4452608899483753),
+        (9_007_199_254_740_991, 0, 300, 17, 0xF5CA_CFFB_D967_02F5, 3.2017524164682225),
+        (12_345_678_901_234_567_890, 3, 2_047, 31_999, 0x5D9F_E625_B661_9AA6, -0.005866971676913872),
+    ];
+
+    #[test]
+    fn hash_and_noise_equal_the_golden_vectors() {
+        assert!(!GOLDEN.is_empty());
+        for &(seed, choice, position, token, want, noise) in GOLDEN {
+            assert_eq!(hash(seed, choice, position, token), want);
+            assert_eq!(Place::new(seed, choice, position).hash(token), want);
+            let got = gumbel(seed, choice, position, token);
+            assert!((got - noise).abs() <= 1e-12 * noise.abs().max(1.0), "{got} is not {noise}");
+            assert_eq!(Place::noise(want).to_bits(), got.to_bits());
+        }
+    }
+
+    #[test]
+    fn the_bound_is_never_below_the_noise_and_follows_it_closely() {
+        let place = Place::new(7, 0, 3);
+        for token in 0..200_000 {
+            let hash = place.hash(token);
+            let noise = Place::noise(hash);
+            assert!(noise <= Place::bound(hash));
+            assert!(noise < 1.0 || Place::bound(hash) - noise < 1.0, "{noise}");
+        }
+        for hash in [0, u64::MAX, u64::MAX - 1, 1 << 63, (1 << 63) - 1] {
+            assert!(Place::noise(hash).is_finite() && Place::noise(hash) <= Place::bound(hash), "{hash:x}");
+        }
+    }
+
+    #[test]
+    fn every_part_of_the_place_changes_the_noise() {
+        let base = hash(1, 0, 5, 9);
+        for other in [hash(2, 0, 5, 9), hash(1, 1, 5, 9), hash(1, 0, 6, 9), hash(1, 0, 5, 10)] {
+            assert!((base ^ other).count_ones() > 12, "{base:x} and {other:x} are too alike");
+        }
+    }
+}

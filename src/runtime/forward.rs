@@ -1,0 +1,122 @@
+//! What the sampler, the scheduler and the drafter need of a language model: tokens in, logits out, and a
+//! cache that can be rewound.
+//!
+//! A trait, so that everything above it is tested with a model whose every logit is known.
+
+use crate::units::TokenId;
+
+/// One sequence's place in the cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Lane(pub usize);
+
+/// Which rows of logits a feed asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rows {
+    /// None: the tokens only go into the cache.
+    None,
+    /// The row that follows the last token.
+    Last,
+    /// The rows that follow the tokens from this index on.
+    From(usize),
+}
+
+/// Tokens that one lane takes in one run.
+#[derive(Clone, Copy, Debug)]
+pub struct Feed<'a> {
+    /// Where they are appended.
+    pub lane: Lane,
+    /// What is appended.
+    pub tokens: &'a [TokenId],
+    /// Per token the index of its parent among `tokens`, `None` for what the lane already holds; without it
+    /// the tokens are a chain. A parent stands before its children.
+    pub parents: Option<&'a [Option<usize>]>,
+    /// Which logits are wanted.
+    pub rows: Rows,
+}
+
+/// What is known of a model before it runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModelConfig {
+    /// Number of token ids.
+    pub vocabulary: usize,
+    /// Most tokens of one sequence.
+    pub context: usize,
+    /// Sequences that the cache holds at once.
+    pub lanes: usize,
+    /// Token ids that end an output.
+    pub eos: Vec<TokenId>,
+}
+
+/// The rows of one run: per feed those it asked for, in order.
+#[derive(Clone, Debug, Default)]
+pub struct Logits {
+    vocabulary: usize,
+    values: Vec<f32>,
+    /// First row of each feed, and the end of the last.
+    starts: Vec<usize>,
+}
+
+impl Logits {
+    /// No rows yet, of this many logits each.
+    pub fn new(vocabulary: usize) -> Self {
+        Self { vocabulary, values: Vec::new(), starts: vec![0] }
+    }
+
+    /// Appends a row to the feed that is being written.
+    pub fn push_row(&mut self, row: &[f32]) {
+        self.values.extend_from_slice(row);
+    }
+
+    /// Ends the feed that is being written.
+    pub fn end_feed(&mut self) {
+        self.starts.push(self.values.len() / self.vocabulary.max(1));
+    }
+
+    /// Row `row` of feed `feed`, counted among the rows it asked for.
+    pub fn row(&self, feed: usize, row: usize) -> Option<&[f32]> {
+        let index = self.starts.get(feed)?.checked_add(row)?;
+        if index >= *self.starts.get(feed + 1)? {
+            return None;
+        }
+        self.values.get(index * self.vocabulary..(index + 1) * self.vocabulary)
+    }
+}
+
+/// Why a model could not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum ModelError {
+    /// More tokens than a lane holds.
+    #[error("{wanted} tokens do not fit into a context of {context}")]
+    Full {
+        /// Tokens that the lane would hold.
+        wanted: usize,
+        /// Tokens that it can hold.
+        context: usize,
+    },
+    /// A lane, token or parent that does not exist.
+    #[error("{0}")]
+    Invalid(String),
+    /// The runtime underneath failed.
+    #[error("the model runtime failed: {0}")]
+    Runtime(String),
+}
+
+/// A language model over a slot cache.
+pub trait Forward: Send {
+    /// What is known of it.
+    fn config(&self) -> &ModelConfig;
+    /// An empty lane, if there is one.
+    fn reserve(&mut self) -> Option<Lane>;
+    /// Gives a lane back.
+    fn release(&mut self, lane: Lane);
+    /// Tokens in a lane.
+    fn len(&self, lane: Lane) -> usize;
+    /// Forgets all but the first `len` tokens of a lane.
+    fn rewind(&mut self, lane: Lane, len: usize);
+    /// Keeps `base` tokens and then the rows `base + path[0]`, `base + path[1]`, …: one branch of a tree.
+    fn commit(&mut self, lane: Lane, base: usize, path: &[usize]) -> Result<(), ModelError>;
+    /// Makes `to` a copy of the first `len` tokens of `from`.
+    fn fork(&mut self, from: Lane, to: Lane, len: usize) -> Result<(), ModelError>;
+    /// Appends tokens to lanes, and answers with the logits asked for.
+    fn run(&mut self, feeds: &[Feed<'_>]) -> Result<Logits, ModelError>;
+}

@@ -1,0 +1,367 @@
+//! From logits to a token: the one sampler of our target and of the model drafter.
+//!
+//! The order is vLLM's, so that the same parameters mean the same: logit bias, repetition penalty, frequency
+//! and presence penalty, the end tokens masked before `min_tokens`; then, above temperature 0, temperature →
+//! min-p → top-k → top-p. What is left is decided by the noise of the place (`noise`), never by a generator
+//! with a state, so that the same place gives the same token in whatever order it is computed.
+//!
+//! Ties go to the lowest id everywhere, also at the edge of top-k and top-p.
+
+use std::borrow::Cow;
+use std::cmp::Ordering;
+use std::collections::HashMap;
+
+use super::noise::Place;
+use crate::openai::Sampling;
+use crate::units::TokenId;
+
+/// Log-probability reported for a token that cannot be sampled (JSON has no −∞; vLLM says the same).
+pub const NEVER: f32 = -9999.0;
+
+/// A sampled token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pick {
+    /// Its id.
+    pub token: TokenId,
+}
+
+/// How one choice of one request samples.
+#[derive(Clone, Debug)]
+pub struct Sampler {
+    sampling: Sampling,
+    seed: u64,
+    choice: u32,
+    ends: Vec<TokenId>,
+}
+
+/// What the penalties need to know of the past, kept as it grows. Without penalties it counts nothing and a
+/// copy costs nothing.
+#[derive(Clone, Debug, Default)]
+pub struct History {
+    counts: HashMap<TokenId, Count>,
+    counting: bool,
+    prompt: usize,
+    output: usize,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Count {
+    output: u32,
+}
+
+impl History {
+    /// The past of a sequence, of which the first part is prompt.
+    pub fn new(sampling: &Sampling, prompt: &[TokenId], output: &[TokenId]) -> Self {
+        let repetition = sampling.repetition_penalty != 1.0;
+        let counting = repetition || sampling.presence_penalty != 0.0 || sampling.frequency_penalty != 0.0;
+        let mut history = Self { counting, prompt: prompt.len(), ..Self::default() };
+        if repetition {
+            for &token in prompt {
+                history.counts.entry(token).or_default();
+            }
+        }
+        for &token in output {
+            history.push(token);
+        }
+        history
+    }
+
+    /// A token has become output.
+    pub fn push(&mut self, token: TokenId) {
+        self.output += 1;
+        if self.counting {
+            self.counts.entry(token).or_default().output += 1;
+        }
+    }
+
+    /// Index of the next token in prompt and output together.
+    pub fn position(&self) -> u64 {
+        (self.prompt + self.output) as u64
+    }
+
+    /// Tokens of output so far.
+    pub fn output_len(&self) -> usize {
+        self.output
+    }
+}
+
+impl Sampler {
+    /// A sampler whose noise is keyed by `seed` and the index of the choice within its prompt.
+    pub fn new(sampling: Sampling, seed: u64, choice: u32) -> Self {
+        Self { sampling, seed, choice, ends: Vec::new() }
+    }
+
+    /// The tokens that `min_tokens` keeps from being sampled too early.
+    #[must_use]
+    pub fn with_ends(mut self, ends: Vec<TokenId>) -> Self {
+        self.ends = ends;
+        self
+    }
+
+    /// The seed of the noise.
+    pub fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    /// The sampling parameters.
+    pub fn sampling(&self) -> &Sampling {
+        &self.sampling
+    }
+
+    /// The past that this sampler's penalties see.
+    pub fn history(&self, prompt: &[TokenId], output: &[TokenId]) -> History {
+        History::new(&self.sampling, prompt, output)
+    }
+
+    /// Samples the token that follows `prompt` and `output`. Counts anew every time: for long outputs keep a
+    /// [`History`] and use [`Sampler::next`].
+    pub fn pick(&self, logits: &[f32], prompt: &[TokenId], output: &[TokenId]) -> Pick {
+        self.next(logits, &self.history(prompt, output))
+    }
+
+    /// Samples the token that follows the past.
+    pub fn next(&self, logits: &[f32], past: &History) -> Pick {
+        Pick { token: self.process(logits, past).draw() }
+    }
+
+    /// The distribution that is sampled from, with its draw.
+    pub fn process<'a>(&self, logits: &'a [f32], past: &History) -> Processed<'a> {
+        let logits = self.adjust(logits, past);
+        let scale = if self.greedy() { 1.0 } else { self.sampling.temperature };
+        let kept = if self.greedy() { Kept::All } else { self.truncate(&logits, scale) };
+        let place = Place::new(self.seed, self.choice, past.position());
+        Processed { logits, kept, scale, place: (!self.greedy()).then_some(place) }
+    }
+
+    fn greedy(&self) -> bool {
+        self.sampling.temperature <= 0.0
+    }
+
+    /// Bias, penalties and mask: all that is done to logits one by one.
+    fn adjust<'a>(&self, logits: &'a [f32], past: &History) -> Cow<'a, [f32]> {
+        let masked = past.output < self.sampling.min_tokens as usize && !self.ends.is_empty();
+        if self.sampling.logit_bias.is_empty() && !past.counting && !masked {
+            return Cow::Borrowed(logits);
+        }
+        let mut logits = logits.to_vec();
+        for &(token, bias) in &self.sampling.logit_bias {
+            change(&mut logits, token, |logit| logit + bias);
+        }
+        if past.counting {
+            for (&token, &count) in &past.counts {
+                change(&mut logits, token, |logit| self.penalise(logit, count));
+            }
+        }
+        if masked {
+            for &token in &self.ends {
+                change(&mut logits, token, |_| f32::NEG_INFINITY);
+            }
+        }
+        Cow::Owned(logits)
+    }
+
+    fn penalise(&self, logit: f32, count: Count) -> f32 {
+        let repetition = self.sampling.repetition_penalty as f32;
+        let logit = if logit > 0.0 { logit / repetition } else { logit * repetition };
+        if count.output == 0 {
+            return logit;
+        }
+        let frequency = self.sampling.frequency_penalty as f32 * count.output as f32;
+        logit - frequency - self.sampling.presence_penalty as f32
+    }
+
+    /// min-p, top-k and top-p, each on what the one before has left.
+    fn truncate(&self, logits: &[f32], scale: f64) -> Kept {
+        let top_k = self.sampling.top_k.map_or(usize::MAX, |k| k as usize).max(1);
+        let (min_p, top_p) = (self.sampling.min_p, self.sampling.top_p);
+        if min_p <= 0.0 && top_k >= logits.len() && top_p >= 1.0 {
+            return Kept::All;
+        }
+        let most = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+        // p ≥ min_p · max p, said of logits: no exponential needed.
+        let floor = if min_p > 0.0 { min_p.ln() } else { f64::NEG_INFINITY };
+        let mut kept: Vec<(TokenId, f32)> = (0..)
+            .zip(logits.iter().copied())
+            .filter(|&(_, logit)| logit > f32::NEG_INFINITY && (f64::from(logit) - most) / scale >= floor)
+            .collect();
+        if top_k < kept.len() {
+            kept.select_nth_unstable_by(top_k - 1, by_logit);
+            kept.truncate(top_k);
+        }
+        if top_p < 1.0 {
+            keep_nucleus(&mut kept, top_p, most, scale);
+        }
+        kept.sort_unstable_by_key(|&(token, _)| token);
+        Kept::Some(kept)
+    }
+}
+
+fn change(logits: &mut [f32], token: TokenId, with: impl Fn(f32) -> f32) {
+    if let Some(logit) = logits.get_mut(token as usize) {
+        *logit = with(*logit);
+    }
+}
+
+/// Larger logits first, then lower ids.
+fn by_logit(a: &(TokenId, f32), b: &(TokenId, f32)) -> Ordering {
+    b.1.total_cmp(&a.1).then(a.0.cmp(&b.0))
+}
+
+/// Keeps the fewest most probable tokens whose mass reaches `top_p`: a token stays iff the mass of those
+/// before it has not reached it yet. At least one stays.
+fn keep_nucleus(kept: &mut Vec<(TokenId, f32)>, top_p: f64, most: f64, scale: f64) {
+    let weight = |logit: f32| ((f64::from(logit) - most) / scale).exp();
+    let total: f64 = kept.iter().map(|&(_, logit)| weight(logit)).sum();
+    // Tokens that all together cannot hold the last 1 − top_p are out before the sort: they weigh less than
+    // (1 − top_p) / n each, so those before them have reached top_p already. Half of it, against rounding.
+    let least = 0.5 * (1.0 - top_p) * total / kept.len().max(1) as f64;
+    kept.retain(|&(_, logit)| weight(logit) >= least);
+    kept.sort_unstable_by(by_logit);
+    let mut mass = 0.0;
+    let reached = kept.iter().position(|&(_, logit)| {
+        mass += weight(logit);
+        mass >= top_p * total
+    });
+    kept.truncate(reached.map_or(kept.len(), |last| last + 1));
+}
+
+/// Which tokens can be sampled.
+#[derive(Clone, Debug)]
+enum Kept {
+    All,
+    /// In order of id.
+    Some(Vec<(TokenId, f32)>),
+}
+
+/// Logits with everything applied that the request asked for.
+#[derive(Clone, Debug)]
+pub struct Processed<'a> {
+    logits: Cow<'a, [f32]>,
+    kept: Kept,
+    scale: f64,
+    /// `None` is greedy.
+    place: Option<Place>,
+}
+
+impl Processed<'_> {
+    /// The sample: the largest logit, or the largest sum of scaled logit and noise.
+    pub fn draw(&self) -> TokenId {
+        let (argmax, most) = self.argmax();
+        let Some(place) = self.place else { return argmax };
+        let mut race = Race::new(place, self.scale, argmax, most);
+        match &self.kept {
+            Kept::All => {
+                for (token, &logit) in (0..).zip(self.logits.iter()) {
+                    race.enter(token, logit);
+                }
+            }
+            Kept::Some(kept) => {
+                for &(token, logit) in kept {
+                    race.enter(token, logit);
+                }
+            }
+        }
+        race.token
+    }
+
+    /// Log-probability of a token in the distribution that is sampled from; [`NEVER`] if it cannot be.
+    pub fn logprob(&self, token: TokenId) -> f32 {
+        self.logprobs(&[token]).first().copied().unwrap_or(NEVER)
+    }
+
+    /// Log-probabilities of several tokens.
+    pub fn logprobs(&self, tokens: &[TokenId]) -> Vec<f32> {
+        let normaliser = self.normaliser();
+        tokens.iter().map(|&token| self.logit(token).map_or(NEVER, |logit| self.log(logit, normaliser))).collect()
+    }
+
+    /// The `most` most probable tokens with their log-probabilities, best first; fewer if fewer can be sampled.
+    pub fn top(&self, most: usize) -> Vec<(TokenId, f32)> {
+        let mut all = match &self.kept {
+            Kept::All => (0..).zip(self.logits.iter().copied()).collect::<Vec<_>>(),
+            Kept::Some(kept) => kept.clone(),
+        };
+        all.retain(|&(_, logit)| logit > f32::NEG_INFINITY);
+        if most == 0 {
+            return Vec::new();
+        }
+        if most < all.len() {
+            all.select_nth_unstable_by(most - 1, by_logit);
+            all.truncate(most);
+        }
+        all.sort_unstable_by(by_logit);
+        let normaliser = self.normaliser();
+        all.into_iter().map(|(token, logit)| (token, self.log(logit, normaliser))).collect()
+    }
+
+    fn argmax(&self) -> (TokenId, f32) {
+        let best = |best: (TokenId, f32), at: (TokenId, f32)| if at.1 > best.1 { at } else { best };
+        let start = (0, f32::NEG_INFINITY);
+        match &self.kept {
+            Kept::All => (0..).zip(self.logits.iter().copied()).fold(start, best),
+            Kept::Some(kept) => kept.iter().copied().fold(start, best),
+        }
+    }
+
+    fn logit(&self, token: TokenId) -> Option<f32> {
+        let logit = match &self.kept {
+            Kept::All => self.logits.get(token as usize).copied(),
+            Kept::Some(kept) => {
+                let at = kept.binary_search_by_key(&token, |&(token, _)| token).ok()?;
+                kept.get(at).map(|&(_, logit)| logit)
+            }
+        };
+        logit.filter(|&logit| logit > f32::NEG_INFINITY)
+    }
+
+    fn log(&self, logit: f32, normaliser: f64) -> f32 {
+        (f64::from(logit) / self.scale - normaliser) as f32
+    }
+
+    fn normaliser(&self) -> f64 {
+        let most = f64::from(self.argmax().1) / self.scale;
+        let weight = |logit: f32| (f64::from(logit) / self.scale - most).exp();
+        let total: f64 = match &self.kept {
+            Kept::All => self.logits.iter().map(|&logit| weight(logit)).sum(),
+            Kept::Some(kept) => kept.iter().map(|&(_, logit)| weight(logit)).sum(),
+        };
+        most + total.ln()
+    }
+}
+
+/// The search for the largest score. It begins with the most probable token, so that most others are ruled
+/// out by a bound on their noise and cost a hash at most, never a logarithm.
+struct Race {
+    place: Place,
+    scale: f64,
+    token: TokenId,
+    score: f64,
+    /// Below this scaled logit no noise is large enough.
+    hopeless: f64,
+}
+
+impl Race {
+    fn new(place: Place, scale: f64, token: TokenId, logit: f32) -> Self {
+        let score = f64::from(logit) / scale + Place::noise(place.hash(token));
+        Self { place, scale, token, score, hopeless: score - Place::bound(u64::MAX) }
+    }
+
+    fn enter(&mut self, token: TokenId, logit: f32) {
+        let scaled = f64::from(logit) / self.scale;
+        if scaled < self.hopeless {
+            return;
+        }
+        let hash = self.place.hash(token);
+        if scaled + Place::bound(hash) < self.score {
+            return;
+        }
+        let score = scaled + Place::noise(hash);
+        if score > self.score || (score == self.score && token < self.token) {
+            (self.token, self.score) = (token, score);
+            self.hopeless = score - Place::bound(u64::MAX);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,194 @@
+//! Which lane a sequence gets: the one that already holds most of it.
+//!
+//! A lane that has become free keeps its tokens, so the next call of the same conversation finds all but its
+//! last tokens computed. A lane whose content is worth keeping is copied instead of cut.
+
+use crate::runtime::forward::{Forward, Lane, ModelError};
+use crate::units::TokenId;
+
+/// Computing this many tokens anew is taken to cost no more than copying a lane.
+const COPY_COST: usize = 32;
+
+/// Index of a slot; valid as long as [`Lanes`] lives.
+pub(super) type SlotId = usize;
+
+struct Slot {
+    lane: Lane,
+    tokens: Vec<TokenId>,
+    busy: bool,
+    used: u64,
+}
+
+/// All lanes that have been reserved, with what they hold.
+#[derive(Default)]
+pub(super) struct Lanes {
+    slots: Vec<Slot>,
+    clock: u64,
+}
+
+/// The best lane found for some tokens, and how many of them it holds.
+type Match = (SlotId, usize);
+
+impl Lanes {
+    /// A lane that holds the first tokens of `wanted`, at most `most` of them, and how many these are; `None`
+    /// if every lane is busy.
+    pub(super) fn acquire(
+        &mut self,
+        model: &mut dyn Forward,
+        wanted: &[TokenId],
+        most: usize,
+    ) -> Result<Option<Match>, ModelError> {
+        let own = self.best(wanted, most, |slot| !slot.busy);
+        let any = self.best(wanted, most, |_| true);
+        let shared = any.map_or(0, |(_, shared)| shared);
+        let good = own.filter(|&(slot, len)| {
+            len > 0 && len + COPY_COST >= shared && (len + COPY_COST >= self.len(slot) || len * 2 >= self.len(slot))
+        });
+        let slot = match good.map(|(slot, _)| slot).or_else(|| self.blank(model)).or_else(|| self.oldest()) {
+            Some(slot) => slot,
+            None => return Ok(None),
+        };
+        let kept = self.common(slot, wanted, most);
+        let cached = match any {
+            Some((from, len)) if from != slot && len > kept + COPY_COST => {
+                self.copy(model, from, slot, len)?;
+                len
+            }
+            _ => {
+                self.rewind(model, slot, kept);
+                kept
+            }
+        };
+        self.occupy(slot);
+        Ok(Some((slot, cached)))
+    }
+
+    /// The largest number of tokens of `wanted` that any lane holds.
+    pub(super) fn held(&self, wanted: &[TokenId], most: usize) -> usize {
+        self.best(wanted, most, |_| true).map_or(0, |(_, len)| len)
+    }
+
+    /// The lane of a slot.
+    pub(super) fn lane(&self, slot: SlotId) -> Option<Lane> {
+        self.slots.get(slot).map(|slot| slot.lane)
+    }
+
+    /// Tokens have been appended to the lane.
+    pub(super) fn append(&mut self, slot: SlotId, tokens: &[TokenId]) {
+        if let Some(slot) = self.slots.get_mut(slot) {
+            slot.tokens.extend_from_slice(tokens);
+        }
+    }
+
+    /// Forgets all but the first `len` tokens.
+    pub(super) fn rewind(&mut self, model: &mut dyn Forward, slot: SlotId, len: usize) {
+        if let Some(slot) = self.slots.get_mut(slot) {
+            slot.tokens.truncate(len);
+            model.rewind(slot.lane, len);
+        }
+    }
+
+    /// Keeps `base` tokens and one branch of the tree behind them.
+    pub(super) fn commit(
+        &mut self,
+        model: &mut dyn Forward,
+        slot: SlotId,
+        base: usize,
+        path: &[usize],
+    ) -> Result<(), ModelError> {
+        let Some(entry) = self.slots.get_mut(slot) else { return Ok(()) };
+        if path.iter().copied().eq(0..path.len()) {
+            self.rewind(model, slot, base + path.len());
+            return Ok(());
+        }
+        let branch: Vec<TokenId> =
+            path.iter().filter_map(|&node| entry.tokens.get(base + node).copied()).collect();
+        model.commit(entry.lane, base, path)?;
+        entry.tokens.truncate(base);
+        entry.tokens.extend(branch);
+        Ok(())
+    }
+
+    /// The lane is free; its tokens stay.
+    pub(super) fn free(&mut self, slot: SlotId) {
+        self.clock += 1;
+        if let Some(slot) = self.slots.get_mut(slot) {
+            slot.busy = false;
+            slot.used = self.clock;
+        }
+    }
+
+    /// The lane cannot be trusted any more: free and empty.
+    pub(super) fn discard(&mut self, model: &mut dyn Forward, slot: SlotId) {
+        self.rewind(model, slot, 0);
+        self.free(slot);
+    }
+
+    /// Tokens in busy lanes.
+    pub(super) fn busy_tokens(&self) -> usize {
+        self.slots.iter().filter(|slot| slot.busy).map(|slot| slot.tokens.len()).sum()
+    }
+
+    fn len(&self, slot: SlotId) -> usize {
+        self.slots.get(slot).map_or(0, |slot| slot.tokens.len())
+    }
+
+    fn common(&self, slot: SlotId, wanted: &[TokenId], most: usize) -> usize {
+        self.slots.get(slot).map_or(0, |slot| common(&slot.tokens, wanted).min(most))
+    }
+
+    /// The slot with the longest match; of equal ones the shortest, then the one unused for longest.
+    fn best(&self, wanted: &[TokenId], most: usize, of: impl Fn(&Slot) -> bool) -> Option<Match> {
+        self.slots
+            .iter()
+            .enumerate()
+            .filter(|(_, slot)| of(slot))
+            .map(|(index, slot)| (index, common(&slot.tokens, wanted).min(most)))
+            .max_by_key(|&(index, len)| {
+                let slot = self.slots.get(index);
+                let (tokens, used) = slot.map_or((0, 0), |slot| (slot.tokens.len(), slot.used));
+                (len, std::cmp::Reverse((tokens, used)))
+            })
+    }
+
+    fn blank(&mut self, model: &mut dyn Forward) -> Option<SlotId> {
+        let lane = model.reserve()?;
+        self.slots.push(Slot { lane, tokens: Vec::new(), busy: false, used: 0 });
+        Some(self.slots.len() - 1)
+    }
+
+    fn oldest(&self) -> Option<SlotId> {
+        let free = self.slots.iter().enumerate().filter(|(_, slot)| !slot.busy);
+        free.min_by_key(|(_, slot)| slot.used).map(|(index, _)| index)
+    }
+
+    fn copy(
+        &mut self,
+        model: &mut dyn Forward,
+        from: SlotId,
+        to: SlotId,
+        len: usize,
+    ) -> Result<(), ModelError> {
+        self.rewind(model, to, 0);
+        let (Some(source), Some(target)) = (self.slots.get(from), self.slots.get(to)) else { return Ok(()) };
+        model.fork(source.lane, target.lane, len)?;
+        let tokens = source.tokens.iter().take(len).copied().collect();
+        if let Some(target) = self.slots.get_mut(to) {
+            target.tokens = tokens;
+        }
+        Ok(())
+    }
+
+    fn occupy(&mut self, slot: SlotId) {
+        self.clock += 1;
+        if let Some(slot) = self.slots.get_mut(slot) {
+            slot.busy = true;
+            slot.used = self.clock;
+        }
+    }
+}
+
+/// Length of the common prefix.
+pub(super) fn common(a: &[TokenId], b: &[TokenId]) -> usize {
+    a.iter().zip(b).take_while(|(a, b)| a == b).count()
+}
