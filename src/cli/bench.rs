@@ -1,0 +1,186 @@
+//! `foretell bench`: a server asked directly against the same server asked through Foretell.
+
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::lab::bench::{self, Bench};
+use crate::lab::client::Url;
+use crate::lab::require::Requirement;
+use crate::lab::tally::Run;
+use crate::lab::workload::Workload;
+use crate::lab::{Exit, html, report};
+
+/// Compare a server asked directly with the same server asked through Foretell.
+#[derive(Clone, Debug, clap::Args)]
+pub struct BenchArgs {
+    /// The server itself.
+    #[arg(long, value_name = "URL")]
+    pub direct: Url,
+    /// The same server through Foretell.
+    #[arg(long, value_name = "URL")]
+    pub through: Url,
+    /// Files of prompts, one {"route", "body"} per line.
+    #[arg(long, value_name = "F", required = true, num_args = 1.., value_delimiter = ',')]
+    pub workload: Vec<PathBuf>,
+    /// Clients that ask at the same time; one run for each number.
+    #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "1")]
+    pub concurrency: Vec<usize>,
+    /// Temperatures; one run for each.
+    #[arg(long, value_name = "T,T", value_delimiter = ',', default_value = "0")]
+    pub temperature: Vec<f64>,
+    /// Alternations of each run: a block of 5 prompts per client each way.
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    pub alternations: usize,
+    /// Give each prompt a fixed seed above temperature 0, so that texts can be compared.
+    #[arg(long)]
+    pub seeded: bool,
+    /// Most output tokens of every prompt, instead of the workload's own.
+    #[arg(long, value_name = "N")]
+    pub max_tokens: Option<u32>,
+    /// Metrics page of the target, for the gain that the formula gives.
+    #[arg(long, value_name = "URL", requires = "metrics_through")]
+    pub metrics_direct: Option<Url>,
+    /// Metrics page of Foretell, likewise.
+    #[arg(long, value_name = "URL", requires = "metrics_direct")]
+    pub metrics_through: Option<Url>,
+    /// Write the figures as JSON.
+    #[arg(long, value_name = "F")]
+    pub json: Option<PathBuf>,
+    /// Write a page with plots.
+    #[arg(long, value_name = "F")]
+    pub html: Option<PathBuf>,
+    /// Exit 2 unless met: WORKLOAD[.FIGURE]>=N or <=N, WORKLOAD may be *, FIGURE is
+    /// ratio|low|high|gain|e_n|identical|looping|failures|first_token
+    /// (first_token: added time ÷ max(5 %, 2 ms)).
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub require: Vec<Requirement>,
+}
+
+/// Why a benchmark cannot start.
+#[derive(Debug, thiserror::Error)]
+enum Unusable {
+    #[error(transparent)]
+    Workload(#[from] crate::lab::workload::Error),
+    #[error("--{flag}: allowed {allowed}, got {got}")]
+    Value { flag: &'static str, allowed: &'static str, got: String },
+    #[error("{path}: {source}")]
+    File { path: PathBuf, source: std::io::Error },
+}
+
+/// Runs the benchmark; tables go to `out`, progress and complaints to standard error.
+pub async fn run(args: &BenchArgs, out: &mut impl Write) -> Exit {
+    let (bench, files) = match args.bench().and_then(|bench| Ok((bench, args.files()?))) {
+        Ok(ready) => ready,
+        Err(unusable) => {
+            eprintln!("foretell bench: {unusable}");
+            return Exit::Usage;
+        }
+    };
+    let runs = match bench::run(&bench, &progress()).await {
+        Ok(runs) => runs,
+        Err(stopped) => {
+            eprintln!("foretell bench: {stopped}");
+            return Exit::Unreachable;
+        }
+    };
+    // A reader who closed the pipe has seen enough; the files and the exit status still count.
+    let _ = out.write_all(report::table(&runs).as_bytes());
+    if let Err(unusable) = files.write(&runs) {
+        eprintln!("foretell bench: {unusable}");
+        return Exit::Unreachable;
+    }
+    judge(&args.require, &runs, out)
+}
+
+fn judge(requirements: &[Requirement], runs: &[Run], out: &mut impl Write) -> Exit {
+    let shortfalls: Vec<_> =
+        requirements.iter().flat_map(|requirement| requirement.shortfalls(runs)).collect();
+    for shortfall in &shortfalls {
+        let _ = writeln!(out, "FELL SHORT: {shortfall}");
+    }
+    if shortfalls.is_empty() {
+        if !requirements.is_empty() {
+            let _ = writeln!(out, "all {} requirements met", requirements.len());
+        }
+        Exit::Done
+    } else {
+        Exit::FellShort
+    }
+}
+
+impl BenchArgs {
+    fn bench(&self) -> Result<Bench, Unusable> {
+        let value = |flag, allowed, got: String| Err(Unusable::Value { flag, allowed, got });
+        if let Some(clients) = self.concurrency.iter().find(|&&clients| !(1..=1024).contains(&clients)) {
+            return value("concurrency", "1..=1024", clients.to_string());
+        }
+        if let Some(temperature) = self.temperature.iter().find(|&&t| !(0.0..=2.0).contains(&t)) {
+            return value("temperature", "0..=2", temperature.to_string());
+        }
+        if self.alternations == 0 {
+            return value("alternations", "at least 1", "0".into());
+        }
+        Ok(Bench {
+            direct: self.direct.clone(),
+            through: self.through.clone(),
+            metrics: self.metrics_direct.clone().zip(self.metrics_through.clone()),
+            workloads: self.workload.iter().map(|path| Workload::read(path)).collect::<Result<_, _>>()?,
+            concurrency: self.concurrency.clone(),
+            temperature: self.temperature.clone(),
+            alternations: self.alternations,
+            seeded: self.seeded,
+            max_tokens: self.max_tokens,
+        })
+    }
+
+    fn files(&self) -> Result<Files, Unusable> {
+        Ok(Files { json: Report::open(self.json.as_deref())?, html: Report::open(self.html.as_deref())? })
+    }
+}
+
+/// The files to be written, opened before anything is measured: minutes of work are not to end in a typo.
+struct Files {
+    json: Option<Report>,
+    html: Option<Report>,
+}
+
+struct Report {
+    path: PathBuf,
+    file: File,
+}
+
+impl Report {
+    fn open(path: Option<&Path>) -> Result<Option<Self>, Unusable> {
+        path.map(|path| {
+            let file = File::create(path);
+            let file = file.map_err(|source| Unusable::File { path: path.to_owned(), source })?;
+            Ok(Self { path: path.to_owned(), file })
+        })
+        .transpose()
+    }
+
+    fn write(mut self, text: &str) -> Result<(), Unusable> {
+        self.file.write_all(text.as_bytes()).map_err(|source| Unusable::File { path: self.path, source })
+    }
+}
+
+impl Files {
+    fn write(self, runs: &[Run]) -> Result<(), Unusable> {
+        if let Some(json) = self.json {
+            json.write(&report::json(runs))?;
+        }
+        if let Some(html) = self.html {
+            html.write(&html::page(runs))?;
+        }
+        Ok(())
+    }
+}
+
+/// A bar on standard error; nothing where that is no terminal.
+fn progress() -> ProgressBar {
+    let style = ProgressStyle::with_template("{bar:28} {pos}/{len} alternations, {eta} left  {msg}");
+    ProgressBar::no_length().with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+}

@@ -1,0 +1,124 @@
+//! In which order the two ways are measured.
+//!
+//! Machines drift: caches warm, clocks throttle, neighbours come and go. Two long runs one after the other
+//! would compare the hours; short blocks that alternate compare the ways. Who goes first flips from one
+//! alternation to the next, and again from one pass over the workload to the next, so that no prompt finds
+//! the server's prefix cache warmed by the same side every time.
+
+/// One of the two ways to the same server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Side {
+    /// Straight to the server.
+    Direct,
+    /// Through Foretell.
+    Through,
+}
+
+impl Side {
+    /// The name in reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Direct => "direct",
+            Self::Through => "through",
+        }
+    }
+
+    /// The other way.
+    #[must_use]
+    pub const fn other(self) -> Self {
+        match self {
+            Self::Direct => Self::Through,
+            Self::Through => Self::Direct,
+        }
+    }
+}
+
+/// What is asked in one go before the other side has its turn.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Alternation {
+    /// Which side is asked first.
+    pub first: Side,
+    /// Indices into the workload; both sides are asked the same.
+    pub prompts: Vec<usize>,
+}
+
+/// How many prompts, in blocks of how many.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// Prompts of the workload.
+    pub prompts: usize,
+    /// Clients that ask at the same time.
+    pub concurrency: usize,
+    /// Alternations that count.
+    pub alternations: usize,
+}
+
+impl Plan {
+    /// Prompts of one block: 5 for every client, so that more clients do not mean emptier blocks.
+    pub const fn block(&self) -> usize {
+        5 * if self.concurrency == 0 { 1 } else { self.concurrency }
+    }
+
+    /// Prompts that each side is asked before anything counts: the last of the workload, so that the first
+    /// blocks do not find their own prompts in a cache.
+    pub fn warm_up(&self) -> Vec<usize> {
+        let wanted = self.concurrency.max(10);
+        (0..wanted).filter_map(|back| self.prompts.checked_sub(1 + back % self.prompts.max(1))).collect()
+    }
+
+    /// The alternations that count, in order.
+    pub fn alternations(&self) -> impl Iterator<Item = Alternation> + '_ {
+        let blocks_per_pass = self.prompts.div_ceil(self.block()).max(1);
+        (0..self.alternations).map(move |turn| {
+            let flipped = (turn + turn / blocks_per_pass) % 2 == 1;
+            let prompts = (turn * self.block()..(turn + 1) * self.block())
+                .filter_map(|place| place.checked_rem(self.prompts))
+                .collect();
+            Alternation { first: if flipped { Side::Through } else { Side::Direct }, prompts }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PLAN: Plan = Plan { prompts: 50, concurrency: 1, alternations: 20 };
+
+    #[test]
+    fn every_prompt_is_asked_equally_often() {
+        let mut asked = vec![0; 50];
+        for alternation in PLAN.alternations() {
+            assert_eq!(alternation.prompts.len(), 5);
+            for prompt in alternation.prompts {
+                asked[prompt] += 1;
+            }
+        }
+        assert!(asked.iter().all(|&times| times == 2), "{asked:?}");
+    }
+
+    #[test]
+    fn a_prompt_is_asked_first_by_each_side_in_turn() {
+        let turns: Vec<_> = PLAN.alternations().collect();
+        for (first_pass, second_pass) in turns[..10].iter().zip(&turns[10..]) {
+            assert_eq!(first_pass.prompts, second_pass.prompts);
+            assert_ne!(first_pass.first, second_pass.first);
+        }
+        assert!(turns[..10].windows(2).all(|pair| pair[0].first != pair[1].first));
+    }
+
+    #[test]
+    fn more_clients_make_larger_blocks_and_warm_ups() {
+        let plan = Plan { prompts: 7, concurrency: 32, alternations: 3 };
+        assert_eq!(plan.alternations().map(|turn| turn.prompts.len()).collect::<Vec<_>>(), [160; 3]);
+        assert_eq!(plan.warm_up().len(), 32);
+        assert_eq!(PLAN.warm_up(), [49, 48, 47, 46, 45, 44, 43, 42, 41, 40]);
+    }
+
+    #[test]
+    fn an_empty_workload_asks_nothing() {
+        let plan = Plan { prompts: 0, ..PLAN };
+        assert!(plan.warm_up().is_empty());
+        assert!(plan.alternations().all(|turn| turn.prompts.is_empty()));
+    }
+}

@@ -1,0 +1,288 @@
+//! Running a benchmark: the shell around the pure plan and the pure tally.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use bytes::Bytes;
+use futures_util::future::join_all;
+use indicatif::ProgressBar;
+use serde::Deserialize;
+use serde_json::json;
+
+use super::alternate::{Plan, Side};
+use super::client::{Client, Url};
+use super::counters::Counters;
+use super::formula::{Costs, Unknown};
+use super::looping;
+use super::stream::{Answer, Failure};
+use super::tally::{Looping, Measured, Pair, Run, conclude};
+use super::workload::{Settings, Workload};
+use crate::openai::Route;
+use crate::units::TokenId;
+
+/// Most outputs of one side that are judged for loops in one run.
+const JUDGED: usize = 200;
+
+/// What is to be measured.
+#[derive(Clone, Debug)]
+pub struct Bench {
+    /// The server itself.
+    pub direct: Url,
+    /// The same server through Foretell.
+    pub through: Url,
+    /// Metrics pages of the target and of Foretell, for the formula's costs.
+    pub metrics: Option<(Url, Url)>,
+    /// One after the other.
+    pub workloads: Vec<Workload>,
+    /// Clients that ask at the same time, one run for each number.
+    pub concurrency: Vec<usize>,
+    /// One run for each temperature.
+    pub temperature: Vec<f64>,
+    /// Alternations of each run.
+    pub alternations: usize,
+    /// Above temperature 0, whether each prompt carries a fixed seed.
+    pub seeded: bool,
+    /// Replaces `max_tokens` of every prompt.
+    pub max_tokens: Option<u32>,
+}
+
+/// Why nothing could be measured.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{side} ({url}): {failure}", side = side.name())]
+pub struct Stopped {
+    /// The side that did not answer.
+    pub side: Side,
+    /// Where it was asked.
+    pub url: String,
+    /// The first failure.
+    pub failure: Failure,
+}
+
+/// Measures everything in turn. Stops if a side answers nothing at all; single failures are counted.
+pub async fn run(bench: &Bench, progress: &ProgressBar) -> Result<Vec<Run>, Stopped> {
+    let cases: Vec<_> = bench
+        .workloads
+        .iter()
+        .flat_map(|workload| bench.temperature.iter().map(move |&temperature| (workload, temperature)))
+        .flat_map(|(workload, temperature)| {
+            bench.concurrency.iter().map(move |&clients| (workload, temperature, clients))
+        })
+        .collect();
+    progress.set_length((cases.len() * bench.alternations) as u64);
+    let mut runs = Vec::new();
+    for (workload, temperature, clients) in cases {
+        progress.set_message(format!("{} T={temperature} clients={clients}", workload.name));
+        runs.push(conclude(Case::new(bench, workload, temperature, clients).measure(progress).await?));
+    }
+    progress.finish_and_clear();
+    Ok(runs)
+}
+
+/// One line of the report, being measured.
+struct Case<'a> {
+    bench: &'a Bench,
+    workload: &'a Workload,
+    settings: Settings,
+    plan: Plan,
+    direct: Vec<Client>,
+    through: Vec<Client>,
+    meter: Meter,
+}
+
+impl<'a> Case<'a> {
+    fn new(bench: &'a Bench, workload: &'a Workload, temperature: f64, clients: usize) -> Self {
+        let connect = |url: &Url| (0..clients).map(|_| Client::new(url.clone())).collect();
+        Self {
+            bench,
+            workload,
+            settings: Settings {
+                temperature,
+                max_tokens: bench.max_tokens,
+                seeded: bench.seeded && temperature > 0.0,
+            },
+            plan: Plan {
+                prompts: workload.prompts.len(),
+                concurrency: clients,
+                alternations: bench.alternations,
+            },
+            direct: connect(&bench.direct),
+            through: connect(&bench.through),
+            meter: Meter::new(bench.metrics.as_ref()),
+        }
+    }
+
+    async fn measure(mut self, progress: &ProgressBar) -> Result<Measured, Stopped> {
+        let plan = self.plan;
+        for side in [Side::Direct, Side::Through] {
+            let answers = self.block(side, &plan.warm_up()).await;
+            self.answering(side, &answers, |_| true)?;
+        }
+        let (mut alternations, mut costs) = (Vec::new(), Ok(Costs::default()));
+        for alternation in plan.alternations() {
+            let first = self.metered(alternation.first, &alternation.prompts, &mut costs).await?;
+            let second = self.metered(alternation.first.other(), &alternation.prompts, &mut costs).await?;
+            let (direct, through) = match alternation.first {
+                Side::Direct => (first, second),
+                Side::Through => (second, first),
+            };
+            let pairs = alternation.prompts.into_iter().zip(direct).zip(through);
+            alternations
+                .push(pairs.map(|((prompt, direct), through)| Pair { prompt, direct, through }).collect());
+            progress.inc(1);
+        }
+        Ok(Measured {
+            workload: self.workload.name.clone(),
+            concurrency: plan.concurrency,
+            temperature: self.settings.temperature,
+            comparable: self.settings.temperature == 0.0 || self.settings.seeded,
+            looping: Judge::new(self.bench, self.workload).judge(&alternations).await,
+            alternations,
+            costs,
+        })
+    }
+
+    /// One block, with what the runtimes counted during it.
+    async fn metered(
+        &mut self,
+        side: Side,
+        prompts: &[usize],
+        costs: &mut Result<Costs, Unknown>,
+    ) -> Result<Vec<Result<Answer, Failure>>, Stopped> {
+        let before = self.meter.read().await;
+        let answers = self.block(side, prompts).await;
+        let after = self.meter.read().await;
+        let spent = before.and_then(|before| Ok(after? - before));
+        *costs = costs.and_then(|mut sum| {
+            match side {
+                Side::Direct => sum.direct += spent?,
+                Side::Through => sum.through += spent?,
+            }
+            Ok(sum)
+        });
+        self.answering(side, &answers, |failure| matches!(failure, Failure::Unreachable(_)))?;
+        Ok(answers)
+    }
+
+    /// Asks one side; the answers stand in the order of `prompts`.
+    async fn block(&mut self, side: Side, prompts: &[usize]) -> Vec<Result<Answer, Failure>> {
+        let requests: Vec<(Route, Bytes)> = prompts
+            .iter()
+            .filter_map(|&index| {
+                let prompt = self.workload.prompts.get(index)?;
+                Some((prompt.route, prompt.request(&self.settings, index)))
+            })
+            .collect();
+        let clients = match side {
+            Side::Direct => &mut self.direct,
+            Side::Through => &mut self.through,
+        };
+        let (next, requests) = (&AtomicUsize::new(0), &requests);
+        let lanes = clients.iter_mut().map(|client| async move {
+            let mut answers = Vec::new();
+            loop {
+                let place = next.fetch_add(1, Ordering::Relaxed);
+                let Some((route, body)) = requests.get(place) else { return answers };
+                answers.push((place, client.ask(*route, body.clone()).await));
+            }
+        });
+        let mut answers: Vec<_> = join_all(lanes).await.into_iter().flatten().collect();
+        answers.sort_by_key(|(place, _)| *place);
+        answers.into_iter().map(|(_, answer)| answer).collect()
+    }
+
+    /// Stops the benchmark if every request of a block failed in a way that `hopeless` names.
+    fn answering(
+        &self,
+        side: Side,
+        answers: &[Result<Answer, Failure>],
+        hopeless: impl Fn(&Failure) -> bool,
+    ) -> Result<(), Stopped> {
+        let url = match side {
+            Side::Direct => &self.bench.direct,
+            Side::Through => &self.bench.through,
+        };
+        if !answers.iter().all(|answer| answer.as_ref().is_err_and(&hopeless)) {
+            return Ok(());
+        }
+        match answers.first() {
+            Some(Err(failure)) => Err(Stopped { side, url: url.to_string(), failure: failure.clone() }),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Reads the metrics pages between blocks.
+struct Meter(Option<(Client, Client)>);
+
+impl Meter {
+    fn new(pages: Option<&(Url, Url)>) -> Self {
+        Self(pages.map(|(target, proxy)| (Client::new(target.clone()), Client::new(proxy.clone()))))
+    }
+
+    async fn read(&mut self) -> Result<Counters, Unknown> {
+        let (target, proxy) = self.0.as_mut().ok_or(Unknown::NoPages)?;
+        let page = target.page().await.map_err(|_| Unknown::NoCounters)?;
+        let counters = Counters::of_target(&page).ok_or(Unknown::NoCounters)?;
+        let page = proxy.page().await.map_err(|_| Unknown::NoCounters)?;
+        counters.with_drafts(&page).ok_or(Unknown::NoCounters)
+    }
+}
+
+/// Judges outputs for loops, by token ids where the server tokenizes, else by words. Never while the clock of
+/// a block runs, and without changing what is asked in one.
+struct Judge<'a> {
+    workload: &'a Workload,
+    server: Option<Client>,
+    known: HashMap<String, Vec<TokenId>>,
+}
+
+#[derive(Deserialize)]
+struct Tokenized {
+    tokens: Vec<TokenId>,
+}
+
+impl<'a> Judge<'a> {
+    fn new(bench: &Bench, workload: &'a Workload) -> Self {
+        Self { workload, server: Some(Client::new(bench.direct.clone())), known: HashMap::new() }
+    }
+
+    async fn judge(mut self, alternations: &[Vec<Pair>]) -> Looping {
+        let direct = self.share(alternations, Side::Direct).await;
+        let through = self.share(alternations, Side::Through).await;
+        Looping { direct, through, by_words: self.server.is_none() }
+    }
+
+    async fn share(&mut self, alternations: &[Vec<Pair>], side: Side) -> Option<f64> {
+        let (mut judged, mut looping) = (0, 0);
+        for pair in alternations.iter().flatten().take(JUDGED) {
+            let (Ok(answer), Some(prompt)) = (pair.of(side), self.workload.prompts.get(pair.prompt)) else {
+                continue;
+            };
+            judged += 1;
+            looping += u32::from(self.loops(&prompt.text(), &answer.text, prompt.model()).await);
+        }
+        (judged > 0).then(|| f64::from(looping) / f64::from(judged))
+    }
+
+    async fn loops(&mut self, prompt: &str, output: &str, model: &str) -> bool {
+        match (self.tokens(prompt, model).await, self.tokens(output, model).await) {
+            (Some(prompt), Some(output)) => looping::loops(&prompt, &output),
+            _ => looping::loops(&looping::words(prompt), &looping::words(output)),
+        }
+    }
+
+    async fn tokens(&mut self, text: &str, model: &str) -> Option<Vec<TokenId>> {
+        if let Some(known) = self.known.get(text) {
+            return Some(known.clone());
+        }
+        let body = json!({"model": model, "prompt": text, "add_special_tokens": false});
+        let answer = self.server.as_mut()?.post("/tokenize", &body).await;
+        let read = answer.ok().and_then(|bytes| serde_json::from_slice::<Tokenized>(&bytes).ok());
+        let Some(Tokenized { tokens }) = read else {
+            self.server = None;
+            return None;
+        };
+        self.known.insert(text.to_owned(), tokens.clone());
+        Some(tokens)
+    }
+}

@@ -1,0 +1,169 @@
+//! What the servers themselves counted: read from their Prometheus pages before and after a block.
+//!
+//! The formula's costs must be those of the runtime alone; a time taken at the client would hold the very
+//! overhead that is to be judged. Sums and counts are taken, never quantiles, so that two readings can be
+//! subtracted.
+
+use std::ops::{AddAssign, Sub};
+
+/// A histogram's sum in seconds and its count.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Spent {
+    /// Seconds in all.
+    pub seconds: f64,
+    /// How often.
+    pub times: f64,
+}
+
+impl Spent {
+    /// Seconds of one; `None` if it never happened.
+    pub fn mean(self) -> Option<f64> {
+        (self.times > 0.0).then(|| self.seconds / self.times)
+    }
+}
+
+impl Sub for Spent {
+    type Output = Self;
+
+    fn sub(self, earlier: Self) -> Self {
+        Self { seconds: self.seconds - earlier.seconds, times: self.times - earlier.times }
+    }
+}
+
+impl AddAssign for Spent {
+    fn add_assign(&mut self, more: Self) {
+        self.seconds += more.seconds;
+        self.times += more.times;
+    }
+}
+
+/// The target's runs by kind, and the proxy's drafting.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Counters {
+    /// Runs that gave one token to each running sequence.
+    pub decode: Spent,
+    /// Runs that verified drafts.
+    pub verify: Spent,
+    /// Runs over prompts.
+    pub prefill: Spent,
+    /// Drafts made by the proxy.
+    pub draft: Spent,
+}
+
+impl Counters {
+    /// Reads the page of the target; `None` if it does not time its steps.
+    pub fn of_target(page: &str) -> Option<Self> {
+        let kind = |kind| spent(page, "foretell_target_step_seconds", Some(("kind", kind)));
+        // A kind that has not happened yet may have no series; decoding always has after a warm-up.
+        Some(Self {
+            decode: kind("decode")?,
+            verify: kind("verify").unwrap_or_default(),
+            prefill: kind("prefill").unwrap_or_default(),
+            draft: Spent::default(),
+        })
+    }
+
+    /// Adds the drafting time from the page of the proxy, none if it has not drafted yet; `None` if it is not
+    /// the page of a Foretell.
+    #[must_use]
+    pub fn with_drafts(self, page: &str) -> Option<Self> {
+        let ours = page.lines().any(|line| line.starts_with("foretell_"));
+        let draft = spent(page, "foretell_leap_draft_seconds", None).unwrap_or_default();
+        ours.then_some(Self { draft, ..self })
+    }
+}
+
+impl Sub for Counters {
+    type Output = Self;
+
+    fn sub(self, earlier: Self) -> Self {
+        Self {
+            decode: self.decode - earlier.decode,
+            verify: self.verify - earlier.verify,
+            prefill: self.prefill - earlier.prefill,
+            draft: self.draft - earlier.draft,
+        }
+    }
+}
+
+impl AddAssign for Counters {
+    fn add_assign(&mut self, more: Self) {
+        self.decode += more.decode;
+        self.verify += more.verify;
+        self.prefill += more.prefill;
+        self.draft += more.draft;
+    }
+}
+
+fn spent(page: &str, name: &str, label: Option<(&str, &str)>) -> Option<Spent> {
+    Some(Spent {
+        seconds: total(page, &format!("{name}_sum"), label)?,
+        times: total(page, &format!("{name}_count"), label)?,
+    })
+}
+
+/// The sum over all series called `name` that carry `label`; `None` if there is none.
+pub fn total(page: &str, name: &str, label: Option<(&str, &str)>) -> Option<f64> {
+    let wanted = label.map(|(key, value)| format!("{key}=\"{value}\""));
+    page.lines()
+        .filter_map(|line| {
+            let rest = line.strip_prefix(name)?;
+            let (labels, value) = match rest.strip_prefix('{') {
+                Some(rest) => rest.rsplit_once('}')?,
+                None if rest.starts_with([' ', '\t']) => ("", rest),
+                None => return None,
+            };
+            let carried = wanted.as_ref().is_none_or(|wanted| labels.split(',').any(|label| label == wanted));
+            carried.then(|| value.split_whitespace().next()?.parse::<f64>().ok()).flatten()
+        })
+        .reduce(|sum, value| sum + value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TARGET: &str = "\
+# TYPE foretell_target_step_seconds histogram
+foretell_target_step_seconds_bucket{kind=\"decode\",le=\"0.1\"} 40
+foretell_target_step_seconds_sum{kind=\"decode\"} 0.8
+foretell_target_step_seconds_count{kind=\"decode\"} 40
+foretell_target_step_seconds_sum{device=\"cpu\",kind=\"verify\"} 0.25
+foretell_target_step_seconds_count{device=\"cpu\",kind=\"verify\"} 10
+foretell_target_step_seconds_sum_of_something_else 7
+";
+
+    #[test]
+    fn series_are_found_by_name_and_label() {
+        let read = Counters::of_target(TARGET).unwrap();
+        assert_eq!(read.decode, Spent { seconds: 0.8, times: 40.0 });
+        assert_eq!(read.verify.mean(), Some(0.025));
+        assert_eq!(read.prefill.mean(), None);
+    }
+
+    #[test]
+    fn drafts_are_summed_over_all_drafters() {
+        let page = "foretell_leap_draft_seconds_sum{drafter=\"model\"} 0.02\n\
+                    foretell_leap_draft_seconds_count{drafter=\"model\"} 9\n\
+                    foretell_leap_draft_seconds_sum{drafter=\"prompt_lookup\"} 0.01 1700000000\n\
+                    foretell_leap_draft_seconds_count{drafter=\"prompt_lookup\"} 1\n";
+        let draft = Counters::default().with_drafts(page).unwrap().draft;
+        assert_eq!(draft.times, 10.0);
+        assert!((draft.seconds - 0.03).abs() < 1e-12);
+    }
+
+    #[test]
+    fn two_readings_are_subtracted_and_added() {
+        let early = Counters { decode: Spent { seconds: 0.5, times: 10.0 }, ..Counters::default() };
+        let mut sum = Counters::default();
+        sum += Counters::of_target(TARGET).unwrap() - early;
+        assert_eq!(sum.decode.times, 30.0);
+        assert!((sum.decode.seconds - 0.3).abs() < 1e-12);
+    }
+
+    #[test]
+    fn a_page_of_another_server_tells_nothing() {
+        assert_eq!(Counters::of_target("vllm:num_requests_running 3\n"), None);
+        assert_eq!(Counters::default().with_drafts(""), None);
+    }
+}

@@ -1,0 +1,121 @@
+//! The gain that leaping would have at the acceptance that was measured, if nothing but the models cost time.
+//!
+//! Plainly, N tokens cost N target steps. Leaping, every round costs one verify run and one draft and brings
+//! its accepted run and one token more; the rest are plain steps. Measured gain ÷ this gain says how much of
+//! what was possible the proxy, the wire and the server around the runtime have left over.
+//! Prefill is left out of both sides; it can only lower the measured gain, so the comparison flatters nobody.
+
+use super::counters::Counters;
+
+/// What the answers told about their rounds, summed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rounds {
+    /// Rounds leapt.
+    pub rounds: u64,
+    /// Tokens drafted in them.
+    pub drafted: u64,
+    /// Tokens accepted in them.
+    pub accepted: u64,
+}
+
+impl Rounds {
+    /// E\[N\]: tokens that a round brought on average; `None` without rounds.
+    pub fn expected_run(&self) -> Option<f64> {
+        (self.rounds > 0).then(|| (self.accepted + self.rounds) as f64 / self.rounds as f64)
+    }
+}
+
+/// What the runtimes spent: `direct` over the direct blocks, `through` over the others.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Costs {
+    /// Counted while the server was asked directly: the plain step.
+    pub direct: Counters,
+    /// Counted while it was asked through Foretell: verify runs and drafts.
+    pub through: Counters,
+}
+
+/// Why there is no formula gain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unknown {
+    /// No metrics pages were named.
+    #[error("no metrics pages were given (--metrics-direct, --metrics-through)")]
+    NoPages,
+    /// A page could not be read or lacks the counters.
+    #[error("a metrics page could not be read, or does not time its steps")]
+    NoCounters,
+    /// The answers did not say how they came about.
+    #[error("the answers carry no usage.foretell")]
+    NotTold,
+    /// Not one plain step was counted.
+    #[error("the target counted no plain steps")]
+    NoSteps,
+    /// Rounds leapt, but no verify run counted.
+    #[error("the target counted no verify runs although rounds were leapt")]
+    NoVerify,
+}
+
+/// The formula's gain for `tokens` output tokens of which some came in `told.rounds`.
+pub fn gain(tokens: u64, told: Rounds, costs: &Costs) -> Result<f64, Unknown> {
+    let step = costs.direct.decode.mean().ok_or(Unknown::NoSteps)?;
+    if told.rounds == 0 {
+        return Ok(1.0);
+    }
+    let rounds = told.rounds as f64;
+    let verify = rounds * costs.through.verify.mean().ok_or(Unknown::NoVerify)?;
+    // Drafts that led to no round are the controller's loss, not the formula's cost.
+    let draft = costs.through.draft;
+    let used = if draft.times > rounds { rounds / draft.times } else { 1.0 };
+    let stepped = tokens.saturating_sub(told.accepted + told.rounds) as f64;
+    Ok(tokens as f64 * step / (stepped * step + verify + draft.seconds * used))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::counters::Spent;
+    use super::*;
+
+    fn costs(step: f64, verify: Spent, draft: Spent) -> Costs {
+        Costs {
+            direct: Counters { decode: Spent { seconds: step * 7.0, times: 7.0 }, ..Counters::default() },
+            through: Counters { verify, draft, ..Counters::default() },
+        }
+    }
+
+    #[test]
+    fn the_gain_is_plain_time_over_leaping_time() {
+        // 100 tokens; 20 rounds brought 80 of them; 20 plain steps. 1000 ms against 200 + 20 · 15 + 20 · 1.
+        let told = Rounds { rounds: 20, drafted: 100, accepted: 60 };
+        let costs =
+            costs(0.010, Spent { seconds: 0.300, times: 20.0 }, Spent { seconds: 0.020, times: 20.0 });
+        assert!((gain(100, told, &costs).unwrap() - 1000.0 / 520.0).abs() < 1e-9);
+        assert_eq!(told.expected_run(), Some(4.0));
+    }
+
+    #[test]
+    fn a_verify_run_shared_by_sessions_costs_each_of_them_its_time() {
+        let told = Rounds { rounds: 20, drafted: 100, accepted: 60 };
+        let shared = costs(0.010, Spent { seconds: 0.150, times: 10.0 }, Spent::default());
+        assert!((gain(100, told, &shared).unwrap() - 1000.0 / 500.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn drafts_without_a_round_are_not_charged() {
+        let told = Rounds { rounds: 10, drafted: 10, accepted: 10 };
+        let costs = costs(0.010, Spent { seconds: 0.1, times: 10.0 }, Spent { seconds: 0.2, times: 20.0 });
+        assert!((gain(20, told, &costs).unwrap() - 200.0 / 200.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn riding_all_the_way_gains_nothing() {
+        let costs = costs(0.010, Spent::default(), Spent::default());
+        assert_eq!(gain(100, Rounds::default(), &costs), Ok(1.0));
+        assert_eq!(Rounds::default().expected_run(), None);
+    }
+
+    #[test]
+    fn what_was_not_counted_is_not_guessed() {
+        let told = Rounds { rounds: 1, drafted: 1, accepted: 1 };
+        assert_eq!(gain(9, told, &costs(0.01, Spent::default(), Spent::default())), Err(Unknown::NoVerify));
+        assert_eq!(gain(9, told, &Costs::default()), Err(Unknown::NoSteps));
+    }
+}

@@ -1,0 +1,61 @@
+//! How much an output repeats itself.
+//!
+//! A small model at temperature 0 likes to fall into loops, and a loop is what a lookup drafter guesses best:
+//! a benchmark on looping outputs flatters. What the prompt already says is no loop; copying is legitimate.
+
+use std::collections::HashSet;
+use std::hash::Hash;
+
+/// Tokens (or words) of one window.
+pub const WINDOW: usize = 8;
+/// From this share of repeated windows on, an output is said to loop.
+pub const LOOPS: f64 = 0.2;
+
+/// The share of the output's 8-grams that have occurred in the output before and are not in the prompt.
+pub fn repeated<T: Eq + Hash>(prompt: &[T], output: &[T]) -> f64 {
+    let known: HashSet<&[T]> = prompt.windows(WINDOW).collect();
+    let mut seen = HashSet::new();
+    let (mut windows, mut repeated) = (0_u32, 0_u32);
+    for window in output.windows(WINDOW) {
+        windows += 1;
+        let again = !seen.insert(window);
+        repeated += u32::from(again && !known.contains(window));
+    }
+    f64::from(repeated) / f64::from(windows.max(1))
+}
+
+/// Whether an output loops.
+pub fn loops<T: Eq + Hash>(prompt: &[T], output: &[T]) -> bool {
+    repeated(prompt, output) >= LOOPS
+}
+
+/// The words of a text, for where no token ids can be had.
+pub fn words(text: &str) -> Vec<&str> {
+    text.split_whitespace().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fresh_text_does_not_loop() {
+        let output: Vec<u32> = (0..64).collect();
+        assert_eq!(repeated(&[], &output), 0.0);
+    }
+
+    #[test]
+    fn a_cycle_loops_and_a_copy_of_the_prompt_does_not() {
+        let cycle: Vec<u32> = (0..64).map(|i| i % 4).collect();
+        // 57 windows, of which the first four are new.
+        assert!((repeated(&[], &cycle) - 53.0 / 57.0).abs() < 1e-12);
+        assert!(loops(&[], &cycle));
+        assert!(!loops(&cycle, &cycle));
+    }
+
+    #[test]
+    fn a_few_words_cannot_loop() {
+        assert_eq!(repeated(&[], &words("a a a a")), 0.0);
+        assert!(loops(&[], &words(&"ha ".repeat(20))));
+    }
+}

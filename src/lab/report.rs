@@ -1,0 +1,211 @@
+//! The report as a table and as JSON.
+
+use std::fmt::Write as _;
+
+use serde::Serialize;
+
+use super::tally::Run;
+
+/// `{"runs": [...]}`, ended by a newline.
+pub fn json(runs: &[Run]) -> String {
+    #[derive(Serialize)]
+    struct Report<'a> {
+        runs: &'a [Run],
+    }
+    let mut text = serde_json::to_string_pretty(&Report { runs }).unwrap_or_default();
+    text.push('\n');
+    text
+}
+
+/// Two aligned tables and the notes.
+pub fn table(runs: &[Run]) -> String {
+    let mut text =
+        String::from("Speed: tokens/s of one client; ratio = through ÷ direct, median of alternations\n");
+    text.push_str(&aligned(&speed(runs)));
+    text.push_str("\nLatency in ms: direct → through\n");
+    text.push_str(&aligned(&latency(runs)));
+    for run in runs {
+        for note in &run.notes {
+            let _ = write!(text, "\n{}: {note}", label(run));
+        }
+    }
+    text.trim_end().to_owned() + "\n"
+}
+
+/// What names a run: workload, temperature, clients.
+pub fn label(run: &Run) -> String {
+    let plural = if run.concurrency == 1 { "client" } else { "clients" };
+    format!("{}, T={}, {} {plural}", run.workload, run.temperature, run.concurrency)
+}
+
+/// The rows of the table of speeds, heading first.
+pub fn speed(runs: &[Run]) -> Vec<Vec<String>> {
+    let heading = [
+        "run",
+        "direct",
+        "through",
+        "ratio",
+        "95 % interval",
+        "n",
+        "E[N]",
+        "formula",
+        "of formula",
+        "identical",
+        "looping",
+    ];
+    let mut rows = vec![heading.map(ToOwned::to_owned).to_vec()];
+    rows.extend(runs.iter().map(|run| {
+        let ratio = &run.ratio;
+        vec![
+            label(run),
+            number(run.direct.tokens_per_second, 1),
+            number(run.through.tokens_per_second, 1),
+            number(ratio.median, 2),
+            format!("{} – {}", number(ratio.low, 2), number(ratio.high, 2)),
+            ratio.n.to_string(),
+            number(run.e_n, 2),
+            number(run.formula, 2),
+            percent(run.gain_over_formula),
+            percent(run.identical),
+            both(percent(run.direct.looping_share), percent(run.through.looping_share)),
+        ]
+    }));
+    rows
+}
+
+/// The rows of the table of latencies, heading first.
+pub fn latency(runs: &[Run]) -> Vec<Vec<String>> {
+    let heading =
+        ["run", "first token p50", "p95", "per token p50", "between events p50", "p95", "p99", "failed"];
+    let mut rows = vec![heading.map(ToOwned::to_owned).to_vec()];
+    rows.extend(runs.iter().map(|run| {
+        let (direct, through) = (&run.direct, &run.through);
+        let pair = |one, other| both(number(one, 2), number(other, 2));
+        vec![
+            label(run),
+            pair(direct.ttft_ms.p50, through.ttft_ms.p50),
+            pair(direct.ttft_ms.p95, through.ttft_ms.p95),
+            pair(direct.per_token_ms, through.per_token_ms),
+            pair(direct.gap_ms.p50, through.gap_ms.p50),
+            pair(direct.gap_ms.p95, through.gap_ms.p95),
+            pair(direct.gap_ms.p99, through.gap_ms.p99),
+            format!("{}/{} → {}/{}", direct.failures, direct.requests, through.failures, through.requests),
+        ]
+    }));
+    rows
+}
+
+fn both(one: String, other: String) -> String {
+    one + " → " + &other
+}
+
+/// A number with so many decimals, a dash for what was not measured.
+pub fn number(value: Option<f64>, decimals: usize) -> String {
+    value.map_or_else(|| "–".into(), |value| format!("{value:.decimals$}"))
+}
+
+/// A share as a percentage; never rounded up to a whole 100.
+pub fn percent(share: Option<f64>) -> String {
+    match share {
+        None => "–".into(),
+        Some(share) if share < 1.0 => format!("{:.1} %", (share * 1000.0).floor() / 10.0),
+        Some(share) => format!("{:.0} %", share * 100.0),
+    }
+}
+
+/// Columns as wide as their widest cell; the first to the left, the others to the right.
+pub fn aligned(rows: &[Vec<String>]) -> String {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or_default();
+    let width = |column: usize| {
+        rows.iter()
+            .filter_map(|row| row.get(column))
+            .map(|cell| cell.chars().count())
+            .max()
+            .unwrap_or_default()
+    };
+    let widths: Vec<usize> = (0..columns).map(width).collect();
+    let mut text = String::new();
+    for row in rows {
+        let mut line = String::new();
+        for (column, (cell, &width)) in row.iter().zip(&widths).enumerate() {
+            let _ = match column {
+                0 => write!(line, "{cell:width$}"),
+                _ => write!(line, "  {cell:>width$}"),
+            };
+        }
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use serde_json::json;
+
+    use super::super::stats::Interval;
+    use super::super::tally::{Figures, FirstToken, Gaps};
+    use super::*;
+
+    pub(in super::super) fn run() -> Run {
+        let figures = |speed, ms| Figures {
+            tokens_per_second: Some(speed),
+            ttft_ms: FirstToken { p50: Some(ms), p95: Some(ms * 2.0) },
+            gap_ms: Gaps { p50: Some(ms / 2.0), p95: Some(ms), p99: Some(ms * 1.5) },
+            requests: 100,
+            failures: 0,
+            looping_share: Some(0.05),
+            per_token_ms: Some(1000.0 / speed),
+        };
+        Run {
+            workload: "rewrite".into(),
+            concurrency: 1,
+            temperature: 0.0,
+            direct: figures(60.0, 20.0),
+            through: figures(144.0, 20.5),
+            ratio: Interval { median: Some(2.4), low: Some(2.25), high: Some(2.5), n: 20 },
+            e_n: Some(4.9),
+            formula: Some(2.7),
+            gain_over_formula: Some(0.8889),
+            identical: Some(0.9995),
+            notes: vec!["paths: speculated 100".into()],
+        }
+    }
+
+    #[test]
+    fn the_json_report_has_exactly_the_agreed_fields() {
+        let read: serde_json::Value = serde_json::from_str(&json(&[run()])).unwrap();
+        assert_eq!(
+            read,
+            json!({"runs": [{
+                "workload": "rewrite", "concurrency": 1, "temperature": 0.0,
+                "direct": {"tokens_per_second": 60.0, "ttft_ms": {"p50": 20.0, "p95": 40.0},
+                    "gap_ms": {"p50": 10.0, "p95": 20.0, "p99": 30.0},
+                    "requests": 100, "failures": 0, "looping_share": 0.05},
+                "through": {"tokens_per_second": 144.0, "ttft_ms": {"p50": 20.5, "p95": 41.0},
+                    "gap_ms": {"p50": 10.25, "p95": 20.5, "p99": 30.75},
+                    "requests": 100, "failures": 0, "looping_share": 0.05},
+                "ratio": {"median": 2.4, "low": 2.25, "high": 2.5, "n": 20},
+                "e_n": 4.9, "formula": 2.7, "gain_over_formula": 0.8889}]})
+        );
+    }
+
+    #[test]
+    fn the_table_is_aligned_and_carries_the_notes() {
+        let text = table(&[run(), Run { workload: "documentation".into(), notes: Vec::new(), ..run() }]);
+        let lines: Vec<_> = text.lines().collect();
+        let end_of = |line: &str, cell: &str| {
+            line.get(..line.find(cell).unwrap() + cell.len()).unwrap().chars().count()
+        };
+        assert_eq!(end_of(lines[1], "ratio"), end_of(lines[2], "2.40"));
+        assert_eq!(end_of(lines[2], "2.40"), end_of(lines[3], "2.40"));
+        assert!(text.ends_with("rewrite, T=0, 1 client: paths: speculated 100\n"));
+    }
+
+    #[test]
+    fn a_share_below_one_is_never_shown_as_all() {
+        assert_eq!(percent(Some(0.9999)), "99.9 %");
+        assert_eq!(percent(Some(1.0)), "100 %");
+        assert_eq!(percent(None), "–");
+    }
+}

@@ -1,0 +1,197 @@
+//! Thresholds: `rewrite>=2.2,hostile.low>=0.95,*.gain>=0.8,*.first_token<=1`.
+//!
+//! What was not measured falls short; a threshold that nothing can miss would be no threshold.
+
+use std::str::FromStr;
+
+use super::tally::Run;
+
+/// One threshold.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Requirement {
+    /// Name of a workload; `None` is every one.
+    workload: Option<String>,
+    figure: Figure,
+    bound: Bound,
+    value: f64,
+}
+
+/// A figure of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Figure {
+    Ratio,
+    Low,
+    High,
+    Gain,
+    ExpectedRun,
+    Identical,
+    Looping,
+    Failures,
+    FirstToken,
+}
+
+const FIGURES: &[(&str, Figure)] = &[
+    ("ratio", Figure::Ratio),
+    ("low", Figure::Low),
+    ("high", Figure::High),
+    ("gain", Figure::Gain),
+    ("e_n", Figure::ExpectedRun),
+    ("identical", Figure::Identical),
+    ("looping", Figure::Looping),
+    ("failures", Figure::Failures),
+    ("first_token", Figure::FirstToken),
+];
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Bound {
+    AtLeast,
+    AtMost,
+}
+
+/// Why a text is no [`Requirement`].
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "allowed WORKLOAD[.FIGURE]>=N or <=N with FIGURE ratio|low|high|gain|e_n|identical|looping|failures|\
+     first_token, got {0:?}"
+)]
+pub struct NoRequirement(String);
+
+impl FromStr for Requirement {
+    type Err = NoRequirement;
+
+    fn from_str(text: &str) -> Result<Self, NoRequirement> {
+        let read = || {
+            let (left, bound, right) = text
+                .split_once(">=")
+                .map(|(left, right)| (left, Bound::AtLeast, right))
+                .or_else(|| text.split_once("<=").map(|(left, right)| (left, Bound::AtMost, right)))?;
+            let (workload, figure) = left.trim().split_once('.').unwrap_or((left.trim(), "ratio"));
+            let (_, figure) = FIGURES.iter().find(|(name, _)| *name == figure)?;
+            let value = right.trim().parse().ok().filter(|value: &f64| value.is_finite())?;
+            let workload = (workload != "*").then(|| workload.to_owned());
+            workload.as_ref().is_none_or(|name| !name.is_empty()).then_some(Self {
+                workload,
+                figure: *figure,
+                bound,
+                value,
+            })
+        };
+        read().ok_or_else(|| NoRequirement(text.to_owned()))
+    }
+}
+
+impl Figure {
+    fn name(self) -> &'static str {
+        FIGURES.iter().find(|(_, figure)| *figure == self).map_or("", |(name, _)| name)
+    }
+
+    fn of(self, run: &Run) -> Option<f64> {
+        match self {
+            Self::Ratio => run.ratio.median,
+            Self::Low => run.ratio.low,
+            Self::High => run.ratio.high,
+            Self::Gain => run.gain_over_formula,
+            Self::ExpectedRun => run.e_n,
+            Self::Identical => run.identical,
+            Self::Looping => run.direct.looping_share,
+            Self::Failures => Some((run.through.failures + run.direct.failures) as f64),
+            Self::FirstToken => run.first_token(),
+        }
+    }
+}
+
+impl Requirement {
+    /// Where `runs` fall short, in plain words; empty if they do not.
+    pub fn shortfalls(&self, runs: &[Run]) -> Vec<String> {
+        let asked = |run: &&Run| self.workload.as_ref().is_none_or(|name| *name == run.workload);
+        let mut met = runs.iter().filter(asked).peekable();
+        if met.peek().is_none() {
+            let name = self.workload.as_deref().unwrap_or("*");
+            return vec![format!("{name}: no such workload was measured")];
+        }
+        met.filter_map(|run| self.shortfall(run)).collect()
+    }
+
+    fn shortfall(&self, run: &Run) -> Option<String> {
+        let (sign, figure) = match self.bound {
+            Bound::AtLeast => (">=", self.figure.of(run).filter(|figure| *figure >= self.value)),
+            Bound::AtMost => ("<=", self.figure.of(run).filter(|figure| *figure <= self.value)),
+        };
+        if figure.is_some() {
+            return None;
+        }
+        let got = self.figure.of(run).map_or_else(|| "not measured".into(), |figure| format!("{figure:.3}"));
+        let (name, value) = (self.figure.name(), self.value);
+        Some(format!(
+            "{}, {} clients, temperature {}: {name} {got}, required {sign} {value}",
+            run.workload, run.concurrency, run.temperature
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::stats::Interval;
+    use super::super::tally::{Figures, FirstToken};
+    use super::*;
+
+    fn run(workload: &str, median: f64, low: f64) -> Run {
+        let figures = |p50| Figures {
+            ttft_ms: FirstToken { p50: Some(p50), p95: None },
+            requests: 100,
+            ..Figures::default()
+        };
+        Run {
+            workload: workload.into(),
+            concurrency: 1,
+            temperature: 0.0,
+            direct: figures(20.0),
+            through: figures(21.5),
+            ratio: Interval { median: Some(median), low: Some(low), high: Some(median), n: 20 },
+            e_n: None,
+            formula: None,
+            gain_over_formula: None,
+            identical: Some(1.0),
+            notes: Vec::new(),
+        }
+    }
+
+    fn shortfalls(text: &str, runs: &[Run]) -> Vec<String> {
+        text.parse::<Requirement>().unwrap().shortfalls(runs)
+    }
+
+    #[test]
+    fn thresholds_are_met_or_told() {
+        let runs = [run("rewrite", 2.3, 2.1), run("hostile", 0.99, 0.94)];
+        for met in [
+            "rewrite>=2.2",
+            "hostile.low>=0.94",
+            "*.identical>=1",
+            "*.failures<=0",
+            " hostile.ratio >= 0.98",
+            "*.first_token<=1",
+        ] {
+            assert!(shortfalls(met, &runs).is_empty(), "{met}");
+        }
+        assert_eq!(
+            shortfalls("hostile.low>=0.95", &runs),
+            ["hostile, 1 clients, temperature 0: low 0.940, required >= 0.95"]
+        );
+        assert_eq!(shortfalls("*>=1", &runs).len(), 1);
+    }
+
+    #[test]
+    fn what_was_not_measured_falls_short() {
+        let runs = [run("rewrite", 2.3, 2.1)];
+        assert!(shortfalls("rewrite.gain>=0.8", &runs)[0].contains("gain not measured"));
+        assert_eq!(shortfalls("prose>=1", &runs), ["prose: no such workload was measured"]);
+        assert_eq!(shortfalls("*>=1", &[]), ["*: no such workload was measured"]);
+    }
+
+    #[test]
+    fn a_threshold_that_cannot_be_read_is_refused() {
+        for wrong in ["", "rewrite", "rewrite=2", "rewrite.speed>=2", "rewrite>=fast", ">=2", "a>=NaN"] {
+            assert!(wrong.parse::<Requirement>().is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! Quantiles and intervals.
+//!
+//! Latencies go into HDR histograms (constant memory, 0.1 % resolution, whatever the run's length). A ratio
+//! is judged by its median over alternations, with a bootstrap interval: nothing is assumed about how the
+//! noise is distributed, and a fixed seed makes the same measurements give the same interval.
+
+use std::time::Duration;
+
+use hdrhistogram::Histogram;
+use serde::Serialize;
+
+/// Resamples of the bootstrap.
+const RESAMPLES: usize = 4_000;
+/// Seed of the bootstrap; any constant will do.
+const SEED: u64 = 0x0F0E_7E11;
+
+/// Durations, to be asked for quantiles in milliseconds.
+#[derive(Clone, Debug)]
+pub struct Durations(Option<Histogram<u64>>);
+
+impl Default for Durations {
+    fn default() -> Self {
+        // Nanoseconds up to ten minutes; longer ones count as ten minutes.
+        Self(Histogram::new_with_bounds(1, 600_000_000_000, 3).ok())
+    }
+}
+
+impl Durations {
+    /// Adds one duration.
+    pub fn record(&mut self, duration: Duration) {
+        let nanos = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
+        if let Some(histogram) = &mut self.0 {
+            histogram.saturating_record(nanos);
+        }
+    }
+
+    /// The quantile `q` in 0..=1 in milliseconds; `None` if nothing was recorded.
+    pub fn ms(&self, q: f64) -> Option<f64> {
+        let histogram = self.0.as_ref().filter(|histogram| !histogram.is_empty())?;
+        Some(histogram.value_at_quantile(q) as f64 * 1e-6)
+    }
+}
+
+/// A median with the interval that it lies in with 95 % confidence.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Interval {
+    /// The median; `None` if nothing was measured.
+    pub median: Option<f64>,
+    /// Lower end.
+    pub low: Option<f64>,
+    /// Upper end.
+    pub high: Option<f64>,
+    /// How many measurements.
+    pub n: usize,
+}
+
+/// The median of `values` and its bootstrap 95 % interval.
+pub fn interval(values: &[f64]) -> Interval {
+    let mut state = SEED;
+    let mut medians: Vec<f64> = (0..RESAMPLES)
+        .filter_map(|_| {
+            let resample: Vec<f64> = (0..values.len())
+                .filter_map(|_| values.get((next(&mut state) % values.len().max(1) as u64) as usize).copied())
+                .collect();
+            quantile(resample, 0.5)
+        })
+        .collect();
+    medians.sort_by(f64::total_cmp);
+    Interval {
+        median: quantile(values.to_vec(), 0.5),
+        low: quantile(medians.clone(), 0.025),
+        high: quantile(medians, 0.975),
+        n: values.len(),
+    }
+}
+
+/// The quantile `q` in 0..=1, interpolated between neighbours; `None` of nothing.
+pub fn quantile(mut values: Vec<f64>, q: f64) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    let place = q.clamp(0.0, 1.0) * values.len().checked_sub(1)? as f64;
+    let below = *values.get(place.floor() as usize)?;
+    let above = *values.get(place.ceil() as usize)?;
+    Some(below + (above - below) * place.fract())
+}
+
+/// SplitMix64: small, good enough for resampling, and the same everywhere.
+fn next(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    let mut z = *state;
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ (z >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantiles_interpolate_and_do_not_care_for_order() {
+        assert_eq!(quantile(vec![4.0, 1.0, 3.0, 2.0], 0.5), Some(2.5));
+        assert_eq!(quantile(vec![4.0, 1.0, 3.0, 2.0], 0.0), Some(1.0));
+        assert_eq!(quantile(vec![4.0, 1.0, 3.0, 2.0], 1.0), Some(4.0));
+        assert_eq!(quantile(Vec::new(), 0.5), None);
+    }
+
+    #[test]
+    fn the_interval_holds_the_median_and_is_the_same_every_time() {
+        let values: Vec<f64> = (0..25).map(|i| 1.0 + 0.01 * f64::from(i)).collect();
+        let found = interval(&values);
+        assert_eq!(found, interval(&values));
+        assert_eq!(found.median, Some(1.12));
+        assert_eq!(found.n, 25);
+        // The median of 25 equally spaced values: the binomial 95 % interval is the 8th to the 18th of them.
+        let (low, high) = (found.low.unwrap(), found.high.unwrap());
+        assert!((1.06..1.09).contains(&low), "{low}");
+        assert!((1.15..1.18).contains(&high), "{high}");
+    }
+
+    #[test]
+    fn the_interval_covers_the_truth_about_nineteen_times_in_twenty() {
+        let mut state = 7;
+        let covered = (0..200)
+            .filter(|_| {
+                // Uniform on 0..1, so the true median is 0.5.
+                let values: Vec<f64> = (0..21).map(|_| next(&mut state) as f64 / u64::MAX as f64).collect();
+                let found = interval(&values);
+                found.low.unwrap() <= 0.5 && 0.5 <= found.high.unwrap()
+            })
+            .count();
+        assert!((178..=200).contains(&covered), "{covered} of 200");
+    }
+
+    #[test]
+    fn of_nothing_there_is_no_interval() {
+        assert_eq!(interval(&[]), Interval::default());
+        assert_eq!(interval(&[2.0]), Interval { median: Some(2.0), low: Some(2.0), high: Some(2.0), n: 1 });
+    }
+
+    #[test]
+    fn durations_keep_a_thousandth() {
+        let mut durations = Durations::default();
+        assert_eq!(durations.ms(0.5), None);
+        for ms in 1..=100 {
+            durations.record(Duration::from_millis(ms));
+        }
+        let (p50, p95) = (durations.ms(0.5).unwrap(), durations.ms(0.95).unwrap());
+        assert!((p50 - 50.0).abs() < 0.1, "{p50}");
+        assert!((p95 - 95.0).abs() < 0.2, "{p95}");
+    }
+}

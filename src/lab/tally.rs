@@ -1,0 +1,392 @@
+//! From pairs of answers to the figures of a report.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use super::alternate::Side;
+use super::formula::{self, Costs, Rounds, Unknown};
+use super::stats::{Durations, Interval, interval};
+use super::stream::{Answer, Failure};
+
+/// One prompt, asked both ways in the same alternation.
+#[derive(Clone, Debug)]
+pub struct Pair {
+    /// Index into the workload.
+    pub prompt: usize,
+    /// The answer of the server itself.
+    pub direct: Result<Answer, Failure>,
+    /// The answer through Foretell.
+    pub through: Result<Answer, Failure>,
+}
+
+impl Pair {
+    /// What one side answered.
+    pub const fn of(&self, side: Side) -> &Result<Answer, Failure> {
+        match side {
+            Side::Direct => &self.direct,
+            Side::Through => &self.through,
+        }
+    }
+
+    fn both(&self) -> Option<(&Answer, &Answer)> {
+        self.direct.as_ref().ok().zip(self.through.as_ref().ok())
+    }
+}
+
+/// What was measured under one setting.
+#[derive(Clone, Debug)]
+pub struct Measured {
+    /// Name of the workload.
+    pub workload: String,
+    /// Clients that asked at the same time.
+    pub concurrency: usize,
+    /// Temperature of every request.
+    pub temperature: f64,
+    /// Whether both sides must give the same text: temperature 0, or seeded.
+    pub comparable: bool,
+    /// One entry for each alternation.
+    pub alternations: Vec<Vec<Pair>>,
+    /// What the runtimes counted meanwhile.
+    pub costs: Result<Costs, Unknown>,
+    /// Share of looping outputs, directly and through.
+    pub looping: Looping,
+}
+
+/// Share of looping outputs of each side; `None` if there were none to judge.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Looping {
+    /// Asked directly.
+    pub direct: Option<f64>,
+    /// Asked through Foretell.
+    pub through: Option<f64>,
+    /// Counted in words, for want of token ids.
+    pub by_words: bool,
+}
+
+/// Median and 95th percentile in milliseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct FirstToken {
+    /// Median.
+    pub p50: Option<f64>,
+    /// 95th percentile.
+    pub p95: Option<f64>,
+}
+
+/// Quantiles of the time between two output events in milliseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Gaps {
+    /// Median.
+    pub p50: Option<f64>,
+    /// 95th percentile.
+    pub p95: Option<f64>,
+    /// 99th percentile.
+    pub p99: Option<f64>,
+}
+
+/// The figures of one side.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Figures {
+    /// Output tokens ÷ time from request to last event, summed over requests: what one client sees.
+    pub tokens_per_second: Option<f64>,
+    /// Time to the first output.
+    pub ttft_ms: FirstToken,
+    /// Time between output events.
+    pub gap_ms: Gaps,
+    /// Requests sent.
+    pub requests: u64,
+    /// Requests without a whole answer.
+    pub failures: u64,
+    /// Share of looping outputs.
+    pub looping_share: Option<f64>,
+    /// Median over requests of the mean time per token; not in the JSON report.
+    #[serde(skip)]
+    pub per_token_ms: Option<f64>,
+}
+
+/// One line of the report.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Run {
+    /// Name of the workload.
+    pub workload: String,
+    /// Clients that asked at the same time.
+    pub concurrency: usize,
+    /// Temperature of every request.
+    pub temperature: f64,
+    /// The server itself.
+    pub direct: Figures,
+    /// Through Foretell.
+    pub through: Figures,
+    /// Through ÷ direct tokens/s, over alternations.
+    pub ratio: Interval,
+    /// Tokens that a round brought on average.
+    pub e_n: Option<f64>,
+    /// The gain that the runtimes' costs allow.
+    pub formula: Option<f64>,
+    /// Measured ratio ÷ formula.
+    pub gain_over_formula: Option<f64>,
+    /// Share of outputs that are the same both ways; `None` where they need not be.
+    #[serde(skip)]
+    pub identical: Option<f64>,
+    /// What a reader of the figures must know, in plain words.
+    #[serde(skip)]
+    pub notes: Vec<String>,
+}
+
+impl Run {
+    /// Added time to the first token (medians) ÷ what is allowed: 5 % of the direct one, at least 2 ms.
+    pub fn first_token(&self) -> Option<f64> {
+        let (direct, through) = (self.direct.ttft_ms.p50?, self.through.ttft_ms.p50?);
+        Some((through - direct) / (direct * 0.05).max(2.0))
+    }
+}
+
+/// Draws the conclusions.
+pub fn conclude(measured: Measured) -> Run {
+    let pairs = || measured.alternations.iter().flatten();
+    let ratios: Vec<f64> = measured.alternations.iter().filter_map(|pairs| ratio(pairs)).collect();
+    let ratio = interval(&ratios);
+    let through: Vec<&Answer> = pairs().filter_map(|pair| pair.through.as_ref().ok()).collect();
+    let rounds = rounds(&through);
+    let tokens = through.iter().map(|answer| answer.completion_tokens).sum();
+    let formula = measured.costs.and_then(|costs| {
+        let rounds = rounds.ok_or(Unknown::NotTold)?;
+        formula::gain(tokens, rounds, &costs)
+    });
+    let compared: Vec<bool> =
+        pairs().filter_map(Pair::both).map(|(direct, through)| direct.text == through.text).collect();
+    let identical = (measured.comparable && !compared.is_empty())
+        .then(|| compared.iter().filter(|&&same| same).count() as f64 / compared.len() as f64);
+    Run {
+        direct: Figures { looping_share: measured.looping.direct, ..figures(pairs(), Side::Direct) },
+        through: Figures { looping_share: measured.looping.through, ..figures(pairs(), Side::Through) },
+        ratio,
+        e_n: rounds.and_then(|rounds| rounds.expected_run()),
+        formula: formula.ok(),
+        gain_over_formula: ratio.median.zip(formula.ok()).map(|(gain, formula)| gain / formula),
+        identical,
+        notes: notes(pairs(), &through, formula, identical, measured.looping),
+        workload: measured.workload,
+        concurrency: measured.concurrency,
+        temperature: measured.temperature,
+    }
+}
+
+/// Through ÷ direct tokens/s of one alternation, over the prompts that both sides answered.
+fn ratio(pairs: &[Pair]) -> Option<f64> {
+    let both = || pairs.iter().filter_map(Pair::both);
+    let direct = speed(both().map(|(direct, _)| direct))?;
+    let through = speed(both().map(|(_, through)| through))?;
+    Some(through / direct)
+}
+
+fn speed<'a>(answers: impl Iterator<Item = &'a Answer>) -> Option<f64> {
+    let (tokens, seconds) = answers.fold((0, 0.0), |(tokens, seconds), answer| {
+        (tokens + answer.completion_tokens, seconds + answer.last.as_secs_f64())
+    });
+    (tokens > 0 && seconds > 0.0).then(|| tokens as f64 / seconds)
+}
+
+/// The sum of what the answers told; `None` unless every one told.
+fn rounds(answers: &[&Answer]) -> Option<Rounds> {
+    answers.iter().try_fold(Rounds::default(), |sum, answer| {
+        let told = answer.foretell.as_ref()?;
+        Some(Rounds {
+            rounds: sum.rounds + told.rounds,
+            drafted: sum.drafted + told.drafted,
+            accepted: sum.accepted + told.accepted,
+        })
+    })
+}
+
+fn figures<'a>(pairs: impl Iterator<Item = &'a Pair> + Clone, side: Side) -> Figures {
+    let answers = || pairs.clone().filter_map(|pair| pair.of(side).as_ref().ok());
+    let [mut first, mut gaps, mut per_token] = [(); 3].map(|()| Durations::default());
+    for answer in answers() {
+        first.record(answer.first());
+        answer.gaps().for_each(|gap| gaps.record(gap));
+        if let Some(duration) = answer.per_token() {
+            per_token.record(duration);
+        }
+    }
+    let requests = pairs.clone().count() as u64;
+    Figures {
+        tokens_per_second: speed(answers()),
+        ttft_ms: FirstToken { p50: first.ms(0.5), p95: first.ms(0.95) },
+        gap_ms: Gaps { p50: gaps.ms(0.5), p95: gaps.ms(0.95), p99: gaps.ms(0.99) },
+        requests,
+        failures: requests - answers().count() as u64,
+        looping_share: None,
+        per_token_ms: per_token.ms(0.5),
+    }
+}
+
+fn notes<'a>(
+    pairs: impl Iterator<Item = &'a Pair> + Clone,
+    through: &[&Answer],
+    formula: Result<f64, Unknown>,
+    identical: Option<f64>,
+    looping: Looping,
+) -> Vec<String> {
+    let mut notes = Vec::new();
+    for side in [Side::Direct, Side::Through] {
+        let failures: Vec<_> = pairs.clone().filter_map(|pair| pair.of(side).as_ref().err()).collect();
+        if let Some(first) = failures.first() {
+            notes.push(format!("{} of the {} requests failed; first: {first}", failures.len(), side.name()));
+        }
+    }
+    if let Err(unknown) = formula {
+        notes.push(format!("no formula gain: {unknown}"));
+    }
+    let differs = |pair: &Pair| pair.both().is_some_and(|(direct, through)| direct.text != through.text);
+    if identical.is_some_and(|share| share < 1.0) {
+        let mut prompts: Vec<_> = pairs.filter(|pair| differs(pair)).map(|pair| pair.prompt + 1).collect();
+        prompts.sort_unstable();
+        prompts.dedup();
+        let shown: Vec<_> = prompts.iter().take(10).map(ToString::to_string).collect();
+        notes.push(format!("outputs differ on prompts {} ({} in all)", shown.join(", "), prompts.len()));
+    }
+    if looping.by_words {
+        notes.push("loops were counted in words: the server does not tokenize".into());
+    }
+    notes.extend(paths(through));
+    notes
+}
+
+/// How the requests went: `speculated 90, ridden (no_gain) 10`.
+fn paths(answers: &[&Answer]) -> Option<String> {
+    let mut counts = BTreeMap::new();
+    for told in answers.iter().filter_map(|answer| answer.foretell.as_ref()) {
+        let reason = told.reason.as_ref().map_or_else(String::new, |reason| format!(" ({reason})"));
+        *counts.entry(format!("{}{reason}", told.path)).or_insert(0_u64) += 1;
+    }
+    let shown: Vec<_> = counts.iter().map(|(path, count)| format!("{path} {count}")).collect();
+    (!shown.is_empty()).then(|| format!("paths: {}", shown.join(", ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::super::counters::{Counters, Spent};
+    use super::super::stream::{Piece, Told};
+    use super::*;
+
+    fn answer(text: &str, tokens: u64, ms: u64) -> Answer {
+        let pieces = (1..=tokens)
+            .map(|i| Piece {
+                at: Duration::from_millis(ms * i / tokens),
+                end: text.len() * i as usize / tokens as usize,
+                tokens: 1,
+            })
+            .collect();
+        Answer {
+            text: text.into(),
+            pieces,
+            last: Duration::from_millis(ms),
+            finish: "length".into(),
+            completion_tokens: tokens,
+            foretell: None,
+        }
+    }
+
+    fn told(answer: Answer, rounds: u64, accepted: u64) -> Answer {
+        let foretell =
+            Told { path: "speculated".into(), rounds, drafted: 4 * rounds, accepted, reason: None };
+        Answer { foretell: Some(foretell), ..answer }
+    }
+
+    fn pair(direct: Answer, through: Answer) -> Pair {
+        Pair { prompt: 0, direct: Ok(direct), through: Ok(through) }
+    }
+
+    fn measured(alternations: Vec<Vec<Pair>>) -> Measured {
+        Measured {
+            workload: "code".into(),
+            concurrency: 1,
+            temperature: 0.0,
+            comparable: true,
+            alternations,
+            costs: Err(Unknown::NoPages),
+            looping: Looping::default(),
+        }
+    }
+
+    #[test]
+    fn the_ratio_is_the_median_over_alternations_of_sums_over_sums() {
+        // 20 tokens in 300 ms against 20 in 200 ms: 1.5; then 2.0; then 1.0.
+        let alternations = [(100, 200, 200), (200, 200, 200), (100, 100, 200)]
+            .map(|(one, two, both)| {
+                vec![
+                    pair(answer("abcdefghij", 10, one), answer("abcdefghij", 10, both / 2)),
+                    pair(answer("abcdefghij", 10, two), answer("abcdefghij", 10, both / 2)),
+                ]
+            })
+            .to_vec();
+        let run = conclude(measured(alternations));
+        assert_eq!(run.ratio.median, Some(1.5));
+        assert_eq!(run.ratio.n, 3);
+        assert_eq!(run.through.tokens_per_second, Some(100.0));
+        assert_eq!(run.identical, Some(1.0));
+        assert_eq!((run.e_n, run.formula, run.gain_over_formula), (None, None, None));
+        assert!(run.notes[0].starts_with("no formula gain: no metrics pages"), "{:?}", run.notes);
+    }
+
+    #[test]
+    fn gain_over_formula_takes_the_runtimes_costs() {
+        let spent = |seconds, times| Spent { seconds, times };
+        let costs = Costs {
+            direct: Counters { decode: spent(0.1, 10.0), ..Counters::default() },
+            through: Counters { verify: spent(0.040, 2.0), draft: spent(0.004, 2.0), ..Counters::default() },
+        };
+        let alternation = vec![pair(answer("x", 10, 110), told(answer("x", 10, 80), 2, 6))];
+        let run = conclude(Measured { costs: Ok(costs), ..measured(vec![alternation]) });
+        // 10 · 10 ms ÷ (2 · 10 + 2 · 20 + 4) ms
+        let formula = 100.0 / 64.0;
+        assert_eq!(run.e_n, Some(4.0));
+        assert!((run.formula.unwrap() - formula).abs() < 1e-9);
+        assert!((run.gain_over_formula.unwrap() - 110.0 / 80.0 / formula).abs() < 1e-9);
+        assert_eq!(run.notes, ["paths: speculated 1"]);
+    }
+
+    #[test]
+    fn a_failed_request_is_counted_and_its_pair_is_not_compared() {
+        let failed = Pair {
+            prompt: 3,
+            direct: Ok(answer("slow", 1, 10_000)),
+            through: Err(Failure::Status(500, "boom".into())),
+        };
+        let run = conclude(measured(vec![vec![pair(answer("a", 1, 10), answer("a", 1, 10)), failed]]));
+        assert_eq!(run.ratio.median, Some(1.0));
+        assert_eq!((run.through.requests, run.through.failures, run.direct.failures), (2, 1, 0));
+        assert_eq!(run.notes[0], "1 of the through requests failed; first: HTTP 500: boom");
+    }
+
+    #[test]
+    fn differing_outputs_are_told_where_they_must_agree() {
+        let pairs = vec![vec![pair(answer("a", 1, 10), answer("b", 1, 10))]];
+        let run = conclude(measured(pairs.clone()));
+        assert_eq!(run.identical, Some(0.0));
+        assert!(run.notes.iter().any(|note| note == "outputs differ on prompts 1 (1 in all)"));
+        let free = conclude(Measured { comparable: false, ..measured(pairs) });
+        assert_eq!(free.identical, None);
+    }
+
+    #[test]
+    fn the_first_token_may_come_five_percent_or_two_milliseconds_later() {
+        let run = |direct, through| {
+            let one = |ms| answer("x", 1, ms);
+            conclude(measured(vec![vec![pair(one(direct), one(through))]])).first_token().unwrap()
+        };
+        assert!((run(100, 105) - 1.0).abs() < 0.05);
+        assert!((run(10, 11) - 0.5).abs() < 0.05);
+        assert!(run(10, 9) < 0.0);
+    }
+
+    #[test]
+    fn nothing_measured_is_null_and_not_a_number() {
+        let run = conclude(measured(Vec::new()));
+        let json = serde_json::to_value(&run).unwrap();
+        assert!(json["ratio"]["median"].is_null() && json["direct"]["tokens_per_second"].is_null());
+    }
+}

@@ -1,0 +1,222 @@
+//! Workload files: one `{"route", "body"}` per line.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use bytes::Bytes;
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use crate::openai::Route;
+
+/// Prompts under a name.
+#[derive(Clone, Debug)]
+pub struct Workload {
+    /// The file's name without its ending.
+    pub name: String,
+    /// At least one.
+    pub prompts: Vec<Prompt>,
+}
+
+/// One line.
+#[derive(Clone, Debug)]
+pub struct Prompt {
+    /// Where it is sent.
+    pub route: Route,
+    /// The body as it stands in the file.
+    pub body: Map<String, Value>,
+}
+
+/// What a run changes in every body.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Settings {
+    /// Replaces `temperature`.
+    pub temperature: f64,
+    /// Replaces `max_tokens`.
+    pub max_tokens: Option<u32>,
+    /// Gives each prompt a seed of its own, the same on both sides and in every alternation.
+    pub seeded: bool,
+}
+
+/// What is wrong with a workload file.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The file cannot be read.
+    #[error("{path}: {source}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        source: std::io::Error,
+    },
+    /// A line is not `{"route", "body"}`.
+    #[error("{name}:{line}: {reason}")]
+    Line {
+        /// The workload.
+        name: String,
+        /// Counted from 1.
+        line: usize,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// No line at all.
+    #[error("{name}: no prompts")]
+    Empty {
+        /// The workload.
+        name: String,
+    },
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Line {
+    route: String,
+    body: Map<String, Value>,
+}
+
+impl Workload {
+    /// Reads a workload file; blank lines are skipped.
+    pub fn read(path: &Path) -> Result<Self, Error> {
+        let text =
+            std::fs::read_to_string(path).map_err(|source| Error::Read { path: path.to_owned(), source })?;
+        let name = path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned());
+        Self::parse(name, &text)
+    }
+
+    /// Reads the text of a workload file.
+    pub fn parse(name: String, text: &str) -> Result<Self, Error> {
+        let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
+        let prompts = lines
+            .map(|(at, line)| {
+                parse_line(line).map_err(|reason| Error::Line { name: name.clone(), line: at + 1, reason })
+            })
+            .collect::<Result<Vec<_>, _>>()?;
+        if prompts.is_empty() {
+            return Err(Error::Empty { name });
+        }
+        Ok(Self { name, prompts })
+    }
+
+    /// Every `*.jsonl` of a folder, by name.
+    pub fn read_folder(folder: &Path) -> Result<Vec<Self>, Error> {
+        let read = |source| Error::Read { path: folder.to_owned(), source };
+        let mut found = BTreeMap::new();
+        for entry in std::fs::read_dir(folder).map_err(read)? {
+            let path = entry.map_err(read)?.path();
+            if path.extension().is_some_and(|ending| ending == "jsonl") {
+                found.insert(path.clone(), Self::read(&path)?);
+            }
+        }
+        if found.is_empty() {
+            return Err(Error::Empty { name: folder.display().to_string() });
+        }
+        Ok(found.into_values().collect())
+    }
+}
+
+fn parse_line(line: &str) -> Result<Prompt, String> {
+    let line: Line = serde_json::from_str(line).map_err(|error| error.to_string())?;
+    let route = [Route::Completions, Route::Chat]
+        .into_iter()
+        .find(|route| route.name() == line.route)
+        .ok_or_else(|| format!("route: allowed completions|chat, got {:?}", line.route))?;
+    Ok(Prompt { route, body: line.body })
+}
+
+impl Prompt {
+    /// The body to send: streamed, with usage, and as `settings` say. `index` names the prompt's seed.
+    pub fn request(&self, settings: &Settings, index: usize) -> Bytes {
+        let mut body = self.body.clone();
+        body.insert("stream".into(), true.into());
+        let options = body.entry("stream_options").or_insert_with(|| json!({}));
+        if let Some(options) = options.as_object_mut() {
+            options.insert("include_usage".into(), true.into());
+        }
+        body.insert("temperature".into(), settings.temperature.into());
+        if let Some(limit) = settings.max_tokens {
+            body.shift_remove("max_completion_tokens");
+            body.insert("max_tokens".into(), limit.into());
+        }
+        if settings.seeded {
+            body.insert("seed".into(), (1_000 + index).into());
+        }
+        Bytes::from(Value::Object(body).to_string())
+    }
+
+    /// The model that is asked for.
+    pub fn model(&self) -> &str {
+        self.body.get("model").and_then(Value::as_str).unwrap_or_default()
+    }
+
+    /// All text of the prompt, to tell a copy from a loop.
+    pub fn text(&self) -> String {
+        let mut text = String::new();
+        for key in ["prompt", "messages"] {
+            gather(self.body.get(key), &mut text);
+        }
+        text
+    }
+}
+
+/// Appends the strings of a prompt: itself, its parts, or the `content` and `text` of its messages.
+fn gather(value: Option<&Value>, text: &mut String) {
+    match value {
+        Some(Value::String(found)) => {
+            text.push_str(found);
+            text.push('\n');
+        }
+        Some(Value::Array(parts)) => parts.iter().for_each(|part| gather(Some(part), text)),
+        Some(Value::Object(part)) => {
+            ["content", "text"].into_iter().for_each(|key| gather(part.get(key), text));
+        }
+        _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LINES: &str = r#"
+{"route":"completions","body":{"model":"m","prompt":"def f(","max_tokens":9,"temperature":0}}
+
+{"route":"chat","body":{"model":"m","messages":[{"role":"user","content":[{"type":"text","text":"Hi"}]}]}}
+"#;
+
+    fn workload() -> Workload {
+        Workload::parse("code".into(), LINES).unwrap()
+    }
+
+    #[test]
+    fn lines_become_prompts() {
+        let found = workload();
+        assert_eq!(
+            found.prompts.iter().map(|prompt| prompt.route).collect::<Vec<_>>(),
+            [Route::Completions, Route::Chat]
+        );
+        assert_eq!(found.prompts[0].text(), "def f(\n");
+        assert_eq!(found.prompts[1].text(), "Hi\n");
+    }
+
+    #[test]
+    fn a_request_is_streamed_with_usage_and_settings() {
+        let settings = Settings { temperature: 0.7, max_tokens: Some(32), seeded: true };
+        let sent: Value = serde_json::from_slice(&workload().prompts[0].request(&settings, 4)).unwrap();
+        assert_eq!(
+            sent,
+            json!({"model": "m", "prompt": "def f(", "max_tokens": 32, "temperature": 0.7, "stream": true,
+                   "stream_options": {"include_usage": true}, "seed": 1004})
+        );
+    }
+
+    #[test]
+    fn a_wrong_line_is_named() {
+        let wrong = |text: &str| Workload::parse("w".into(), text).unwrap_err().to_string();
+        assert_eq!(wrong(""), "w: no prompts");
+        assert_eq!(
+            wrong("\n{\"route\":\"embeddings\",\"body\":{}}"),
+            "w:2: route: allowed completions|chat, got \"embeddings\""
+        );
+        assert!(wrong("{\"route\":\"chat\"}").starts_with("w:1: missing field `body`"));
+    }
+}
