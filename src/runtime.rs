@@ -1,7 +1,7 @@
 //! ONNX Runtime and what runs on it: models over a slot cache, sampling, the model drafter.
 //!
-//! `noise`, `sampler` and `forward` need no ONNX Runtime and are always there; the rest comes with the
-//! feature `onnx`.
+//! `library`, `device`, `description`, `cache`, `bound` and `model` come with the feature `onnx`. The rest needs
+//! no ONNX Runtime and is always there: it sees models through the trait of `forward`.
 
 #[cfg(feature = "onnx")]
 pub mod bound;
@@ -11,6 +11,8 @@ pub mod cache;
 pub mod description;
 #[cfg(feature = "onnx")]
 pub mod device;
+pub mod drafter;
+pub mod fake;
 pub mod forward;
 pub mod layout;
 #[cfg(feature = "onnx")]

@@ -2,6 +2,7 @@
 //!
 //! Runs on the bundled target, or on the model folder that `FORETELL_TEST_MODEL` names.
 #![cfg(feature = "onnx")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 use std::path::PathBuf;
 
@@ -96,7 +97,8 @@ fn only_the_rows_asked_for_come_back() {
 #[test]
 fn a_ragged_batch_equals_each_alone_however_sets_are_put_together() {
     let mut model = open(8);
-    let texts: Vec<Vec<u32>> = [40, 3, 260, 150, 1].iter().map(|&len| tokens(&model, len as u64, len)).collect();
+    let texts: Vec<Vec<u32>> =
+        [40, 3, 260, 150, 1].iter().map(|&len| tokens(&model, len as u64, len)).collect();
     let want: Vec<Vec<Vec<f32>>> = texts.iter().map(|text| plain(&mut model, text)).collect();
     let lanes: Vec<Lane> = texts.iter().map(|_| model.reserve().unwrap()).collect();
     let mut done = vec![0_usize; texts.len()];
@@ -106,7 +108,7 @@ fn a_ragged_batch_equals_each_alone_however_sets_are_put_together() {
         for (index, text) in texts.iter().enumerate() {
             let left = text.len() - done[index];
             let size = [1, 5, 2, 33, 9][(round + index) % 5].min(left);
-            if size > 0 && (round + index) % 4 != 0 {
+            if size > 0 && !(round + index).is_multiple_of(4) {
                 taken.push((index, size));
             }
         }
@@ -119,7 +121,11 @@ fn a_ragged_batch_equals_each_alone_however_sets_are_put_together() {
         for (feed, &(index, size)) in taken.iter().enumerate() {
             for row in 0..size {
                 let place = done[index] + row;
-                assert_close(logits.row(feed, row).unwrap(), &want[index][place], &format!("text {index} at {place}"));
+                assert_close(
+                    logits.row(feed, row).unwrap(),
+                    &want[index][place],
+                    &format!("text {index} at {place}"),
+                );
             }
             done[index] += size;
         }
@@ -145,7 +151,11 @@ fn a_tree_gives_every_branch_the_logits_of_its_own_chain() {
         let whole: Vec<u32> = text.iter().copied().chain(path.iter().map(|&node| nodes[node])).collect();
         let want = plain(&mut model, &whole);
         for (depth, &node) in path.iter().enumerate() {
-            assert_close(logits.row(0, node).unwrap(), &want[text.len() + depth], &format!("leaf {leaf} node {node}"));
+            assert_close(
+                logits.row(0, node).unwrap(),
+                &want[text.len() + depth],
+                &format!("leaf {leaf} node {node}"),
+            );
         }
     }
 }
@@ -156,8 +166,12 @@ fn after_commit_of_a_side_branch_the_text_goes_on_as_if_only_it_had_been_there()
     let text = tokens(&model, 7, 50);
     let nodes = tokens(&model, 8, PARENTS.len());
     let more = tokens(&model, 9, 12);
-    let whole: Vec<u32> =
-        text.iter().copied().chain(SIDE.iter().map(|&node| nodes[node])).chain(more.iter().copied()).collect();
+    let whole: Vec<u32> = text
+        .iter()
+        .copied()
+        .chain(SIDE.iter().map(|&node| nodes[node]))
+        .chain(more.iter().copied())
+        .collect();
     let want = plain(&mut model, &whole);
     let lane = model.reserve().unwrap();
     model.run(&[chain(lane, &text, Rows::None)]).unwrap();
@@ -237,5 +251,9 @@ fn cuda_that_is_not_there_is_an_error_that_says_what_is_missing() {
         Err(other) => panic!("{other}"),
     }
     let auto = Model::open(&folder(), &Options { lanes: 1, ..Options::default() }).unwrap();
-    assert!(auto.device().starts_with("cpu, since") || auto.device().starts_with("cuda"), "{}", auto.device());
+    assert!(
+        auto.device().starts_with("cpu, since") || auto.device().starts_with("cuda"),
+        "{}",
+        auto.device()
+    );
 }

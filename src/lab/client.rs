@@ -150,13 +150,13 @@ impl Client {
         body: Bytes,
     ) -> Result<(Instant, Response<Incoming>), Failure> {
         let request = self.request(method, path, body)?;
-        if let Some(mut sender) = self.sender.take() {
-            if sender.ready().await.is_ok() {
-                let sent = Instant::now();
-                if let Ok(response) = sender.send_request(request.clone()).await {
-                    self.sender = Some(sender);
-                    return Ok((sent, response));
-                }
+        if let Some(mut sender) = self.sender.take()
+            && sender.ready().await.is_ok()
+        {
+            let sent = Instant::now();
+            if let Ok(response) = sender.send_request(request.clone()).await {
+                self.sender = Some(sender);
+                return Ok((sent, response));
             }
         }
         let mut sender = self.connect().await?;

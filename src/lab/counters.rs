@@ -120,6 +120,7 @@ pub fn total(page: &str, name: &str, label: Option<(&str, &str)>) -> Option<f64>
 }
 
 #[cfg(test)]
+#[allow(clippy::float_cmp)] // Exact values are meant.
 mod tests {
     use super::*;
 

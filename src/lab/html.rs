@@ -76,11 +76,10 @@ pub fn page(runs: &[Run]) -> String {
     );
     section(&mut page, "Speed", "Tokens/s of one client.", &table(&speed(runs)));
     section(&mut page, "Latency", "Milliseconds, direct → through.", &table(&latency(runs)));
-    let notes: String = runs
-        .iter()
-        .flat_map(|run| run.notes.iter().map(move |note| format!("{}: {note}", label(run))))
-        .map(|note| format!("<li>{}</li>", escape(&note)))
-        .collect();
+    let mut notes = String::new();
+    for (run, note) in runs.iter().flat_map(|run| run.notes.iter().map(move |note| (run, note))) {
+        let _ = write!(notes, "<li>{}: {}</li>", escape(&label(run)), escape(note));
+    }
     section(&mut page, "Notes", "", &format!("<ul>{notes}</ul>"));
     page.push_str("</body></html>\n");
     page
@@ -197,8 +196,11 @@ fn table(rows: &[Vec<String>]) -> String {
     let mut html = String::from("<table>");
     for (at, row) in rows.iter().enumerate() {
         let cell = if at == 0 { "th" } else { "td" };
-        let cells: String = row.iter().map(|text| format!("<{cell}>{}</{cell}>", escape(text))).collect();
-        let _ = write!(html, "<tr>{cells}</tr>");
+        html.push_str("<tr>");
+        for text in row {
+            let _ = write!(html, "<{cell}>{}</{cell}>", escape(text));
+        }
+        html.push_str("</tr>");
     }
     html + "</table>"
 }
@@ -208,6 +210,7 @@ fn escape(text: &str) -> String {
 }
 
 #[cfg(test)]
+#[allow(clippy::float_cmp)] // Exact values are meant.
 mod tests {
     use super::super::report::tests::run;
     use super::super::stats::Interval;

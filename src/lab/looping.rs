@@ -35,6 +35,7 @@ pub fn words(text: &str) -> Vec<&str> {
 }
 
 #[cfg(test)]
+#[allow(clippy::float_cmp)] // Exact values are meant.
 mod tests {
     use super::*;
 

@@ -67,7 +67,7 @@ pub fn speed(runs: &[Run]) -> Vec<Vec<String>> {
             number(run.formula, 2),
             percent(run.gain_over_formula),
             percent(run.identical),
-            both(percent(run.direct.looping_share), percent(run.through.looping_share)),
+            both(&percent(run.direct.looping_share), &percent(run.through.looping_share)),
         ]
     }));
     rows
@@ -80,7 +80,7 @@ pub fn latency(runs: &[Run]) -> Vec<Vec<String>> {
     let mut rows = vec![heading.map(ToOwned::to_owned).to_vec()];
     rows.extend(runs.iter().map(|run| {
         let (direct, through) = (&run.direct, &run.through);
-        let pair = |one, other| both(number(one, 2), number(other, 2));
+        let pair = |one, other| both(&number(one, 2), &number(other, 2));
         vec![
             label(run),
             pair(direct.ttft_ms.p50, through.ttft_ms.p50),
@@ -95,8 +95,8 @@ pub fn latency(runs: &[Run]) -> Vec<Vec<String>> {
     rows
 }
 
-fn both(one: String, other: String) -> String {
-    one + " → " + &other
+fn both(one: &str, other: &str) -> String {
+    format!("{one} → {other}")
 }
 
 /// A number with so many decimals, a dash for what was not measured.

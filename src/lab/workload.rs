@@ -167,7 +167,9 @@ fn gather(value: Option<&Value>, text: &mut String) {
         }
         Some(Value::Array(parts)) => parts.iter().for_each(|part| gather(Some(part), text)),
         Some(Value::Object(part)) => {
-            ["content", "text"].into_iter().for_each(|key| gather(part.get(key), text));
+            for key in ["content", "text"] {
+                gather(part.get(key), text);
+            }
         }
         _ => {}
     }

@@ -108,7 +108,9 @@ pub struct Bound {
     logits: Tensor<f32>,
 }
 
-fn host<T: PrimitiveTensorElementType + std::fmt::Debug, const N: usize>(sizes: [usize; N]) -> ort::Result<Tensor<T>> {
+fn host<T: PrimitiveTensorElementType + std::fmt::Debug, const N: usize>(
+    sizes: [usize; N],
+) -> ort::Result<Tensor<T>> {
     Tensor::new(&Allocator::default(), sizes)
 }
 

@@ -79,7 +79,8 @@ impl Cache {
         match self.device {
             Device::Cpu => Tensor::new(session.allocator(), sizes),
             Device::Cuda => {
-                let info = MemoryInfo::new(AllocationDevice::CUDA, 0, AllocatorType::Device, MemoryType::Default)?;
+                let info =
+                    MemoryInfo::new(AllocationDevice::CUDA, 0, AllocatorType::Device, MemoryType::Default)?;
                 let mut tensor = Tensor::new(&Allocator::new(session, info)?, sizes)?;
                 Tensor::<f32>::new(&Allocator::default(), sizes)?.copy_into(&mut tensor)?;
                 Ok(tensor)

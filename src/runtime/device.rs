@@ -64,24 +64,34 @@ pub struct Chosen {
 /// Sets the builder to the device asked for.
 pub fn choose(builder: SessionBuilder, choice: DeviceChoice, library: &Path) -> Result<Chosen, DeviceError> {
     match choice {
-        DeviceChoice::Cpu => Ok(Chosen { builder, device: Device::Cpu, note: "cpu, as asked for".to_owned() }),
+        DeviceChoice::Cpu => {
+            Ok(Chosen { builder, device: Device::Cpu, note: "cpu, as asked for".to_owned() })
+        }
         DeviceChoice::Cuda => match with_cuda(builder, library) {
-            Ok(builder) => Ok(Chosen { builder, device: Device::Cuda, note: "cuda, as asked for".to_owned() }),
-            Err((error, _)) => Err(error),
+            Ok(builder) => {
+                Ok(Chosen { builder, device: Device::Cuda, note: "cuda, as asked for".to_owned() })
+            }
+            Err(refused) => Err(refused.0),
         },
         DeviceChoice::Auto => Ok(match with_cuda(builder, library) {
             Ok(builder) => Chosen { builder, device: Device::Cuda, note: "cuda, which is there".to_owned() },
-            Err((error, builder)) => Chosen { builder, device: Device::Cpu, note: format!("cpu, since {error}") },
+            Err(refused) => {
+                let (error, builder) = *refused;
+                Chosen { builder, device: Device::Cpu, note: format!("cpu, since {error}") }
+            }
         }),
     }
 }
 
-fn with_cuda(builder: SessionBuilder, library: &Path) -> Result<SessionBuilder, (DeviceError, SessionBuilder)> {
+/// The builder with CUDA, or why not and the builder as it was.
+type WithCuda = Result<SessionBuilder, Box<(DeviceError, SessionBuilder)>>;
+
+fn with_cuda(builder: SessionBuilder, library: &Path) -> WithCuda {
     if !CUDA::is_available().unwrap_or(false) {
-        return Err((DeviceError::NotBuiltIn(library.display().to_string()), builder));
+        return Err(Box::new((DeviceError::NotBuiltIn(library.display().to_string()), builder)));
     }
     builder.with_execution_providers([CUDA::default().build().error_on_failure()]).map_err(|error| {
         let reason = error.to_string();
-        (DeviceError::NotStarted(reason), error.recover())
+        Box::new((DeviceError::NotStarted(reason), error.recover()))
     })
 }

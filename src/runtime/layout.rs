@@ -158,7 +158,8 @@ impl Layout {
     /// from [`Layout::place`].
     pub fn prepare(&mut self, feeds: &[(Lane, usize)]) -> Result<(), ModelError> {
         for &(lane, adding) in feeds {
-            let sequence = self.sequence(lane).ok_or_else(|| ModelError::Invalid(format!("no lane {}", lane.0)))?;
+            let sequence =
+                self.sequence(lane).ok_or_else(|| ModelError::Invalid(format!("no lane {}", lane.0)))?;
             let wanted = sequence.len + adding;
             if wanted > self.context {
                 return Err(ModelError::Full { wanted, context: self.context });
@@ -167,7 +168,9 @@ impl Layout {
         for &(lane, adding) in feeds {
             self.fit(lane, adding);
         }
-        let alone = |lane: Lane| self.place(lane).and_then(|place| self.shape(place.set)).is_some_and(|shape| shape.lanes == 1);
+        let alone = |lane: Lane| {
+            self.place(lane).and_then(|place| self.shape(place.set)).is_some_and(|shape| shape.lanes == 1)
+        };
         match feeds {
             [(lane, _)] if alone(*lane) => {}
             _ => self.gather_all(feeds),
@@ -277,7 +280,11 @@ impl Layout {
     fn leave(&mut self, lane: Lane) {
         let Some(Some(sequence)) = self.sequences.get_mut(lane.0) else { return };
         let Some(place) = sequence.place.take() else { return };
-        let slot = self.sets.get_mut(place.set).and_then(Option::as_mut).and_then(|set| set.slots.get_mut(place.slot));
+        let slot = self
+            .sets
+            .get_mut(place.set)
+            .and_then(Option::as_mut)
+            .and_then(|set| set.slots.get_mut(place.slot));
         if let Some(slot) = slot {
             *slot = None;
         }
@@ -308,7 +315,8 @@ impl Layout {
         touched.sort_unstable();
         touched.dedup();
         let lanes = group.len().next_power_of_two();
-        let stay: f64 = touched.iter().filter_map(|&set| self.shape(set)).map(|shape| cost(shape.lanes)).sum();
+        let stay: f64 =
+            touched.iter().filter_map(|&set| self.shape(set)).map(|shape| cost(shape.lanes)).sum();
         let saving = stay - cost(lanes);
         let key = rows.trailing_zeros() as usize;
         let Some(regret) = self.regret.get_mut(key) else { return };

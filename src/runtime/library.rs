@@ -69,7 +69,8 @@ impl Surroundings {
             binary: env::current_exe().ok(),
             cache: variable("FORETELL_CACHE"),
             directory: env::current_dir().ok(),
-            user_cache: variable("XDG_CACHE_HOME").or_else(|| variable("HOME").map(|home| home.join(".cache"))),
+            user_cache: variable("XDG_CACHE_HOME")
+                .or_else(|| variable("HOME").map(|home| home.join(".cache"))),
         }
     }
 
@@ -92,7 +93,9 @@ impl Surroundings {
         let mut caches: Vec<PathBuf> = self.cache.iter().cloned().collect();
         caches.extend(self.directory.iter().map(|directory| directory.join(".cache")));
         let above = self.binary.iter().flat_map(|binary| binary.ancestors().skip(1));
-        caches.extend(above.filter(|folder| folder.join("Cargo.toml").is_file()).map(|root| root.join(".cache")));
+        caches.extend(
+            above.filter(|folder| folder.join("Cargo.toml").is_file()).map(|root| root.join(".cache")),
+        );
         caches.extend(self.user_cache.iter().map(|cache| cache.join("foretell")));
         let mut seen = std::collections::HashSet::new();
         caches.retain(|cache| seen.insert(cache.clone()));

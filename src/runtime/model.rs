@@ -6,8 +6,9 @@
 use std::path::Path;
 use std::thread;
 
+use ort::logging::LogLevel;
 use ort::session::Session;
-use ort::session::builder::GraphOptimizationLevel;
+use ort::session::builder::{GraphOptimizationLevel, SessionBuilder};
 
 use super::bound::{Bound, RunShape, SlotFeed};
 use super::cache::{Cache, failed};
@@ -91,23 +92,12 @@ impl Model {
             reason: error.to_string(),
         };
         let builder = Session::builder(&library.environment).map_err(|error| refused(&error))?;
-        let mut chosen = device::choose(builder, options.device, &library.path)?;
-        let threads = match options.threads {
-            0 => thread::available_parallelism().map_or(1, usize::from),
-            threads => threads,
-        };
-        chosen.builder = chosen
-            .builder
-            .with_intra_threads(threads)
-            .and_then(|builder| builder.with_inter_threads(1))
-            .and_then(|builder| builder.with_intra_op_spinning(options.spinning))
-            .and_then(|builder| builder.with_optimization_level(GraphOptimizationLevel::All))
-            .and_then(|builder| builder.with_log_level(ort::logging::LogLevel::Error))
-            .map_err(|error| refused(&error))?;
-        let session = chosen.builder.commit_from_file(&path).map_err(|error| refused(&error))?;
+        let chosen = device::choose(builder, options.device, &library.path)?;
+        let mut builder = tuned(chosen.builder, options).map_err(|error| refused(&error))?;
+        let session = builder.commit_from_file(&path).map_err(|error| refused(&error))?;
         check_graph(&session, &description).map_err(|missing| refused(&missing))?;
         let context = options.context.unwrap_or(usize::MAX).min(description.context);
-        tracing::info!(model = %folder.display(), device = chosen.note, threads, context, "model loaded");
+        tracing::info!(model = %folder.display(), device = chosen.note, context, "model loaded");
         Ok(Self {
             config: ModelConfig {
                 vocabulary: description.vocabulary,
@@ -156,14 +146,18 @@ impl Model {
             if feed.tokens.is_empty() {
                 return Err(ModelError::Invalid(format!("lane {} is fed no tokens", feed.lane.0)));
             }
-            if let Some(&token) = feed.tokens.iter().find(|&&token| token as usize >= self.config.vocabulary) {
+            if let Some(&token) = feed.tokens.iter().find(|&&token| token as usize >= self.config.vocabulary)
+            {
                 let size = self.config.vocabulary;
                 return Err(ModelError::Invalid(format!("token {token} is not in a vocabulary of {size}")));
             }
             let Some(parents) = feed.parents else { continue };
-            let ordered = parents.iter().enumerate().all(|(node, parent)| parent.is_none_or(|parent| parent < node));
+            let ordered =
+                parents.iter().enumerate().all(|(node, parent)| parent.is_none_or(|parent| parent < node));
             if parents.len() != feed.tokens.len() || !ordered {
-                return Err(ModelError::Invalid("every node of a tree needs a parent before it, or none".to_owned()));
+                return Err(ModelError::Invalid(
+                    "every node of a tree needs a parent before it, or none".to_owned(),
+                ));
             }
         }
         Ok(())
@@ -220,23 +214,24 @@ impl Model {
             return Err(ModelError::Runtime("a cache set has no room for padding".to_owned()));
         }
         let set = self.cache.set(set)?;
-        let index = match set.bound.iter().position(|bound| bound.shape == shape) {
-            Some(index) => index,
-            None => {
-                if set.bound.len() >= KEPT_RUNS {
-                    set.bound.remove(0);
-                }
-                let vocabulary = self.config.vocabulary;
-                let bound = Bound::new(&self.session, set, self.description.cache, vocabulary, shape);
-                set.bound.push(bound.map_err(|error| failed(&error))?);
-                set.bound.len() - 1
+        let known = set.bound.iter().position(|bound| bound.shape == shape);
+        if known.is_none() {
+            if set.bound.len() >= KEPT_RUNS {
+                set.bound.remove(0);
             }
-        };
+            let vocabulary = self.config.vocabulary;
+            let bound = Bound::new(&self.session, set, self.description.cache, vocabulary, shape);
+            set.bound.push(bound.map_err(|error| failed(&error))?);
+        }
+        let index = known.unwrap_or(set.bound.len() - 1);
         let Some(bound) = set.bound.get_mut(index) else {
             return Err(ModelError::Runtime("a bound run is gone".to_owned()));
         };
-        let feeds: Vec<_> = lens.iter().zip(members).map(|(&len, member)| (len, member.map(|(_, feed)| feed))).collect();
-        bound.run(&mut self.session, self.device, self.description.context, &feeds).map_err(|error| failed(&error))?;
+        let feeds: Vec<_> =
+            lens.iter().zip(members).map(|(&len, member)| (len, member.map(|(_, feed)| feed))).collect();
+        bound
+            .run(&mut self.session, self.device, self.description.context, &feeds)
+            .map_err(|error| failed(&error))?;
         for (slot, member) in members.iter().enumerate() {
             let Some((feed, taken)) = member else { continue };
             let rows = taken.rows();
@@ -249,6 +244,20 @@ impl Model {
         }
         Ok(())
     }
+}
+
+/// The builder with our settings. One operator runs at a time: a graph of one path has nothing to run beside it.
+fn tuned(builder: SessionBuilder, options: &Options) -> ort::Result<SessionBuilder> {
+    let threads = match options.threads {
+        0 => thread::available_parallelism().map_or(1, usize::from),
+        threads => threads,
+    };
+    Ok(builder
+        .with_intra_threads(threads)?
+        .with_inter_threads(1)?
+        .with_intra_op_spinning(options.spinning)?
+        .with_optimization_level(GraphOptimizationLevel::All)?
+        .with_log_level(LogLevel::Error)?)
 }
 
 fn slot_feed<'a>(feed: &Feed<'a>, base: usize) -> SlotFeed<'a> {
@@ -272,7 +281,8 @@ fn wanted_rows(feed: &Feed<'_>) -> usize {
 
 /// The graph has the inputs and outputs of the contract, and the layers of its description.
 fn check_graph(session: &Session, description: &Description) -> Result<(), String> {
-    let has = |name: &str| session.inputs().iter().chain(session.outputs()).any(|outlet| outlet.name() == name);
+    let has =
+        |name: &str| session.inputs().iter().chain(session.outputs()).any(|outlet| outlet.name() == name);
     let fixed = ["input_ids", "positions", "write_index", "kv_len", "mask", "rows", "logits"];
     let mut names: Vec<String> = fixed.iter().map(|&name| name.to_owned()).collect();
     for layer in 0..description.cache.layers {
@@ -332,7 +342,8 @@ impl Forward for Model {
         self.layout.prepare(&self.pairs)?;
         self.apply_steps()?;
         let mut logits = Logits::zeroed(self.config.vocabulary, feeds.iter().map(wanted_rows));
-        let mut sets: Vec<usize> = feeds.iter().filter_map(|feed| Some(self.layout.place(feed.lane)?.set)).collect();
+        let mut sets: Vec<usize> =
+            feeds.iter().filter_map(|feed| Some(self.layout.place(feed.lane)?.set)).collect();
         sets.sort_unstable();
         sets.dedup();
         for set in sets {
