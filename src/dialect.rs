@@ -94,6 +94,14 @@ impl Dialect {
         }
     }
 
+    /// Whether a plan keeps sampling parameters that count output tokens.
+    pub const fn counts_output(self, plan: Plan) -> bool {
+        match (self, plan) {
+            (Self::Onnx, Plan::Tree) => true,
+            (Self::Onnx, Plan::FanOut) => false,
+        }
+    }
+
     /// Whether a seeded request above temperature 0 may leap: its noise is a function of the place alone.
     pub const fn seeded_leaps(self) -> bool {
         match self {

@@ -47,29 +47,26 @@ stop() {
 }
 
 failed=0
-run() { # cost workload temperature bounds
+bench() { # name, temperature, requirements, workloads...
+  local name=$1 temperature=$2 require=$3
+  shift 3
   echo
-  echo "== $1, $2, temperature $3"
-  "$foretell" bench --direct "$direct" --through "$through" \
+  echo "== $name, temperature $temperature"
+  "$foretell" bench --direct "$direct" --through "$through" --workload "$@" --concurrency 1 \
     --metrics-direct "$direct/metrics" --metrics-through "$admin/metrics" \
-    --workload "tests/workloads/$2.jsonl" --concurrency 1 --temperature "$3" --alternations "$alternations" \
-    --json "$out/$1-$2-t$3.json" --html "$out/$1-$2-t$3.html" --require "$4" || failed=2
+    --temperature "$temperature" --seeded --alternations "$alternations" \
+    --json "$out/$name.json" --html "$out/$name.html" --require "$require" || failed=2
 }
+all=(tests/workloads/{rewrite,completion,prose,chat,hostile}.jsonl)
 
 start "$inflated"
-run inflated rewrite 0 'ratio>=2.2,gain_over_formula>=0.8'
-run inflated completion 0 'ratio>=1.25,gain_over_formula>=0.8'
-run inflated completion 0.8 'ratio>=1.1'
-run inflated prose 0 'ratio>=0.98,gain_over_formula>=0.8'
-run inflated chat 0 'ratio>=0.98,gain_over_formula>=0.8'
-run inflated hostile 0 'ratio>=0.98,ratio.low>=0.95,gain_over_formula>=0.8'
+bench inflated-greedy 0 \
+  'rewrite>=2.2,completion>=1.25,hostile>=0.98,hostile.low>=0.95,*.gain>=0.8,*.first_token<=1,*.identical>=1' "${all[@]}"
+bench inflated-sampled 0.8 'completion>=1.1,*.identical>=1' tests/workloads/completion.jsonl
 stop
 
 start onnx/models/target
-run plain rewrite 0 'ratio>=1.3,gain_over_formula>=0.8'
-for workload in completion prose chat hostile; do
-  run plain "$workload" 0 'ratio>=0.95,gain_over_formula>=0.8'
-done
+bench plain-greedy 0 'rewrite>=1.3,*>=0.95,*.gain>=0.8,*.first_token<=1,*.identical>=1' "${all[@]}"
 stop
 
 exit "$failed"
