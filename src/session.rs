@@ -4,8 +4,16 @@
 //! [`Session::deadline`], and nothing else), time an argument, every event naming the action it answers.
 //! The driver in `gateway` does what [`Session::poll`] says and reports back.
 
+pub mod accept;
+mod machine;
+mod output;
+mod pilot;
+mod shadow;
+pub mod start;
 pub mod verdict;
 
+pub use machine::Session;
+pub use start::{Ending, Limit, Permission, Rules, Start};
 pub use verdict::{Plan, Row, Verdict};
 
 use crate::draft::Tree;
@@ -14,6 +22,11 @@ use crate::units::TokenId;
 /// Names one action, and ties every event to the action it answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ActionId(pub u64);
+
+impl ActionId {
+    /// What events of the world answer: `ClientGone`, `Timeout`, `Mode`. No action carries it.
+    pub const WORLD: Self = Self(0);
+}
 
 /// What has happened in the world. Each event comes with the [`ActionId`] that it answers; an event of an
 /// action that was cancelled is dropped unseen.

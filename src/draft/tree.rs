@@ -15,6 +15,17 @@ pub enum Source {
 }
 
 impl Source {
+    /// Every source.
+    pub const ALL: [Self; 2] = [Self::PromptLookup, Self::Model];
+
+    /// Its place in [`Source::ALL`].
+    pub const fn index(self) -> usize {
+        match self {
+            Self::PromptLookup => 0,
+            Self::Model => 1,
+        }
+    }
+
     /// The name in policies, metrics and logs.
     pub const fn name(self) -> &'static str {
         match self {

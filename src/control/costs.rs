@@ -1,0 +1,302 @@
+//! What calls cost, in seconds: measured, decayed, never assumed where a measurement is at hand.
+//!
+//! Time per ridden token is (last − first) / (n − 1) over every stretch of riding, so the wait for a first
+//! token never counts. The time of a verify call is a table over the number of draft nodes, made monotone
+//! and interpolated. What has not been measured for a while fades back to the prior, so that a bad moment
+//! does not close the door for good.
+
+use crate::units::Tick;
+
+/// Most nodes told apart in the verify table.
+pub const NODES_MAX: usize = 32;
+/// Rounds after which a mean has forgotten: it adapts within a handful.
+const MEMORY: f64 = 8.0;
+/// An observation counts at most this multiple of a settled mean: one hiccup is not a trend.
+const OUTLIER: f64 = 3.0;
+/// A gap counts at most as so many tokens more than it brought: bursts are normal, a stalled network is not
+/// the pace of the engine.
+const PAUSE_TOKENS: f64 = 24.0;
+/// Unused for this long, half of what is known fades (seconds).
+const FADE: f64 = 30.0;
+/// Slope of the verify table before two points are known, in ride tokens per node.
+const SLOPE: f64 = 0.06;
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Mean {
+    value: f64,
+    weight: f64,
+}
+
+impl Mean {
+    fn observe(&mut self, seconds: f64) {
+        if !seconds.is_finite() || seconds < 0.0 {
+            return;
+        }
+        let seconds = if self.weight >= 3.0 { seconds.min(self.value * OUTLIER) } else { seconds };
+        self.weight = (self.weight + 1.0).min(MEMORY);
+        self.value += (seconds - self.value) / self.weight.max(1.0);
+    }
+
+    fn known(self) -> Option<f64> {
+        (self.weight >= 0.5).then_some(self.value)
+    }
+}
+
+/// The measured costs of one (epoch, policy).
+#[derive(Debug)]
+pub struct Costs {
+    ride_seconds: f64,
+    ride_tokens: f64,
+    table: Vec<Mean>,
+    curve: Vec<f64>,
+    draft: Mean,
+    shadow: Mean,
+    switch_in: Mean,
+    switch_out: Mean,
+    cancel: Mean,
+    touched: Tick,
+}
+
+impl Default for Costs {
+    fn default() -> Self {
+        Self {
+            ride_seconds: 0.0,
+            ride_tokens: 0.0,
+            table: vec![Mean::default(); NODES_MAX + 1],
+            curve: Vec::new(),
+            draft: Mean::default(),
+            shadow: Mean::default(),
+            switch_in: Mean::default(),
+            switch_out: Mean::default(),
+            cancel: Mean::default(),
+            touched: Tick::default(),
+        }
+    }
+}
+
+impl Costs {
+    /// Notes that a ride brought `tokens` tokens `seconds` after the ones before.
+    pub fn rode(&mut self, seconds: f64, tokens: usize) {
+        if tokens == 0 || !seconds.is_finite() {
+            return;
+        }
+        let tokens = tokens as f64;
+        let seconds = match self.ride_token() {
+            Some(mean) if self.ride_tokens >= 8.0 => seconds.min(mean * (tokens + PAUSE_TOKENS)),
+            _ => seconds,
+        };
+        let keep = 0.98_f64.powf(tokens.min(64.0));
+        self.ride_seconds = self.ride_seconds * keep + seconds;
+        self.ride_tokens = self.ride_tokens * keep + tokens;
+    }
+
+    /// Notes a verify call in the middle of leaping.
+    pub fn verified(&mut self, nodes: usize, seconds: f64, now: Tick) {
+        self.fade(now);
+        self.touched = now;
+        if let Some(mean) = self.table.get_mut(nodes.min(NODES_MAX)) {
+            mean.observe(seconds);
+        }
+        self.rebuild();
+    }
+
+    /// Notes the first verify call after a ride: what it took beyond the table is the cost of switching.
+    /// Before the table knows anything, it is taken for a verify call like any other.
+    pub fn entered(&mut self, nodes: usize, seconds: f64, now: Tick) {
+        if self.verify_measured() {
+            let extra = (seconds - self.verify(nodes)).max(0.0);
+            self.switch_in.observe(extra);
+        } else {
+            let assumed = (seconds - self.switch_in()).max(seconds * 0.5);
+            self.verified(nodes, assumed, now);
+        }
+    }
+
+    /// Notes the first token of a ride that followed a leap, `seconds` after it was asked for.
+    pub fn left(&mut self, seconds: f64) {
+        if let Some(token) = self.ride_token() {
+            self.switch_out.observe((seconds - token).max(0.0));
+        }
+    }
+
+    /// Notes a draft of the model drafter.
+    pub fn drafted(&mut self, tokens: usize, seconds: f64) {
+        self.draft.observe(seconds / tokens.max(1) as f64);
+    }
+
+    /// Notes a shadow pass of the model drafter.
+    pub fn shadowed(&mut self, seconds: f64) {
+        self.shadow.observe(seconds);
+    }
+
+    /// Notes how long a cancelled call took to be gone.
+    pub fn cancelled(&mut self, seconds: f64, _now: Tick) {
+        self.cancel.observe(seconds);
+    }
+
+    /// Lets unused knowledge fade. Cheap; called at every decision.
+    pub fn fade(&mut self, now: Tick) {
+        if !self.verify_measured() || now.seconds_since(self.touched) < FADE {
+            return;
+        }
+        self.touched = now;
+        self.table.iter_mut().for_each(|mean| mean.weight *= 0.5);
+        self.switch_in.weight *= 0.5;
+        self.switch_out.weight *= 0.5;
+        self.rebuild();
+    }
+
+    /// Seconds per ridden token; `None` before four were timed.
+    pub fn ride_token(&self) -> Option<f64> {
+        (self.ride_tokens >= 4.0).then(|| (self.ride_seconds / self.ride_tokens).max(1e-7))
+    }
+
+    /// Expected seconds of a verify call with `nodes` draft nodes.
+    pub fn verify(&self, nodes: usize) -> f64 {
+        if let Some(&seconds) = self.curve.get(nodes.min(NODES_MAX)) {
+            return seconds;
+        }
+        self.token_or_guess() * (1.05 + SLOPE * nodes as f64)
+    }
+
+    /// Whether the verify table holds a measurement.
+    pub fn verify_measured(&self) -> bool {
+        !self.curve.is_empty()
+    }
+
+    /// Expected seconds per token of the model drafter.
+    pub fn draft_token(&self) -> f64 {
+        self.draft.known().unwrap_or_else(|| self.token_or_guess() * 0.15)
+    }
+
+    /// The same, once measured.
+    pub fn draft_token_measured(&self) -> Option<f64> {
+        self.draft.known()
+    }
+
+    /// Expected seconds of a shadow pass, once measured.
+    pub fn shadow_pass(&self) -> Option<f64> {
+        self.shadow.known()
+    }
+
+    /// Expected extra seconds of going from ride to leap.
+    pub fn switch_in(&self) -> f64 {
+        self.switch_in.known().unwrap_or_else(|| self.token_or_guess())
+    }
+
+    /// Expected extra seconds of going from leap to ride.
+    pub fn switch_out(&self) -> f64 {
+        self.switch_out.known().unwrap_or_else(|| self.token_or_guess())
+    }
+
+    /// Whether cancelling a ride takes so long that rides should be asked for in bounded pieces.
+    pub fn cancels_slowly(&self) -> bool {
+        self.cancel.known().is_some_and(|cancel| cancel > 3.0 * self.token_or_guess())
+    }
+
+    fn token_or_guess(&self) -> f64 {
+        self.ride_token().unwrap_or(0.02)
+    }
+
+    /// Monotone (pool adjacent violators), then linear between measured points; beyond the last the slope
+    /// of the last two, or the prior slope.
+    fn rebuild(&mut self) {
+        let mut blocks: Vec<(f64, f64, usize, usize)> = Vec::new();
+        for (nodes, mean) in self.table.iter().enumerate() {
+            let Some(value) = mean.known() else { continue };
+            let mut block = (value, mean.weight, nodes, nodes);
+            while let Some(&(value, weight, first, _)) = blocks.last().filter(|last| last.0 > block.0) {
+                let sum = weight + block.1;
+                block = ((value * weight + block.0 * block.1) / sum, sum, first, block.3);
+                blocks.pop();
+            }
+            blocks.push(block);
+        }
+        let points: Vec<(usize, f64)> = blocks
+            .iter()
+            .flat_map(|&(value, _, first, last)| {
+                let end = (last > first).then_some((last, value));
+                std::iter::once((first, value)).chain(end)
+            })
+            .collect();
+        let slope = self.token_or_guess() * SLOPE;
+        self.curve = if points.is_empty() {
+            Vec::new()
+        } else {
+            (0..=NODES_MAX).map(|nodes| along(&points, nodes, slope)).collect()
+        };
+    }
+}
+
+/// Piecewise linear through `points` (rising in both coordinates), `slope` per node outside them.
+fn along(points: &[(usize, f64)], nodes: usize, slope: f64) -> f64 {
+    let below = points.iter().rev().find(|point| point.0 <= nodes);
+    let above = points.iter().find(|point| point.0 >= nodes);
+    match (below, above) {
+        (Some(&(x0, y0)), Some(&(x1, y1))) if x1 > x0 => {
+            y0 + (y1 - y0) * (nodes - x0) as f64 / (x1 - x0) as f64
+        }
+        (Some(&(_, y)), Some(_)) => y,
+        (Some(&(x, y)), None) => {
+            let measured =
+                points.first().filter(|first| first.0 < x).map(|&(x0, y0)| (y - y0) / (x - x0) as f64);
+            y + (nodes - x) as f64 * measured.unwrap_or(slope).max(slope * 0.25)
+        }
+        (None, Some(&(x, y))) => (y - (x - nodes) as f64 * slope).max(y * 0.5),
+        (None, None) => 0.0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn riding_at(token: f64) -> Costs {
+        let mut costs = Costs::default();
+        (0..20).for_each(|_| costs.rode(token, 1));
+        costs
+    }
+
+    #[test]
+    fn tokens_that_come_in_bursts_are_timed_as_last_less_first_over_n_less_one() {
+        let mut costs = Costs::default();
+        for _ in 0..40 {
+            costs.rode(0.040, 1);
+            costs.rode(0.0, 3);
+        }
+        let token = costs.ride_token().expect("timed");
+        assert!((token - 0.010).abs() < 0.001, "{token}");
+    }
+
+    #[test]
+    fn the_table_is_monotone_and_interpolates() {
+        let mut costs = riding_at(0.010);
+        for _ in 0..10 {
+            costs.verified(1, 0.011, Tick(0));
+            costs.verified(5, 0.015, Tick(0));
+            costs.verified(3, 0.010, Tick(0));
+        }
+        assert!((costs.verify(5) - 0.015).abs() < 1e-9);
+        assert!((costs.verify(4) - 0.01275).abs() < 1e-9, "{}", costs.verify(4));
+        assert!((0..NODES_MAX).all(|n| costs.verify(n) <= costs.verify(n + 1) + 1e-12));
+    }
+
+    #[test]
+    fn a_changed_cost_is_learnt_within_a_handful_of_rounds() {
+        let mut costs = riding_at(0.010);
+        (0..20).for_each(|_| costs.verified(4, 0.012, Tick(0)));
+        (0..10).for_each(|_| costs.verified(4, 0.030, Tick(0)));
+        assert!(costs.verify(4) > 0.024, "{}", costs.verify(4));
+    }
+
+    #[test]
+    fn unused_knowledge_fades_back_to_the_prior() {
+        let mut costs = riding_at(0.010);
+        costs.verified(4, 0.9, Tick(0));
+        assert!(costs.verify(4) > 0.5);
+        for minute in 1..6 {
+            costs.fade(Tick(minute * 60_000_000));
+        }
+        assert!(costs.verify(4) < 0.02 && !costs.verify_measured());
+    }
+}

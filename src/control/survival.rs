@@ -1,0 +1,248 @@
+//! How likely a drafted token is accepted, given that everything before it was.
+//!
+//! The simplest honest form: decayed counts per (temperature, source, bucket of its feature, position), each
+//! cell leaning on the one a position earlier until it has seen enough itself. Observations are censored at
+//! the first rejection: what would have happened after it is unknown. Each request shifts the shared
+//! estimate by one number per source, its own log-odds: text that is easier or harder than the usual.
+
+use crate::draft::{Features, Node, Source};
+
+/// Positions told apart; deeper ones share the last.
+const POSITIONS: usize = 8;
+/// Buckets of the feature; 0 means unknown.
+const BUCKETS: usize = 6;
+/// Weight of the prior of a cell, in observations.
+const PRIOR: f64 = 2.0;
+/// Decay of a cell per observation: half-life about 700.
+const KEEP: f64 = 0.999;
+
+/// Temperature bucket: acceptance falls with temperature.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Heat {
+    /// 0
+    Greedy,
+    /// Up to 0.5
+    Low,
+    /// Up to 0.9
+    Mid,
+    /// Above 0.9
+    High,
+}
+
+impl Heat {
+    /// The bucket of a temperature.
+    pub fn of(temperature: f64) -> Self {
+        if temperature <= 0.0 {
+            Self::Greedy
+        } else if temperature <= 0.5 {
+            Self::Low
+        } else if temperature <= 0.9 {
+            Self::Mid
+        } else {
+            Self::High
+        }
+    }
+
+    const COUNT: usize = 4;
+
+    fn index(self) -> usize {
+        match self {
+            Self::Greedy => 0,
+            Self::Low => 1,
+            Self::Mid => 2,
+            Self::High => 3,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Cell {
+    accepted: f64,
+    tried: f64,
+}
+
+impl Cell {
+    fn posterior(self, prior: f64) -> f64 {
+        (self.accepted + PRIOR * prior) / (self.tried + PRIOR)
+    }
+}
+
+/// The shared counts.
+#[derive(Debug)]
+pub struct Survival {
+    cells: Vec<Cell>,
+}
+
+impl Default for Survival {
+    fn default() -> Self {
+        Self { cells: vec![Cell::default(); Heat::COUNT * Source::ALL.len() * BUCKETS * POSITIONS] }
+    }
+}
+
+impl Survival {
+    /// Notes the fate of a token whose ancestors were all accepted.
+    pub fn observe(&mut self, heat: Heat, node: &Node, position: usize, accepted: bool) {
+        let bucket = bucket(node.source, node.features);
+        self.count(heat, node.source, bucket, position, accepted);
+        if node.source == Source::Model && bucket != 0 {
+            self.count(heat, node.source, 0, position, accepted);
+        }
+    }
+
+    /// Probability that `node` is accepted at `position` (from 0), given that its ancestors are.
+    pub fn conditional(&self, heat: Heat, node: &Node, position: usize) -> f64 {
+        let bucket = bucket(node.source, node.features);
+        if node.source == Source::Model && bucket != 0 {
+            let any = self.along(heat, node.source, 0, position);
+            return self.cell(heat, node.source, bucket, position).posterior(any);
+        }
+        self.along(heat, node.source, bucket, position)
+    }
+
+    /// Decayed number of first tokens of this source seen at this temperature.
+    pub fn evidence(&self, heat: Heat, source: Source) -> f64 {
+        (0..BUCKETS).map(|bucket| self.cell(heat, source, bucket, 0).tried).sum()
+    }
+
+    /// Accepted and tried first tokens of a source, decayed, over all temperatures.
+    pub fn first_tokens(&self, source: Source) -> (f64, f64) {
+        let buckets = if source == Source::Model { 0..1 } else { 0..BUCKETS };
+        [Heat::Greedy, Heat::Low, Heat::Mid, Heat::High]
+            .into_iter()
+            .flat_map(|heat| buckets.clone().map(move |bucket| self.cell(heat, source, bucket, 0)))
+            .fold((0.0, 0.0), |sum, cell| (sum.0 + cell.accepted, sum.1 + cell.tried))
+    }
+
+    fn along(&self, heat: Heat, source: Source, bucket: usize, position: usize) -> f64 {
+        (0..=position.min(POSITIONS - 1))
+            .fold(base(source, bucket), |prior, at| self.cell(heat, source, bucket, at).posterior(prior))
+    }
+
+    fn count(&mut self, heat: Heat, source: Source, bucket: usize, position: usize, accepted: bool) {
+        if let Some(cell) = self.cells.get_mut(place(heat, source, bucket, position)) {
+            cell.accepted = cell.accepted * KEEP + f64::from(u8::from(accepted));
+            cell.tried = cell.tried * KEEP + 1.0;
+        }
+    }
+
+    fn cell(&self, heat: Heat, source: Source, bucket: usize, position: usize) -> Cell {
+        self.cells.get(place(heat, source, bucket, position)).copied().unwrap_or_default()
+    }
+}
+
+fn place(heat: Heat, source: Source, bucket: usize, position: usize) -> usize {
+    let cell = (heat.index() * Source::ALL.len() + source.index()) * BUCKETS + bucket.min(BUCKETS - 1);
+    cell * POSITIONS + position.min(POSITIONS - 1)
+}
+
+/// The bucket of the feature that tells most about a source.
+fn bucket(source: Source, features: Features) -> usize {
+    match source {
+        Source::PromptLookup => match features.match_len {
+            0 => 0,
+            1..=2 => 1,
+            3..=4 => 2,
+            5..=8 => 3,
+            9..=16 => 4,
+            _ => 5,
+        },
+        Source::Model => match features.margin {
+            margin if margin <= 0.0 => 0,
+            margin if margin < 0.5 => 1,
+            margin if margin < 1.5 => 2,
+            margin if margin < 3.0 => 3,
+            margin if margin < 6.0 => 4,
+            _ => 5,
+        },
+    }
+}
+
+/// Acceptance of a first token before any was seen.
+fn base(source: Source, bucket: usize) -> f64 {
+    match source {
+        Source::PromptLookup => [0.5, 0.3, 0.45, 0.6, 0.75, 0.85].get(bucket).copied().unwrap_or(0.5),
+        Source::Model => 0.5,
+    }
+}
+
+/// How much easier or harder than the shared estimate this request is, per source.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Tuning {
+    sources: [Tally; Source::ALL.len()],
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Tally {
+    accepted: f64,
+    rejected: f64,
+    expected_accepted: f64,
+    expected_rejected: f64,
+}
+
+impl Tuning {
+    /// Decay per observation: half-life about 23, so that a change of text shows within a few rounds.
+    const KEEP: f64 = 0.97;
+    /// Observations that weigh as much as the shared estimate.
+    const PRIOR: f64 = 1.5;
+
+    /// Notes the fate of a token that was `expected` (by the shared counts) to be accepted.
+    pub fn observe(&mut self, source: Source, expected: f64, accepted: bool) {
+        if let Some(tally) = self.sources.get_mut(source.index()) {
+            let hit = f64::from(u8::from(accepted));
+            tally.accepted = tally.accepted * Self::KEEP + hit;
+            tally.rejected = tally.rejected * Self::KEEP + 1.0 - hit;
+            tally.expected_accepted = tally.expected_accepted * Self::KEEP + expected;
+            tally.expected_rejected = tally.expected_rejected * Self::KEEP + 1.0 - expected;
+        }
+    }
+
+    /// The shared estimate shifted by this request's own odds.
+    pub fn adjust(&self, source: Source, estimate: f64) -> f64 {
+        let tally = self.sources.get(source.index()).copied().unwrap_or_default();
+        let up = (tally.accepted + Self::PRIOR) / (tally.expected_accepted + Self::PRIOR);
+        let down = (tally.rejected + Self::PRIOR) / (tally.expected_rejected + Self::PRIOR);
+        let yes = estimate * up;
+        let no = (1.0 - estimate) * down;
+        (yes / (yes + no).max(f64::MIN_POSITIVE)).clamp(0.005, 0.995)
+    }
+
+    /// Decayed number of observations of a source in this request.
+    pub fn evidence(&self, source: Source) -> f64 {
+        self.sources.get(source.index()).map_or(0.0, |tally| tally.accepted + tally.rejected)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(source: Source, match_len: u32) -> Node {
+        Node { token: 0, parent: None, source, features: Features { match_len, margin: 0.0 } }
+    }
+
+    #[test]
+    fn counts_win_over_the_prior_and_deeper_positions_lean_on_the_one_before() {
+        let mut survival = Survival::default();
+        let node = node(Source::PromptLookup, 8);
+        for _ in 0..100 {
+            survival.observe(Heat::Greedy, &node, 0, true);
+        }
+        assert!(survival.conditional(Heat::Greedy, &node, 0) > 0.97);
+        assert!(survival.conditional(Heat::Greedy, &node, 3) > 0.9);
+        assert!((survival.conditional(Heat::High, &node, 0) - 0.6).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_request_of_its_own_kind_is_recognised_within_a_dozen_tokens() {
+        let mut tuning = Tuning::default();
+        for _ in 0..12 {
+            tuning.observe(Source::PromptLookup, 0.8, false);
+        }
+        assert!(tuning.adjust(Source::PromptLookup, 0.8) < 0.2);
+        for _ in 0..30 {
+            tuning.observe(Source::PromptLookup, 0.8, true);
+        }
+        assert!(tuning.adjust(Source::PromptLookup, 0.8) > 0.6);
+        assert!((Tuning::default().adjust(Source::Model, 0.5) - 0.5).abs() < 1e-9);
+    }
+}

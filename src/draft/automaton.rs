@@ -1,0 +1,274 @@
+//! A suffix automaton that grows by one token at a time, with the most recent end of every match.
+//!
+//! Why an automaton and not a table of n-grams: one structure serves every match length, costs O(1)
+//! amortised per token, and the length of a match is known without trying lengths one after the other.
+//! (Blumer et al. 1985; as a drafter: SAM-Decoding, arXiv 2411.10666.)
+//!
+//! Edges live in one hash map, chained per state: a state has few edges, and a million small maps would
+//! cost more than they hold.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+
+use crate::units::TokenId;
+
+const ROOT: u32 = 0;
+const NONE: u32 = u32::MAX;
+
+/// Where the text seen so far has been seen before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Match {
+    /// Tokens that agree (counted up to the cap that the automaton was made with).
+    pub len: u32,
+    /// Index one past the earlier occurrence: the token there followed it.
+    pub end: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct State {
+    /// Longest string of the state.
+    len: u32,
+    /// Suffix link.
+    link: u32,
+    /// Newest edge, [`NONE`] if there is none.
+    edge: u32,
+    /// One past the most recent occurrence that the cursor has passed.
+    end: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Edge {
+    token: TokenId,
+    target: u32,
+    next: u32,
+}
+
+/// The automaton of all tokens pushed so far, with a cursor on the longest suffix that occurred before.
+#[derive(Debug)]
+pub struct Automaton {
+    text: Vec<TokenId>,
+    states: Vec<State>,
+    edges: Vec<Edge>,
+    index: HashMap<(u32, TokenId), u32, BuildHasherDefault<Mix>>,
+    last: u32,
+    cap: u32,
+    cursor: u32,
+    matched: u32,
+    found: Option<Match>,
+}
+
+impl Automaton {
+    /// An empty automaton; matches are counted up to `cap` tokens.
+    pub fn new(cap: u32) -> Self {
+        Self {
+            text: Vec::new(),
+            states: vec![State { len: 0, link: NONE, edge: NONE, end: 0 }],
+            edges: Vec::new(),
+            index: HashMap::default(),
+            last: ROOT,
+            cap: cap.max(1),
+            cursor: ROOT,
+            matched: 0,
+            found: None,
+        }
+    }
+
+    /// Everything pushed so far.
+    pub fn text(&self) -> &[TokenId] {
+        &self.text
+    }
+
+    /// The most recent earlier occurrence of the longest suffix (up to the cap) that has one.
+    pub fn found(&self) -> Option<Match> {
+        self.found
+    }
+
+    /// Adds one token. Texts of 2^31 tokens and more are not extended any further.
+    pub fn push(&mut self, token: TokenId) {
+        if self.text.len() >= (NONE / 2) as usize {
+            return;
+        }
+        self.advance(token);
+        self.extend(token);
+        self.text.push(token);
+        self.settle();
+    }
+
+    /// Moves the cursor along `token` before the automaton knows it, so every edge is an earlier text.
+    fn advance(&mut self, token: TokenId) {
+        loop {
+            if let Some(next) = self.target(self.cursor, token) {
+                self.cursor = next;
+                self.matched += 1;
+                return;
+            }
+            let state = self.state(self.cursor);
+            if state.link == NONE {
+                self.matched = 0;
+                return;
+            }
+            self.cursor = state.link;
+            self.matched = self.state(state.link).len;
+        }
+    }
+
+    /// The textbook step: a new state, and at most one split.
+    fn extend(&mut self, token: TokenId) {
+        let end = self.text.len() as u32 + 1;
+        let len = self.state(self.last).len + 1;
+        let fresh = self.add(State { len, link: ROOT, edge: NONE, end });
+        let mut at = self.last;
+        while at != NONE && self.target(at, token).is_none() {
+            self.connect(at, token, fresh);
+            at = self.state(at).link;
+        }
+        if let Some(target) = self.target(at, token) {
+            let link = self.split(at, token, target);
+            self.set_link(fresh, link);
+        }
+        self.last = fresh;
+    }
+
+    /// The state of exactly the strings "`at` then `token`": `target` itself, or a split-off copy of it.
+    fn split(&mut self, at: u32, token: TokenId, target: u32) -> u32 {
+        let len = self.state(at).len + 1;
+        let old = self.state(target);
+        if old.len == len {
+            return target;
+        }
+        let copy = self.add(State { len, edge: NONE, ..old });
+        let mut edge = old.edge;
+        while let Some(&Edge { token, target, next }) = self.edges.get(edge as usize) {
+            self.connect(copy, token, target);
+            edge = next;
+        }
+        self.set_link(target, copy);
+        let mut walker = at;
+        while walker != NONE && self.target(walker, token) == Some(target) {
+            self.redirect(walker, token, copy);
+            walker = self.state(walker).link;
+        }
+        copy
+    }
+
+    /// After a step: keeps the cursor within the cap and on the right half of a split, reads the most
+    /// recent end and writes the new one. Every ancestor has a shorter string, so at most `cap` are told.
+    fn settle(&mut self) {
+        self.matched = self.matched.min(self.cap);
+        loop {
+            let state = self.state(self.cursor);
+            if state.link == NONE || self.matched > self.state(state.link).len {
+                break;
+            }
+            self.cursor = state.link;
+        }
+        let state = self.state(self.cursor);
+        self.found = (self.matched > 0).then_some(Match { len: self.matched, end: state.end as usize });
+        let now = self.text.len() as u32;
+        let mut at = self.cursor;
+        while at != ROOT && at != NONE {
+            if let Some(state) = self.states.get_mut(at as usize) {
+                state.end = now;
+                at = state.link;
+            }
+        }
+    }
+
+    fn state(&self, at: u32) -> State {
+        self.states.get(at as usize).copied().unwrap_or(State { len: 0, link: NONE, edge: NONE, end: 0 })
+    }
+
+    fn add(&mut self, state: State) -> u32 {
+        self.states.push(state);
+        self.states.len() as u32 - 1
+    }
+
+    fn set_link(&mut self, at: u32, link: u32) {
+        if let Some(state) = self.states.get_mut(at as usize) {
+            state.link = link;
+        }
+    }
+
+    fn target(&self, at: u32, token: TokenId) -> Option<u32> {
+        let edge = self.index.get(&(at, token))?;
+        self.edges.get(*edge as usize).map(|edge| edge.target)
+    }
+
+    fn connect(&mut self, at: u32, token: TokenId, target: u32) {
+        let id = self.edges.len() as u32;
+        if let Some(state) = self.states.get_mut(at as usize) {
+            self.edges.push(Edge { token, target, next: state.edge });
+            state.edge = id;
+            self.index.insert((at, token), id);
+        }
+    }
+
+    fn redirect(&mut self, at: u32, token: TokenId, target: u32) {
+        if let Some(edge) = self.index.get(&(at, token)).and_then(|&id| self.edges.get_mut(id as usize)) {
+            edge.target = target;
+        }
+    }
+}
+
+/// A hasher for pairs of small numbers: the SplitMix64 finaliser. The keys are states and token ids.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Mix(u64);
+
+impl Hasher for Mix {
+    fn finish(&self) -> u64 {
+        let mut z = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.0 = self.0.rotate_left(8) ^ u64::from(byte);
+        }
+    }
+
+    fn write_u32(&mut self, value: u32) {
+        self.0 = self.0.rotate_left(32) ^ u64::from(value);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// The definition, by brute force: longest suffix up to `cap` with an earlier occurrence, latest end.
+    fn by_hand(text: &[TokenId], cap: usize) -> Option<Match> {
+        (1..=cap.min(text.len())).rev().find_map(|len| {
+            let suffix = &text[text.len() - len..];
+            (len..text.len())
+                .rev()
+                .find(|&end| &text[end - len..end] == suffix)
+                .map(|end| Match { len: len as u32, end })
+        })
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(200))]
+        #[test]
+        fn finds_the_longest_and_then_the_most_recent_match(
+            text in proptest::collection::vec(0u32..4, 0..80),
+            cap in 1u32..9,
+        ) {
+            let mut automaton = Automaton::new(cap);
+            for (index, &token) in text.iter().enumerate() {
+                automaton.push(token);
+                prop_assert_eq!(automaton.found(), by_hand(&text[..=index], cap as usize));
+            }
+        }
+    }
+
+    #[test]
+    fn grows_linearly_on_a_single_repeated_token() {
+        let mut automaton = Automaton::new(8);
+        (0..50_000).for_each(|_| automaton.push(7));
+        assert!(automaton.states.len() <= 100_000 && automaton.edges.len() <= 150_000);
+        assert_eq!(automaton.found(), Some(Match { len: 8, end: 49_999 }));
+    }
+}

@@ -1,0 +1,112 @@
+//! Several drafts made one tree, cut to a budget by survival.
+//!
+//! Only one-hot nodes may meet in a tree: it is verified by "the sample is a child", which is exact for any
+//! set of children that was fixed before the sample was drawn.
+
+use super::{Budget, Node, Tree};
+
+/// One node of the merged draft and the probability that it and all its ancestors are accepted.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Merged {
+    /// The nodes in order of survival; any prefix is a tree.
+    pub tree: Tree,
+    /// Survival of each node, never rising.
+    pub survival: Vec<f64>,
+}
+
+/// Merges drafts. `accept(node, depth)` is the probability that a node is accepted given that its parent
+/// is; depth counts from 0. A node proposed twice keeps the better of both. Cut to `budget`.
+pub fn merge(drafts: &[Tree], budget: Budget, accept: impl Fn(&Node, usize) -> f64) -> Merged {
+    let mut all = Tree::default();
+    let mut survival: Vec<f64> = Vec::new();
+    let mut depths: Vec<usize> = Vec::new();
+    for draft in drafts {
+        let mut placed: Vec<usize> = Vec::new();
+        for node in draft.nodes() {
+            let parent = node.parent.and_then(|parent| placed.get(parent).copied());
+            let depth = parent.and_then(|parent| depths.get(parent)).map_or(0, |depth| depth + 1);
+            let above = parent.and_then(|parent| survival.get(parent)).copied().unwrap_or(1.0);
+            let own = (above * accept(node, depth)).clamp(0.0, above);
+            let at = all.push(Node { parent, ..*node });
+            if at == survival.len() {
+                survival.push(own);
+                depths.push(depth);
+            } else if let Some(known) = survival.get_mut(at) {
+                *known = known.max(own);
+            }
+            placed.push(at);
+        }
+    }
+    cut(&all, &survival, &depths, budget)
+}
+
+/// The best nodes, parents before children: survival never rises along a path, and ties go to the
+/// shallower, so a stable sort keeps parents first.
+fn cut(all: &Tree, survival: &[f64], depths: &[usize], budget: Budget) -> Merged {
+    let mut order: Vec<(usize, &Node, f64, usize)> = all
+        .nodes()
+        .iter()
+        .enumerate()
+        .zip(survival.iter().zip(depths))
+        .map(|((index, node), (&survival, &depth))| (index, node, survival, depth))
+        .filter(|&(_, _, _, depth)| depth < budget.depth)
+        .collect();
+    order.sort_by(|a, b| b.2.total_cmp(&a.2).then(a.3.cmp(&b.3)));
+    order.truncate(budget.nodes);
+    let mut merged = Merged::default();
+    let mut moved: Vec<(usize, usize)> = Vec::new();
+    for (index, node, survival, _) in order {
+        let parent =
+            node.parent.and_then(|parent| moved.iter().find(|&&(old, _)| old == parent).map(|&(_, new)| new));
+        moved.push((index, merged.tree.push(Node { parent, ..*node })));
+        merged.survival.push(survival);
+    }
+    merged
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::draft::{Features, Source};
+    use proptest::prelude::*;
+
+    fn accept(node: &Node, _depth: usize) -> f64 {
+        match node.source {
+            Source::PromptLookup => 0.9,
+            Source::Model => 0.5,
+        }
+    }
+
+    #[test]
+    fn a_common_beginning_is_one_path_and_the_cut_goes_by_survival() {
+        let lookup = Tree::chain(&[1, 2, 3], Source::PromptLookup, Features::default());
+        let model = Tree::chain(&[1, 4, 5], Source::Model, Features::default());
+        let merged = merge(&[model, lookup], Budget { nodes: 4, depth: 8 }, accept);
+        let tokens: Vec<u32> = merged.tree.nodes().iter().map(|node| node.token).collect();
+        assert_eq!(tokens, [1, 2, 3, 4]);
+        assert_eq!(merged.tree.path(3), [1, 4]);
+        assert!((merged.survival[2] - 0.729).abs() < 1e-12, "{:?}", merged.survival);
+    }
+
+    proptest! {
+        #[test]
+        fn any_cut_is_a_tree_within_its_budget(
+            chains in proptest::collection::vec(proptest::collection::vec(0u32..3, 0..6), 0..4),
+            nodes in 0usize..8, depth in 0usize..5, p in 0.0f64..=1.0,
+        ) {
+            let drafts: Vec<Tree> = chains
+                .iter()
+                .map(|chain| Tree::chain(chain, Source::Model, Features::default()))
+                .collect();
+            let merged = merge(&drafts, Budget { nodes, depth }, |_, _| p);
+            prop_assert!(merged.tree.len() <= nodes && merged.survival.len() == merged.tree.len());
+            prop_assert!(merged.survival.windows(2).all(|pair| pair[0] >= pair[1]));
+            for node in 0..merged.tree.len() {
+                let path = merged.tree.path(node);
+                prop_assert!(path.len() <= depth);
+                prop_assert!(chains.iter().any(|chain| chain.starts_with(&path)));
+                prop_assert!(merged.tree.nodes()[node].parent.is_none_or(|parent| parent < node));
+            }
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! `prompt_lookup`: what followed the last time the context ended like this.
+//!
+//! An alignment that keeps predicting right is kept although a shorter match may be more recent: text that
+//! is being copied goes on where it was. Past its own end an alignment repeats itself, which is what a
+//! period does.
+
+use super::automaton::Automaton;
+use super::{Budget, Features, Feedback, Lookup, Source, Tree};
+use crate::units::TokenId;
+
+/// Shortest and longest match that counts, in tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ngram {
+    /// No draft below this.
+    pub min: u32,
+    /// Longer matches are ranked alike: the most recent wins.
+    pub max: u32,
+}
+
+impl Default for Ngram {
+    fn default() -> Self {
+        Self { min: 2, max: 8 }
+    }
+}
+
+/// The drafter. Memory: about 100 bytes per token of context.
+#[derive(Debug)]
+pub struct PromptLookup {
+    automaton: Automaton,
+    min: u32,
+    /// Where the copied text goes on, and for how many tokens it has agreed.
+    aligned: Option<(usize, u32)>,
+}
+
+impl PromptLookup {
+    /// A drafter that has seen nothing.
+    pub fn new(ngram: Ngram) -> Self {
+        Self { automaton: Automaton::new(ngram.max), min: ngram.min.max(1), aligned: None }
+    }
+
+    fn push(&mut self, token: TokenId) {
+        let kept = self
+            .aligned
+            .filter(|&(at, _)| self.automaton.text().get(at) == Some(&token))
+            .map(|(at, len)| (at + 1, len.saturating_add(1)));
+        self.automaton.push(token);
+        let found = self.automaton.found().map(|found| (found.end, found.len));
+        self.aligned = match (kept, found) {
+            (Some(kept), Some(found)) if kept.1 > found.1 => Some(kept),
+            (kept, found) => found.or(kept),
+        };
+    }
+}
+
+impl Lookup for PromptLookup {
+    fn observe(&mut self, seen: &Feedback<'_>) {
+        seen.tokens.iter().for_each(|&token| self.push(token));
+    }
+
+    fn draft(&self, budget: Budget) -> Tree {
+        let Some((start, match_len)) = self.aligned.filter(|&(_, len)| len >= self.min) else {
+            return Tree::default();
+        };
+        let text = self.automaton.text();
+        let period = text.len().saturating_sub(start).max(1);
+        let tokens: Vec<TokenId> = (0..budget.nodes.min(budget.depth))
+            .map_while(|index| text.get(start + index % period).copied())
+            .collect();
+        Tree::chain(&tokens, Source::PromptLookup, Features { match_len, margin: 0.0 })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn draft(text: &[TokenId], nodes: usize) -> Vec<TokenId> {
+        let mut lookup = PromptLookup::new(Ngram::default());
+        lookup.observe(&Feedback { tokens: text });
+        lookup.draft(Budget { nodes, depth: nodes }).nodes().iter().map(|node| node.token).collect()
+    }
+
+    #[test]
+    fn proposes_what_followed_the_most_recent_match() {
+        assert_eq!(draft(&[1, 2, 3, 9, 1, 2, 4, 8, 1, 2], 3), [4, 8, 1]);
+    }
+
+    #[test]
+    fn prefers_the_longer_match_to_the_more_recent_one() {
+        assert_eq!(draft(&[5, 1, 2, 3, 9, 1, 2, 4, 8, 5, 1, 2], 2), [3, 9]);
+    }
+
+    #[test]
+    fn goes_on_with_the_period_when_the_continuation_is_short() {
+        assert_eq!(draft(&[1, 2, 3, 1, 2, 3, 1], 7), [2, 3, 1, 2, 3, 1, 2]);
+        assert_eq!(draft(&[6, 6, 6], 4), [6, 6, 6, 6]);
+    }
+
+    #[test]
+    fn says_nothing_below_the_shortest_match() {
+        assert!(draft(&[1, 2, 3, 4, 1], 4).is_empty());
+    }
+
+    #[test]
+    fn keeps_a_copying_alignment_although_a_shorter_match_is_more_recent() {
+        let original: Vec<TokenId> = (100..130).collect();
+        let mut text = original.clone();
+        text.extend([7, 112, 113, 114, 115, 116, 117, 118, 119, 55, 55, 8]);
+        text.extend(&original[..20]);
+        assert_eq!(draft(&text, 2), [120, 121]);
+    }
+}

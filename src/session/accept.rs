@@ -1,0 +1,66 @@
+//! The exact accept rule: sample and match.
+//!
+//! The backend sampled a token after every prefix of the draft. Walk down: emit the sample, go on while it is
+//! a child of the place it was drawn at. Every emitted token is the backend's own sample at its own prefix,
+//! so the law of the text is the backend's whatever was drafted, for one-hot drafts and any tree of them,
+//! and for targets whose noise depends on the place alone (algorithms.md 1.1, 1.2).
+
+use super::Verdict;
+use crate::draft::Tree;
+use crate::units::TokenId;
+
+/// What a round brought.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Accepted {
+    /// The tokens that become the past: the accepted run and one more.
+    pub tokens: Vec<TokenId>,
+    /// The draft nodes that were accepted, from the top down.
+    pub nodes: Vec<usize>,
+}
+
+/// Walks the draft by the samples. `None` if the verdict does not have one row more than the draft nodes.
+pub fn walk(draft: &Tree, verdict: &Verdict) -> Option<Accepted> {
+    if verdict.rows.len() != draft.len() + 1 {
+        return None;
+    }
+    let mut accepted = Accepted::default();
+    let mut place = None;
+    loop {
+        let row = verdict.rows.get(place.map_or(0, |node| node + 1))?;
+        accepted.tokens.push(row.sample);
+        let Some(node) = draft.child(place, row.sample) else { return Some(accepted) };
+        accepted.nodes.push(node);
+        place = Some(node);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::draft::{Features, Node, Source};
+    use crate::session::Row;
+
+    fn rows(samples: &[TokenId]) -> Verdict {
+        let rows = samples.iter().map(|&sample| Row { sample, logprob: None }).collect();
+        Verdict { rows, computed: None }
+    }
+
+    #[test]
+    fn a_chain_is_followed_to_the_first_mismatch_and_one_token_more_is_emitted() {
+        let draft = Tree::chain(&[1, 2, 3], Source::Model, Features::default());
+        let run = walk(&draft, &rows(&[1, 2, 9, 4])).expect("fits");
+        assert_eq!((run.tokens, run.nodes), (vec![1, 2, 9], vec![0, 1]));
+        assert_eq!(walk(&draft, &rows(&[1, 2, 3, 4])).expect("fits").tokens, [1, 2, 3, 4]);
+        assert_eq!(walk(&draft, &rows(&[1, 2, 3])), None);
+    }
+
+    #[test]
+    fn in_a_tree_the_row_of_the_child_that_was_sampled_counts() {
+        let mut draft = Tree::default();
+        for (token, parent) in [(1, None), (2, None), (5, Some(0)), (6, Some(1))] {
+            draft.push(Node { token, parent, source: Source::Model, features: Features::default() });
+        }
+        let run = walk(&draft, &rows(&[2, 5, 6, 7, 8])).expect("fits");
+        assert_eq!((run.tokens, run.nodes), (vec![2, 6, 8], vec![1, 3]));
+    }
+}

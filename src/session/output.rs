@@ -1,0 +1,283 @@
+//! The output of one request: tokens to text, stop texts, limits, and what the client has already got.
+//!
+//! While the first ride lasts the backend's own text goes out verbatim, and is compared with what the tokens
+//! decode to. Only while the two agree may the session go on by itself; its text then starts exactly where
+//! the backend's left off.
+
+use super::start::{Ending, Limit};
+use super::{Decode, Delta, Finish};
+use crate::units::TokenId;
+
+/// Output so far.
+pub struct Output {
+    ending: Ending,
+    limit: Limit,
+    prompt_len: Option<usize>,
+    decode: Box<dyn Decode>,
+    tokens: Vec<TokenId>,
+    /// What the tokens decode to, as far as it is certain.
+    text: String,
+    /// What the backend sent during the first ride; empty after it.
+    backend: String,
+    /// Bytes of `backend` that were compared with `text`.
+    compared: usize,
+    /// Bytes of `text` that the client has.
+    sent: usize,
+    agrees: bool,
+    finish: Option<Finish>,
+}
+
+impl Output {
+    /// No output yet.
+    pub fn new(ending: Ending, limit: Limit, decode: Box<dyn Decode>) -> Self {
+        Self {
+            ending,
+            limit,
+            prompt_len: None,
+            decode,
+            tokens: Vec::new(),
+            text: String::new(),
+            backend: String::new(),
+            compared: 0,
+            sent: 0,
+            agrees: true,
+            finish: None,
+        }
+    }
+
+    /// Tells how long the prompt is, for the limit of the context.
+    pub fn set_prompt_len(&mut self, len: usize) {
+        self.prompt_len = Some(len);
+    }
+
+    /// All output tokens.
+    pub fn tokens(&self) -> &[TokenId] {
+        &self.tokens
+    }
+
+    /// Why the output is over, judged by the tokens.
+    pub fn finish(&self) -> Option<Finish> {
+        self.finish
+    }
+
+    /// Whether the backend's text has been what the tokens decode to.
+    pub fn agrees(&self) -> bool {
+        self.agrees
+    }
+
+    /// Tokens that may still come; `None` without a limit.
+    pub fn rest(&self) -> Option<usize> {
+        let own = self.limit.max_tokens.map(|max| max as usize);
+        let context =
+            self.limit.context.zip(self.prompt_len).map(|(max, len)| (max as usize).saturating_sub(len));
+        let most = match (own, context) {
+            (Some(own), Some(context)) => Some(own.min(context)),
+            (own, context) => own.or(context),
+        };
+        most.map(|most| most.saturating_sub(self.tokens.len()))
+    }
+
+    /// Takes what the first ride brought; the text goes to the client as it is.
+    pub fn ride(&mut self, tokens: Vec<TokenId>, text: String) -> Delta {
+        for &token in &tokens {
+            self.take(token);
+        }
+        if self.agrees {
+            self.backend.push_str(&text);
+            self.compare();
+        }
+        Delta { tokens, text }
+    }
+
+    fn compare(&mut self) {
+        let end = self.backend.len().min(self.text.len());
+        let pair =
+            (self.backend.as_bytes().get(self.compared..end), self.text.as_bytes().get(self.compared..end));
+        self.agrees = match pair {
+            (Some(theirs), Some(own)) => theirs == own,
+            _ => true,
+        };
+        self.compared = self.compared.max(end);
+    }
+
+    /// Whether the backend's text is level with the tokens: nothing ahead, and behind by no more than a stop
+    /// text could hold back. Only then is it certain that nothing between them (a parser of tools or of
+    /// reasoning) keeps text away, and that going on by tokens is seamless.
+    pub fn level(&self) -> bool {
+        let held = self.ending.stop.iter().map(|stop| stop.chars().count().saturating_sub(1)).max();
+        self.agrees
+            && self
+                .text
+                .get(self.backend.len()..)
+                .is_some_and(|ahead| ahead.chars().count() <= held.unwrap_or(0))
+    }
+
+    /// Leaves the first ride: from here on the session's own text goes out.
+    pub fn take_over(&mut self) -> Delta {
+        self.sent = self.backend.len();
+        self.backend = String::new();
+        Delta { tokens: Vec::new(), text: self.release() }
+    }
+
+    /// Takes tokens in order until the output is over; the rest never existed.
+    pub fn extend(&mut self, tokens: &[TokenId]) -> Delta {
+        let mut taken = Vec::with_capacity(tokens.len());
+        for &token in tokens {
+            if self.finish.is_some() {
+                break;
+            }
+            self.take(token);
+            taken.push(token);
+        }
+        Delta { tokens: taken, text: self.release() }
+    }
+
+    /// Ends the output from outside and lets go of what was held back.
+    pub fn end(&mut self, finish: Finish) -> Delta {
+        if self.finish.is_none() {
+            self.finish = Some(finish);
+            self.text.push_str(&self.decode.flush());
+        }
+        Delta { tokens: Vec::new(), text: self.release() }
+    }
+
+    fn take(&mut self, token: TokenId) {
+        self.tokens.push(token);
+        if self.finish.is_some() {
+            return;
+        }
+        let by_id = self.ending.stop_token_ids.contains(&token);
+        if by_id || (!self.ending.ignore_eos && self.ending.eos.contains(&token)) {
+            if by_id && self.ending.include_stop {
+                self.text.push_str(&self.decode.push(token));
+            }
+            self.finish = Some(Finish::Stop);
+            self.text.push_str(&self.decode.flush());
+            return;
+        }
+        let before = self.text.len();
+        self.text.push_str(&self.decode.push(token));
+        if let Some(end) = self.stopped(before) {
+            self.text.truncate(end);
+            self.finish = Some(Finish::Stop);
+        } else if self.rest() == Some(0) {
+            self.finish = Some(Finish::Length);
+            self.text.push_str(&self.decode.flush());
+        }
+    }
+
+    /// Where the text ends if a stop text was completed after byte `before`.
+    fn stopped(&self, before: usize) -> Option<usize> {
+        if self.tokens.len() <= self.ending.min_tokens as usize || before == self.text.len() {
+            return None;
+        }
+        let bytes = self.text.as_bytes();
+        self.ending.stop.iter().filter(|stop| !stop.is_empty()).find_map(|stop| {
+            let len = stop.len();
+            let first = (before + 1).saturating_sub(len);
+            let last = bytes.len().checked_sub(len)?;
+            let at = (first..=last).find(|&at| bytes.get(at..at + len) == Some(stop.as_bytes()))?;
+            Some(if self.ending.include_stop { at + len } else { at })
+        })
+    }
+
+    /// Text that may go out now.
+    fn release(&mut self) -> String {
+        let until = if self.finish.is_some() { self.text.len() } else { self.text.len() - self.held() };
+        let text = self.text.get(self.sent..until).unwrap_or_default().to_owned();
+        self.sent = self.sent.max(until);
+        text
+    }
+
+    /// Bytes at the end that may become a stop text.
+    fn held(&self) -> usize {
+        let bytes = self.text.as_bytes();
+        let stops = self.ending.stop.iter().map(String::as_bytes);
+        stops
+            .filter_map(|stop| {
+                let most = stop.len().saturating_sub(1).min(bytes.len());
+                (1..=most).rev().find(|&len| bytes.get(bytes.len() - len..) == stop.get(..len))
+            })
+            .max()
+            .unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Token n is the n-th letter; 26.. are two-byte halves of "é".
+    #[derive(Default)]
+    struct Letters(Vec<u8>);
+
+    impl Decode for Letters {
+        fn push(&mut self, token: TokenId) -> String {
+            match token {
+                0..26 => self.0.push(b'a' + token as u8),
+                26 => self.0.push(0xC3),
+                _ => self.0.push(0xA9),
+            }
+            match String::from_utf8(self.0.clone()) {
+                Ok(text) => {
+                    self.0.clear();
+                    text
+                }
+                Err(_) => String::new(),
+            }
+        }
+
+        fn flush(&mut self) -> String {
+            if std::mem::take(&mut self.0).is_empty() { String::new() } else { "\u{FFFD}".into() }
+        }
+    }
+
+    fn output(stop: &[&str], max: u32) -> Output {
+        let stop = stop.iter().map(|&stop| stop.to_owned()).collect();
+        let ending = Ending { stop, eos: vec![25], ..Ending::default() };
+        Output::new(ending, Limit { max_tokens: Some(max), context: None }, Box::<Letters>::default())
+    }
+
+    #[test]
+    fn a_stop_text_across_tokens_is_held_back_and_cut() {
+        let mut out = output(&["cd"], 99);
+        assert_eq!(out.extend(&[0, 1, 2]).text, "ab");
+        assert_eq!(out.extend(&[4]).text, "ce");
+        let last = out.extend(&[2, 3, 0, 1]);
+        assert_eq!((last.text.as_str(), last.tokens.as_slice()), ("", &[2, 3][..]));
+        assert_eq!(out.finish(), Some(Finish::Stop));
+    }
+
+    #[test]
+    fn half_a_character_never_goes_out_and_the_limit_counts_tokens() {
+        let mut out = output(&[], 3);
+        assert_eq!(out.extend(&[0, 26]).text, "a");
+        assert_eq!(out.extend(&[27, 1, 1]), Delta { tokens: vec![27], text: "é".into() });
+        assert_eq!(out.finish(), Some(Finish::Length));
+    }
+
+    #[test]
+    fn end_of_text_is_a_token_but_no_text() {
+        let mut out = output(&[], 9);
+        assert_eq!(out.extend(&[0, 25, 1]), Delta { tokens: vec![0, 25], text: "a".into() });
+        assert_eq!(out.finish(), Some(Finish::Stop));
+    }
+
+    #[test]
+    fn own_text_starts_where_the_backend_left_off() {
+        let mut out = output(&["xyz"], 99);
+        assert_eq!(out.ride(vec![0, 1, 2], "a".into()).text, "a");
+        assert!(out.level());
+        assert_eq!(out.take_over().text, "bc");
+        assert_eq!(out.extend(&[3]).text, "d");
+    }
+
+    #[test]
+    fn text_that_the_tokens_do_not_say_is_noticed() {
+        let mut out = output(&[], 99);
+        out.ride(vec![0], String::new());
+        assert!(out.agrees() && !out.level());
+        out.ride(vec![1], "b".into());
+        assert!(!out.agrees());
+    }
+}

@@ -1,0 +1,462 @@
+//! The drafting and deciding side of a session: feeds the drafters, scores drafts, chooses the next step.
+//!
+//! It sees the past and the clock that it is handed, and answers with a step. It emits nothing.
+
+use std::sync::Arc;
+
+use super::RideReason;
+use super::accept::Accepted;
+use super::shadow::{ShadowPlan, VirtualRound};
+use super::start::{Permission, Rules};
+use crate::control::{Control, Dice, Heat, Learnt, Quote, Run, Terms, Tuning, best_cut, pays};
+use crate::draft::{Budget, Features, Feedback, Lookup, Node, Source, Tree, merge};
+use crate::units::{Tick, TokenId};
+
+/// What to do next.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Step {
+    /// Ride, for this reason.
+    Ride(RideReason),
+    /// Verify this draft.
+    Verify(Tree),
+    /// Ask the model drafter for so many tokens first.
+    Draft(usize),
+}
+
+/// Where the session stands when it asks.
+#[derive(Clone, Copy, Debug)]
+pub struct Stand {
+    /// Whether it is leaping already.
+    pub leaping: bool,
+    /// Most nodes and depth that limit and context leave.
+    pub room: Budget,
+    /// Tokens that may still come; `None` without a limit.
+    pub rest: Option<usize>,
+    /// Output tokens so far.
+    pub done: usize,
+}
+
+/// Rounds in a row, from leaving a ride to the next one.
+#[derive(Clone, Copy, Debug)]
+struct Streak {
+    since: Tick,
+    rounds: u32,
+    tokens: usize,
+    /// Begun without any measured verify call.
+    trial: bool,
+}
+
+/// First tokens of a source that must have been seen before it is trusted.
+const EVIDENCE: f64 = 4.0;
+/// Prompt tokens learnt at one token event, so that a long prompt delays no token by much.
+const BITE: usize = 4096;
+/// Tokens ridden after a streak that lost, doubled with every loss in a row.
+const PENANCE: usize = 16;
+/// After so many leapt tokens the pace of riding is measured again ...
+const REMEASURE_AFTER: usize = 1_000;
+/// ... over so many tokens.
+const REMEASURE_OVER: usize = 16;
+
+/// The pilot of one session.
+pub struct Pilot {
+    control: Arc<Control>,
+    heat: Heat,
+    lookups: Vec<Box<dyn Lookup>>,
+    prompt: Option<Vec<TokenId>>,
+    fed: usize,
+    gamma_max: usize,
+    gamma_fixed: Option<usize>,
+    margin: f64,
+    stay: f64,
+    model: bool,
+    tuning: Tuning,
+    lookup_run: Run,
+    model_run: Run,
+    virtual_round: Option<VirtualRound>,
+    shadow: ShadowPlan,
+    dice: Dice,
+    streak: Option<Streak>,
+    losses: u32,
+    not_before: usize,
+    leapt: usize,
+    model_not_before: usize,
+    model_faults: u32,
+}
+
+impl Pilot {
+    /// A pilot that knows what `control` knows and nothing of this request.
+    pub fn new(control: Arc<Control>, rules: &Rules, temperature: f64, seed: u64) -> Self {
+        let drafts = !matches!(rules.permission, Permission::Ride(_));
+        let lookups = rules.lookups.iter().filter(|_| drafts).map(|spec| spec.build()).collect();
+        Self {
+            control,
+            heat: Heat::of(temperature),
+            lookups,
+            prompt: None,
+            fed: 0,
+            gamma_max: rules.gamma_max,
+            gamma_fixed: rules.gamma_fixed,
+            margin: rules.margin,
+            stay: rules.stay,
+            model: rules.model && drafts,
+            tuning: Tuning::default(),
+            lookup_run: Run::default(),
+            model_run: Run::default(),
+            virtual_round: None,
+            shadow: ShadowPlan::new(),
+            dice: Dice::new(seed),
+            streak: None,
+            losses: 0,
+            not_before: 0,
+            leapt: 0,
+            model_not_before: 0,
+            model_faults: 0,
+        }
+    }
+
+    /// The shared store.
+    pub fn control(&self) -> &Control {
+        &self.control
+    }
+
+    /// Tells the prompt. It is learnt in bites, at the token events that follow.
+    pub fn know_prompt(&mut self, prompt: Vec<TokenId>) {
+        self.prompt = Some(prompt);
+    }
+
+    /// Ids of the prompt, if known.
+    pub fn prompt(&self) -> Option<&[TokenId]> {
+        self.prompt.as_deref()
+    }
+
+    // ---- the past -------------------------------------------------------------------------------------
+
+    /// Learns from ridden tokens: virtual rounds go on, drafters see them. `from` is the first new one.
+    pub fn ridden(&mut self, output: &[TokenId], from: usize) {
+        if self.prompt.is_none() || self.lookups.is_empty() || self.gamma_fixed.is_some() {
+            return;
+        }
+        self.feed(output, from, BITE);
+        for (index, &token) in output.iter().enumerate().skip(from) {
+            self.follow(token);
+            self.feed(output, index + 1, BITE);
+            if self.virtual_round.is_none() && self.caught_up(index + 1) {
+                self.begin_virtual();
+            }
+        }
+    }
+
+    fn follow(&mut self, token: TokenId) {
+        let Some(mut round) = self.virtual_round.take() else { return };
+        let (draft, place, depth) = round.place();
+        score(&self.control, &mut self.tuning, self.heat, draft, place, depth, token);
+        match round.follow(token) {
+            None => self.virtual_round = Some(round),
+            Some(tokens) => {
+                let tokens = if round.planned == 0 { 1 } else { tokens };
+                self.lookup_run.push(round.planned, 0, tokens);
+            }
+        }
+    }
+
+    fn begin_virtual(&mut self) {
+        let budget = Budget { nodes: self.gamma_max, depth: self.gamma_max };
+        let (mut draft, quote) = self.control.with(|learnt| self.look_up(budget, learnt));
+        let planned = quote.nodes;
+        draft.truncate(planned.max(4));
+        self.virtual_round = Some(VirtualRound::new(draft, planned));
+    }
+
+    /// Feeds the drafters with the past up to output token `until`, at most `most` tokens.
+    fn feed(&mut self, output: &[TokenId], until: usize, most: usize) {
+        let Some(prompt) = &self.prompt else { return };
+        let end = (prompt.len() + until).min(self.fed.saturating_add(most));
+        let slices = [
+            prompt.get(self.fed.min(prompt.len())..end.min(prompt.len())),
+            output.get(self.fed.saturating_sub(prompt.len())..end.saturating_sub(prompt.len())),
+        ];
+        for tokens in slices.into_iter().flatten().filter(|tokens| !tokens.is_empty()) {
+            for lookup in &mut self.lookups {
+                lookup.observe(&Feedback { tokens });
+            }
+        }
+        self.fed = self.fed.max(end);
+    }
+
+    fn caught_up(&self, done: usize) -> bool {
+        self.prompt.as_ref().is_some_and(|prompt| self.fed == prompt.len() + done)
+    }
+
+    /// Learns from a real round: its draft, what was accepted, how long it took since the ride was left or
+    /// the round before ended.
+    pub fn round(&mut self, draft: &Tree, accepted: &Accepted, seconds: f64, modelled: usize, now: Tick) {
+        let mut place = None;
+        for (depth, &token) in accepted.tokens.iter().enumerate() {
+            score(&self.control, &mut self.tuning, self.heat, draft, place, depth, token);
+            place = draft.child(place, token);
+        }
+        let tokens = accepted.tokens.len();
+        let run = if modelled > 0 { &mut self.model_run } else { &mut self.lookup_run };
+        run.push(draft.len(), modelled, tokens);
+        let first = self.streak.is_some_and(|streak| streak.rounds == 0);
+        if let Some(streak) = &mut self.streak {
+            streak.rounds += 1;
+            streak.tokens += tokens;
+        }
+        self.leapt += tokens;
+        self.control.with(|learnt| {
+            if first {
+                learnt.costs.entered(draft.len(), seconds, now);
+            } else {
+                learnt.costs.verified(draft.len(), seconds, now);
+            }
+        });
+    }
+
+    /// Leaping begins.
+    pub fn enter(&mut self, now: Tick) {
+        self.virtual_round = None;
+        let trial = self.control.with(|learnt| !learnt.costs.verify_measured());
+        self.streak = Some(Streak { since: now, rounds: 0, tokens: 0, trial });
+    }
+
+    /// Leaping ends. A streak that brought less than a ride would have is not repeated soon.
+    pub fn leave(&mut self, done: usize, now: Tick) {
+        let Some(streak) = self.streak.take() else { return };
+        let token = self.control.with(|learnt| learnt.costs.ride_token()).unwrap_or(0.0);
+        if now.seconds_since(streak.since) > streak.tokens as f64 * token {
+            self.losses = (self.losses + 1).min(5);
+            self.not_before = self.not_before.max(done + (PENANCE << self.losses));
+        } else {
+            self.losses = self.losses.saturating_sub(1);
+        }
+    }
+
+    /// A verify call failed: no leap for a while, longer with every failure.
+    pub fn verify_failed(&mut self, done: usize) {
+        self.losses = (self.losses + 1).min(5);
+        self.not_before = done + (PENANCE << self.losses);
+    }
+
+    /// No leap before so many output tokens.
+    pub fn not_before(&self) -> usize {
+        self.not_before
+    }
+
+    /// The model drafter failed: it is not asked for a while, longer with every failure.
+    pub fn model_failed(&mut self, done: usize) {
+        self.model_faults = (self.model_faults + 1).min(6);
+        self.model_not_before = done + (32 << self.model_faults);
+    }
+
+    // ---- the shadow of the model drafter ---------------------------------------------------------------
+
+    /// The first output index that the model drafter is to be asked for, if a pass is due.
+    pub fn shadow_due(&mut self, done: usize) -> Option<usize> {
+        if !self.model || self.gamma_fixed.is_some() || self.prompt.is_none() || done < self.model_not_before
+        {
+            return None;
+        }
+        let from = self.shadow.due(done)?;
+        if self.control.with(|learnt| self.hopeless(learnt)) {
+            self.shadow.wait(done, 256);
+            return None;
+        }
+        Some(from)
+    }
+
+    /// Whether the model drafter could not pay even if nine of ten of its tokens were accepted.
+    fn hopeless(&self, learnt: &Learnt) -> bool {
+        let survival: Vec<f64> = (1..=self.gamma_max).map(|depth| 0.9_f64.powi(depth as i32)).collect();
+        let quote = model_quote(&survival, learnt);
+        learnt.costs.ride_token().is_some_and(|token| quote.rate() * token < 1.0 + self.margin)
+    }
+
+    /// Takes the model drafter's own choices at the output places `from..`.
+    pub fn shadowed(&mut self, output: &[TokenId], from: usize, choices: &[TokenId], seconds: f64) {
+        let gamma = self
+            .control
+            .with(|learnt| self.model_offer(self.gamma_max, learnt).map_or(0, |quote| quote.nodes))
+            .clamp(1, self.gamma_max.max(1));
+        let pairs: Vec<(TokenId, TokenId)> =
+            choices.iter().copied().zip(output.iter().skip(from).copied()).collect();
+        let mut at = 0;
+        while at < pairs.len() {
+            let mut run = 0;
+            while let Some(&(choice, token)) = pairs.get(at + run).filter(|_| run < gamma) {
+                let draft = Tree::chain(&[choice], Source::Model, Features::default());
+                score(&self.control, &mut self.tuning, self.heat, &draft, None, run, token);
+                if choice != token {
+                    break;
+                }
+                run += 1;
+            }
+            self.model_run.push(gamma, gamma, run + 1);
+            at += run + 1;
+        }
+        let (promising, pass, token) = self.control.with(|learnt| {
+            learnt.costs.shadowed(seconds);
+            let offer = self.model_offer(self.gamma_max, learnt);
+            let token = learnt.costs.ride_token();
+            let promising = offer.zip(token).is_some_and(|(offer, token)| offer.rate() * token > 1.0);
+            (promising, learnt.costs.shadow_pass(), token)
+        });
+        self.shadow.passed(output.len(), promising, pass, token);
+    }
+
+    // ---- the next step ---------------------------------------------------------------------------------
+
+    /// Chooses. Everything that forbids leaping has been asked before.
+    pub fn choose(&mut self, output: &[TokenId], stand: Stand, now: Tick) -> Step {
+        if let Some(fixed) = self.gamma_fixed {
+            return self.forced(output, fixed, stand);
+        }
+        self.feed(output, stand.done, BITE);
+        if !self.caught_up(stand.done) || (!stand.leaping && stand.done < self.not_before) {
+            return Step::Ride(RideReason::NoGain);
+        }
+        if stand.leaping && self.leapt >= REMEASURE_AFTER {
+            self.leapt = 0;
+            self.not_before = stand.done + REMEASURE_OVER;
+            return Step::Ride(RideReason::Observe);
+        }
+        let room = stand.room.nodes.min(self.gamma_max);
+        let budget = Budget { nodes: room, depth: stand.room.depth };
+        let control = Arc::clone(&self.control);
+        let step = control.with(|learnt| {
+            learnt.costs.fade(now);
+            self.weigh(budget, stand, learnt)
+        });
+        self.dithered(step, budget)
+    }
+
+    fn weigh(&self, budget: Budget, stand: Stand, learnt: &Learnt) -> Step {
+        let rest = learnt.expected_rest(stand.done).min(stand.rest.map_or(f64::MAX, |rest| rest as f64));
+        let terms = Terms { margin: self.margin, stay: self.stay, leaping: stand.leaping, rest };
+        let (mut draft, quote) = self.look_up(budget, learnt);
+        let nothing = draft.is_empty();
+        let known = |source| stand.leaping || learnt.survival.evidence(self.heat, source) >= EVIDENCE;
+        let lookup = (known(Source::PromptLookup) && self.worth(quote, &self.lookup_run, learnt, terms))
+            .then_some(quote);
+        let asks = self.model && stand.done >= self.model_not_before && known(Source::Model);
+        let model = self
+            .model_offer(budget.nodes.min(budget.depth), learnt)
+            .filter(|&offer| asks && self.worth(offer, &self.model_run, learnt, terms));
+        match (lookup, model) {
+            (Some(lookup), Some(model)) if model.rate() > lookup.rate() => Step::Draft(model.nodes),
+            (None, Some(model)) => Step::Draft(model.nodes),
+            (Some(lookup), _) => {
+                draft.truncate(lookup.nodes);
+                Step::Verify(draft)
+            }
+            (None, None) if nothing && !asks => Step::Ride(RideReason::NoDraft),
+            (None, None) => Step::Ride(RideReason::NoGain),
+        }
+    }
+
+    /// Judges a quote; a first trial gets a second round, because the first one also paid for the switch.
+    fn worth(&self, quote: Quote, run: &Run, learnt: &Learnt, terms: Terms) -> bool {
+        let second = self.streak.is_some_and(|streak| streak.trial && streak.rounds < 2);
+        (second && quote.nodes > 0) || pays(quote, run, learnt, terms)
+    }
+
+    fn dithered(&mut self, step: Step, budget: Budget) -> Step {
+        match step {
+            Step::Verify(mut draft) => {
+                let nodes = self.dice.dither(draft.len(), budget.nodes);
+                if nodes > draft.len() {
+                    let longer = self.control.with(|learnt| self.merged(None, budget, learnt));
+                    draft = longer.tree;
+                }
+                draft.truncate(nodes);
+                Step::Verify(draft)
+            }
+            Step::Draft(gamma) => Step::Draft(self.dice.dither(gamma, budget.nodes.min(budget.depth))),
+            Step::Ride(reason) => Step::Ride(reason),
+        }
+    }
+
+    /// `gamma.fixed`: a draft of at most so many nodes, whatever it may bring.
+    fn forced(&mut self, output: &[TokenId], fixed: usize, stand: Stand) -> Step {
+        self.feed(output, stand.done, usize::MAX);
+        let nodes = fixed.min(stand.room.nodes);
+        let budget = Budget { nodes, depth: stand.room.depth };
+        let gamma = nodes.min(budget.depth);
+        if self.model && gamma > 0 && stand.done >= self.model_not_before {
+            return Step::Draft(gamma);
+        }
+        Step::Verify(self.control.with(|learnt| self.merged(None, budget, learnt)).tree)
+    }
+
+    /// The draft to verify once the model drafter has answered: merged with what the lookups say, cut by
+    /// what a verify call costs. What the model's draft cost is spent already.
+    pub fn combine(&self, model: Tree, stand: Stand) -> Tree {
+        let most = self.gamma_fixed.unwrap_or(self.gamma_max);
+        let budget = Budget { nodes: most.min(stand.room.nodes), depth: stand.room.depth };
+        self.control.with(|learnt| {
+            let merged = self.merged(Some(model), budget, learnt);
+            let mut draft = merged.tree;
+            if self.gamma_fixed.is_none() {
+                let quote = best_cut(&merged.survival, |nodes| learnt.costs.verify(nodes));
+                draft.truncate(quote.nodes.max(1));
+            }
+            draft
+        })
+    }
+
+    /// What the lookups propose within a budget, and the best cut of it.
+    fn look_up(&self, budget: Budget, learnt: &Learnt) -> (Tree, Quote) {
+        let merged = self.merged(None, budget, learnt);
+        let quote = best_cut(&merged.survival, |nodes| learnt.costs.verify(nodes));
+        (merged.tree, quote)
+    }
+
+    fn merged(&self, model: Option<Tree>, budget: Budget, learnt: &Learnt) -> merge::Merged {
+        let lookups = self.lookups.iter().map(|lookup| lookup.draft(budget));
+        let drafts: Vec<Tree> = model.into_iter().chain(lookups).filter(|draft| !draft.is_empty()).collect();
+        merge::merge(&drafts, budget, |node, depth| {
+            self.tuning.adjust(node.source, learnt.survival.conditional(self.heat, node, depth))
+        })
+    }
+
+    /// The best length of a model draft before it is drafted.
+    fn model_offer(&self, gamma_max: usize, learnt: &Learnt) -> Option<Quote> {
+        if !self.model || gamma_max == 0 {
+            return None;
+        }
+        let node = Node { token: 0, parent: None, source: Source::Model, features: Features::default() };
+        let mut survival = Vec::with_capacity(gamma_max);
+        let mut alive = 1.0;
+        for depth in 0..gamma_max {
+            alive *= self.tuning.adjust(Source::Model, learnt.survival.conditional(self.heat, &node, depth));
+            survival.push(alive);
+        }
+        Some(model_quote(&survival, learnt)).filter(|quote| quote.nodes > 0)
+    }
+}
+
+fn model_quote(survival: &[f64], learnt: &Learnt) -> Quote {
+    let costs = &learnt.costs;
+    best_cut(survival, |nodes| costs.verify(nodes) + nodes as f64 * costs.draft_token())
+}
+
+/// Notes the fate of every child of `place` once `token` is known to follow it.
+fn score(
+    control: &Control,
+    tuning: &mut Tuning,
+    heat: Heat,
+    draft: &Tree,
+    place: Option<usize>,
+    depth: usize,
+    token: TokenId,
+) {
+    for node in draft.nodes().iter().filter(|node| node.parent == place) {
+        let accepted = node.token == token;
+        let expected = control.with(|learnt| {
+            let expected = learnt.survival.conditional(heat, node, depth);
+            learnt.survival.observe(heat, node, depth, accepted);
+            expected
+        });
+        tuning.observe(node.source, expected, accepted);
+    }
+}

@@ -1,0 +1,115 @@
+//! What a session is started with: everything that the request, the policy and the replica decided.
+
+use std::time::Duration;
+
+use super::{Decode, Plan, RideReason};
+use crate::draft::LookupSpec;
+use crate::units::TokenId;
+
+/// One request to be served.
+pub struct Start {
+    /// The prompt's ids, if the client sent ids. Otherwise [`super::Event::Prompt`] brings them.
+    pub prompt: Option<Vec<TokenId>>,
+    /// How long the output may become.
+    pub limit: Limit,
+    /// What ends the output before that.
+    pub ending: Ending,
+    /// Effective temperature.
+    pub temperature: f64,
+    /// Turns output tokens into text.
+    pub decode: Box<dyn Decode>,
+    /// What policy, replica and client allow.
+    pub rules: Rules,
+    /// Seeds the session's own randomness, which decides what is explored and never what is emitted.
+    pub seed: u64,
+}
+
+/// How long the output may become.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Limit {
+    /// Most output tokens: the client's own, else the server's default; `None` if there is none.
+    pub max_tokens: Option<u32>,
+    /// Most tokens of prompt and output together that the model takes; `None` if not known.
+    pub context: Option<u32>,
+}
+
+/// What ends the output, as the backend itself would end it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ending {
+    /// Texts that end the output. If one token completes several, the first in this list wins.
+    pub stop: Vec<String>,
+    /// A matched stop text (or the text of a stop token) stays in the output.
+    pub include_stop: bool,
+    /// Tokens that end the output.
+    pub stop_token_ids: Vec<TokenId>,
+    /// The model's own end-of-text tokens.
+    pub eos: Vec<TokenId>,
+    /// End-of-text tokens do not end the output.
+    pub ignore_eos: bool,
+    /// Stop texts count only beyond this many output tokens.
+    pub min_tokens: u32,
+}
+
+/// Whether the session may leap at all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Permission {
+    /// It may.
+    Leap,
+    /// It rides for this reason, and scores drafts in the shadow.
+    Shadow(RideReason),
+    /// It rides for this reason and drafts nothing.
+    Ride(RideReason),
+}
+
+/// What policy, replica and client allow.
+#[derive(Clone, Debug)]
+pub struct Rules {
+    /// Whether the session may leap at all.
+    pub permission: Permission,
+    /// Verify plans of the replica; the first is used, none means ride.
+    pub plans: Vec<Plan>,
+    /// Most draft nodes of one round.
+    pub gamma_max: usize,
+    /// Leap at every token event with a draft of at most so many nodes, whatever it brings. A round with an
+    /// empty draft is one token. Ignores prediction, margins, holdback and the gates for load, staleness,
+    /// acceptance, latency and budgets; never context or health.
+    pub gamma_fixed: Option<usize>,
+    /// Leaping must beat riding by this share to begin.
+    pub margin: f64,
+    /// And by this share to go on.
+    pub stay: f64,
+    /// The drafters that need no model, in order of preference.
+    pub lookups: Vec<LookupSpec>,
+    /// Whether a model drafter answers `Draft` and `Shadow`.
+    pub model: bool,
+    /// Most tokens of context and draft that a verify call may carry.
+    pub context_max: usize,
+    /// This request is in the control group.
+    pub holdback: bool,
+    /// Longest continued ride in tokens, where rides must be bounded; `None` leaves it to what is measured.
+    pub segment: Option<u32>,
+    /// How long a verify call may take.
+    pub verify_timeout: Duration,
+    /// How long the model drafter may take.
+    pub draft_timeout: Duration,
+}
+
+impl Default for Rules {
+    fn default() -> Self {
+        Self {
+            permission: Permission::Leap,
+            plans: Vec::new(),
+            gamma_max: 8,
+            gamma_fixed: None,
+            margin: 0.10,
+            stay: 0.05,
+            lookups: Vec::new(),
+            model: false,
+            context_max: 8192,
+            holdback: false,
+            segment: None,
+            verify_timeout: Duration::from_secs(2),
+            draft_timeout: Duration::from_millis(10),
+        }
+    }
+}
