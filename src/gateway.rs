@@ -1,6 +1,8 @@
 //! The proxy itself: accept, judge, relay or hand a session to its driver, answer.
 
+pub mod clock;
 pub mod drain;
+pub mod drive;
 pub mod errors;
 pub mod handover;
 pub mod headers;

@@ -46,12 +46,7 @@ pub fn ride(context: &Context<'_>, sampling: &Sampling, max_tokens: u32) -> Call
 }
 
 /// The tree itself, or one prompt per node.
-pub fn verify(
-    context: &Context<'_>,
-    draft: &Tree,
-    sampling: &Sampling,
-    plan: Plan,
-) -> Result<Call, Refusal> {
+pub fn verify(context: &Context<'_>, draft: &Tree, sampling: &Sampling, plan: Plan) -> Result<Call, Refusal> {
     match plan {
         Plan::Tree => Ok(tree(context, draft, sampling)),
         Plan::FanOut if sampling.counts_output() => Err(Refusal::Parameter(plan)),
@@ -157,7 +152,8 @@ pub fn chunk(event: &Value) -> Result<Chunk, Unreadable> {
         return Err(Unreadable("the stream carries an error"));
     }
     let choices = event.get("choices").and_then(Value::as_array).ok_or(Unreadable("no choices"))?;
-    let mut chunk = Chunk { usage: event.get("usage").filter(|usage| usage.is_object()).cloned(), ..Chunk::default() };
+    let mut chunk =
+        Chunk { usage: event.get("usage").filter(|usage| usage.is_object()).cloned(), ..Chunk::default() };
     let Some(choice) = choices.first() else { return Ok(chunk) };
     let delta = choice.get("delta");
     let text = delta.map_or_else(|| choice.get("text"), |delta| delta.get("content"));
@@ -299,10 +295,7 @@ mod tests {
     fn a_fan_out_that_would_lose_a_penalty_is_refused() {
         let sampling = Sampling { presence_penalty: 0.5, ..Sampling::default() };
         let draft = Tree::chain(&[4], Source::Model, Features::default());
-        assert_eq!(
-            verify(&CONTEXT, &draft, &sampling, Plan::FanOut),
-            Err(Refusal::Parameter(Plan::FanOut))
-        );
+        assert_eq!(verify(&CONTEXT, &draft, &sampling, Plan::FanOut), Err(Refusal::Parameter(Plan::FanOut)));
         assert!(verify(&CONTEXT, &draft, &sampling, Plan::Tree).is_ok());
     }
 

@@ -40,7 +40,7 @@ use crate::gateway::clock::Clock;
 use crate::gateway::errors::Failure;
 use crate::gateway::handover::{BoxFuture, Drive, Exchange};
 use crate::gateway::headers;
-use crate::gateway::listen::{BoxError, Body};
+use crate::gateway::listen::{Body, BoxError};
 use crate::gateway::mode::Mode;
 use crate::gateway::route::Bypass;
 use crate::observe::{Finished, Path};
@@ -124,8 +124,7 @@ impl Inner {
         }
         let seed = request.sampling.seed.unwrap_or_else(fresh_seed);
         let sampling = Sampling { seed: Some(seed), ..request.sampling.clone() };
-        let drafter = ruling.model.as_deref().and_then(|name| self.parts.drafters.get(name, &identity));
-        let drafting = Drafting::new(drafter, sampling.clone(), self.parts.draft_timeout);
+        let drafting = self.drafting(&ruling, &identity, &sampling);
         ruling.rules.model = drafting.is_there();
         ruling.rules.verify_timeout = self.parts.verify_timeout;
         ruling.rules.draft_timeout = self.parts.draft_timeout;
@@ -136,6 +135,19 @@ impl Inner {
         let control = Arc::clone(self.learnt.lock().entry(key).or_default());
         let limits = CallLimits { bytes_max: ruling.bytes_max, verify: self.parts.verify_timeout };
         Ok(Prepared { identity, ruling, sampling, control, drafting, limits, clock: self.clock, seed })
+    }
+}
+
+impl Inner {
+    #[cfg(feature = "onnx")]
+    fn drafting(&self, ruling: &Ruling, identity: &Identity, sampling: &Sampling) -> Drafting {
+        let drafter = ruling.model.as_deref().and_then(|name| self.parts.drafters.get(name, identity));
+        Drafting::new(drafter, sampling.clone(), self.parts.draft_timeout)
+    }
+
+    #[cfg(not(feature = "onnx"))]
+    fn drafting(&self, _: &Ruling, _: &Identity, _: &Sampling) -> Drafting {
+        Drafting::none()
     }
 }
 
@@ -151,7 +163,8 @@ fn fresh_seed() -> u64 {
 impl Prepared {
     /// Sends the first ride and answers with what comes back.
     async fn begin(self, exchange: Exchange) -> Response<Body> {
-        let Exchange { parts, request, backend, id, started, observer, slot, modes, wants_trailers, .. } = exchange;
+        let Exchange { parts, request, backend, id, started, observer, slot, modes, wants_trailers, .. } =
+            exchange;
         let name = backend.name().to_owned();
         let finished = Finished {
             id: id.clone(),
@@ -261,7 +274,12 @@ impl Prepared {
         whole(&outcome, answer.ok().flatten(), headers, &self.ruling.name, report)
     }
 
-    fn head(&self, response: Response<Body>, path: &'static str, reason: Option<&'static str>) -> Response<Body> {
+    fn head(
+        &self,
+        response: Response<Body>,
+        path: &'static str,
+        reason: Option<&'static str>,
+    ) -> Response<Body> {
         head_with(response, &self.ruling.name, HeaderValue::from_static(path), reason)
     }
 }

@@ -36,6 +36,9 @@ pub enum Failure {
         /// The backend's name.
         backend: String,
     },
+    /// The backend's stream broke off, and nothing could go on from there.
+    #[error("the backend broke off")]
+    BrokeOff,
     /// The driver of a session broke down before anything was sent.
     #[error("the request could not be answered")]
     Internal,
@@ -46,7 +49,7 @@ impl Failure {
     pub fn status(&self) -> StatusCode {
         match self {
             Self::Send(error) => error.status(),
-            Self::NoBackend | Self::UnaskedUpgrade { .. } => StatusCode::BAD_GATEWAY,
+            Self::NoBackend | Self::BrokeOff | Self::UnaskedUpgrade { .. } => StatusCode::BAD_GATEWAY,
             Self::Connect => StatusCode::METHOD_NOT_ALLOWED,
             Self::BodyTooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             Self::BodyBroken => StatusCode::BAD_REQUEST,
@@ -63,6 +66,7 @@ impl Failure {
             Self::BodyTooLarge { .. } => "body_too_large",
             Self::BodyBroken => "bad_request_body",
             Self::UnaskedUpgrade { .. } => "backend_protocol",
+            Self::BrokeOff => "backend_broke_off",
             Self::Internal => "internal_error",
         }
     }

@@ -13,7 +13,7 @@ use hyper::body::Incoming;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::errors::{Failure, full};
-use super::handover::{Control, Drive, Exchange, Slot};
+use super::handover::{Drive, Exchange, Slot};
 use super::headers;
 use super::listen::{Body, Peer};
 use super::mode::Mode;
@@ -24,6 +24,7 @@ use super::{Brains, Limits, Settings, Shared};
 use crate::fleet::Backend;
 use crate::observe::metrics::Stage;
 use crate::openai::Route;
+use crate::openai::control_header::Control;
 
 /// What every request needs.
 pub struct Proxy {
@@ -156,7 +157,7 @@ impl Proxy {
         parts: &request::Parts,
         body: Incoming,
         route: Route,
-        control: Control,
+        control: Option<Control>,
     ) -> Verdict {
         let early = self.early(parts, control);
         if let (Some(reason), false) = (&early, self.shared.fleet.needs_model()) {
@@ -181,9 +182,9 @@ impl Proxy {
     }
 
     /// Reasons that need no look into the body.
-    fn early(&self, parts: &request::Parts, control: Control) -> Option<Bypass> {
+    fn early(&self, parts: &request::Parts, control: Option<Control>) -> Option<Bypass> {
         let fleet = &self.shared.fleet;
-        if control == Control::Off {
+        if control == Some(Control::Off) {
             return Some(Bypass::Client);
         }
         if fleet.backends().iter().all(|backend| self.shared.modes.of(backend.name()) == Mode::Off) {
@@ -228,7 +229,7 @@ impl Proxy {
         request: Box<crate::openai::Request>,
         body: Bytes,
         backend: Arc<Backend>,
-        control: Control,
+        control: Option<Control>,
         id: String,
         record: Record,
         permit: OwnedSemaphorePermit,
@@ -260,9 +261,11 @@ impl Proxy {
         answer.await
     }
 
-    fn control(&self, parts: &request::Parts) -> Control {
-        let value = parts.headers.get(headers::CONTROL).filter(|_| self.client_control);
-        value.and_then(|value| Control::parse(value.to_str().ok()?)).unwrap_or_default()
+    /// What the client wishes. The wish can only lower; one that cannot be read lowers all the way.
+    fn control(&self, parts: &request::Parts) -> Option<Control> {
+        let value = parts.headers.get(headers::CONTROL).filter(|_| self.client_control)?;
+        let wish = value.to_str().ok().and_then(|value| Control::parse(value).ok());
+        Some(wish.unwrap_or(Control::Off))
     }
 
     /// The client's `x-request-id`, or one of our own.

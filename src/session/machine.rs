@@ -160,6 +160,21 @@ impl Session {
         self.queue.pop_front()
     }
 
+    /// Ids of the prompt; empty until they are known.
+    pub fn prompt(&self) -> &[TokenId] {
+        self.pilot.prompt().unwrap_or_default()
+    }
+
+    /// The output so far: every token that is the past.
+    pub fn output(&self) -> &[TokenId] {
+        self.output.tokens()
+    }
+
+    /// How the request has gone so far.
+    pub fn summary(&self) -> &Summary {
+        &self.summary
+    }
+
     /// When [`Event::Timeout`] is wanted.
     pub fn deadline(&self) -> Option<Tick> {
         match &self.phase {

@@ -41,7 +41,8 @@ impl Metrics {
             registry.register(Box::new(gauge.clone()))?;
             Ok(gauge)
         };
-        let kv_usage = Gauge::new("foretell_target_kv_usage_ratio", "Share of the cache that running requests use")?;
+        let kv_usage =
+            Gauge::new("foretell_target_kv_usage_ratio", "Share of the cache that running requests use")?;
         registry.register(Box::new(kv_usage.clone()))?;
         let buckets = prometheus::exponential_buckets(0.000_5, 2.0, 14)?;
         let options = HistogramOpts::new("foretell_target_step_seconds", "Duration of one run of the model");

@@ -40,7 +40,13 @@ impl Engine {
     pub fn start(model: Box<dyn Forward>, metrics: Arc<Metrics>) -> std::io::Result<Self> {
         let (jobs, queue) = channel();
         let config = Arc::new(model.config().clone());
-        let scheduler = Scheduler { model, metrics, lanes: Lanes::default(), waiting: VecDeque::new(), active: Vec::new() };
+        let scheduler = Scheduler {
+            model,
+            metrics,
+            lanes: Lanes::default(),
+            waiting: VecDeque::new(),
+            active: Vec::new(),
+        };
         thread::Builder::new().name("model".to_owned()).spawn(move || scheduler.serve(&queue))?;
         Ok(Self { jobs, config })
     }
@@ -89,8 +95,8 @@ impl Scheduler {
         self.forget();
         self.admit();
         self.report();
-        let (short, long): (Vec<usize>, Vec<usize>) =
-            (0..self.active.len()).partition(|&at| self.active.get(at).is_some_and(|job| job.pending() <= SHORT));
+        let (short, long): (Vec<usize>, Vec<usize>) = (0..self.active.len())
+            .partition(|&at| self.active.get(at).is_some_and(|job| job.pending() <= SHORT));
         let chunk = if short.is_empty() { CHUNK_ALONE } else { CHUNK_SHARED };
         let mut over = self.step(&short, usize::MAX);
         over.extend(self.step(&long, chunk));
@@ -105,7 +111,8 @@ impl Scheduler {
     /// Frees the lanes of jobs whose receivers are gone.
     fn forget(&mut self) {
         self.waiting.retain(|job| !job.is_gone());
-        let (gone, active) = std::mem::take(&mut self.active).into_iter().partition(|active| active.job.is_gone());
+        let (gone, active) =
+            std::mem::take(&mut self.active).into_iter().partition(|active| active.job.is_gone());
         self.active = active;
         for job in Vec::<Active>::from(gone) {
             self.metrics.cancelled.inc();

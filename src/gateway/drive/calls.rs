@@ -15,7 +15,7 @@ use hyper::{Method, Request, Response, StatusCode};
 use crate::dialect::{Call, Context, Dialect};
 use crate::draft::Tree;
 use crate::fleet::{Backend, SendError};
-use crate::gateway::listen::{BoxError, Body};
+use crate::gateway::listen::{Body, BoxError};
 use crate::openai::Sampling;
 use crate::session::{Event, Fault, Plan};
 use crate::units::TokenId;
@@ -56,7 +56,9 @@ impl Calls {
         limits: CallLimits,
     ) -> Self {
         let mut headers = headers;
-        for name in [header::CONTENT_LENGTH, header::HOST, header::ACCEPT_ENCODING, header::TE, header::TRAILER] {
+        for name in
+            [header::CONTENT_LENGTH, header::HOST, header::ACCEPT_ENCODING, header::TE, header::TRAILER]
+        {
             headers.remove(name);
         }
         headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
@@ -136,7 +138,8 @@ impl Calls {
             *request.uri_mut() = uri;
         }
         *request.headers_mut() = self.headers.clone();
-        let id = round.map_or_else(|| self.request_id.clone(), |round| format!("{}-{round}", self.request_id));
+        let id =
+            round.map_or_else(|| self.request_id.clone(), |round| format!("{}-{round}", self.request_id));
         if let Ok(id) = HeaderValue::from_str(&id) {
             request.headers_mut().insert(REQUEST_ID, id);
         }

@@ -3,11 +3,14 @@
 //! A seat is borrowed by one question at a time and comes back with the answer. No drafter, no seat, an
 //! answer too late: each is a draft fault, and the session rides.
 
+#[cfg(feature = "onnx")]
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt};
 
+#[cfg(feature = "onnx")]
 use crate::draft::{Features, Node, Source, Tree};
+#[cfg(feature = "onnx")]
 use crate::openai::Sampling;
 use crate::session::{Event, Fault};
 use crate::units::TokenId;
@@ -37,21 +40,28 @@ impl Reply {
 }
 
 /// The model drafter of one session.
+#[cfg(feature = "onnx")]
 pub struct Drafting {
-    #[cfg(feature = "onnx")]
     service: Option<DrafterService>,
-    #[cfg_attr(not(feature = "onnx"), expect(dead_code, reason = "only a seat needs the noise"))]
     sampling: Sampling,
-    #[cfg_attr(not(feature = "onnx"), expect(dead_code, reason = "only a drafter needs time"))]
     within: Duration,
     seat: Option<Seat>,
 }
 
+/// Without the runtime there is no model drafter.
+#[cfg(not(feature = "onnx"))]
+pub struct Drafting;
+
 #[cfg(not(feature = "onnx"))]
 impl Drafting {
     /// No drafter.
-    pub fn none(sampling: Sampling, within: Duration) -> Self {
-        Self { sampling, within, seat: None }
+    pub fn none() -> Self {
+        Self
+    }
+
+    /// There is none to ask.
+    pub fn is_there(&self) -> bool {
+        false
     }
 
     /// There is none to ask.
@@ -64,9 +74,9 @@ impl Drafting {
         async { Reply::event(Event::Fault(Fault::Draft)) }.boxed()
     }
 
-    /// Takes a seat back.
+    /// There is no seat to take back.
     pub fn give_back(&mut self, seat: Seat) {
-        self.seat = Some(seat);
+        match seat {}
     }
 }
 
@@ -151,7 +161,7 @@ impl Drafting {
 }
 
 /// A chain whose nodes carry the drafter's own margins.
-#[cfg_attr(not(feature = "onnx"), expect(dead_code, reason = "only a drafter answers with chains"))]
+#[cfg(feature = "onnx")]
 fn tree(chain: &[(TokenId, f32)]) -> Tree {
     let mut tree = Tree::default();
     for (index, &(token, margin)) in chain.iter().enumerate() {

@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::dialect::Dialect;
 use crate::fleet::Backend;
-use crate::gateway::listen::{BoxError, Body};
+use crate::gateway::listen::{Body, BoxError};
 use crate::text::Tokenizer;
 use crate::units::TokenId;
 
@@ -111,7 +111,8 @@ pub async fn ask(
         return Err(Unknown::Foreign(format!("version {}", version.version)));
     }
     let models: Models = json(backend, "/v1/models").await?;
-    let model = models.data.into_iter().next().ok_or_else(|| Unknown::Foreign("it serves no model".into()))?;
+    let model =
+        models.data.into_iter().next().ok_or_else(|| Unknown::Foreign("it serves no model".into()))?;
     let same = |epoch: &Epoch| {
         epoch.version == version.version && epoch.model == model.id && epoch.started == model.created
     };
@@ -120,7 +121,9 @@ pub async fn ask(
     }
     let info: TokenizerInfo = json(backend, "/tokenizer_info").await?;
     let file = match tokenizer {
-        Some(path) => tokio::fs::read(path).await.map_err(|e| Unknown::Foreign(format!("{}: {e}", path.display())))?,
+        Some(path) => {
+            tokio::fs::read(path).await.map_err(|e| Unknown::Foreign(format!("{}: {e}", path.display())))?
+        }
         None => get(backend, "/tokenizer.json").await?,
     };
     let tokenizer = Tokenizer::from_bytes(&file).map_err(|error| Unknown::Foreign(error.to_string()))?;
@@ -225,7 +228,11 @@ impl Known {
         match ask(&self.backend, self.tokenizer.as_deref(), before.as_ref()).await {
             Ok(identity) => {
                 if before.as_ref().is_none_or(|before| before.epoch != identity.epoch) {
-                    tracing::info!(backend = self.backend.name(), model = identity.epoch.model, "backend known");
+                    tracing::info!(
+                        backend = self.backend.name(),
+                        model = identity.epoch.model,
+                        "backend known"
+                    );
                     self.backend.set_dialect(identity.dialect.name(), true);
                     self.identity.store(Some(identity));
                 }

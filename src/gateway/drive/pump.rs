@@ -6,8 +6,8 @@
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
-use futures_util::stream::{FuturesUnordered, StreamExt};
 use futures_util::future::{AbortHandle, Abortable};
+use futures_util::stream::{FuturesUnordered, StreamExt};
 use futures_util::{Future, FutureExt};
 use serde_json::Value;
 
@@ -119,7 +119,7 @@ impl Pump {
                 }
                 Action::Cancel(target) => self.cancel(target),
                 Action::Emit(delta) => {
-                    self.watcher.emitted(delta.tokens.len(), self.clock.now());
+                    self.watcher.emitted(self.clock.now());
                     self.sink.emit(delta).await?;
                 }
                 Action::Finish(summary) => return Ok(Some(summary)),
@@ -202,6 +202,7 @@ impl Pump {
                 }
                 self.watcher.answered(&reply, now);
                 self.session.handle(id, reply.event, now);
+                self.watcher.counted(self.session.summary());
             }
             Happened::ClientGone => self.session.handle(WORLD, Event::ClientGone, now),
             Happened::Deadline => self.session.handle(WORLD, Event::Timeout, now),

@@ -4,13 +4,13 @@
 //! backend, so that a client (and its logs) cannot tell where a token was computed.
 
 use bytes::Bytes;
-use http_body_util::{BodyExt, Full, StreamBody};
+use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
 use hyper::header::{HeaderMap, HeaderName, HeaderValue};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
-use crate::gateway::listen::{BoxError, Body};
+use crate::gateway::listen::{Body, BoxError};
 use crate::openai::answer::{Additive, Template, strip};
 use crate::openai::usage::{Leapt, Path, Usage};
 use crate::openai::{Request, Route, sse};
@@ -214,16 +214,12 @@ pub const TRAILERS: &str = "x-foretell-path, x-foretell-reason, x-foretell-accep
 
 fn trailer_fields(outcome: &Outcome) -> HeaderMap {
     let mut fields = HeaderMap::new();
-    fields.insert(HeaderName::from_static("x-foretell-path"), HeaderValue::from_static(outcome.path().name()));
+    fields
+        .insert(HeaderName::from_static("x-foretell-path"), HeaderValue::from_static(outcome.path().name()));
     if let Some(reason) = outcome.reason() {
         fields.insert(HeaderName::from_static("x-foretell-reason"), HeaderValue::from_static(reason));
     }
     fields.insert(HeaderName::from_static("x-foretell-accepted"), outcome.summary.accepted.into());
     fields.insert(HeaderName::from_static("x-foretell-drift"), HeaderValue::from_static("0"));
     fields
-}
-
-/// A body with all its bytes at once.
-pub fn full(bytes: Vec<u8>) -> Body {
-    Full::new(Bytes::from(bytes)).map_err(|never| -> BoxError { match never {} }).boxed_unsync()
 }

@@ -24,19 +24,17 @@ pub struct Watcher {
     rounds: Vec<Round>,
     open: Option<Open>,
     drafting: Duration,
-    output_tokens: u32,
 }
 
 impl Watcher {
     /// A record of a request that was accepted at `started`.
     pub fn new(started: Tick) -> Self {
-        Self { started, first_byte: None, rounds: Vec::new(), open: None, drafting: Duration::ZERO, output_tokens: 0 }
+        Self { started, first_byte: None, rounds: Vec::new(), open: None, drafting: Duration::ZERO }
     }
 
     /// Output goes to the client.
-    pub fn emitted(&mut self, tokens: usize, now: Tick) {
+    pub fn emitted(&mut self, now: Tick) {
         self.first_byte.get_or_insert(now);
-        self.output_tokens += tokens as u32;
     }
 
     /// A verify call goes out.
@@ -51,7 +49,9 @@ impl Watcher {
         if let Some(seconds) = reply.seconds {
             self.drafting += Duration::from_secs_f64(seconds);
         }
-        if let (Event::Verdict(_), Some(open)) = (&reply.event, self.open.take_if(|_| reply.seconds.is_none())) {
+        if let (Event::Verdict(_), Some(open)) =
+            (&reply.event, self.open.take_if(|_| reply.seconds.is_none()))
+        {
             let verify = now - open.sent;
             let Open { drafted, drafter, draft, .. } = open;
             self.rounds.push(Round { drafted, accepted: 0, drafter, draft, verify });
@@ -74,15 +74,5 @@ impl Watcher {
     /// From accepting the request to the first output.
     pub fn first_byte(&self) -> Option<Duration> {
         self.first_byte.map(|tick| tick - self.started)
-    }
-
-    /// From accepting the request to `now`.
-    pub fn duration(&self, now: Tick) -> Duration {
-        now - self.started
-    }
-
-    /// Output tokens so far.
-    pub fn output_tokens(&self) -> u32 {
-        self.output_tokens
     }
 }
