@@ -272,7 +272,10 @@ impl Processed<'_> {
     /// Log-probabilities of several tokens.
     pub fn logprobs(&self, tokens: &[TokenId]) -> Vec<f32> {
         let normaliser = self.normaliser();
-        tokens.iter().map(|&token| self.logit(token).map_or(NEVER, |logit| self.log(logit, normaliser))).collect()
+        tokens
+            .iter()
+            .map(|&token| self.logit(token).map_or(NEVER, |logit| self.log(logit, normaliser)))
+            .collect()
     }
 
     /// The `most` most probable tokens with their log-probabilities, best first; fewer if fewer can be sampled.

@@ -2,8 +2,8 @@
 
 use super::job::{Ending, Event, Generate, Job, PromptLogprobs, PromptRow, Scores, Token, Verified, Verify};
 use super::judge::{Draft, judge, prompt_row};
-use super::prefix::SlotId;
 use super::metrics::Metrics;
+use super::prefix::SlotId;
 use crate::runtime::forward::{Feed, Lane, Logits, Rows};
 use crate::runtime::sampler::History;
 use crate::units::TokenId;
@@ -139,7 +139,8 @@ impl Active {
         }
         let processed = job.sampler.process(row, &self.past);
         let id = processed.draw();
-        let scores = job.logprobs.map(|top| Scores { logprob: processed.logprob(id), top: processed.top(top) });
+        let scores =
+            job.logprobs.map(|top| Scores { logprob: processed.logprob(id), top: processed.top(top) });
         self.produced += 1;
         let ending = ending(job, id, self.produced);
         self.past.push(id);

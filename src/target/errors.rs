@@ -97,7 +97,9 @@ impl Refusal {
 
     fn param(&self) -> Option<&str> {
         match self {
-            Self::Invalid { param, .. } | Self::Unknown(param) | Self::Unsupported { param, .. } => Some(param),
+            Self::Invalid { param, .. } | Self::Unknown(param) | Self::Unsupported { param, .. } => {
+                Some(param)
+            }
             Self::Missing(param) | Self::TooLong { param, .. } => Some(param),
             Self::NoModel(_) => Some("model"),
             _ => None,

@@ -42,7 +42,9 @@ impl Lanes {
         let any = self.best(wanted, most, |_| true);
         let shared = any.map_or(0, |(_, shared)| shared);
         let good = own.filter(|&(slot, len)| {
-            len > 0 && len + COPY_COST >= shared && (len + COPY_COST >= self.len(slot) || len * 2 >= self.len(slot))
+            len > 0
+                && len + COPY_COST >= shared
+                && (len + COPY_COST >= self.len(slot) || len * 2 >= self.len(slot))
         });
         let slot = match good.map(|(slot, _)| slot).or_else(|| self.blank(model)).or_else(|| self.oldest()) {
             Some(slot) => slot,

@@ -111,7 +111,9 @@ fn picks_equal_the_golden_vectors() {
     let nucleus = Sampling { temperature: 0.8, top_p: 0.9, ..Sampling::default() };
     let picks = |sampling: &Sampling, seed, choice| -> Vec<TokenId> {
         let sampler = Sampler::new(sampling.clone(), seed, choice);
-        (0..6).map(|len| sampler.next(&logits, &History { prompt: len, ..History::default() }).token).collect()
+        (0..6)
+            .map(|len| sampler.next(&logits, &History { prompt: len, ..History::default() }).token)
+            .collect()
     };
     // Computed by another implementation of the definition (Python).
     assert_eq!(picks(&nucleus, 42, 0), [6649, 6649, 6649, 6649, 6649, 2937]);
