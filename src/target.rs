@@ -5,8 +5,16 @@
 
 mod active;
 pub mod errors;
+mod fields;
 pub mod job;
 mod judge;
 pub mod metrics;
+mod output;
 mod prefix;
+mod reply;
 pub mod scheduler;
+pub mod server;
+mod stops;
+mod stream;
+mod wire;
+pub mod words;

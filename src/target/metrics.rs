@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use prometheus::{Encoder, Gauge, Histogram, HistogramOpts, IntCounter, IntGauge, Registry, TextEncoder};
+use prometheus::{
+    Encoder, Gauge, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry,
+    TextEncoder,
+};
 
 /// The target's metrics, in a registry of their own.
 #[derive(Debug)]
@@ -21,6 +24,7 @@ pub struct Metrics {
     pub(super) verify_drafted: IntCounter,
     pub(super) verify_accepted: IntCounter,
     pub(super) cancelled: IntCounter,
+    requests: IntCounterVec,
     step_seconds: Histogram,
 }
 
@@ -48,6 +52,10 @@ impl Metrics {
         let options = HistogramOpts::new("foretell_target_step_seconds", "Duration of one run of the model");
         let step_seconds = Histogram::with_opts(options.buckets(buckets))?;
         registry.register(Box::new(step_seconds.clone()))?;
+        let answered =
+            Opts::new("foretell_target_requests_total", "Requests answered, streams when they begin");
+        let requests = IntCounterVec::new(answered, &["route", "status"])?;
+        registry.register(Box::new(requests.clone()))?;
         Ok(Self {
             running: gauge("requests_running", "Sequences that have a lane")?,
             waiting: gauge("requests_waiting", "Sequences that wait for a lane")?,
@@ -59,6 +67,7 @@ impl Metrics {
             verify_drafted: counter("verify_drafted_tokens_total", "Draft tokens judged by /v1/verify")?,
             verify_accepted: counter("verify_accepted_tokens_total", "Draft tokens confirmed by /v1/verify")?,
             cancelled: counter("requests_cancelled_total", "Running sequences whose client left")?,
+            requests,
             step_seconds,
             registry,
         })
@@ -68,6 +77,11 @@ impl Metrics {
     pub(super) fn step(&self, took: Duration, tokens: usize) {
         self.step_seconds.observe(took.as_secs_f64());
         self.computed_tokens.inc_by(tokens as u64);
+    }
+
+    /// A request has been answered.
+    pub(super) fn answered(&self, route: &str, status: http::StatusCode) {
+        self.requests.with_label_values(&[route, status.as_str()]).inc();
     }
 
     /// The exposition text.

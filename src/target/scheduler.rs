@@ -14,7 +14,7 @@ use super::active::{Active, Next, Piece};
 use super::job::Job;
 use super::metrics::Metrics;
 use super::prefix::{Lanes, common};
-use crate::runtime::forward::{Feed, Forward, Lane, ModelConfig, ModelError};
+use crate::runtime::forward::{Feed, Forward, Lane, ModelConfig};
 
 /// Pieces up to this length share a run with decode steps: a run pads every lane to its longest piece.
 const SHORT: usize = 32;
@@ -195,28 +195,30 @@ impl Scheduler {
         over
     }
 
+    /// Answers, then puts the lane in order: nobody waits for that.
     fn end(&mut self, job: Active, next: Result<Next, String>) {
-        let settled = match next {
-            Ok(Next::Commit { base, path }) => self.settle(&job, base, &path),
-            Ok(Next::Continue | Next::Done) => Ok(()),
-            Err(why) => Err(why),
-        };
-        match settled {
-            Ok(()) => {
-                self.lanes.free(job.slot);
+        let slot = job.slot;
+        match next {
+            Ok(Next::Commit { base, path }) => {
                 job.finish(&self.metrics);
+                match self.lanes.commit(self.model.as_mut(), slot, base, &path) {
+                    Ok(()) => self.lanes.free(slot),
+                    Err(error) => {
+                        tracing::error!(%error, "an accepted branch could not be kept");
+                        self.lanes.discard(self.model.as_mut(), slot);
+                    }
+                }
+            }
+            Ok(Next::Continue | Next::Done) => {
+                job.finish(&self.metrics);
+                self.lanes.free(slot);
             }
             Err(why) => {
                 tracing::error!(%why, "a run of the model failed");
-                self.lanes.discard(self.model.as_mut(), job.slot);
+                self.lanes.discard(self.model.as_mut(), slot);
                 job.job.fail(&why);
             }
         }
-    }
-
-    fn settle(&mut self, job: &Active, base: usize, path: &[usize]) -> Result<(), String> {
-        let committed = self.lanes.commit(self.model.as_mut(), job.slot, base, path);
-        committed.map_err(|error: ModelError| error.to_string())
     }
 
     fn report(&self) {

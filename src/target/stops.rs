@@ -1,0 +1,111 @@
+//! Stop strings: found wherever a token boundary falls, and nothing emitted that may belong to one.
+
+use aho_corasick::{AhoCorasick, MatchKind};
+
+/// Watches a growing text for stop strings. The one that is complete first ends the output; of those complete
+/// at the same character the longest.
+#[derive(Debug)]
+pub(super) struct Stops {
+    stops: Vec<String>,
+    finder: Option<AhoCorasick>,
+    include: bool,
+    /// Text that is the beginning of a stop string.
+    held: String,
+}
+
+/// What a piece of text has led to.
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct Seen {
+    /// Text that may be emitted.
+    pub(super) text: String,
+    /// The stop string that ends the output.
+    pub(super) stop: Option<String>,
+}
+
+impl Stops {
+    /// Watches for these; `include` leaves the one that was found in the text.
+    pub(super) fn new(stops: &[String], include: bool) -> Result<Self, aho_corasick::BuildError> {
+        let finder = match stops {
+            [] => None,
+            stops => Some(AhoCorasick::builder().match_kind(MatchKind::Standard).build(stops)?),
+        };
+        Ok(Self { stops: stops.to_vec(), finder, include, held: String::new() })
+    }
+
+    /// More text has come.
+    pub(super) fn push(&mut self, text: &str) -> Seen {
+        let Some(finder) = &self.finder else { return Seen { text: text.to_owned(), stop: None } };
+        self.held.push_str(text);
+        if let Some(found) = finder.find(&self.held) {
+            let end = if self.include { found.end() } else { found.start() };
+            let text = self.held.get(..end).unwrap_or_default().to_owned();
+            self.held.clear();
+            return Seen { text, stop: self.stops.get(found.pattern().as_usize()).cloned() };
+        }
+        let kept = self.held.split_off(self.held.len() - self.beginning());
+        Seen { text: std::mem::replace(&mut self.held, kept), stop: None }
+    }
+
+    /// The text that was held back: nothing will complete it any more.
+    pub(super) fn flush(&mut self) -> String {
+        std::mem::take(&mut self.held)
+    }
+
+    /// Bytes at the end of the text that are the beginning of a stop string.
+    fn beginning(&self) -> usize {
+        let longest = self.stops.iter().map(|stop| stop.len().saturating_sub(1)).max().unwrap_or(0);
+        let starts = self.held.char_indices().map(|(at, _)| at);
+        let tails =
+            starts.skip_while(|at| self.held.len() - at > longest).filter_map(|at| self.held.get(at..));
+        let mut tails = tails.filter(|tail| self.stops.iter().any(|stop| stop.starts_with(tail)));
+        tails.next().map_or(0, str::len)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(stops: &[&str], include: bool, pieces: &[&str]) -> (String, Option<String>) {
+        let stops: Vec<String> = stops.iter().map(|&stop| stop.to_owned()).collect();
+        let mut watch = Stops::new(&stops, include).unwrap();
+        let mut text = String::new();
+        for piece in pieces {
+            let seen = watch.push(piece);
+            text.push_str(&seen.text);
+            if seen.stop.is_some() {
+                return (text, seen.stop);
+            }
+        }
+        text.push_str(&watch.flush());
+        (text, None)
+    }
+
+    #[test]
+    fn a_stop_is_found_wherever_the_pieces_break() {
+        let text = "one — END two";
+        for cut in (0..=text.len()).filter(|&cut| text.is_char_boundary(cut)) {
+            let pieces = [&text[..cut], &text[cut..]];
+            assert_eq!(run(&["END"], false, &pieces), ("one — ".into(), Some("END".into())));
+            assert_eq!(run(&["END"], true, &pieces), ("one — END".into(), Some("END".into())));
+            assert_eq!(run(&["— X", "ENDE"], false, &pieces), (text.into(), None));
+        }
+    }
+
+    #[test]
+    fn only_what_may_become_a_stop_is_held_back() {
+        let mut watch = Stops::new(&["\n\n".to_owned(), "stop".to_owned()], false).unwrap();
+        assert_eq!(watch.push("a\n").text, "a");
+        assert_eq!(watch.push("b st").text, "\nb ");
+        assert_eq!(watch.push("ay").text, "stay");
+        assert_eq!(watch.push("s").text, "");
+        assert_eq!(watch.flush(), "s");
+    }
+
+    #[test]
+    fn the_first_complete_stop_wins_and_of_equals_the_longest() {
+        assert_eq!(run(&["cd", "b"], false, &["abcd"]), ("a".into(), Some("b".into())));
+        assert_eq!(run(&["b", "ab"], false, &["xab"]), ("x".into(), Some("ab".into())));
+        assert_eq!(run(&["abcd", "c"], false, &["a", "b", "c", "d"]), ("ab".into(), Some("c".into())));
+    }
+}
