@@ -8,6 +8,7 @@ use std::process::ExitCode;
 
 pub mod alternate;
 pub mod bench;
+pub mod canvas;
 pub mod client;
 pub mod counters;
 pub mod demo;

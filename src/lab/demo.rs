@@ -1,1 +1,335 @@
-//! x
+//! The demonstration: the same prompts plain and speculated, side by side.
+//!
+//! Nothing is staged: both ways are the HTTP requests of an ordinary client to servers in this process, one
+//! after the other, the first way changing from prompt to prompt.
+
+use std::fmt::{self, Write as _};
+use std::io::Write;
+
+use indicatif::ProgressBar;
+use serde_json::{Value, json};
+
+use super::Exit;
+use super::alternate::Side;
+use super::bench::Stopped;
+use super::canvas::Canvas;
+use super::client::{Client, Url};
+use super::report::{aligned, number};
+use super::stream::{Answer, Failure};
+use super::workload::{Prompt, Settings, Workload};
+
+/// Requests that each side is asked before anything is shown, so that neither pays for the first of all.
+const WARM_UP: usize = 3;
+
+/// The servers of a demonstration, running.
+#[derive(Clone, Debug)]
+pub struct Stack {
+    /// The target itself.
+    pub direct: Url,
+    /// The target through the proxy.
+    pub through: Url,
+    /// The proxy's admin listener.
+    pub admin: Url,
+    /// What is running there.
+    pub about: About,
+}
+
+/// What a demonstration shows.
+#[derive(Clone, Debug)]
+pub struct About {
+    /// The target's model id.
+    pub model: String,
+    /// Its parameters, without what `inflate` added.
+    pub parameters: u64,
+    /// Where it runs, as the runtime says: `cpu`, `cuda`.
+    pub device: String,
+    /// Its depth was multiplied by this; 1 is as trained.
+    pub inflate: u32,
+    /// The drafters that may propose.
+    pub drafters: Vec<String>,
+}
+
+impl fmt::Display for About {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let millions = self.parameters as f64 / 1e6;
+        write!(f, "{}: {millions:.1} M parameters on {}", self.model, self.device)?;
+        if self.inflate > 1 {
+            write!(f, ", inflated to {} times the depth (costs more, says the same)", self.inflate)?;
+        }
+        write!(f, "; drafters: {}", self.drafters.join(", "))
+    }
+}
+
+/// One prompt, asked both ways.
+#[derive(Clone, Debug)]
+struct Shown {
+    name: String,
+    temperature: f64,
+    direct: Answer,
+    through: Answer,
+}
+
+impl Shown {
+    fn identical(&self) -> bool {
+        self.direct.text == self.through.text
+    }
+}
+
+/// Shows `prompts` of every workload both ways: the first at temperature 0, the next seeded at 0.8, and so on.
+/// Returns `FellShort` if a text differs, `Unreachable` if a server does not answer.
+pub async fn show(
+    stack: &Stack,
+    workloads: &[Workload],
+    prompts: usize,
+    canvas: Canvas,
+    out: &mut impl Write,
+) -> Exit {
+    match compare(stack, workloads, prompts, canvas, out).await {
+        Ok(true) => Exit::Done,
+        Ok(false) => Exit::FellShort,
+        Err(stopped) => {
+            eprintln!("foretell demo: {stopped}");
+            Exit::Unreachable
+        }
+    }
+}
+
+async fn compare(
+    stack: &Stack,
+    workloads: &[Workload],
+    prompts: usize,
+    canvas: Canvas,
+    out: &mut impl Write,
+) -> Result<bool, Stopped> {
+    // A reader who closed the pipe has seen enough; the comparison goes on for the exit status.
+    let _ = writeln!(out, "{}", canvas.bold(&stack.about.to_string()));
+    let _ = writeln!(
+        out,
+        "Each prompt is sent twice: to the target itself, and through Foretell. {}\n",
+        canvas.leapt("Text in this colour came several tokens at a time.")
+    );
+    let mut duo = Duo::new(stack);
+    duo.warm_up(workloads).await?;
+    let mut shown = Vec::new();
+    for workload in workloads {
+        for (index, prompt) in workload.prompts.iter().take(prompts).enumerate() {
+            let temperature = if index % 2 == 0 { 0.0 } else { 0.8 };
+            let one = duo.ask(&workload.name, prompt, index, temperature).await?;
+            let _ = write!(out, "{}", side_by_side(&one, prompt, canvas));
+            shown.push(one);
+        }
+    }
+    let _ = writeln!(out, "{}", summary(&shown, canvas));
+    Ok(shown.iter().all(Shown::identical))
+}
+
+/// A client for each side.
+struct Duo<'a> {
+    stack: &'a Stack,
+    direct: Client,
+    through: Client,
+    asked: usize,
+}
+
+impl<'a> Duo<'a> {
+    fn new(stack: &'a Stack) -> Self {
+        Self {
+            stack,
+            direct: Client::new(stack.direct.clone()),
+            through: Client::new(stack.through.clone()),
+            asked: 0,
+        }
+    }
+
+    /// The last prompts of each workload, so that none that is shown finds itself in a cache.
+    async fn warm_up(&mut self, workloads: &[Workload]) -> Result<(), Stopped> {
+        let spinner = ProgressBar::new_spinner().with_message("warming up");
+        for (index, prompt) in
+            workloads.iter().flat_map(|workload| workload.prompts.iter().rev().take(WARM_UP)).enumerate()
+        {
+            spinner.tick();
+            self.both(prompt, index, 0.0).await?;
+        }
+        spinner.finish_and_clear();
+        Ok(())
+    }
+
+    async fn ask(
+        &mut self,
+        workload: &str,
+        prompt: &Prompt,
+        index: usize,
+        temperature: f64,
+    ) -> Result<Shown, Stopped> {
+        let name = format!("{workload} {}", index + 1);
+        let spinner = ProgressBar::new_spinner().with_message(name.clone());
+        spinner.tick();
+        let (direct, through) = self.both(prompt, index, temperature).await?;
+        spinner.finish_and_clear();
+        Ok(Shown { name, temperature, direct, through })
+    }
+
+    async fn both(
+        &mut self,
+        prompt: &Prompt,
+        index: usize,
+        temperature: f64,
+    ) -> Result<(Answer, Answer), Stopped> {
+        self.asked += 1;
+        if self.asked.is_multiple_of(2) {
+            let through = self.one(Side::Through, prompt, index, temperature).await?;
+            Ok((self.one(Side::Direct, prompt, index, temperature).await?, through))
+        } else {
+            let direct = self.one(Side::Direct, prompt, index, temperature).await?;
+            Ok((direct, self.one(Side::Through, prompt, index, temperature).await?))
+        }
+    }
+
+    async fn one(
+        &mut self,
+        side: Side,
+        prompt: &Prompt,
+        index: usize,
+        temperature: f64,
+    ) -> Result<Answer, Stopped> {
+        let settings = Settings { temperature, max_tokens: None, seeded: temperature > 0.0 };
+        let mut prompt = prompt.clone();
+        // Tells which text came in one step.
+        prompt.body.insert("return_token_ids".into(), true.into());
+        let body = prompt.request(&settings, index);
+        let (client, url) = match side {
+            Side::Direct => (&mut self.direct, &self.stack.direct),
+            Side::Through => (&mut self.through, &self.stack.through),
+        };
+        let told = |failure: Failure| Stopped { side, url: url.to_string(), failure };
+        client.ask(prompt.route, body).await.map_err(told)
+    }
+}
+
+fn speed(answer: &Answer) -> Option<f64> {
+    let seconds = answer.last.as_secs_f64();
+    (seconds > 0.0).then(|| answer.completion_tokens as f64 / seconds)
+}
+
+fn expected_run(answer: &Answer) -> Option<f64> {
+    let told = answer.foretell.as_ref().filter(|told| told.rounds > 0)?;
+    Some((told.accepted + told.rounds) as f64 / told.rounds as f64)
+}
+
+fn ratio(shown: &Shown) -> Option<f64> {
+    Some(speed(&shown.through)? / speed(&shown.direct)?)
+}
+
+fn side_by_side(shown: &Shown, prompt: &Prompt, canvas: Canvas) -> String {
+    let temperature =
+        if shown.temperature > 0.0 { format!("T={}, seeded", shown.temperature) } else { "T=0".into() };
+    let asked = prompt.text();
+    let asked = asked.trim_end().lines().last().unwrap_or_default().trim();
+    let asked: String = asked.chars().filter(|char| !char.is_control()).take(60).collect();
+    let heading = format!("── {} ({}, {temperature})", shown.name, prompt.route.name());
+    let mut text = format!("{} {}\n", canvas.bold(&heading), canvas.faint(&format!("… {asked}")));
+    let plain = format!("plain, {} tokens/s", number(speed(&shown.direct), 0));
+    let leapt = format!("foretell, {} tokens/s", number(speed(&shown.through), 0));
+    if canvas.is_wide() && canvas.colour {
+        text += &canvas.columns([&plain, &leapt], shown.direct.runs(), shown.through.runs());
+    } else if shown.identical() {
+        text += &canvas.column(shown.through.runs());
+    } else {
+        for (way, answer) in [("plain", &shown.direct), ("foretell", &shown.through)] {
+            let _ = write!(text, "  [{way}]\n{}", canvas.column(answer.runs()));
+        }
+    }
+    let told = match &shown.through.foretell {
+        Some(told) if told.rounds > 0 => {
+            format!("{} rounds, {} of {} drafted tokens accepted", told.rounds, told.accepted, told.drafted)
+        }
+        Some(told) => format!("{} ({})", told.path, told.reason.as_deref().unwrap_or("no reason given")),
+        None => "the answer does not tell how it came about".into(),
+    };
+    let same = if shown.identical() { "same text" } else { "THE TEXTS DIFFER" };
+    let line = format!("{plain}; {leapt}: {} times; {told}; {same}", number(ratio(shown), 2));
+    text + &format!("  {}\n\n", canvas.faint(&line))
+}
+
+fn summary(shown: &[Shown], canvas: Canvas) -> String {
+    let heading =
+        ["prompt", "T", "plain tok/s", "foretell tok/s", "ratio", "E[N]", "first token ms", "same text"];
+    let mut rows = vec![heading.map(ToOwned::to_owned).to_vec()];
+    let first = |answer: &Answer| answer.first().as_secs_f64() * 1e3;
+    for one in shown {
+        rows.push(vec![
+            one.name.clone(),
+            one.temperature.to_string(),
+            number(speed(&one.direct), 1),
+            number(speed(&one.through), 1),
+            number(ratio(one), 2),
+            number(expected_run(&one.through), 2),
+            format!("{:.1} → {:.1}", first(&one.direct), first(&one.through)),
+            if one.identical() { "yes" } else { "NO" }.into(),
+        ]);
+    }
+    let table = aligned(&rows);
+    let (heading, rest) = table.split_once('\n').unwrap_or((&table, ""));
+    let same = shown.iter().filter(|one| one.identical()).count();
+    format!(
+        "{}\n{rest}\n{same} of {} texts are the same both ways; a single request is a coarse clock, \
+         `foretell bench` takes medians.",
+        canvas.bold(heading),
+        shown.len()
+    )
+}
+
+/// Lines to try while the servers run.
+pub fn invitation(stack: &Stack) -> String {
+    let (through, admin, model) = (&stack.through, &stack.admin, &stack.about.model);
+    let post = |path: &str, body: &Value| {
+        format!("  curl -N {through}{path} -H 'content-type: application/json' \\\n    -d '{body}'\n")
+    };
+    let completion =
+        json!({"model": model, "prompt": "def fibonacci(n):\n", "max_tokens": 64, "temperature": 0});
+    let chat = json!({"model": model, "messages": [{"role": "user", "content": "Write a function that adds two numbers."}],
+        "max_tokens": 64, "temperature": 0, "stream": true, "stream_options": {"include_usage": true}});
+    format!(
+        "Serving until Ctrl-C. The target answers at {}, Foretell before it at {through}:\n\n{}\n{}\n\
+         \x20 curl -s {admin}/metrics | grep ^foretell_\n\nStatus page: {admin}/\n",
+        stack.direct,
+        post("/v1/completions", &completion),
+        post("/v1/chat/completions", &chat),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn about() -> About {
+        About {
+            model: "foretell-target".into(),
+            parameters: 6_450_000,
+            device: "cpu".into(),
+            inflate: 8,
+            drafters: vec!["prompt_lookup".into(), "draft-same".into()],
+        }
+    }
+
+    #[test]
+    fn the_first_line_says_what_is_shown() {
+        assert_eq!(
+            about().to_string(),
+            "foretell-target: 6.5 M parameters on cpu, inflated to 8 times the depth (costs more, says the same); \
+             drafters: prompt_lookup, draft-same"
+        );
+        assert!(!About { inflate: 1, ..about() }.to_string().contains("inflated"));
+    }
+
+    #[test]
+    fn the_curl_lines_can_be_pasted() {
+        let at = |port: u16| Url::from(std::net::SocketAddr::from(([127, 0, 0, 1], port)));
+        let text = invitation(&Stack { direct: at(1), through: at(2), admin: at(3), about: about() });
+        for body in text.split("-d '").skip(1).map(|rest| rest.split('\'').next().unwrap()) {
+            assert!(serde_json::from_str::<Value>(body).is_ok(), "{body}");
+        }
+        assert_eq!(text.matches("curl ").count(), 3);
+        assert!(text.contains("Status page: http://127.0.0.1:3/\n"));
+    }
+}

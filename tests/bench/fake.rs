@@ -108,15 +108,15 @@ async fn answer(
 }
 
 fn complete(body: &Value, chat: bool, number: usize, behaviour: &Behaviour) -> Response<Body> {
-    let fault = behaviour.fails_every.filter(|(every, _)| number % every == 0).map(|(_, fault)| fault);
+    let fault =
+        behaviour.fails_every.filter(|(every, _)| number.is_multiple_of(*every)).map(|(_, fault)| fault);
     if matches!(fault, Some(Fault::Status)) {
         return whole(500, r#"{"error":{"message":"out of slots","type":"server_error"}}"#);
     }
     let mut frames: Vec<Result<Frame<Bytes>, _>> =
         events(body, chat, behaviour).into_iter().map(|event| Ok(Frame::data(Bytes::from(event)))).collect();
-    match fault {
-        Some(Fault::Cut | Fault::Short) => frames.truncate(3),
-        _ => {}
+    if fault.is_some() {
+        frames.truncate(3);
     }
     // A pause before the cut, so that what came before it is on its way.
     let cut = async {
@@ -148,9 +148,10 @@ fn events(body: &Value, chat: bool, behaviour: &Behaviour) -> Vec<String> {
     let run = if behaviour.leaps { 2 } else { 1 };
     for run in words.chunks(run) {
         let text = run.concat();
-        let mut choice = match chat {
-            true => json!({"index": 0, "delta": {"content": text}, "finish_reason": null}),
-            false => json!({"index": 0, "text": text, "finish_reason": null}),
+        let mut choice = if chat {
+            json!({"index": 0, "delta": {"content": text}, "finish_reason": null})
+        } else {
+            json!({"index": 0, "text": text, "finish_reason": null})
         };
         if wants_ids {
             choice["token_ids"] = json!(ids(run));
@@ -189,8 +190,10 @@ fn metrics(looks: usize, behaviour: &Behaviour) -> String {
     };
     let mut page = String::new();
     for (name, seconds) in lines {
-        page += &format!("{} {}\n", name.replace('%', "_sum"), seconds * times);
-        page += &format!("{} {times}\n", name.replace('%', "_count"));
+        for (part, value) in [("_sum", seconds * times), ("_count", times)] {
+            page.push_str(&[name.replace('%', part), value.to_string()].join(" "));
+            page.push('\n');
+        }
     }
     page
 }

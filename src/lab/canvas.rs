@@ -1,0 +1,188 @@
+//! Text on a terminal: wrapped into columns, with the runs that a leap brought in colour.
+//!
+//! Wrapped by character before it is coloured, so that colour codes never count as width and a run may
+//! cross a line.
+
+/// Green, as most terminals draw it.
+const LEAPT: &str = "\x1b[32m";
+/// Faint.
+const FAINT: &str = "\x1b[2m";
+/// Bold.
+const BOLD: &str = "\x1b[1m";
+/// Back to normal.
+const PLAIN: &str = "\x1b[0m";
+
+/// A character and whether a leap brought it.
+type Inked = (char, bool);
+
+/// What the output can show.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Canvas {
+    /// Columns.
+    pub width: usize,
+    /// Whether colours may be used.
+    pub colour: bool,
+    /// Most lines of one output; the rest is counted.
+    pub lines: usize,
+}
+
+impl Canvas {
+    /// For a terminal of that width.
+    pub const fn terminal(width: usize, colour: bool) -> Self {
+        Self { width, colour, lines: 14 }
+    }
+
+    /// For a pipe or a file: no colour, nothing cut.
+    pub const fn plain() -> Self {
+        Self { width: 100, colour: false, lines: usize::MAX }
+    }
+
+    /// Whether two texts fit side by side.
+    pub const fn is_wide(&self) -> bool {
+        self.width >= 96
+    }
+
+    /// Bold where there is colour.
+    pub fn bold(&self, text: &str) -> String {
+        self.wrapped(BOLD, text)
+    }
+
+    /// Faint where there is colour.
+    pub fn faint(&self, text: &str) -> String {
+        self.wrapped(FAINT, text)
+    }
+
+    /// Coloured like a run that a leap brought.
+    pub fn leapt(&self, text: &str) -> String {
+        self.wrapped(LEAPT, text)
+    }
+
+    fn wrapped(&self, code: &str, text: &str) -> String {
+        if self.colour { format!("{code}{text}{PLAIN}") } else { text.to_owned() }
+    }
+
+    /// One text, indented by two.
+    pub fn column<'a>(&self, runs: impl Iterator<Item = (&'a str, usize)>) -> String {
+        let lines = self.cut(wrap(runs, self.width.saturating_sub(2)));
+        lines
+            .iter()
+            .map(|line| format!("  {}\n", self.ink(line)))
+            .fold(String::new(), |text, line| text + &line)
+    }
+
+    /// Two texts side by side under their headings.
+    pub fn columns<'a>(
+        &self,
+        headings: [&str; 2],
+        left: impl Iterator<Item = (&'a str, usize)>,
+        right: impl Iterator<Item = (&'a str, usize)>,
+    ) -> String {
+        let width = self.width.saturating_sub(7) / 2;
+        let heading = |text: &str| vec![text.chars().map(|char| (char, false)).collect::<Vec<_>>()];
+        let [first, second] = headings.map(heading);
+        let left = [first, self.cut(wrap(left, width))].concat();
+        let right = [second, self.cut(wrap(right, width))].concat();
+        let empty = Vec::new();
+        let mut text = String::new();
+        for row in 0..left.len().max(right.len()) {
+            let (one, other) = (left.get(row).unwrap_or(&empty), right.get(row).unwrap_or(&empty));
+            let padding = " ".repeat(width.saturating_sub(one.len()));
+            let rule = self.faint("│");
+            let line = format!("  {}{padding} {rule} {}", self.ink(one), self.ink(other));
+            text.push_str(line.trim_end());
+            text.push('\n');
+        }
+        text
+    }
+
+    fn cut(&self, mut lines: Vec<Vec<Inked>>) -> Vec<Vec<Inked>> {
+        let over = lines.len().saturating_sub(self.lines);
+        if over > 0 {
+            lines.truncate(self.lines.saturating_sub(1));
+            lines.push(format!("… {} more lines", over + 1).chars().map(|char| (char, false)).collect());
+        }
+        lines
+    }
+
+    fn ink(&self, line: &[Inked]) -> String {
+        let mut text = String::new();
+        let mut inside = false;
+        for &(char, leapt) in line {
+            if self.colour && leapt != inside {
+                text.push_str(if leapt { LEAPT } else { PLAIN });
+                inside = leapt;
+            }
+            text.push(char);
+        }
+        if inside {
+            text.push_str(PLAIN);
+        }
+        text
+    }
+}
+
+/// Lines of at most `width` characters. An event of more than one token was brought by a leap.
+fn wrap<'a>(runs: impl Iterator<Item = (&'a str, usize)>, width: usize) -> Vec<Vec<Inked>> {
+    let mut lines = vec![Vec::new()];
+    for (text, tokens) in runs {
+        for char in text.chars() {
+            let shown = match char {
+                '\n' => {
+                    lines.push(Vec::new());
+                    continue;
+                }
+                '\t' => "    ",
+                // Model output is not to move the cursor.
+                char if char.is_control() => "·",
+                char => &char.to_string(),
+            };
+            for char in shown.chars() {
+                if lines.last().is_some_and(|line| line.len() >= width.max(1)) {
+                    lines.push(Vec::new());
+                }
+                if let Some(line) = lines.last_mut() {
+                    line.push((char, tokens > 1));
+                }
+            }
+        }
+    }
+    while lines.len() > 1 && lines.last().is_some_and(Vec::is_empty) {
+        lines.pop();
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RUNS: [(&str, usize); 3] = [("ab", 1), ("cd\ne", 3), ("f", 1)];
+
+    #[test]
+    fn colour_follows_the_runs_over_line_ends() {
+        let canvas = Canvas::terminal(80, true);
+        assert_eq!(canvas.column(RUNS.into_iter()), "  ab\u{1b}[32mcd\u{1b}[0m\n  \u{1b}[32me\u{1b}[0mf\n");
+    }
+
+    #[test]
+    fn a_pipe_gets_the_text_and_nothing_else() {
+        assert_eq!(Canvas::plain().column(RUNS.into_iter()), "  abcd\n  ef\n");
+        assert_eq!(Canvas::plain().bold("x"), "x");
+    }
+
+    #[test]
+    fn columns_stand_side_by_side() {
+        let canvas = Canvas { width: 27, colour: false, lines: 3 };
+        let left = [("one two three", 1)];
+        let right = [("1\n2\n3\n4\n5", 2)];
+        assert_eq!(
+            canvas.columns(["plain", "leapt"], left.into_iter(), right.into_iter()),
+            "  plain      │ leapt\n  one two th │ 1\n  ree        │ 2\n             │ … 3 more lines\n"
+        );
+    }
+
+    #[test]
+    fn output_cannot_move_the_cursor() {
+        assert_eq!(Canvas::plain().column([("a\u{1b}[2J\tb\r\n\n", 1)].into_iter()), "  a·[2J    b·\n");
+    }
+}
