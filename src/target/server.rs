@@ -96,6 +96,7 @@ impl App {
             | "/v1/verify"
             | "/tokenize"
             | "/detokenize" => Err(Refusal::Method(format!("{} {path}", request.method()))),
+            "/tokenizer.json" | "/tokenizer_info" if get => self.vocabulary(path),
             _ => match path.strip_prefix("/v1/models/") {
                 Some(name) if get && name == self.name => Ok(ok_json(&self.card())),
                 Some(name) if get => Err(Refusal::NoModel(name.to_owned())),
@@ -114,6 +115,15 @@ impl App {
             "/version" => ok_json(&json!({"version": env!("CARGO_PKG_VERSION"), "engine": "foretell"})),
             _ => ok_json(&json!({"object": "list", "data": [self.card()]})),
         }
+    }
+
+    /// What a proxy beside this server needs to draft in its vocabulary.
+    fn vocabulary(&self, path: &str) -> Result<Response<Body>, Refusal> {
+        if path == "/tokenizer_info" {
+            return Ok(ok_json(&json!({ "eos_token_ids": self.engine.config().eos })));
+        }
+        let file = self.words.file().ok_or_else(|| Refusal::NoRoute(path.to_owned()))?;
+        Ok(whole(StatusCode::OK, "application/json", file))
     }
 
     fn card(&self) -> serde_json::Value {

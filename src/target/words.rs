@@ -23,4 +23,6 @@ pub trait Words: Send + Sync {
     fn chat(&self, messages: Vec<Value>, opening: bool) -> Result<String, String>;
     /// A token as the vocabulary spells it.
     fn spelling(&self, token: TokenId) -> String;
+    /// The vocabulary as a `tokenizer.json`, for whoever drafts beside this server.
+    fn file(&self) -> Option<Vec<u8>>;
 }

@@ -107,7 +107,7 @@ pub async fn ask(
     before: Option<&Arc<Identity>>,
 ) -> Result<Arc<Identity>, Unknown> {
     let version: Version = json(backend, "/version").await?;
-    if version.engine.as_deref() != Some("foretell-target") {
+    if version.engine.as_deref() != Some("foretell") {
         return Err(Unknown::Foreign(format!("version {}", version.version)));
     }
     let models: Models = json(backend, "/v1/models").await?;
