@@ -95,6 +95,26 @@ async fn the_report_holds_what_the_servers_told() {
 }
 
 #[tokio::test]
+async fn a_server_that_does_not_tell_of_rounds_has_no_formula() {
+    let folder = TempDir::new().unwrap();
+    let (direct, through) = pair(Behaviour::default(), Behaviour::default()).await;
+    let (target, proxy) = (direct.url.to_string(), through.url.to_string());
+    let more = ["--alternations", "2", "--metrics-direct", &target, "--metrics-through", &proxy];
+    let (exit, out) = bench(&direct, &through, &workload(&folder, "code", 10), &more).await;
+    assert_eq!(exit, Exit::Done);
+    assert!(out.contains("no formula gain: the answers carry no usage.foretell"), "{out}");
+    let bare = Fake::start(Behaviour { bare: true, ..LEAPING }).await;
+    let (_, out) = bench(
+        &direct,
+        &bare,
+        &workload(&folder, "code", 10),
+        &[&more[..5], &[&bare.url.to_string()]].concat(),
+    )
+    .await;
+    assert!(out.contains("no formula gain: a metrics page could not be read"), "{out}");
+}
+
+#[tokio::test]
 async fn both_sides_are_asked_the_same_streamed_and_seeded() {
     let folder = TempDir::new().unwrap();
     let (direct, through) = pair(Behaviour::default(), LEAPING).await;

@@ -5,6 +5,7 @@
 
 use std::fmt::{self, Write as _};
 use std::io::Write;
+use std::time::Duration;
 
 use indicatif::ProgressBar;
 use serde_json::{Value, json};
@@ -143,11 +144,10 @@ impl<'a> Duo<'a> {
 
     /// The last prompts of each workload, so that none that is shown finds itself in a cache.
     async fn warm_up(&mut self, workloads: &[Workload]) -> Result<(), Stopped> {
-        let spinner = ProgressBar::new_spinner().with_message("warming up");
+        let spinner = spinner("warming up".into());
         for (index, prompt) in
             workloads.iter().flat_map(|workload| workload.prompts.iter().rev().take(WARM_UP)).enumerate()
         {
-            spinner.tick();
             self.both(prompt, index, 0.0).await?;
         }
         spinner.finish_and_clear();
@@ -162,8 +162,7 @@ impl<'a> Duo<'a> {
         temperature: f64,
     ) -> Result<Shown, Stopped> {
         let name = format!("{workload} {}", index + 1);
-        let spinner = ProgressBar::new_spinner().with_message(name.clone());
-        spinner.tick();
+        let spinner = spinner(name.clone());
         let (direct, through) = self.both(prompt, index, temperature).await?;
         spinner.finish_and_clear();
         Ok(Shown { name, temperature, direct, through })
@@ -204,6 +203,13 @@ impl<'a> Duo<'a> {
         let told = |failure: Failure| Stopped { side, url: url.to_string(), failure };
         client.ask(prompt.route, body).await.map_err(told)
     }
+}
+
+/// Turns on standard error while a request is under way; nothing where that is no terminal.
+fn spinner(message: String) -> ProgressBar {
+    let spinner = ProgressBar::new_spinner().with_message(message);
+    spinner.enable_steady_tick(Duration::from_millis(100));
+    spinner
 }
 
 fn speed(answer: &Answer) -> Option<f64> {
