@@ -86,7 +86,7 @@ impl Wire {
 
     /// Reads more; false at the end of the connection.
     async fn more(&mut self) -> bool {
-        let mut piece = [0; 16384];
+        let mut piece = vec![0; 16384];
         let read = tokio::time::timeout(PATIENCE, self.stream.read(&mut piece)).await.expect("bytes in time");
         let n = read.unwrap_or(0);
         self.seen.extend_from_slice(&piece[..n]);
