@@ -215,10 +215,9 @@ impl Gateway {
     /// # Errors
     /// See [`StartError`].
     pub async fn start_with(settings: Settings, brains: Brains, shared: Shared) -> Result<Self, StartError> {
-        if let Some(admin) = settings.admin.filter(|admin| !admin.ip().is_loopback()) {
-            if settings.admin_token.is_none() {
-                return Err(StartError::AdminOpen(admin));
-            }
+        let open = settings.admin.filter(|admin| !admin.ip().is_loopback());
+        if let (Some(admin), None) = (open, &settings.admin_token) {
+            return Err(StartError::AdminOpen(admin));
         }
         let workers = Arc::new(Workers::start(settings.workers).map_err(StartError::Threads)?);
         let tunnels = Tunnels::new(shared.life.stop.cut.clone());
@@ -267,7 +266,7 @@ impl Gateway {
             let listener = bind(address).await?;
             self.metrics = Some(local(&listener, address)?);
             let stop = self.admin_stop.clone();
-            let app = move |request| Arc::clone(&admin).answer_metrics(request);
+            let app = move |request| std::future::ready(admin.answer_metrics(&request));
             self.admins.push(tokio::spawn(listen::serve(listener, app, Bounds::default(), stop)));
         }
         Ok(())

@@ -263,7 +263,7 @@ fn pool(settings: &BackendSettings) -> Result<Pool, InvalidUrl> {
     tcp.enforce_http(false);
     tcp.set_nodelay(true);
     tcp.set_connect_timeout(Some(settings.connect_timeout));
-    tcp.set_keepalive(Some(Duration::from_secs(60)));
+    tcp.set_keepalive(Some(Duration::from_mins(1)));
     let tls = HttpsConnectorBuilder::new()
         .with_provider_and_webpki_roots(rustls::crypto::ring::default_provider())
         .map_err(|error| InvalidUrl { url: settings.url.clone(), detail: format!("TLS: {error}") })?;

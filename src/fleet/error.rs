@@ -126,9 +126,10 @@ impl SendError {
         if error.is_connect() {
             let timed_out =
                 find::<std::io::Error>(error).is_some_and(|io| io.kind() == std::io::ErrorKind::TimedOut);
-            return match timed_out {
-                true => Self::ConnectTimeout { backend },
-                false => Self::Connect { backend, detail: root(error) },
+            return if timed_out {
+                Self::ConnectTimeout { backend }
+            } else {
+                Self::Connect { backend, detail: root(error) }
             };
         }
         if find::<http_body_util::LengthLimitError>(error).is_some() {

@@ -18,7 +18,7 @@ pub struct DrainTimes {
 
 impl Default for DrainTimes {
     fn default() -> Self {
-        Self { delay: Duration::from_secs(5), grace: Duration::from_secs(120) }
+        Self { delay: Duration::from_secs(5), grace: Duration::from_mins(2) }
     }
 }
 
@@ -99,7 +99,7 @@ mod tests {
         let life = Lifecycle::default();
         life.listening();
         assert!(life.is_ready());
-        let times = DrainTimes { delay: Duration::from_secs(5), grace: Duration::from_secs(120) };
+        let times = DrainTimes { delay: Duration::from_secs(5), grace: Duration::from_mins(2) };
         let start = tokio::time::Instant::now();
         life.drain();
         assert!(!life.is_ready());

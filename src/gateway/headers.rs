@@ -105,10 +105,7 @@ fn forwarded(headers: &mut HeaderMap, host: Option<&str>, peer: Option<IpAddr>) 
     if let Some(peer) = peer {
         let chain = headers.get_all(FORWARDED_FOR).iter().filter_map(|value| value.to_str().ok());
         let chain: Vec<&str> = chain.collect();
-        let value = match chain.is_empty() {
-            true => peer.to_string(),
-            false => format!("{}, {peer}", chain.join(", ")),
-        };
+        let value = if chain.is_empty() { peer.to_string() } else { format!("{}, {peer}", chain.join(", ")) };
         if let Ok(value) = HeaderValue::try_from(value) {
             headers.insert(FORWARDED_FOR, value);
         }

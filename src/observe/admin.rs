@@ -66,7 +66,7 @@ impl Admin {
     }
 
     /// Answers on the metrics-only listener.
-    pub async fn answer_metrics(self: Arc<Self>, request: Request<Incoming>) -> Response<Body> {
+    pub fn answer_metrics(&self, request: &Request<Incoming>) -> Response<Body> {
         match (request.method(), request.uri().path()) {
             (&Method::GET, "/metrics") => self.metrics(),
             _ => not_found(),
