@@ -1,9 +1,24 @@
-//! The OpenAI wire: what clients ask for and which of it may be speculated.
+//! The OpenAI wire: what clients ask for, which of it may be speculated, and how the answer is written.
 //!
 //! PURE.
 
+pub mod answer;
+pub mod control_header;
+pub mod eligibility;
+pub mod fields;
+pub mod json;
+pub mod messages;
+pub mod parameters;
+pub mod reason;
 pub mod request;
 pub mod sampling;
+pub mod sse;
+pub mod usage;
 
-pub use request::{Prompt, Request, Route};
+pub use answer::{Additive, Template, strip};
+pub use control_header::Control;
+pub use eligibility::{Finding, Judgement, examine, judge};
+pub use reason::BypassReason;
+pub use request::{Prompt, PromptSize, Request, Route};
 pub use sampling::Sampling;
+pub use usage::{Leapt, Path, Usage};

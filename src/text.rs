@@ -1,1 +1,34 @@
-//! Tokens to text and back: tokenizer, incremental detokenizer, chat template.
+//! Tokens to text and back: tokenizer, incremental detokenizer, chat template, vocabulary fingerprint.
+
+pub mod decode;
+pub mod fingerprint;
+pub mod template;
+pub mod tokenizer;
+
+pub use decode::Detokenizer;
+pub use fingerprint::Fingerprint;
+pub use template::ChatTemplate;
+pub use tokenizer::Tokenizer;
+
+/// What may go wrong with text.
+#[derive(Debug, thiserror::Error)]
+pub enum TextError {
+    /// A file cannot be read.
+    #[error("{path}: {source}")]
+    Read {
+        /// The file.
+        path: std::path::PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A tokenizer that the library does not understand.
+    #[error("tokenizer: {0}")]
+    Tokenizer(String),
+    /// A chat template that is missing, wrong, or refuses these messages.
+    #[error("chat template: {0}")]
+    Template(String),
+}
+
+pub(crate) fn read(path: &std::path::Path) -> Result<Vec<u8>, TextError> {
+    std::fs::read(path).map_err(|source| TextError::Read { path: path.to_owned(), source })
+}

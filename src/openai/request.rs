@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value};
 
+use super::messages;
 use super::sampling::Sampling;
 use crate::units::TokenId;
 
@@ -72,4 +73,25 @@ pub struct Request {
     pub prediction: Option<String>,
     /// The body as received, key order kept.
     pub body: Map<String, Value>,
+}
+
+/// How long a prompt is, as far as the body tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PromptSize {
+    /// Tokens.
+    pub tokens: usize,
+    /// Whether they were counted; otherwise they are a quarter of the bytes, rounded up.
+    pub exact: bool,
+}
+
+impl Request {
+    /// The length of the prompt: counted if the body has ids, else estimated from its text.
+    pub fn prompt_size(&self) -> PromptSize {
+        let bytes = match &self.prompt {
+            Prompt::Ids(ids) => return PromptSize { tokens: ids.len(), exact: true },
+            Prompt::Text(text) => text.len(),
+            Prompt::Messages(messages) => messages::text_bytes(messages),
+        };
+        PromptSize { tokens: bytes.div_ceil(4), exact: false }
+    }
 }

@@ -1,0 +1,130 @@
+//! May this request be speculated? Every parameter is looked up in the table; one that is not carried
+//! exactly makes the whole request a bypass, with a reason and the parameter that is to blame.
+
+use serde_json::{Map, Value};
+
+use super::fields;
+use super::json;
+use super::parameters::{self, Parameter, Treatment};
+use super::reason::BypassReason;
+use super::request::{Prompt, Request, Route};
+use super::sampling::Sampling;
+
+/// What is to be done with a request, as far as its body tells.
+#[derive(Clone, Debug)]
+pub enum Judgement {
+    /// It may be speculated.
+    Eligible(Box<Request>),
+    /// It may not.
+    Bypass {
+        /// Why.
+        reason: BypassReason,
+        /// The parameter that is to blame, where one is.
+        parameter: Option<String>,
+    },
+}
+
+/// What was found out about one parameter of a body.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Finding {
+    /// The parameter's name; members of an object are written `object.member`.
+    pub parameter: String,
+    /// Its row in the table, if it is known.
+    pub row: Option<&'static Parameter>,
+    /// Why it may not leap, if it may not.
+    pub refused: Option<BypassReason>,
+}
+
+/// Judges the body of a request.
+pub fn judge(route: Route, body: &[u8]) -> Judgement {
+    let Some(Value::Object(members)) = json::parse(body) else {
+        return Judgement::Bypass { reason: BypassReason::Body, parameter: None };
+    };
+    let (request, findings) = understand(route, members);
+    match findings.into_iter().find_map(|finding| finding.refused.map(|reason| (reason, finding.parameter))) {
+        Some((reason, parameter)) => Judgement::Bypass { reason, parameter: Some(parameter) },
+        None => Judgement::Eligible(Box::new(request)),
+    }
+}
+
+/// Judges every parameter by itself, for explaining; empty if the body is no JSON object.
+pub fn examine(route: Route, body: &[u8]) -> Vec<Finding> {
+    match json::parse(body) {
+        Some(Value::Object(members)) => understand(route, members).1,
+        _ => Vec::new(),
+    }
+}
+
+fn understand(route: Route, members: Map<String, Value>) -> (Request, Vec<Finding>) {
+    let mut request = blank(route);
+    let mut findings = Vec::new();
+    for (name, value) in members.iter().filter(|(_, value)| !value.is_null()) {
+        findings.push(look_up(route, name, value, &mut request));
+        if let ("stream_options", Some(options)) = (name.as_str(), value.as_object()) {
+            for (member, value) in options.iter().filter(|(_, value)| !value.is_null()) {
+                findings.push(look_up(route, &format!("{name}.{member}"), value, &mut request));
+            }
+        }
+    }
+    require(route, &members, &mut findings);
+    // The first ride always streams, and so would take this error away from the client.
+    if !request.stream {
+        refuse(&mut findings, "stream_options", BypassReason::Parameter);
+    }
+    request.body = members;
+    (request, findings)
+}
+
+fn look_up(route: Route, name: &str, value: &Value, request: &mut Request) -> Finding {
+    let row = parameters::find(route, name);
+    let refused = match row.map(|row| row.treatment) {
+        None => Some(BypassReason::UnknownParameter),
+        Some(Treatment::Carried(field) | Treatment::Emulated(field)) => {
+            fields::read(field, value, request).err()
+        }
+        Some(Treatment::Inert) => None,
+        Some(Treatment::Neutral(plain, reason)) => {
+            (!plain.iter().any(|plain| plain.is(value))).then_some(reason)
+        }
+        Some(Treatment::Bypass(reason)) => Some(reason),
+    };
+    Finding { parameter: name.to_owned(), row, refused }
+}
+
+/// Without these the backend has an error, or a default of its own, that is not ours to guess.
+fn require(route: Route, members: &Map<String, Value>, findings: &mut Vec<Finding>) {
+    let subject = match route {
+        Route::Completions => "prompt",
+        Route::Chat => "messages",
+    };
+    for name in ["model", subject] {
+        if members.get(name).is_none_or(Value::is_null) {
+            let row = parameters::find(route, name);
+            findings.push(Finding { parameter: name.to_owned(), row, refused: Some(BypassReason::Body) });
+        }
+    }
+}
+
+fn refuse(findings: &mut [Finding], name: &str, reason: BypassReason) {
+    if let Some(finding) = findings.iter_mut().find(|finding| finding.parameter == name) {
+        finding.refused.get_or_insert(reason);
+    }
+}
+
+fn blank(route: Route) -> Request {
+    Request {
+        route,
+        model: String::new(),
+        prompt: Prompt::Text(String::new()),
+        sampling: Sampling::default(),
+        max_tokens: None,
+        stop: Vec::new(),
+        stop_token_ids: Vec::new(),
+        include_stop: false,
+        stream: false,
+        include_usage: false,
+        return_token_ids: false,
+        prediction: None,
+        body: Map::new(),
+    }
+}

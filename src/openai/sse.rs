@@ -1,0 +1,244 @@
+//! Server-sent events: reading them from any partition of bytes, and writing them.
+//!
+//! Reading follows the WHATWG rules (CRLF, LF or CR ends a line, a blank line ends an event, `:` begins a
+//! comment, several `data` lines are one text), with a bound on what one event may hold.
+
+/// The most bytes that one event may hold before its blank line, unless told otherwise.
+pub const EVENT_BYTES: usize = 16 << 20;
+
+/// The data of the event that ends a stream.
+pub const DONE: &str = "[DONE]";
+
+/// One event.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Message {
+    /// The value of its `event` line, if it had one.
+    pub event: Option<String>,
+    /// Its `data` lines, joined by line feeds.
+    pub data: String,
+}
+
+impl Message {
+    /// Whether this is the event that ends a stream.
+    pub fn is_done(&self) -> bool {
+        self.data == DONE
+    }
+}
+
+/// An event grew beyond the bound.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a server-sent event is longer than {limit} bytes")]
+pub struct TooLong {
+    /// The bound, in bytes.
+    pub limit: usize,
+}
+
+/// An incremental reader.
+#[derive(Clone, Debug)]
+pub struct Decoder {
+    line: Vec<u8>,
+    data: Vec<u8>,
+    event: Option<String>,
+    has_data: bool,
+    /// The last byte was a CR: a LF that follows belongs to it.
+    after_cr: bool,
+    first_line: bool,
+    limit: usize,
+}
+
+impl Default for Decoder {
+    fn default() -> Self {
+        Self::new(EVENT_BYTES)
+    }
+}
+
+impl Decoder {
+    /// A reader that refuses events longer than `limit` bytes.
+    pub fn new(limit: usize) -> Self {
+        Self {
+            line: Vec::new(),
+            data: Vec::new(),
+            event: None,
+            has_data: false,
+            after_cr: false,
+            first_line: true,
+            limit,
+        }
+    }
+
+    /// Takes the next bytes and returns the events that they complete.
+    ///
+    /// # Errors
+    /// [`TooLong`]; the reader is of no use after that.
+    pub fn push(&mut self, mut bytes: &[u8]) -> Result<Vec<Message>, TooLong> {
+        let mut messages = Vec::new();
+        if self.after_cr && !bytes.is_empty() {
+            bytes = bytes.strip_prefix(b"\n").unwrap_or(bytes);
+            self.after_cr = false;
+        }
+        while let Some(end) = bytes.iter().position(|&byte| byte == b'\n' || byte == b'\r') {
+            let (line, rest) = bytes.split_at(end);
+            self.hold(line)?;
+            messages.extend(self.end_line());
+            bytes = match rest {
+                [b'\r', b'\n', after @ ..] | [_, after @ ..] => after,
+                [] => rest,
+            };
+            self.after_cr = rest == b"\r";
+        }
+        self.hold(bytes)?;
+        Ok(messages)
+    }
+
+    /// Whether nothing is held: a stream that ends elsewhere was cut short.
+    pub fn is_between_events(&self) -> bool {
+        self.line.is_empty() && !self.has_data
+    }
+
+    fn hold(&mut self, bytes: &[u8]) -> Result<(), TooLong> {
+        if self.line.len() + self.data.len() + bytes.len() > self.limit {
+            return Err(TooLong { limit: self.limit });
+        }
+        self.line.extend_from_slice(bytes);
+        Ok(())
+    }
+
+    fn end_line(&mut self) -> Option<Message> {
+        let mut line = std::mem::take(&mut self.line);
+        if std::mem::take(&mut self.first_line) && line.starts_with(b"\xEF\xBB\xBF") {
+            line.drain(..3);
+        }
+        if line.is_empty() {
+            return self.end_event();
+        }
+        let colon = line.iter().position(|&byte| byte == b':').unwrap_or(line.len());
+        let (name, value) = line.split_at(colon);
+        let value = value.strip_prefix(b":").unwrap_or(value);
+        let value = value.strip_prefix(b" ").unwrap_or(value);
+        match name {
+            b"data" => {
+                if std::mem::replace(&mut self.has_data, true) {
+                    self.data.push(b'\n');
+                }
+                self.data.extend_from_slice(value);
+            }
+            b"event" => self.event = Some(String::from_utf8_lossy(value).into_owned()),
+            // Comments, `id`, `retry` and unknown fields carry nothing that is needed.
+            _ => {}
+        }
+        None
+    }
+
+    fn end_event(&mut self) -> Option<Message> {
+        let event = self.event.take();
+        let data = std::mem::take(&mut self.data);
+        std::mem::take(&mut self.has_data)
+            .then(|| Message { event, data: String::from_utf8_lossy(&data).into_owned() })
+    }
+}
+
+/// One event with this data.
+pub fn encode(data: &str) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(data.len() + 8);
+    for line in data.split('\n') {
+        bytes.extend_from_slice(b"data: ");
+        bytes.extend_from_slice(line.as_bytes());
+        bytes.push(b'\n');
+    }
+    bytes.push(b'\n');
+    bytes
+}
+
+/// One event with this JSON, in one line.
+pub fn encode_json(value: &serde_json::Value) -> Vec<u8> {
+    encode(&value.to_string())
+}
+
+/// The event that ends a stream.
+pub fn encode_done() -> Vec<u8> {
+    encode(DONE)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn read(bytes: &[u8]) -> Vec<Message> {
+        Decoder::default().push(bytes).unwrap()
+    }
+
+    fn data(text: &str) -> Message {
+        Message { event: None, data: text.to_owned() }
+    }
+
+    #[test]
+    fn every_line_ending_ends_a_line() {
+        for end in ["\n", "\r\n", "\r"] {
+            let stream = format!("data: a{end}data:b{end}{end}: ping{end}{end}data:  c{end}{end}");
+            assert_eq!(read(stream.as_bytes()), [data("a\nb"), data(" c")], "{end:?}");
+        }
+    }
+
+    #[test]
+    fn comments_and_events_without_data_are_passed_over() {
+        assert_eq!(read(b": keep-alive\n\nevent: x\nid: 7\n\ndata\n\n"), [data("")]);
+        let named = Message { event: Some("error".to_owned()), data: "{}".to_owned() };
+        assert_eq!(read(b"\xEF\xBB\xBFevent: error\ndata: {}\n\n"), [named]);
+    }
+
+    #[test]
+    fn an_event_without_its_blank_line_is_not_an_event() {
+        let mut decoder = Decoder::default();
+        assert_eq!(decoder.push(b"data: a\n").unwrap(), []);
+        assert!(!decoder.is_between_events());
+        assert_eq!(decoder.push(b"\n").unwrap(), [data("a")]);
+        assert!(decoder.is_between_events());
+    }
+
+    #[test]
+    fn an_endless_line_is_refused() {
+        let mut decoder = Decoder::new(100);
+        assert!((0..10).all(|_| decoder.push(b"data: a\n\n").is_ok()));
+        assert_eq!(decoder.push(&[b'x'; 101]), Err(TooLong { limit: 100 }));
+        let mut decoder = Decoder::new(100);
+        let outcome: Result<Vec<_>, _> = (0..60).map(|_| decoder.push(b"data: a\n")).collect();
+        assert_eq!(outcome, Err(TooLong { limit: 100 }));
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read(texts in prop::collection::vec("[^\r]{0,20}", 0..8)) {
+            let stream: Vec<u8> = texts.iter().flat_map(|text| encode(text)).collect();
+            let expected: Vec<Message> = texts.iter().map(|text| data(text)).collect();
+            prop_assert_eq!(read(&stream), expected);
+        }
+
+        #[test]
+        fn any_partition_gives_the_same_events(
+            pieces in prop::collection::vec(
+                prop::sample::select(vec![
+                    "data:", "data: ", "x", "é", ":", " ", "\n", "\r", "\r\n", "\n\n", "\r\r", "event: e", "\u{feff}",
+                ]),
+                0..60,
+            ),
+            cuts in prop::collection::vec(1usize..5, 1..80),
+        ) {
+            let stream = pieces.concat().into_bytes();
+            let whole = read(&stream);
+            let mut decoder = Decoder::default();
+            let mut parts = Vec::new();
+            let mut rest = stream.as_slice();
+            for cut in cuts.iter().cycle() {
+                let (now, later) = rest.split_at((*cut).min(rest.len()));
+                parts.extend(decoder.push(now).unwrap());
+                rest = later;
+                if rest.is_empty() {
+                    break;
+                }
+            }
+            prop_assert_eq!(parts, whole);
+        }
+    }
+}

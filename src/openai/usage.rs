@@ -1,0 +1,168 @@
+//! The `usage` object of an answer, and what Foretell adds to it.
+
+use serde_json::{Map, Value, json};
+
+/// Which way a request took.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Path {
+    /// It leapt at least once.
+    Speculated,
+    /// It was understood and might have leapt, but rode to the end.
+    Ridden,
+    /// It was understood not to leap, and relayed.
+    Bypassed,
+    /// It is none of the speculated kind, and relayed.
+    Relayed,
+}
+
+impl Path {
+    /// The name in headers, metrics and logs.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Speculated => "speculated",
+            Self::Ridden => "ridden",
+            Self::Bypassed => "bypassed",
+            Self::Relayed => "relayed",
+        }
+    }
+}
+
+/// `usage.foretell`: how the request went.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Leapt<'a> {
+    /// Which way it took.
+    pub path: Path,
+    /// Why it did not leap, or not to the end.
+    pub reason: Option<&'a str>,
+    /// `name@revision` of its policy.
+    pub policy: Option<&'a str>,
+    /// Rounds leapt.
+    pub rounds: u32,
+    /// Draft tokens sent in them.
+    pub drafted: u32,
+    /// Draft tokens accepted in them.
+    pub accepted: u32,
+}
+
+impl Leapt<'_> {
+    /// The object. All rules built so far are exact, so the drift is zero by construction.
+    pub fn to_value(&self) -> Value {
+        json!({
+            "path": self.path.name(),
+            "reason": self.reason,
+            "policy": self.policy,
+            "rounds": self.rounds,
+            "drafted": self.drafted,
+            "accepted": self.accepted,
+            "drift": { "tv": 0.0, "rate": 0.0, "substitutions": 0 },
+        })
+    }
+}
+
+/// The usage of one request, in the shape in which its backend reports it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Usage {
+    base: Map<String, Value>,
+    prompt_tokens: u64,
+    prediction: Option<(u32, u32)>,
+}
+
+impl Usage {
+    /// From the number of prompt tokens alone, where the backend was cut off before it reported.
+    pub fn new(prompt_tokens: u64) -> Self {
+        Self { base: Map::new(), prompt_tokens, prediction: None }
+    }
+
+    /// From a `usage` object of the backend; keeps all that it says about the prompt. `None` if it does not
+    /// say how many tokens the prompt had.
+    pub fn from_backend(usage: &Value) -> Option<Self> {
+        let base = usage.as_object()?.clone();
+        let prompt_tokens = base.get("prompt_tokens")?.as_u64()?;
+        Some(Self { base, prompt_tokens, prediction: None })
+    }
+
+    /// Tokens of the prompt.
+    pub fn prompt_tokens(&self) -> u64 {
+        self.prompt_tokens
+    }
+
+    /// Tokens of the prompt that the backend had cached, where it says so.
+    pub fn cached_tokens(&self) -> Option<u64> {
+        self.base.get("prompt_tokens_details")?.get("cached_tokens")?.as_u64()
+    }
+
+    /// Says how many tokens of the client's own `prediction` were accepted and rejected.
+    #[must_use]
+    pub fn with_prediction(mut self, accepted: u32, rejected: u32) -> Self {
+        self.prediction = Some((accepted, rejected));
+        self
+    }
+
+    /// The object for the client: prompt as the backend reported it, output as the client received it.
+    pub fn to_value(&self, completion_tokens: u64, foretell: Option<&Leapt<'_>>) -> Value {
+        let mut usage = self.base.clone();
+        usage.insert("prompt_tokens".to_owned(), self.prompt_tokens.into());
+        usage.insert("completion_tokens".to_owned(), completion_tokens.into());
+        usage.insert("total_tokens".to_owned(), (self.prompt_tokens + completion_tokens).into());
+        if let Some((accepted, rejected)) = self.prediction {
+            let details = usage.entry("completion_tokens_details").or_insert_with(|| json!({}));
+            if !details.is_object() {
+                *details = json!({});
+            }
+            if let Some(details) = details.as_object_mut() {
+                details.insert("accepted_prediction_tokens".to_owned(), accepted.into());
+                details.insert("rejected_prediction_tokens".to_owned(), rejected.into());
+            }
+        }
+        if let Some(foretell) = foretell {
+            usage.insert("foretell".to_owned(), foretell.to_value());
+        }
+        Value::Object(usage)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_prompt_is_the_backends_and_the_output_is_the_clients() {
+        let backend = json!({"prompt_tokens": 12, "total_tokens": 13, "completion_tokens": 1,
+            "prompt_tokens_details": {"cached_tokens": 11}});
+        let usage = Usage::from_backend(&backend).unwrap();
+        assert_eq!(usage.cached_tokens(), Some(11));
+        assert_eq!(
+            usage.to_value(30, None),
+            json!({"prompt_tokens": 12, "total_tokens": 42, "completion_tokens": 30,
+                "prompt_tokens_details": {"cached_tokens": 11}})
+        );
+    }
+
+    #[test]
+    fn prediction_tokens_are_there_only_when_said() {
+        let usage = Usage::new(5);
+        assert!(usage.to_value(1, None).get("completion_tokens_details").is_none());
+        let value = usage.with_prediction(7, 2).to_value(1, None);
+        assert_eq!(
+            value["completion_tokens_details"],
+            json!({"accepted_prediction_tokens": 7, "rejected_prediction_tokens": 2})
+        );
+    }
+
+    #[test]
+    fn how_it_went_is_told_in_one_object() {
+        let leapt = Leapt {
+            path: Path::Speculated,
+            reason: None,
+            policy: Some("default@0123abcd"),
+            rounds: 3,
+            drafted: 12,
+            accepted: 9,
+        };
+        assert_eq!(
+            Usage::new(5).to_value(1, Some(&leapt))["foretell"],
+            json!({"path": "speculated", "reason": null, "policy": "default@0123abcd", "rounds": 3,
+                "drafted": 12, "accepted": 9, "drift": {"tv": 0.0, "rate": 0.0, "substitutions": 0}})
+        );
+    }
+}

@@ -1,0 +1,219 @@
+//! Chat templates: messages to the text of a prompt, as the model's own Jinja template says.
+//!
+//! Set up as the Python library does it: blocks are trimmed, `tojson` leaves text as it is, Python's string
+//! and dictionary methods work, and `raise_exception` lets a template refuse.
+
+use std::path::Path;
+
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::{Kwargs, Serde};
+use minijinja::{Environment, Error, ErrorKind, Value as Jinja, context};
+use serde::Serialize;
+use serde_json::Value;
+use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
+
+use super::{TextError, read};
+
+const NAME: &str = "chat";
+
+/// The chat template of a model.
+#[derive(Debug)]
+pub struct ChatTemplate {
+    environment: Environment<'static>,
+    bos: String,
+    eos: String,
+}
+
+impl ChatTemplate {
+    /// From a model's folder: `chat_template.jinja`, or the one in `tokenizer_config.json`, which also names
+    /// the special tokens.
+    pub fn from_folder(folder: &Path) -> Result<Self, TextError> {
+        let config_path = folder.join("tokenizer_config.json");
+        let config: Value = serde_json::from_slice(&read(&config_path)?)
+            .map_err(|error| TextError::Template(format!("{}: {error}", config_path.display())))?;
+        let own_file = folder.join("chat_template.jinja");
+        let source = if own_file.exists() {
+            String::from_utf8_lossy(&read(&own_file)?).into_owned()
+        } else {
+            in_config(&config)
+                .ok_or_else(|| TextError::Template(format!("none in {}", folder.display())))?
+                .to_owned()
+        };
+        let special = |name| config.get(name).and_then(token_text).unwrap_or_default().to_owned();
+        Self::new(source, special("bos_token"), special("eos_token"))
+    }
+
+    /// From the text of a template.
+    pub fn new(source: String, bos: String, eos: String) -> Result<Self, TextError> {
+        let mut environment = Environment::new();
+        let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().map_err(wrong)?;
+        environment.set_syntax(syntax);
+        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.add_function("raise_exception", refuse);
+        environment.add_filter("tojson", to_json);
+        environment.add_template_owned(NAME, source).map_err(wrong)?;
+        Ok(Self { environment, bos, eos })
+    }
+
+    /// The text of a prompt. Content that is a list of text parts is joined by line feeds first.
+    pub fn render(&self, messages: &Value, add_generation_prompt: bool) -> Result<String, TextError> {
+        let messages = flatten(messages);
+        let template = self.environment.get_template(NAME).map_err(wrong)?;
+        template
+            .render(context! {
+                messages => Jinja::from(Serde(&messages)),
+                add_generation_prompt,
+                bos_token => self.bos.as_str(),
+                eos_token => self.eos.as_str(),
+            })
+            .map_err(wrong)
+    }
+}
+
+#[allow(clippy::needless_pass_by_value)] // handed to `map_err`
+fn wrong(error: Error) -> TextError {
+    TextError::Template(error.to_string())
+}
+
+/// One template, or a list of named ones of which `default` is for plain chats.
+fn in_config(config: &Value) -> Option<&str> {
+    match config.get("chat_template")? {
+        Value::String(source) => Some(source),
+        Value::Array(named) => named
+            .iter()
+            .find(|entry| entry.get("name").and_then(Value::as_str) == Some("default"))?
+            .get("template")?
+            .as_str(),
+        _ => None,
+    }
+}
+
+/// A special token is a text, or an object with its `content`.
+fn token_text(token: &Value) -> Option<&str> {
+    token.as_str().or_else(|| token.get("content")?.as_str())
+}
+
+fn flatten(messages: &Value) -> Value {
+    let mut messages = messages.clone();
+    for message in messages.as_array_mut().into_iter().flatten() {
+        let Some(content) = message.get_mut("content") else { continue };
+        let Some(parts) = content.as_array() else { continue };
+        let texts: Option<Vec<&str>> = parts.iter().map(|part| part.get("text")?.as_str()).collect();
+        if let Some(texts) = texts {
+            *content = Value::String(texts.join("\n"));
+        }
+    }
+    messages
+}
+
+#[allow(clippy::needless_pass_by_value)] // the signature of a template function
+fn refuse(message: String) -> Result<String, Error> {
+    Err(Error::new(ErrorKind::InvalidOperation, message))
+}
+
+/// As Python's `json.dumps(…, ensure_ascii=False)` writes it: a space after commas and colons, nothing
+/// escaped that JSON does not need escaped; with `indent` on lines of their own.
+#[allow(clippy::needless_pass_by_value)] // the signature of a template filter
+fn to_json(value: Jinja, kwargs: Kwargs) -> Result<String, Error> {
+    let indent: Option<usize> = kwargs.get("indent")?;
+    // Sorting, escaping and separators are asked for by few templates; passing over them would be silent.
+    kwargs.assert_all_used()?;
+    let mut out = Vec::new();
+    let written = match indent {
+        Some(indent) => {
+            let spaces = " ".repeat(indent);
+            let formatter = PrettyFormatter::with_indent(spaces.as_bytes());
+            value.serialize(&mut Serializer::with_formatter(&mut out, formatter))
+        }
+        None => value.serialize(&mut Serializer::with_formatter(&mut out, Spaced)),
+    };
+    written.map_err(|error| Error::new(ErrorKind::BadSerialization, error.to_string()))?;
+    Ok(String::from_utf8_lossy(&out).into_owned())
+}
+
+struct Spaced;
+
+impl Formatter for Spaced {
+    fn begin_array_value<W: ?Sized + std::io::Write>(
+        &mut self,
+        out: &mut W,
+        first: bool,
+    ) -> std::io::Result<()> {
+        if first { Ok(()) } else { out.write_all(b", ") }
+    }
+
+    fn begin_object_key<W: ?Sized + std::io::Write>(
+        &mut self,
+        out: &mut W,
+        first: bool,
+    ) -> std::io::Result<()> {
+        if first { Ok(()) } else { out.write_all(b", ") }
+    }
+
+    fn begin_object_value<W: ?Sized + std::io::Write>(&mut self, out: &mut W) -> std::io::Result<()> {
+        out.write_all(b": ")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn render(source: &str, messages: &Value) -> Result<String, String> {
+        ChatTemplate::new(source.to_owned(), "<s>".to_owned(), "</s>".to_owned())
+            .and_then(|template| template.render(messages, true))
+            .map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn blocks_leave_no_lines_behind() {
+        let source = "{{ bos_token }}{% for m in messages %}\n  {% if true %}\n<|{{ m.role }}|>{{ m['content'].strip() }}{{ eos_token }}\n  {% endif %}\n{% endfor %}\n{% if add_generation_prompt %}\n<|assistant|>\n{%- endif %}\n";
+        let messages = json!([{"role": "user", "content": " hi "}, {"role": "assistant", "content": "<b>"}]);
+        assert_eq!(
+            render(source, &messages).unwrap(),
+            "<s><|user|>hi</s>\n<|assistant|><b></s>\n<|assistant|>"
+        );
+    }
+
+    #[test]
+    fn a_template_may_refuse() {
+        let error = render("{{ raise_exception('roles must alternate') }}", &json!([])).unwrap_err();
+        assert!(error.contains("roles must alternate"), "{error}");
+    }
+
+    #[test]
+    fn json_is_written_as_python_writes_it() {
+        let messages = json!([{"role": "user", "content": "<a & 'b'>", "z": [1, {"a": null}]}]);
+        assert_eq!(
+            render("{{ messages | tojson }}", &messages).unwrap(),
+            r#"[{"role": "user", "content": "<a & 'b'>", "z": [1, {"a": null}]}]"#
+        );
+        assert_eq!(render("{{ [1] | tojson(indent=2) }}", &messages).unwrap(), "[\n  1\n]");
+        assert!(render("{{ [1] | tojson(sort_keys=true) }}", &messages).is_err());
+    }
+
+    #[test]
+    fn parts_are_joined_and_python_methods_work() {
+        let parts = json!([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]);
+        let messages = json!([{"role": "user", "content": parts}]);
+        let source =
+            "{{ messages[0].get('content').split('\\n')[1] }}{{ messages[0].content.startswith('a') }}";
+        assert_eq!(render(source, &messages).unwrap().to_lowercase(), "btrue");
+    }
+
+    #[test]
+    fn a_folder_gives_template_and_special_tokens() {
+        let folder = tempfile::tempdir().unwrap();
+        let config = json!({"bos_token": {"content": "<s>"}, "eos_token": "</s>", "chat_template": [
+            {"name": "tool_use", "template": "no"},
+            {"name": "default", "template": "{{ bos_token }}x{{ eos_token }}"}]});
+        std::fs::write(folder.path().join("tokenizer_config.json"), config.to_string()).unwrap();
+        let text =
+            |folder: &Path| ChatTemplate::from_folder(folder).unwrap().render(&json!([]), true).unwrap();
+        assert_eq!(text(folder.path()), "<s>x</s>");
+        std::fs::write(folder.path().join("chat_template.jinja"), "own file").unwrap();
+        assert_eq!(text(folder.path()), "own file");
+    }
+}

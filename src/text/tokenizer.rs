@@ -1,0 +1,108 @@
+//! A Hugging Face tokenizer, and what Foretell needs beside it.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use tokenizers::DecoderWrapper;
+
+use super::decode::{ByteTable, Detokenizer};
+use super::fingerprint::Fingerprint;
+use super::{TextError, read};
+use crate::units::TokenId;
+
+/// A tokenizer. Shared as an `Arc`.
+pub struct Tokenizer {
+    inner: tokenizers::Tokenizer,
+    bytes: Option<Arc<ByteTable>>,
+    fingerprint: Fingerprint,
+}
+
+impl Tokenizer {
+    /// Loads a `tokenizer.json`.
+    pub fn from_file(path: &Path) -> Result<Self, TextError> {
+        Self::from_bytes(&read(path)?)
+    }
+
+    /// From the text of a `tokenizer.json`.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, TextError> {
+        tokenizers::Tokenizer::from_bytes(bytes).map_err(wrong).and_then(Self::new)
+    }
+
+    /// From a tokenizer that was built in memory. Truncation and padding are switched off: a prompt that is
+    /// shortened in silence would be another prompt.
+    pub fn new(mut inner: tokenizers::Tokenizer) -> Result<Self, TextError> {
+        inner.with_truncation(None).map_err(wrong)?;
+        inner.with_padding(None);
+        let vocabulary = inner.get_vocab(true);
+        let fingerprint = Fingerprint::of(vocabulary.iter().map(|(token, &id)| (id, token.as_str())));
+        let size = vocabulary.values().max().map_or(0, |&id| id as usize + 1);
+        let bytes = is_byte_level(inner.get_decoder()).then(|| Arc::new(ByteTable::new(&inner, size)));
+        Ok(Self { inner, bytes, fingerprint })
+    }
+
+    /// The ids of a text; `special` adds what the tokenizer puts around every prompt (such as a BOS token).
+    pub fn encode(&self, text: &str, special: bool) -> Result<Vec<TokenId>, TextError> {
+        self.inner.encode_fast(text, special).map(|encoding| encoding.get_ids().to_vec()).map_err(wrong)
+    }
+
+    /// The text of ids, with U+FFFD for bytes that are no characters. Ids without a token are left out.
+    pub fn decode(&self, ids: &[TokenId], skip_special: bool) -> Result<String, TextError> {
+        self.inner.decode(ids, skip_special).map_err(wrong)
+    }
+
+    /// An incremental detokenizer. `context` is what stands before the output: some tokenizers write the
+    /// first token of a text differently (byte-level ones do not, and ignore it).
+    pub fn detokenizer(self: &Arc<Self>, context: &[TokenId], skip_special: bool) -> Detokenizer {
+        match &self.bytes {
+            Some(table) => Detokenizer::bytes(Arc::clone(table), skip_special),
+            None => Detokenizer::window(Arc::clone(self), context, skip_special),
+        }
+    }
+
+    /// The token of an id, as the vocabulary spells it.
+    pub fn token(&self, id: TokenId) -> Option<String> {
+        self.inner.id_to_token(id)
+    }
+
+    /// The id of a token, as the vocabulary spells it.
+    pub fn id(&self, token: &str) -> Option<TokenId> {
+        self.inner.token_to_id(token)
+    }
+
+    /// Whether a token is special: it is left out of the text.
+    pub fn is_special(&self, id: TokenId) -> bool {
+        self.token(id).is_some_and(|token| self.inner.get_added_vocabulary().is_special_token(&token))
+    }
+
+    /// Number of tokens, added ones included.
+    pub fn size(&self) -> usize {
+        self.inner.get_vocab_size(true)
+    }
+
+    /// The identity of the vocabulary.
+    pub fn fingerprint(&self) -> Fingerprint {
+        self.fingerprint
+    }
+}
+
+impl std::fmt::Debug for Tokenizer {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "Tokenizer({} tokens, {})", self.size(), self.fingerprint)
+    }
+}
+
+#[allow(clippy::needless_pass_by_value)] // handed to `map_err`
+fn wrong(error: tokenizers::Error) -> TextError {
+    TextError::Tokenizer(error.to_string())
+}
+
+/// Whether the text of tokens is the concatenation of their bytes.
+fn is_byte_level(decoder: Option<&DecoderWrapper>) -> bool {
+    match decoder {
+        Some(DecoderWrapper::ByteLevel(_)) => true,
+        Some(DecoderWrapper::Sequence(sequence)) => {
+            matches!(sequence.get_decoders(), [only] if is_byte_level(Some(only)))
+        }
+        _ => false,
+    }
+}
