@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use foretell::fleet::{BackendSettings, ModelName};
 use foretell::gateway::errors::full;
-use foretell::gateway::handover::{BoxFuture, Control, Drive, Exchange};
+use foretell::gateway::handover::{BoxFuture, Drive, Exchange};
 use foretell::gateway::listen::Body;
 use foretell::gateway::route::{Bypass, Judged};
 use foretell::gateway::{Brains, Gateway, Settings};
+use foretell::openai::control_header::Control;
 use foretell::openai::{Prompt, Request, Route, Sampling};
 use tokio::sync::mpsc;
 
@@ -81,7 +82,7 @@ async fn an_eligible_request_is_handed_over_with_all_that_belongs_to_it() {
     assert_eq!(ask(&gateway, fields, body).await.text(), "driven");
     let exchange = seen.recv().await.unwrap();
     assert_eq!(&exchange.body[..], body);
-    assert_eq!((exchange.id.as_str(), exchange.control), ("r7", Control::Gamma(3)));
+    assert_eq!((exchange.id.as_str(), exchange.control), ("r7", Some(Control::Gamma(3))));
     assert_eq!((exchange.request.model.as_str(), exchange.backend.name()), ("m", "b"));
     assert!(exchange.wants_trailers && !exchange.text_allowed);
     let headers = &exchange.parts.headers;
