@@ -12,33 +12,8 @@ use std::time::Duration;
 
 pub use metrics::{Held, Metrics};
 
-use crate::openai::Route;
+use crate::openai::{Path, Route};
 use recent::Recent;
-
-/// The way a request went.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Path {
-    /// At least one round leapt.
-    Speculated,
-    /// Eligible, but never leapt.
-    Ridden,
-    /// A completion that may not leap.
-    Bypassed,
-    /// Not a completion.
-    Relayed,
-}
-
-impl Path {
-    /// The name in headers, metrics and logs.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Speculated => "speculated",
-            Self::Ridden => "ridden",
-            Self::Bypassed => "bypassed",
-            Self::Relayed => "relayed",
-        }
-    }
-}
 
 /// One leap of a request.
 #[derive(Clone, Copy, Debug, PartialEq)]

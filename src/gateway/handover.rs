@@ -12,41 +12,12 @@ use tokio::sync::OwnedSemaphorePermit;
 use super::listen::Body;
 use super::mode::ModeSwitch;
 use super::relay::{Record, Relay};
-use super::route::Bypass;
 use crate::fleet::Backend;
 use crate::observe::{Held, Observer};
-use crate::openai;
+use crate::openai::{self, BypassReason, Control};
 
 /// A future that owns all it needs.
 pub type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send + 'static>>;
-
-/// What the client asked of Foretell itself. It can only lower what policy and gates allow.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Control {
-    /// Nothing.
-    #[default]
-    Free,
-    /// Relay, please.
-    Off,
-    /// Never leap.
-    Ride,
-    /// At most this many tokens per draft.
-    Gamma(u32),
-}
-
-impl Control {
-    /// Reads the value of `x-foretell`; `None` if it says nothing known.
-    pub fn parse(value: &str) -> Option<Self> {
-        match value.trim() {
-            "off" => Some(Self::Off),
-            "ride" => Some(Self::Ride),
-            other => other.strip_prefix("gamma=")?.parse().ok().map(|most| match most {
-                0 => Self::Ride,
-                most => Self::Gamma(most),
-            }),
-        }
-    }
-}
 
 /// Answers eligible requests. Must answer them all: what cannot be driven is given to [`Exchange::relay`].
 pub trait Drive: Send + Sync {
@@ -64,8 +35,8 @@ pub struct Exchange {
     pub request: Box<openai::Request>,
     /// Who answers for its model.
     pub backend: Arc<Backend>,
-    /// What the client asked of Foretell.
-    pub control: Control,
+    /// What the client asked of Foretell; it can only lower what policy and gates allow. Never `Off`.
+    pub control: Option<Control>,
     /// The client allows its text to be logged (`x-foretell-text: on`), if the operator does too.
     pub text_allowed: bool,
     /// The client can take trailers.
@@ -94,28 +65,11 @@ pub struct Slot {
 impl Exchange {
     /// Gives the request up: it is relayed unchanged, counted as bypass with `reason`. The gateway reports
     /// its end.
-    pub async fn relay(self, reason: Bypass) -> Response<Body> {
+    pub async fn relay(self, reason: BypassReason) -> Response<Body> {
         let mut record = Record::new(self.observer, self.started);
-        record.completion(self.request.route, self.id, reason);
+        record.completion(self.request.route, self.id, reason, None);
         record.model(self.request.model.clone());
         let relay = Relay { record, backend: self.backend, limit: None };
         relay.send_prepared(self.parts, super::errors::full(self.body)).await
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[rstest::rstest]
-    #[case("off", Some(Control::Off))]
-    #[case(" ride ", Some(Control::Ride))]
-    #[case("gamma=4", Some(Control::Gamma(4)))]
-    #[case("gamma=0", Some(Control::Ride))]
-    #[case("gamma=-1", None)]
-    #[case("gamma=", None)]
-    #[case("faster", None)]
-    fn the_control_header_is_read_or_ignored(#[case] value: &str, #[case] wanted: Option<Control>) {
-        assert_eq!(Control::parse(value), wanted);
     }
 }
