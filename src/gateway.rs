@@ -30,7 +30,6 @@ use handover::Drive;
 use listen::{Bounds, Stop};
 use mode::{Mode, ModeSwitch};
 use proxy::Proxy;
-use route::Judge;
 use tunnel::Tunnels;
 use workers::Workers;
 
@@ -102,11 +101,9 @@ pub fn default_workers() -> usize {
     std::thread::available_parallelism().map_or(1, |cores| (cores.get() / 2).clamp(1, 8))
 }
 
-/// Who judges and drives requests, and what the admin API can do with the configuration.
+/// Who drives eligible requests, and what the admin API can do with the configuration.
 #[derive(Clone, Default)]
 pub struct Brains {
-    /// Judges bodies; without it nothing is eligible.
-    pub judge: Option<Judge>,
     /// Drives eligible requests; without it everything is relayed.
     pub drive: Option<Arc<dyn Drive>>,
     /// Policies, reload and explain for the admin API.

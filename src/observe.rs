@@ -12,9 +12,7 @@ use std::time::Duration;
 
 pub use metrics::{Held, Metrics};
 
-pub use crate::openai::usage::Path;
-
-use crate::openai::Route;
+use crate::openai::{Path, Route};
 use recent::Recent;
 
 /// One leap of a request.

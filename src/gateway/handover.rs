@@ -12,11 +12,9 @@ use tokio::sync::OwnedSemaphorePermit;
 use super::listen::Body;
 use super::mode::ModeSwitch;
 use super::relay::{Record, Relay};
-use super::route::Bypass;
 use crate::fleet::Backend;
 use crate::observe::{Held, Observer};
-use crate::openai;
-use crate::openai::control_header::Control;
+use crate::openai::{self, BypassReason, Control};
 
 /// A future that owns all it needs.
 pub type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send + 'static>>;
@@ -37,7 +35,7 @@ pub struct Exchange {
     pub request: Box<openai::Request>,
     /// Who answers for its model.
     pub backend: Arc<Backend>,
-    /// What the client asked of Foretell.
+    /// What the client asked of Foretell; it can only lower what policy and gates allow. Never `Off`.
     pub control: Option<Control>,
     /// The client allows its text to be logged (`x-foretell-text: on`), if the operator does too.
     pub text_allowed: bool,
@@ -67,9 +65,9 @@ pub struct Slot {
 impl Exchange {
     /// Gives the request up: it is relayed unchanged, counted as bypass with `reason`. The gateway reports
     /// its end.
-    pub async fn relay(self, reason: Bypass) -> Response<Body> {
+    pub async fn relay(self, reason: BypassReason) -> Response<Body> {
         let mut record = Record::new(self.observer, self.started);
-        record.completion(self.request.route, self.id, reason);
+        record.completion(self.request.route, self.id, reason, None);
         record.model(self.request.model.clone());
         let relay = Relay { record, backend: self.backend, limit: None };
         relay.send_prepared(self.parts, super::errors::full(self.body)).await

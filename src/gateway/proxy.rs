@@ -18,20 +18,18 @@ use super::headers;
 use super::listen::{Body, Peer};
 use super::mode::Mode;
 use super::relay::{Record, Relay};
-use super::route::{self, Bypass, Judge, Judged, Read};
+use super::route::{self, Read};
 use super::tunnel::Tunnels;
 use super::{Brains, Limits, Settings, Shared};
 use crate::fleet::Backend;
 use crate::observe::metrics::Stage;
-use crate::openai::Route;
-use crate::openai::control_header::Control;
+use crate::openai::{self, BypassReason, Control, Judgement, Route};
 
 /// What every request needs.
 pub struct Proxy {
     shared: Shared,
     limits: Limits,
     client_control: bool,
-    judge: Option<Judge>,
     drive: Option<Arc<dyn Drive>>,
     sessions: Arc<Semaphore>,
     tunnels: Tunnels,
@@ -47,9 +45,22 @@ struct Inbound {
 
 /// What is left to do with a completion whose body has been read, or not.
 enum Verdict {
-    Drive { request: Box<crate::openai::Request>, body: Bytes, permit: OwnedSemaphorePermit },
-    Relay { reason: Bypass, model: Option<String>, body: Body },
+    Drive { request: Box<openai::Request>, body: Bytes, permit: OwnedSemaphorePermit },
+    Relay { why: Why, model: Option<String>, body: Body },
     Fail(Failure),
+}
+
+/// Why a completion is relayed.
+#[derive(Clone)]
+struct Why {
+    reason: BypassReason,
+    parameter: Option<String>,
+}
+
+impl From<BypassReason> for Why {
+    fn from(reason: BypassReason) -> Self {
+        Self { reason, parameter: None }
+    }
 }
 
 impl Proxy {
@@ -59,7 +70,6 @@ impl Proxy {
             shared,
             limits: settings.limits,
             client_control: settings.client_control,
-            judge: brains.judge,
             drive: brains.drive.clone(),
             sessions: Arc::new(Semaphore::new(settings.limits.sessions.min(Semaphore::MAX_PERMITS))),
             tunnels,
@@ -129,20 +139,30 @@ impl Proxy {
         let control = self.control(&inbound.parts);
         let id = self.id(&inbound.parts);
         let mut record = Record::new(Arc::clone(&self.shared.observer), inbound.started);
-        record.completion(route, id.clone(), Bypass::Fault);
-        let (reason, model, body) = match self.decide(&inbound.parts, body, route, control).await {
+        record.completion(route, id.clone(), BypassReason::Fault, None);
+        let (why, model, body) = match self.decide(&inbound.parts, body, route, control.clone()).await {
             Verdict::Drive { request, body, permit } => {
                 return match self.shared.fleet.pick(Some(&request.model)) {
                     Some(backend) => {
-                        self.hand_over(inbound, request, body, backend, control, id, record, permit).await
+                        self.hand_over(
+                            inbound,
+                            request,
+                            body,
+                            backend,
+                            control.ok().flatten(),
+                            id,
+                            record,
+                            permit,
+                        )
+                        .await
                     }
                     None => record.fail(&Failure::NoBackend),
                 };
             }
             Verdict::Fail(failure) => return record.fail(&failure),
-            Verdict::Relay { reason, model, body } => (reason, model, body),
+            Verdict::Relay { why, model, body } => (why, model, body),
         };
-        record.completion(route, id, reason);
+        record.completion(route, id, why.reason, why.parameter);
         let Some(backend) = self.shared.fleet.pick(model.as_deref()) else {
             return record.fail(&Failure::NoBackend);
         };
@@ -157,44 +177,45 @@ impl Proxy {
         parts: &request::Parts,
         body: Incoming,
         route: Route,
-        control: Option<Control>,
+        control: Result<Option<Control>, Why>,
     ) -> Verdict {
         let early = self.early(parts, control);
-        if let (Some(reason), false) = (&early, self.shared.fleet.needs_model()) {
-            return Verdict::Relay { reason: reason.clone(), model: None, body: streamed(body) };
+        if let (Some(why), false) = (&early, self.shared.fleet.needs_model()) {
+            return Verdict::Relay { why: why.clone(), model: None, body: streamed(body) };
         }
         let bytes = match route::read(body, self.limits.speculate_body).await {
             Read::Broken => return Verdict::Fail(Failure::BodyBroken),
             Read::Replay(replay) => {
-                let reason = early.unwrap_or(Bypass::Body);
-                return Verdict::Relay { reason, model: None, body: replay.into_body() };
+                let why = early.unwrap_or(BypassReason::Body.into());
+                return Verdict::Relay { why, model: None, body: replay.into_body() };
             }
             Read::Whole(bytes) => bytes,
         };
-        let (reason, model) = match early {
-            Some(reason) => (reason, route::model_of(&bytes)),
+        let (why, model) = match early {
+            Some(why) => (why, route::model_of(&bytes)),
             None => match self.judged(route, &bytes) {
                 Ok((request, permit)) => return Verdict::Drive { request, body: bytes, permit },
-                Err(reason) => (reason, route::model_of(&bytes)),
+                Err(why) => (why, route::model_of(&bytes)),
             },
         };
-        Verdict::Relay { reason, model, body: full(bytes) }
+        Verdict::Relay { why, model, body: full(bytes) }
     }
 
     /// Reasons that need no look into the body.
-    fn early(&self, parts: &request::Parts, control: Option<Control>) -> Option<Bypass> {
+    fn early(&self, parts: &request::Parts, control: Result<Option<Control>, Why>) -> Option<Why> {
         let fleet = &self.shared.fleet;
-        if control == Some(Control::Off) {
-            return Some(Bypass::Client);
+        match control {
+            Err(why) => return Some(why),
+            Ok(Some(Control::Off)) => return Some(BypassReason::Client.into()),
+            Ok(_) => {}
         }
         if fleet.backends().iter().all(|backend| self.shared.modes.of(backend.name()) == Mode::Off) {
-            return Some(Bypass::Off);
+            return Some(BypassReason::Off.into());
         }
-        let able = fleet.backends().iter().any(|backend| backend.speculates());
-        if !able || self.drive.is_none() || self.judge.is_none() {
-            return Some(Bypass::NoPlan);
+        if self.drive.is_none() || !fleet.backends().iter().any(|backend| backend.speculates()) {
+            return Some(BypassReason::NoPlan.into());
         }
-        route::is_encoded(&parts.headers).then_some(Bypass::Encoded)
+        route::is_encoded(&parts.headers).then(|| BypassReason::Encoded.into())
     }
 
     /// Judges the body, and takes a place among the sessions if it may be driven.
@@ -202,23 +223,22 @@ impl Proxy {
         &self,
         route: Route,
         body: &Bytes,
-    ) -> Result<(Box<crate::openai::Request>, OwnedSemaphorePermit), Bypass> {
-        let judge = self.judge.ok_or(Bypass::NoPlan)?;
+    ) -> Result<(Box<openai::Request>, OwnedSemaphorePermit), Why> {
         let begun = Instant::now();
-        let judged = judge(route, body);
+        let judged = openai::judge(route, body);
         self.shared.observer.metrics().overhead(Stage::Parse, begun.elapsed());
         let request = match judged {
-            Judged::Eligible(request) => request,
-            Judged::Bypass { reason, parameter } => return Err(Bypass::Asked { reason, parameter }),
+            Judgement::Eligible(request) => request,
+            Judgement::Bypass { reason, parameter } => return Err(Why { reason, parameter }),
         };
-        let backend = self.shared.fleet.pick(Some(&request.model)).ok_or(Bypass::NoPlan)?;
+        let backend = self.shared.fleet.pick(Some(&request.model)).ok_or(BypassReason::NoPlan)?;
         if self.shared.modes.of(backend.name()) == Mode::Off {
-            return Err(Bypass::Off);
+            return Err(BypassReason::Off.into());
         }
         if !backend.speculates() {
-            return Err(Bypass::NoPlan);
+            return Err(BypassReason::NoPlan.into());
         }
-        let permit = Arc::clone(&self.sessions).try_acquire_owned().map_err(|_| Bypass::Sessions)?;
+        let permit = Arc::clone(&self.sessions).try_acquire_owned().map_err(|_| BypassReason::Sessions)?;
         Ok((request, permit))
     }
 
@@ -226,7 +246,7 @@ impl Proxy {
     async fn hand_over(
         &self,
         inbound: Inbound,
-        request: Box<crate::openai::Request>,
+        request: Box<openai::Request>,
         body: Bytes,
         backend: Arc<Backend>,
         control: Option<Control>,
@@ -261,11 +281,15 @@ impl Proxy {
         answer.await
     }
 
-    /// What the client wishes. The wish can only lower; one that cannot be read lowers all the way.
-    fn control(&self, parts: &request::Parts) -> Option<Control> {
-        let value = parts.headers.get(headers::CONTROL).filter(|_| self.client_control)?;
-        let wish = value.to_str().ok().and_then(|value| Control::parse(value).ok());
-        Some(wish.unwrap_or(Control::Off))
+    /// The client's wish. One that cannot be read is taken for the strictest.
+    fn control(&self, parts: &request::Parts) -> Result<Option<Control>, Why> {
+        let Some(value) = parts.headers.get(headers::CONTROL).filter(|_| self.client_control) else {
+            return Ok(None);
+        };
+        let unreadable =
+            || Why { reason: BypassReason::Client, parameter: Some(headers::CONTROL.to_string()) };
+        let wish = value.to_str().map_err(|_| unreadable())?;
+        Control::parse(wish).map(Some).map_err(|_| unreadable())
     }
 
     /// The client's `x-request-id`, or one of our own.

@@ -19,11 +19,10 @@ use hyper::upgrade::OnUpgrade;
 use super::errors::Failure;
 use super::headers;
 use super::listen::{Body, BoxError};
-use super::route::Bypass;
 use super::tunnel::Tunnels;
 use crate::fleet::Backend;
-use crate::observe::{Finished, Held, Observer, Path};
-use crate::openai::Route;
+use crate::observe::{Finished, Held, Observer};
+use crate::openai::{BypassReason, Path, Route};
 
 /// Everything that is to be said about one request; says it exactly once, at the latest when dropped.
 pub struct Record {
@@ -39,18 +38,18 @@ impl Record {
     pub fn new(observer: Arc<Observer>, started: Instant) -> Self {
         let held = Some(observer.metrics().hold_request());
         let mut finished = Finished::new(Path::Relayed, "");
-        finished.reason = Some(Bypass::Route.name());
+        finished.reason = Some(BypassReason::Route.name());
         Self { observer, started, finished: Some(finished), held, stream: None }
     }
 
     /// It is a completion that is bypassed.
-    pub fn completion(&mut self, route: Route, id: String, reason: Bypass) {
+    pub fn completion(&mut self, route: Route, id: String, reason: BypassReason, parameter: Option<String>) {
         if let Some(finished) = &mut self.finished {
             finished.path = Path::Bypassed;
             finished.route = Some(route);
             finished.id = id;
             finished.reason = Some(reason.name());
-            finished.parameter = reason.into_parameter();
+            finished.parameter = parameter;
         }
     }
 

@@ -3,7 +3,8 @@
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::util::SubscriberInitExt;
 
-use super::{Finished, Path};
+use super::Finished;
+use crate::openai::Path;
 
 /// How log lines are written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

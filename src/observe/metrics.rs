@@ -12,7 +12,8 @@ use prometheus::{
     IntGaugeVec, Opts, Registry, TextEncoder,
 };
 
-use super::{Finished, Path};
+use super::Finished;
+use crate::openai::Path;
 
 /// Most different values of the `model` label; further ones count as `other`.
 const MODELS: usize = 100;

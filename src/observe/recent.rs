@@ -66,7 +66,7 @@ fn session(finished: &Finished) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::observe::Path;
+    use crate::openai::Path;
 
     #[test]
     fn only_the_last_fifty_are_kept_newest_first() {

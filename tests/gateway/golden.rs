@@ -3,8 +3,8 @@
 use foretell::fleet::BackendSettings;
 use foretell::gateway::handover::{BoxFuture, Drive, Exchange};
 use foretell::gateway::listen::Body;
-use foretell::gateway::route::{Bypass, Judged};
 use foretell::gateway::{Brains, Gateway, Settings};
+use foretell::openai::BypassReason;
 
 use crate::house;
 use crate::wire::{Server, Wire, chunk};
@@ -72,7 +72,7 @@ struct Never;
 
 impl Drive for Never {
     fn drive(&self, exchange: Exchange) -> BoxFuture<http::Response<Body>> {
-        Box::pin(exchange.relay(Bypass::Fault))
+        Box::pin(exchange.relay(BypassReason::Fault))
     }
 }
 
@@ -87,11 +87,7 @@ async fn judging(backend: std::net::SocketAddr) -> Gateway {
         ..house::settings(backend)
     };
     settings.limits.speculate_body = 64 << 10;
-    let brains = Brains {
-        judge: Some(|_, _| Judged::Bypass { reason: "unknown_parameter", parameter: None }),
-        drive: Some(std::sync::Arc::new(Never)),
-        hooks: None,
-    };
+    let brains = Brains { drive: Some(std::sync::Arc::new(Never)), hooks: None };
     Gateway::start(settings, brains).await.unwrap()
 }
 

@@ -6,14 +6,15 @@ use foretell::fleet::{BackendSettings, ModelName};
 use foretell::gateway::errors::full;
 use foretell::gateway::handover::{BoxFuture, Drive, Exchange};
 use foretell::gateway::listen::Body;
-use foretell::gateway::route::{Bypass, Judged};
 use foretell::gateway::{Brains, Gateway, Settings};
-use foretell::openai::control_header::Control;
-use foretell::openai::{Prompt, Request, Route, Sampling};
+use foretell::openai::{BypassReason, Control};
 use tokio::sync::mpsc;
 
 use crate::house;
 use crate::wire::{Message, Server, Wire, ok, post};
+
+const BODY: &[u8] = br#"{"model":"m","prompt":"p"}"#;
+const SPACED: &[u8] = br#"{ "model" : "m" ,"prompt":"p"}"#;
 
 /// Notes what it is given and answers by itself, or gives it back.
 struct Noting(mpsc::UnboundedSender<Exchange>, bool);
@@ -21,35 +22,11 @@ struct Noting(mpsc::UnboundedSender<Exchange>, bool);
 impl Drive for Noting {
     fn drive(&self, exchange: Exchange) -> BoxFuture<http::Response<Body>> {
         if self.1 {
-            return Box::pin(exchange.relay(Bypass::Fault));
+            return Box::pin(exchange.relay(BypassReason::Fault));
         }
         self.0.send(exchange).unwrap();
         Box::pin(async { http::Response::new(full("driven")) })
     }
-}
-
-fn judge(route: Route, body: &[u8]) -> Judged {
-    let Ok(serde_json::Value::Object(body)) = serde_json::from_slice(body) else {
-        return Judged::Bypass { reason: "unknown_parameter", parameter: None };
-    };
-    if body.contains_key("tools") {
-        return Judged::Bypass { reason: "tools", parameter: Some("tools".to_owned()) };
-    }
-    Judged::Eligible(Box::new(Request {
-        route,
-        model: body["model"].as_str().unwrap_or_default().to_owned(),
-        prompt: Prompt::Text(String::new()),
-        sampling: Sampling::default(),
-        max_tokens: None,
-        stop: Vec::new(),
-        stop_token_ids: Vec::new(),
-        include_stop: false,
-        stream: false,
-        include_usage: false,
-        return_token_ids: false,
-        prediction: None,
-        body,
-    }))
 }
 
 async fn gateway(
@@ -61,7 +38,7 @@ async fn gateway(
     settings.backends[0].speculates = true;
     change(&mut settings);
     let (tell, seen) = mpsc::unbounded_channel();
-    let brains = Brains { judge: Some(judge), drive: Some(Arc::new(Noting(tell, give_back))), hooks: None };
+    let brains = Brains { drive: Some(Arc::new(Noting(tell, give_back))), hooks: None };
     (Gateway::start(settings, brains).await.unwrap(), seen)
 }
 
@@ -97,9 +74,10 @@ async fn an_eligible_request_is_handed_over_with_all_that_belongs_to_it() {
 }
 
 #[rstest::rstest]
-#[case::client("x-foretell: off\r\n", r#"{"model":"m"}"#, "client")]
-#[case::tools("", r#"{"model":"m","tools":[]}"#, "tools")]
-#[case::not_json("", "{", "unknown_parameter")]
+#[case::client("x-foretell: off\r\n", r#"{"model":"m","prompt":"p"}"#, "client")]
+#[case::unreadable("x-foretell: faster\r\n", r#"{"model":"m","prompt":"p"}"#, "client")]
+#[case::choices("", r#"{"model":"m","prompt":"p","n":2}"#, "choices")]
+#[case::not_json("", "{", "body")]
 #[case::encoded("content-encoding: gzip\r\n", r#"{"model":"m"}"#, "encoded")]
 #[case::body("", r#"{"model":"m","prompt":"0123456789012345678901234567890123456789"}"#, "body")]
 #[tokio::test]
@@ -123,20 +101,20 @@ async fn what_may_not_be_driven_is_relayed_with_its_reason(
 async fn beyond_the_limit_of_sessions_requests_are_relayed_and_a_freed_place_is_taken_again() {
     let server = plain().await;
     let (gateway, mut seen) = gateway(&server, false, |settings| settings.limits.sessions = 1).await;
-    assert_eq!(ask(&gateway, "", br#"{"model":"m"}"#).await.text(), "driven");
+    assert_eq!(ask(&gateway, "", BODY).await.text(), "driven");
     let first = seen.recv().await.unwrap();
-    let second = ask(&gateway, "", br#"{"model":"m"}"#).await;
+    let second = ask(&gateway, "", BODY).await;
     assert_eq!(second.head.get("x-foretell-reason"), Some("sessions"));
     drop(first);
-    assert_eq!(ask(&gateway, "", br#"{"model":"m"}"#).await.text(), "driven");
+    assert_eq!(ask(&gateway, "", BODY).await.text(), "driven");
 }
 
 #[tokio::test]
 async fn a_request_that_the_driver_gives_back_is_relayed_unchanged() {
     let server = plain().await;
     let (gateway, _seen) = gateway(&server, true, |_| {}).await;
-    let answer = ask(&gateway, "", br#"{"model" : "m"}"#).await;
-    assert_eq!(answer.text(), r#"{"model" : "m"}"#);
+    let answer = ask(&gateway, "", SPACED).await;
+    assert_eq!(answer.text(), std::str::from_utf8(SPACED).unwrap());
     assert_eq!(answer.head.get("x-foretell-reason"), Some("fault"));
     assert_eq!(answer.head.get("x-foretell-path"), Some("bypassed"));
 }
