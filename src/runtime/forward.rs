@@ -62,6 +62,26 @@ impl Logits {
         Self { vocabulary, values: Vec::new(), starts: vec![0] }
     }
 
+    /// So many rows of zeros per feed, to be written in any order.
+    pub fn zeroed(vocabulary: usize, rows: impl Iterator<Item = usize>) -> Self {
+        let mut starts = vec![0];
+        let mut end = 0;
+        starts.extend(rows.map(|count| {
+            end += count;
+            end
+        }));
+        Self { vocabulary, values: vec![0.0; end * vocabulary], starts }
+    }
+
+    /// Writes whole rows of a feed from row `row` on. What does not fit is left out.
+    pub fn write(&mut self, feed: usize, row: usize, values: &[f32]) {
+        let Some(&start) = self.starts.get(feed) else { return };
+        let from = (start + row) * self.vocabulary;
+        if let Some(place) = self.values.get_mut(from..from + values.len()) {
+            place.copy_from_slice(values);
+        }
+    }
+
     /// Appends a row to the feed that is being written.
     pub fn push_row(&mut self, row: &[f32]) {
         self.values.extend_from_slice(row);

@@ -1,0 +1,97 @@
+//! CPU or CUDA: what was asked for, what the machine has, what was taken and why.
+
+use std::path::Path;
+use std::str::FromStr;
+
+use ort::ep::{CUDA, ExecutionProvider};
+use ort::session::builder::SessionBuilder;
+
+/// What the operator asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DeviceChoice {
+    /// CUDA where it works, else the CPU.
+    #[default]
+    Auto,
+    /// The CPU.
+    Cpu,
+    /// CUDA, or an error.
+    Cuda,
+}
+
+impl FromStr for DeviceChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "cpu" => Ok(Self::Cpu),
+            "cuda" => Ok(Self::Cuda),
+            other => Err(format!("allowed auto, cpu, cuda, got {other}")),
+        }
+    }
+}
+
+/// What a session runs on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Device {
+    /// The CPU.
+    Cpu,
+    /// The first CUDA device.
+    Cuda,
+}
+
+/// CUDA was asked for and cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum DeviceError {
+    /// This ONNX Runtime knows no CUDA.
+    #[error("{0} is built without CUDA: point ORT_DYLIB_PATH at the library of onnxruntime-gpu")]
+    NotBuiltIn(String),
+    /// It knows CUDA, but cannot start it.
+    #[error("CUDA does not start: {0}")]
+    NotStarted(String),
+}
+
+/// A session builder for the device that was taken.
+pub struct Chosen {
+    /// Ready to load a model.
+    pub builder: SessionBuilder,
+    /// What it will run on.
+    pub device: Device,
+    /// What was taken, and why, in one line for the log.
+    pub note: String,
+}
+
+/// Sets the builder to the device asked for.
+pub fn choose(builder: SessionBuilder, choice: DeviceChoice, library: &Path) -> Result<Chosen, DeviceError> {
+    match choice {
+        DeviceChoice::Cpu => {
+            Ok(Chosen { builder, device: Device::Cpu, note: "cpu, as asked for".to_owned() })
+        }
+        DeviceChoice::Cuda => match with_cuda(builder, library) {
+            Ok(builder) => {
+                Ok(Chosen { builder, device: Device::Cuda, note: "cuda, as asked for".to_owned() })
+            }
+            Err(refused) => Err(refused.0),
+        },
+        DeviceChoice::Auto => Ok(match with_cuda(builder, library) {
+            Ok(builder) => Chosen { builder, device: Device::Cuda, note: "cuda, which is there".to_owned() },
+            Err(refused) => {
+                let (error, builder) = *refused;
+                Chosen { builder, device: Device::Cpu, note: format!("cpu, since {error}") }
+            }
+        }),
+    }
+}
+
+/// The builder with CUDA, or why not and the builder as it was.
+type WithCuda = Result<SessionBuilder, Box<(DeviceError, SessionBuilder)>>;
+
+fn with_cuda(builder: SessionBuilder, library: &Path) -> WithCuda {
+    if !CUDA::is_available().unwrap_or(false) {
+        return Err(Box::new((DeviceError::NotBuiltIn(library.display().to_string()), builder)));
+    }
+    builder.with_execution_providers([CUDA::default().build().error_on_failure()]).map_err(|error| {
+        let reason = error.to_string();
+        Box::new((DeviceError::NotStarted(reason), error.recover()))
+    })
+}

@@ -1,0 +1,151 @@
+//! The model drafter as a service: many sessions draft from one small model, stepped in one batch.
+//!
+//! The model lives on a thread of its own, so a hang or a crash of it costs drafts and never a request: the
+//! caller sets a deadline, drops the future, and rides. A session takes a [`Seat`]; what it drafted is kept
+//! in the cache, so that the next draft feeds only what is new since the common prefix.
+
+mod worker;
+
+use std::sync::mpsc;
+use std::thread;
+
+use tokio::sync::oneshot;
+
+use super::forward::{Forward, ModelConfig};
+use crate::openai::Sampling;
+use crate::units::TokenId;
+use worker::{Command, Want, Work};
+
+/// A drafted token, and by how much its logit exceeds the best of the others. Negative where the noise chose
+/// a token that was not the most probable one.
+pub type Drafted = (TokenId, f32);
+
+/// Why there is no draft.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DraftFault {
+    /// The thread of the model has ended.
+    #[error("the drafter has stopped")]
+    Stopped,
+    /// The text is longer than the drafter's context.
+    #[error("{len} tokens do not fit into the drafter's context of {context}")]
+    TooLong {
+        /// Tokens of the text.
+        len: usize,
+        /// Tokens that fit.
+        context: usize,
+    },
+    /// The request makes no sense: an empty text, a place outside of it.
+    #[error("{0}")]
+    Invalid(String),
+    /// The model failed.
+    #[error("the drafter failed: {0}")]
+    Model(String),
+}
+
+/// How a seat chooses tokens: as the target will, with the same noise, so that they agree as often as they can.
+#[derive(Clone, Debug)]
+pub struct Noise {
+    /// The seed of the target's noise, if it is known. Without it the seat is greedy.
+    pub seed: Option<u64>,
+    /// Index of the choice within its prompt.
+    pub choice: u32,
+    /// The target's sampling.
+    pub sampling: Sampling,
+}
+
+/// A handle to the running service; the thread ends with the last handle and seat.
+#[derive(Clone, Debug)]
+pub struct DrafterService {
+    commands: mpsc::Sender<Command>,
+    config: ModelConfig,
+}
+
+/// One session's place in the drafter's cache; given back when dropped.
+#[derive(Debug)]
+pub struct Seat {
+    number: usize,
+    commands: mpsc::Sender<Command>,
+}
+
+impl DrafterService {
+    /// Loads a model folder and starts its thread.
+    #[cfg(feature = "onnx")]
+    pub fn start(
+        folder: &std::path::Path,
+        options: &super::model::Options,
+    ) -> Result<Self, super::model::OpenError> {
+        Ok(Self::start_with(Box::new(super::model::Model::open(folder, options)?)))
+    }
+
+    /// Starts the thread of a model that is there.
+    pub fn start_with(model: Box<dyn Forward>) -> Self {
+        let (commands, inbox) = mpsc::channel();
+        let config = model.config().clone();
+        let spawned =
+            thread::Builder::new().name("drafter".to_owned()).spawn(move || worker::run(model, &inbox));
+        if let Err(error) = spawned {
+            // The inbox went with the closure: every call now answers `Stopped`.
+            tracing::error!(%error, "the drafter's thread cannot be started");
+        }
+        Self { commands, config }
+    }
+
+    /// What is known of the drafter's model.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// A seat for a session; `None` if all are taken or the service has stopped.
+    pub async fn seat(&self, noise: Noise) -> Option<Seat> {
+        let (reply, answer) = oneshot::channel();
+        self.commands.send(Command::Seat { noise, commands: self.commands.clone(), reply }).ok()?;
+        answer.await.ok().flatten()
+    }
+}
+
+impl Seat {
+    /// Up to `gamma` tokens that may follow `context`, of which the first `prompt_len` are prompt. Fewer
+    /// where the text ends or the drafter's context is full.
+    pub async fn draft(
+        &mut self,
+        context: &[TokenId],
+        prompt_len: usize,
+        gamma: usize,
+    ) -> Result<Vec<Drafted>, DraftFault> {
+        self.ask(context, prompt_len, Want::Draft { gamma }).await
+    }
+
+    /// The drafter's own choice at every place from index `from` of `context` to the one behind its end, each
+    /// given the tokens before it. One pass; `from` is at least 1.
+    pub async fn shadow(
+        &mut self,
+        context: &[TokenId],
+        prompt_len: usize,
+        from: usize,
+    ) -> Result<Vec<TokenId>, DraftFault> {
+        let chosen = self.ask(context, prompt_len, Want::Shadow { from }).await?;
+        Ok(chosen.into_iter().map(|(token, _)| token).collect())
+    }
+
+    async fn ask(
+        &mut self,
+        context: &[TokenId],
+        prompt_len: usize,
+        want: Want,
+    ) -> Result<Vec<Drafted>, DraftFault> {
+        let (reply, answer) = oneshot::channel();
+        let work = Work { seat: self.number, text: context.to_vec(), prompt_len, want, reply };
+        self.commands.send(Command::Work(work)).map_err(|_| DraftFault::Stopped)?;
+        answer.await.map_err(|_| DraftFault::Stopped)?
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        // Nobody listens once the thread has ended, and then nothing is left to give back.
+        let _ = self.commands.send(Command::Leave(self.number));
+    }
+}
+
+#[cfg(test)]
+mod tests;

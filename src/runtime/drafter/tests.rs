@@ -1,0 +1,215 @@
+//! The service over a fake model: the drafts are those of a plain loop, and nothing wedges it.
+
+use std::future::poll_fn;
+use std::task::Poll;
+
+use super::*;
+use crate::runtime::fake::Fake;
+use crate::runtime::sampler::Sampler;
+
+const VOCABULARY: usize = 97;
+
+fn sampled(temperature: f64, seed: Option<u64>) -> Noise {
+    Noise { seed, choice: 2, sampling: Sampling { temperature, ..Sampling::default() } }
+}
+
+fn greedy() -> Noise {
+    sampled(0.0, None)
+}
+
+/// What a loop over the model without a cache chooses after `text`.
+fn plain(fake: &Fake, noise: &Noise, text: &[TokenId], prompt_len: usize, count: usize) -> Vec<TokenId> {
+    let mut text = text.to_vec();
+    let start = text.len();
+    let sampler = Sampler::new(noise.sampling.clone(), noise.seed.unwrap_or(0), noise.choice);
+    for _ in 0..count {
+        let (prompt, output) = text.split_at(prompt_len);
+        let token = sampler.pick(&fake.logits(&text), prompt, output).token;
+        text.push(token);
+        if fake.config().eos.contains(&token) {
+            break;
+        }
+    }
+    text.split_off(start)
+}
+
+fn ids(drafted: &[Drafted]) -> Vec<TokenId> {
+    drafted.iter().map(|&(token, _)| token).collect()
+}
+
+fn service(lanes: usize) -> (DrafterService, crate::runtime::fake::Controls) {
+    let fake = Fake::new(VOCABULARY, 400, lanes);
+    let controls = fake.controls();
+    (DrafterService::start_with(Box::new(fake)), controls)
+}
+
+#[tokio::test]
+async fn drafts_are_those_of_a_plain_loop_greedy_and_sampled() {
+    let (service, _) = service(4);
+    let fake = Fake::new(VOCABULARY, 400, 1);
+    for noise in [greedy(), sampled(0.8, Some(11)), sampled(1.0, Some(12))] {
+        let mut seat = service.seat(noise.clone()).await.unwrap();
+        let mut text: Vec<TokenId> = (0..150).map(|index| index * 31 % 89).collect();
+        for round in 0..12_usize {
+            let drafted = seat.draft(&text, 140, 5).await.unwrap();
+            assert_eq!(ids(&drafted), plain(&fake, &noise, &text, 140, 5), "round {round}");
+            // Some rounds accept all, some part, some take back what was there before.
+            match round % 3 {
+                0 => text.extend(ids(&drafted)),
+                1 => text.extend([1, 2]),
+                _ => text.truncate(text.len() - 2),
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn without_a_seed_a_seat_is_greedy_and_margins_tell_how_clear_the_choice_was() {
+    let (service, _) = service(1);
+    let mut seat = service.seat(sampled(0.9, None)).await.unwrap();
+    let fake = Fake::new(VOCABULARY, 400, 1);
+    let drafted = seat.draft(&[3, 4, 5], 3, 4).await.unwrap();
+    assert_eq!(ids(&drafted), plain(&fake, &greedy(), &[3, 4, 5], 3, 4));
+    let mut logits = fake.logits(&[3, 4, 5]);
+    logits.sort_by(f32::total_cmp);
+    let (best, second) = (logits[VOCABULARY - 1], logits[VOCABULARY - 2]);
+    assert!((drafted[0].1 - (best - second)).abs() < 1e-6 && drafted[0].1 > 0.0);
+}
+
+#[tokio::test]
+async fn shadowing_answers_every_place_in_one_pass() {
+    let (service, controls) = service(1);
+    let fake = Fake::new(VOCABULARY, 400, 1);
+    for noise in [greedy(), sampled(0.7, Some(5))] {
+        let mut seat = service.seat(noise.clone()).await.unwrap();
+        let text: Vec<TokenId> = (0..60).map(|index| index * 7 % 83).collect();
+        seat.draft(&text[..45], 40, 1).await.unwrap();
+        let before = controls.runs();
+        let chosen = seat.shadow(&text, 40, 44).await.unwrap();
+        assert_eq!(controls.runs() - before, 1);
+        let want: Vec<TokenId> =
+            (44..=60).map(|place| plain(&fake, &noise, &text[..place], 40, 1)[0]).collect();
+        assert_eq!(chosen, want);
+    }
+}
+
+#[tokio::test]
+async fn only_what_is_new_is_fed() {
+    let (service, controls) = service(1);
+    let mut seat = service.seat(greedy()).await.unwrap();
+    let mut text: Vec<TokenId> = (0..100).collect::<Vec<_>>().iter().map(|index| index % 90).collect();
+    let drafted = seat.draft(&text, 100, 4).await.unwrap();
+    assert_eq!(controls.tokens(), 103, "the text and all but the last drafted token");
+    text.extend(ids(&drafted));
+    text.push(8);
+    seat.draft(&text, 100, 1).await.unwrap();
+    assert_eq!(controls.tokens(), 105, "the last drafted token and the bonus");
+}
+
+#[tokio::test]
+async fn sessions_step_in_one_batch() {
+    let (service, controls) = service(8);
+    let mut seats = Vec::new();
+    for _ in 0..8 {
+        seats.push(service.seat(greedy()).await.unwrap());
+    }
+    let before = controls.runs();
+    let drafts = seats
+        .iter_mut()
+        .enumerate()
+        .map(|(index, seat)| async move { seat.draft(&[index as TokenId, 1], 1, 6).await.unwrap() });
+    let drafts = futures_util::future::join_all(drafts).await;
+    let fake = Fake::new(VOCABULARY, 400, 1);
+    for (index, drafted) in drafts.iter().enumerate() {
+        assert_eq!(ids(drafted), plain(&fake, &greedy(), &[index as TokenId, 1], 1, 6));
+    }
+    assert!(controls.runs() - before < 8 * 6, "{} runs for 8 drafts of 6", controls.runs() - before);
+}
+
+#[tokio::test]
+async fn seats_are_given_back_and_a_full_house_says_no() {
+    let (service, _) = service(2);
+    let first = service.seat(greedy()).await.unwrap();
+    let mut second = service.seat(greedy()).await.unwrap();
+    assert!(service.seat(greedy()).await.is_none());
+    drop(first);
+    let mut third = service.seat(greedy()).await.expect("the first seat is free again");
+    assert!(third.draft(&[1], 1, 2).await.is_ok() && second.draft(&[2], 1, 2).await.is_ok());
+    // A session that goes away while it waits for a seat takes none with it.
+    drop(third);
+    let mut asking = Box::pin(service.seat(greedy()));
+    poll_fn(|context| {
+        let _ = asking.as_mut().poll(context);
+        Poll::Ready(())
+    })
+    .await;
+    drop(asking);
+    assert!(service.seat(greedy()).await.is_some());
+}
+
+#[tokio::test]
+async fn a_draft_that_nobody_waits_for_any_more_leaves_the_seat_usable() {
+    let (service, _) = service(1);
+    let mut seat = service.seat(greedy()).await.unwrap();
+    let fake = Fake::new(VOCABULARY, 400, 1);
+    for _ in 0..20 {
+        let text: Vec<TokenId> = (0..300).map(|index| index % 90).collect();
+        let mut asking = Box::pin(seat.draft(&text, 10, 32));
+        poll_fn(|context| {
+            let _ = asking.as_mut().poll(context);
+            Poll::Ready(())
+        })
+        .await;
+        drop(asking);
+        let drafted = seat.draft(&[5, 6], 1, 3).await.unwrap();
+        assert_eq!(ids(&drafted), plain(&fake, &greedy(), &[5, 6], 1, 3));
+    }
+}
+
+#[tokio::test]
+async fn a_failing_model_is_a_fault_and_the_seat_recovers() {
+    let (service, controls) = service(1);
+    let mut seat = service.seat(greedy()).await.unwrap();
+    let want = seat.draft(&[1, 2, 3], 3, 3).await.unwrap();
+    controls.fail(true);
+    assert!(matches!(seat.draft(&[1, 2, 3, 4], 3, 3).await, Err(DraftFault::Model(_))));
+    controls.fail(false);
+    assert_eq!(seat.draft(&[1, 2, 3], 3, 3).await.unwrap(), want);
+}
+
+#[tokio::test]
+async fn a_crashed_thread_is_a_fault_for_everyone_and_a_panic_for_none() {
+    let (service, controls) = service(2);
+    let mut seat = service.seat(greedy()).await.unwrap();
+    controls.crash();
+    assert_eq!(seat.draft(&[1], 1, 3).await, Err(DraftFault::Stopped));
+    assert_eq!(seat.shadow(&[1, 2], 1, 1).await, Err(DraftFault::Stopped));
+    assert!(service.seat(greedy()).await.is_none());
+}
+
+#[tokio::test]
+async fn limits_are_kept_and_nonsense_is_refused() {
+    let (service, _) = service(1);
+    let mut seat = service.seat(greedy()).await.unwrap();
+    let long: Vec<TokenId> = (0..401).map(|index| index % 90).collect();
+    let refused = seat.draft(&long, 1, 1).await;
+    assert_eq!(refused, Err(DraftFault::TooLong { len: 401, context: 400 }));
+    let near = seat.draft(&long[..398], 1, 8).await.unwrap();
+    assert!(near.len() <= 3, "two more tokens fit, and the row of the last one");
+    assert!(seat.draft(&[1], 1, 0).await.unwrap().is_empty());
+    for (text, prompt_len, from) in
+        [(vec![], 0, 0), (vec![1, 2], 1, 0), (vec![1, 2], 2, 1), (vec![1, 2], 1, 3)]
+    {
+        assert!(matches!(seat.shadow(&text, prompt_len, from).await, Err(DraftFault::Invalid(_))));
+    }
+    assert!(matches!(seat.draft(&[1], 2, 1).await, Err(DraftFault::Invalid(_))));
+    let eos = VOCABULARY as TokenId - 1;
+    let fake = Fake::new(VOCABULARY, 400, 1);
+    let text = (0..96)
+        .map(|token| [token, 9])
+        .find(|text| plain(&fake, &greedy(), text, 1, 31).last() == Some(&eos))
+        .expect("one of the texts ends");
+    let drafted = ids(&seat.draft(&text, 1, 32).await.unwrap());
+    assert_eq!(drafted, plain(&fake, &greedy(), &text, 1, 32));
+    assert_eq!(drafted.last(), Some(&eos), "nothing is drafted behind the end");
+}

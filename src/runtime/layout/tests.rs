@@ -1,0 +1,177 @@
+//! The layout, carried out on rows that are numbers.
+
+use super::*;
+
+/// Carries the steps out on rows that are numbers, and checks that nothing is read or written out of place.
+#[derive(Default)]
+struct Rows(Vec<Option<(SetShape, Vec<Vec<u64>>)>>);
+
+impl Rows {
+    fn apply(&mut self, layout: &mut Layout) {
+        let mut steps = Vec::new();
+        layout.take_steps(&mut steps);
+        for step in steps {
+            match step {
+                Step::Create(set, shape) => {
+                    self.0.resize(self.0.len().max(set + 1), None);
+                    assert!(self.0[set].is_none(), "set {set} is made twice");
+                    self.0[set] = Some((shape, vec![vec![0; shape.rows]; shape.lanes]));
+                }
+                Step::Drop(set) => assert!(self.0[set].take().is_some(), "set {set} is dropped twice"),
+                Step::Copy { from, to, rows } => {
+                    let copied = self.slot(from)[..rows].to_vec();
+                    self.slot(to)[..rows].copy_from_slice(&copied);
+                }
+            }
+        }
+    }
+
+    fn slot(&mut self, place: Place) -> &mut Vec<u64> {
+        &mut self.0[place.set].as_mut().expect("the set is there").1[place.slot]
+    }
+}
+
+fn feed(layout: &mut Layout, rows: &mut Rows, feeds: &[(Lane, usize)]) {
+    layout.prepare(feeds).unwrap();
+    rows.apply(layout);
+    for &(lane, adding) in feeds {
+        let (place, len) = (layout.place(lane).unwrap(), layout.len(lane));
+        assert!(len + adding + SPARE <= layout.shape(place.set).unwrap().rows, "no room for padding");
+        for row in len..len + adding {
+            rows.slot(place)[row] = lane.0 as u64 * 100_000 + row as u64;
+        }
+        layout.set_len(lane, len + adding);
+    }
+}
+
+fn check(layout: &Layout, rows: &mut Rows, lane: Lane) {
+    for row in 0..layout.len(lane) {
+        assert_eq!(rows.slot(layout.place(lane).unwrap())[row], lane.0 as u64 * 100_000 + row as u64);
+    }
+}
+
+#[test]
+fn one_sequence_never_moves_but_to_grow() {
+    let (mut layout, mut rows) = (Layout::new(4, 2048, 16), Rows::default());
+    let lane = layout.reserve().unwrap();
+    feed(&mut layout, &mut rows, &[(lane, 100)]);
+    let mut moves = 0;
+    for _ in 0..1_900 {
+        let before = layout.place(lane);
+        feed(&mut layout, &mut rows, &[(lane, 1)]);
+        moves += usize::from(layout.place(lane) != before);
+    }
+    assert_eq!(moves, 6, "256 rows, 384, 512, 768, 1024, 1536, 2048");
+    check(&layout, &mut rows, lane);
+}
+
+#[test]
+fn sequences_that_run_together_end_in_one_set_and_those_that_run_alone_leave_it() {
+    let (mut layout, mut rows) = (Layout::new(4, 2048, 16), Rows::default());
+    let lanes: Vec<Lane> = (0..4).map(|_| layout.reserve().unwrap()).collect();
+    let together: Vec<(Lane, usize)> = lanes.iter().map(|&lane| (lane, 1)).collect();
+    for _ in 0..20 {
+        feed(&mut layout, &mut rows, &together);
+    }
+    let sets: Vec<usize> = lanes.iter().map(|&lane| layout.place(lane).unwrap().set).collect();
+    assert!(sets.iter().all(|&set| set == sets[0]), "{sets:?}");
+    for _ in 0..20 {
+        feed(&mut layout, &mut rows, &[(lanes[0], 1), (lanes[1], 1)]);
+    }
+    let place = layout.place(lanes[0]).unwrap();
+    assert_eq!(layout.shape(place.set).unwrap().lanes, 2);
+    for lane in lanes {
+        check(&layout, &mut rows, lane);
+    }
+}
+
+#[test]
+fn prefill_runs_in_a_set_of_its_own() {
+    let (mut layout, mut rows) = (Layout::new(4, 2048, 16), Rows::default());
+    let (a, b) = (layout.reserve().unwrap(), layout.reserve().unwrap());
+    for _ in 0..20 {
+        feed(&mut layout, &mut rows, &[(a, 1), (b, 1)]);
+    }
+    assert_eq!(layout.place(a).unwrap().set, layout.place(b).unwrap().set);
+    feed(&mut layout, &mut rows, &[(a, 1), (b, 100)]);
+    assert_ne!(layout.place(a).unwrap().set, layout.place(b).unwrap().set);
+    check(&layout, &mut rows, b);
+}
+
+#[test]
+fn a_feed_beyond_the_context_is_refused_and_changes_nothing() {
+    let mut layout = Layout::new(1, 64, 16);
+    let lane = layout.reserve().unwrap();
+    assert!(layout.reserve().is_none());
+    assert!(matches!(layout.prepare(&[(lane, 65)]), Err(ModelError::Full { wanted: 65, context: 64 })));
+    assert!(layout.place(lane).is_none());
+    assert!(layout.prepare(&[(Lane(7), 1)]).is_err());
+}
+
+#[test]
+fn any_order_of_work_keeps_every_row() {
+    let (mut layout, mut rows) = (Layout::new(12, 1024, 8), Rows::default());
+    let mut live: Vec<Lane> = Vec::new();
+    let mut state = 7_u64;
+    let mut next = |below: usize| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) as usize % below
+    };
+    for _ in 0..3_000 {
+        match next(12) {
+            0 => live.extend(layout.reserve()),
+            1 if !live.is_empty() => layout.release(live.swap_remove(next(live.len()))),
+            2 if !live.is_empty() => {
+                let lane = live[next(live.len())];
+                let len = next(layout.len(lane) + 1);
+                layout.set_len(lane, len);
+            }
+            _ => {
+                let mut feeds: Vec<(Lane, usize)> = Vec::new();
+                for &lane in &live {
+                    let adding = [0, 1, 1, 1, 3, 9, 60][next(7)];
+                    if adding > 0 && layout.len(lane) + adding <= 1024 {
+                        feeds.push((lane, adding));
+                    }
+                }
+                feed(&mut layout, &mut rows, &feeds);
+            }
+        }
+        for &lane in &live {
+            check(&layout, &mut rows, lane);
+        }
+    }
+    assert!(rows.0.iter().flatten().count() <= 12 + KEPT_EMPTY);
+}
+
+#[test]
+fn sequences_of_unlike_length_share_a_set_where_that_is_cheaper() {
+    let (mut layout, mut rows) = (Layout::new(4, 2048, 16), Rows::default());
+    let lanes: Vec<Lane> = (0..4).map(|_| layout.reserve().unwrap()).collect();
+    for (&lane, len) in lanes.iter().zip([100, 250, 300, 1_800]) {
+        feed(&mut layout, &mut rows, &[(lane, len)]);
+    }
+    for _ in 0..30 {
+        feed(&mut layout, &mut rows, &lanes.iter().map(|&lane| (lane, 1)).collect::<Vec<_>>());
+    }
+    let set = |lane: Lane| layout.place(lane).unwrap().set;
+    assert_eq!(set(lanes[0]), set(lanes[1]));
+    assert_eq!(set(lanes[1]), set(lanes[2]));
+    assert_ne!(set(lanes[2]), set(lanes[3]), "a run of four times 2048 rows costs more than two runs");
+    for lane in lanes {
+        check(&layout, &mut rows, lane);
+    }
+}
+
+#[test]
+fn a_sequence_that_was_cut_short_moves_to_a_shorter_set() {
+    let (mut layout, mut rows) = (Layout::new(1, 2048, 16), Rows::default());
+    let lane = layout.reserve().unwrap();
+    feed(&mut layout, &mut rows, &[(lane, 1_500)]);
+    layout.set_len(lane, 50);
+    for _ in 0..10 {
+        feed(&mut layout, &mut rows, &[(lane, 1)]);
+    }
+    assert_eq!(layout.shape(layout.place(lane).unwrap().set).unwrap().rows, SHORTEST);
+    check(&layout, &mut rows, lane);
+}

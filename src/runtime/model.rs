@@ -1,0 +1,357 @@
+//! A language model on ONNX Runtime: many sequences, one session, a slot cache written in place.
+//!
+//! The graph's contract is in `onnx/train/graph.py`. One thread owns a model; what waits is merged by whoever
+//! owns it (the target's scheduler, the drafter service) into the feeds of one [`Forward::run`].
+
+use std::path::Path;
+use std::thread;
+
+use ort::logging::LogLevel;
+use ort::session::Session;
+use ort::session::builder::{GraphOptimizationLevel, SessionBuilder};
+
+use super::bound::{Bound, RunShape, SlotFeed};
+use super::cache::{Cache, failed};
+use super::description::{Description, DescriptionError};
+use super::device::{self, Device, DeviceChoice, DeviceError};
+use super::forward::{Feed, Forward, Lane, Logits, ModelConfig, ModelError, Rows};
+use super::layout::{Layout, Step};
+use super::library::{self, LibraryError};
+
+/// Most tokens that one lane takes in one run of the graph; longer feeds are split.
+const CHUNK: usize = 128;
+/// Most lanes of one tensor set.
+const WIDEST: usize = 16;
+/// Bound runs that a set keeps.
+const KEPT_RUNS: usize = 24;
+
+/// How a model is opened.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Where it runs.
+    pub device: DeviceChoice,
+    /// Sequences that the cache holds at once.
+    pub lanes: usize,
+    /// Most tokens per sequence; `None` for all that the model was made for.
+    pub context: Option<usize>,
+    /// Threads within one operator; 0 for the cores of this machine.
+    pub threads: usize,
+    /// Whether idle threads spin. A few percent faster alone, several times slower where others need the cores.
+    pub spinning: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { device: DeviceChoice::Auto, lanes: 16, context: None, threads: 0, spinning: false }
+    }
+}
+
+/// Why a model cannot be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// There is no ONNX Runtime.
+    #[error(transparent)]
+    Library(#[from] LibraryError),
+    /// The device asked for is not to be had.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// The model folder cannot be used.
+    #[error(transparent)]
+    Description(#[from] DescriptionError),
+    /// ONNX Runtime does not take the graph.
+    #[error("{path}: {reason}")]
+    Graph {
+        /// The file.
+        path: String,
+        /// What the runtime said.
+        reason: String,
+    },
+}
+
+/// A loaded model.
+pub struct Model {
+    config: ModelConfig,
+    description: Description,
+    device: Device,
+    note: String,
+    session: Session,
+    layout: Layout,
+    cache: Cache,
+    steps: Vec<Step>,
+    pairs: Vec<(Lane, usize)>,
+}
+
+impl Model {
+    /// Loads `model.onnx` of a folder, described by its `config.json`.
+    pub fn open(folder: &Path, options: &Options) -> Result<Self, OpenError> {
+        let description = Description::read(folder)?;
+        let library = library::load()?;
+        let path = folder.join("model.onnx");
+        let refused = |error: &dyn std::fmt::Display| OpenError::Graph {
+            path: path.display().to_string(),
+            reason: error.to_string(),
+        };
+        let builder = Session::builder(&library.environment).map_err(|error| refused(&error))?;
+        let chosen = device::choose(builder, options.device, &library.path)?;
+        let mut builder = tuned(chosen.builder, options).map_err(|error| refused(&error))?;
+        let session = builder.commit_from_file(&path).map_err(|error| refused(&error))?;
+        check_graph(&session, &description).map_err(|missing| refused(&missing))?;
+        let context = options.context.unwrap_or(usize::MAX).min(description.context);
+        tracing::info!(model = %folder.display(), device = chosen.note, context, "model loaded");
+        Ok(Self {
+            config: ModelConfig {
+                vocabulary: description.vocabulary,
+                context,
+                lanes: options.lanes,
+                eos: description.eos.clone(),
+            },
+            device: chosen.device,
+            note: chosen.note,
+            session,
+            layout: Layout::new(options.lanes, context, WIDEST),
+            cache: Cache::new(description.cache, chosen.device),
+            steps: Vec::new(),
+            pairs: Vec::new(),
+            description,
+        })
+    }
+
+    /// What it runs on, and why, in one line.
+    pub fn device(&self) -> &str {
+        &self.note
+    }
+
+    /// What the model folder says.
+    pub fn description(&self) -> &Description {
+        &self.description
+    }
+
+    fn apply_steps(&mut self) -> Result<(), ModelError> {
+        self.layout.take_steps(&mut self.steps);
+        for step in self.steps.drain(..) {
+            match step {
+                Step::Create(index, shape) => self.cache.create(&self.session, index, shape)?,
+                Step::Drop(index) => self.cache.drop_set(index),
+                Step::Copy { from, to, rows } => self.cache.copy(from, to, rows)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn validate(&self, feeds: &[Feed<'_>]) -> Result<(), ModelError> {
+        for (index, feed) in feeds.iter().enumerate() {
+            if feeds.iter().skip(index + 1).any(|other| other.lane == feed.lane) {
+                return Err(ModelError::Invalid(format!("lane {} is fed twice in one run", feed.lane.0)));
+            }
+            if feed.tokens.is_empty() {
+                return Err(ModelError::Invalid(format!("lane {} is fed no tokens", feed.lane.0)));
+            }
+            if let Some(&token) = feed.tokens.iter().find(|&&token| token as usize >= self.config.vocabulary)
+            {
+                let size = self.config.vocabulary;
+                return Err(ModelError::Invalid(format!("token {token} is not in a vocabulary of {size}")));
+            }
+            let Some(parents) = feed.parents else { continue };
+            let ordered =
+                parents.iter().enumerate().all(|(node, parent)| parent.is_none_or(|parent| parent < node));
+            if parents.len() != feed.tokens.len() || !ordered {
+                return Err(ModelError::Invalid(
+                    "every node of a tree needs a parent before it, or none".to_owned(),
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs one set until all of its feeds are in the cache.
+    fn run_set(&mut self, set: usize, feeds: &[Feed<'_>], logits: &mut Logits) -> Result<(), ModelError> {
+        let rows = self.layout.shape(set).map_or(0, |shape| shape.rows);
+        let mut members: Vec<Option<(usize, SlotFeed<'_>)>> = Vec::new();
+        for lane in self.layout.slots(set) {
+            let fed = lane.and_then(|lane| feeds.iter().enumerate().find(|(_, feed)| feed.lane == lane));
+            members.push(fed.map(|(index, feed)| (index, slot_feed(feed, self.layout.len(feed.lane)))));
+        }
+        loop {
+            let lens: Vec<usize> = self
+                .layout
+                .slots(set)
+                .iter()
+                .zip(&members)
+                .map(|(lane, member)| match member {
+                    Some((_, feed)) => feed.base + feed.done,
+                    None => lane.map_or(0, |lane| self.layout.len(lane)),
+                })
+                .collect();
+            let room = lens.iter().map(|&len| rows.saturating_sub(len)).min().unwrap_or(0);
+            let left = |feed: &SlotFeed<'_>| feed.tokens.len() - feed.done;
+            let longest = members.iter().flatten().map(|(_, feed)| left(feed)).max().unwrap_or(0);
+            if longest == 0 {
+                return Ok(());
+            }
+            let most = longest.min(CHUNK).min(room);
+            for (_, feed) in members.iter_mut().flatten() {
+                feed.taking = left(feed).min(most);
+            }
+            let wanted = members.iter().flatten().map(|(_, feed)| feed.rows().len()).max().unwrap_or(0);
+            let tokens = RunShape::class(most).min(room);
+            let shape = RunShape { tokens, rows: RunShape::class(wanted).min(tokens).max(1) };
+            self.run_chunk(set, shape, &lens, &members, logits)?;
+            for (_, feed) in members.iter_mut().flatten() {
+                feed.done += feed.taking;
+            }
+        }
+    }
+
+    fn run_chunk(
+        &mut self,
+        set: usize,
+        shape: RunShape,
+        lens: &[usize],
+        members: &[Option<(usize, SlotFeed<'_>)>],
+        logits: &mut Logits,
+    ) -> Result<(), ModelError> {
+        if shape.tokens == 0 {
+            return Err(ModelError::Runtime("a cache set has no room for padding".to_owned()));
+        }
+        let set = self.cache.set(set)?;
+        let known = set.bound.iter().position(|bound| bound.shape == shape);
+        if known.is_none() {
+            if set.bound.len() >= KEPT_RUNS {
+                set.bound.remove(0);
+            }
+            let vocabulary = self.config.vocabulary;
+            let bound = Bound::new(&self.session, set, self.description.cache, vocabulary, shape);
+            set.bound.push(bound.map_err(|error| failed(&error))?);
+        }
+        let index = known.unwrap_or(set.bound.len() - 1);
+        let Some(bound) = set.bound.get_mut(index) else {
+            return Err(ModelError::Runtime("a bound run is gone".to_owned()));
+        };
+        let feeds: Vec<_> =
+            lens.iter().zip(members).map(|(&len, member)| (len, member.map(|(_, feed)| feed))).collect();
+        bound
+            .run(&mut self.session, self.device, self.description.context, &feeds)
+            .map_err(|error| failed(&error))?;
+        for (slot, member) in members.iter().enumerate() {
+            let Some((feed, taken)) = member else { continue };
+            let rows = taken.rows();
+            if rows.is_empty() {
+                continue;
+            }
+            let values = bound.logits(slot, rows.len()).map_err(|error| failed(&error))?;
+            let first = (taken.done + rows.start).saturating_sub(taken.wanted);
+            logits.write(*feed, first, values);
+        }
+        Ok(())
+    }
+}
+
+/// The builder with our settings. One operator runs at a time: a graph of one path has nothing to run beside it.
+fn tuned(builder: SessionBuilder, options: &Options) -> ort::Result<SessionBuilder> {
+    let threads = match options.threads {
+        0 => thread::available_parallelism().map_or(1, usize::from),
+        threads => threads,
+    };
+    Ok(builder
+        .with_intra_threads(threads)?
+        .with_inter_threads(1)?
+        .with_intra_op_spinning(options.spinning)?
+        .with_optimization_level(GraphOptimizationLevel::All)?
+        .with_log_level(LogLevel::Error)?)
+}
+
+fn slot_feed<'a>(feed: &Feed<'a>, base: usize) -> SlotFeed<'a> {
+    SlotFeed {
+        base,
+        done: 0,
+        tokens: feed.tokens,
+        parents: feed.parents,
+        taking: 0,
+        wanted: feed.tokens.len() - wanted_rows(feed),
+    }
+}
+
+fn wanted_rows(feed: &Feed<'_>) -> usize {
+    match feed.rows {
+        Rows::None => 0,
+        Rows::Last => feed.tokens.len().min(1),
+        Rows::From(first) => feed.tokens.len().saturating_sub(first),
+    }
+}
+
+/// The graph has the inputs and outputs of the contract, and the layers of its description.
+fn check_graph(session: &Session, description: &Description) -> Result<(), String> {
+    let has =
+        |name: &str| session.inputs().iter().chain(session.outputs()).any(|outlet| outlet.name() == name);
+    let fixed = ["input_ids", "positions", "write_index", "kv_len", "mask", "rows", "logits"];
+    let mut names: Vec<String> = fixed.iter().map(|&name| name.to_owned()).collect();
+    for layer in 0..description.cache.layers {
+        names.extend(["past_k", "past_v", "present_k", "present_v"].map(|kind| format!("{kind}.{layer}")));
+    }
+    match names.iter().find(|name| !has(name)) {
+        Some(missing) => Err(format!("the graph has no {missing}: it is not a slot-cache export")),
+        None => Ok(()),
+    }
+}
+
+impl Forward for Model {
+    fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    fn reserve(&mut self) -> Option<Lane> {
+        self.layout.reserve()
+    }
+
+    fn release(&mut self, lane: Lane) {
+        self.layout.release(lane);
+    }
+
+    fn len(&self, lane: Lane) -> usize {
+        self.layout.len(lane)
+    }
+
+    fn rewind(&mut self, lane: Lane, len: usize) {
+        let len = len.min(self.layout.len(lane));
+        self.layout.set_len(lane, len);
+    }
+
+    fn commit(&mut self, lane: Lane, base: usize, path: &[usize]) -> Result<(), ModelError> {
+        let len = self.layout.len(lane);
+        let ascends = path.windows(2).all(|pair| matches!(pair, [a, b] if a < b));
+        if !ascends || base > len || path.last().is_some_and(|&last| base + last >= len) {
+            return Err(ModelError::Invalid(format!("cannot keep rows {path:?} after {base} of {len}")));
+        }
+        let moves = path.iter().enumerate().any(|(to, &from)| to != from);
+        if let (true, Some(place)) = (moves, self.layout.place(lane)) {
+            self.cache.keep(place, base, path)?;
+        }
+        self.layout.set_len(lane, base + path.len());
+        Ok(())
+    }
+
+    fn fork(&mut self, from: Lane, to: Lane, len: usize) -> Result<(), ModelError> {
+        self.layout.fork(from, to, len)?;
+        self.apply_steps()
+    }
+
+    fn run(&mut self, feeds: &[Feed<'_>]) -> Result<Logits, ModelError> {
+        self.validate(feeds)?;
+        self.pairs.clear();
+        self.pairs.extend(feeds.iter().map(|feed| (feed.lane, feed.tokens.len())));
+        self.layout.prepare(&self.pairs)?;
+        self.apply_steps()?;
+        let mut logits = Logits::zeroed(self.config.vocabulary, feeds.iter().map(wanted_rows));
+        let mut sets: Vec<usize> =
+            feeds.iter().filter_map(|feed| Some(self.layout.place(feed.lane)?.set)).collect();
+        sets.sort_unstable();
+        sets.dedup();
+        for set in sets {
+            self.run_set(set, feeds, &mut logits)?;
+        }
+        for feed in feeds {
+            self.layout.set_len(feed.lane, self.layout.len(feed.lane) + feed.tokens.len());
+        }
+        Ok(logits)
+    }
+}
