@@ -6,6 +6,7 @@
 mod active;
 pub mod errors;
 mod fields;
+pub mod hugging;
 pub mod job;
 mod judge;
 pub mod metrics;

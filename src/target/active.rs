@@ -145,8 +145,9 @@ impl Active {
         let ending = ending(job, id, self.produced);
         self.past.push(id);
         self.tokens.push(id);
-        let heard = job.events.send(Event::Token(Token { id, scores, ending })).is_ok();
-        Ok(if heard && ending.is_none() { Next::Continue } else { Next::Done })
+        // Should nobody listen any more, the next turn begins with forgetting this job.
+        let _ = job.events.send(Event::Token(Token { id, scores, ending }));
+        Ok(if ending.is_none() { Next::Continue } else { Next::Done })
     }
 
     /// Samples every row of a draft, and remembers the answer until the lane is in order.

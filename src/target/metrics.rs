@@ -23,7 +23,7 @@ pub struct Metrics {
     pub(super) computed_tokens: IntCounter,
     pub(super) verify_drafted: IntCounter,
     pub(super) verify_accepted: IntCounter,
-    pub(super) cancelled: IntCounter,
+    pub(super) dropped: IntCounter,
     requests: IntCounterVec,
     step_seconds: Histogram,
 }
@@ -66,7 +66,7 @@ impl Metrics {
             computed_tokens: counter("computed_tokens_total", "Tokens that went through the model")?,
             verify_drafted: counter("verify_drafted_tokens_total", "Draft tokens judged by /v1/verify")?,
             verify_accepted: counter("verify_accepted_tokens_total", "Draft tokens confirmed by /v1/verify")?,
-            cancelled: counter("requests_cancelled_total", "Running sequences whose client left")?,
+            dropped: counter("requests_dropped_total", "Running sequences nobody waited for: client gone, or stop string found")?,
             requests,
             step_seconds,
             registry,

@@ -143,14 +143,14 @@ impl Speller<'_> {
                 // The sample is always there, also if it is not among the best.
                 let mut map = Map::new();
                 for &(id, logprob) in token.top.iter().take(top) {
-                    map.insert(self.token(id), json!(logprob));
+                    map.insert(self.token(id), json!(short(logprob)));
                 }
-                map.insert(self.token(token.id), json!(logprob));
+                map.insert(self.token(token.id), json!(short(logprob)));
                 map
             }));
         }
         let tokens: Vec<String> = scored.iter().map(|token| self.token(token.id)).collect();
-        let logprobs: Vec<Option<f32>> = scored.iter().map(|token| token.logprob).collect();
+        let logprobs: Vec<Option<f64>> = scored.iter().map(|token| token.logprob.map(short)).collect();
         json!({"text_offset": offsets, "token_logprobs": logprobs, "tokens": tokens, "top_logprobs": tops})
     }
 
@@ -170,7 +170,7 @@ impl Speller<'_> {
     fn entry(&self, id: TokenId, logprob: f32) -> Value {
         let token = self.token(id);
         let bytes = self.words.decode(&[id], true).into_bytes();
-        json!({"token": token, "logprob": logprob, "bytes": bytes})
+        json!({"token": token, "logprob": short(logprob), "bytes": bytes})
     }
 
     /// `prompt_logprobs`: one entry per prompt token, `null` for those that were not scored.
@@ -184,7 +184,7 @@ impl Speller<'_> {
         let mut map = Map::new();
         let mut add = |id: TokenId, logprob: f32, rank: usize| {
             let token = self.words.decode(&[id], true);
-            map.insert(id.to_string(), json!({"logprob": logprob, "rank": rank, "decoded_token": token}));
+            map.insert(id.to_string(), json!({"logprob": short(logprob), "rank": rank, "decoded_token": token}));
         };
         add(row.id, row.logprob, row.rank);
         for (rank, &(id, logprob)) in (1..).zip(&row.top) {
@@ -194,6 +194,11 @@ impl Speller<'_> {
         }
         Value::Object(map)
     }
+}
+
+/// The number that prints with the few digits that a 32-bit one needs.
+fn short(value: f32) -> f64 {
+    value.to_string().parse().unwrap_or_else(|_| f64::from(value))
 }
 
 /// The answer of `POST /v1/verify`.

@@ -115,7 +115,7 @@ impl Scheduler {
             std::mem::take(&mut self.active).into_iter().partition(|active| active.job.is_gone());
         self.active = active;
         for job in Vec::<Active>::from(gone) {
-            self.metrics.cancelled.inc();
+            self.metrics.dropped.inc();
             self.lanes.free(job.slot);
         }
     }
