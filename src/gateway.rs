@@ -1,5 +1,6 @@
 //! The proxy itself: accept, judge, relay or hand a session to its driver, answer.
 
+pub mod assemble;
 pub mod clock;
 pub mod drain;
 pub mod drive;

@@ -32,20 +32,19 @@ use self::identity::{Epoch, Identities, Identity};
 use self::pump::Pump;
 use self::report::Report;
 use self::ride::Ride;
-use self::ruling::{Drafters, Rulebook, Ruling};
+use self::ruling::{Rulebook, Ruling};
 use self::sink::{Outcome, Sink, TRAILERS};
 use self::watcher::Watcher;
 use crate::control::Control;
+use crate::gateway::assemble::Drafters;
 use crate::gateway::clock::Clock;
 use crate::gateway::errors::Failure;
 use crate::gateway::handover::{BoxFuture, Drive, Exchange};
 use crate::gateway::headers;
 use crate::gateway::listen::{Body, BoxError};
 use crate::gateway::mode::Mode;
-use crate::gateway::route::Bypass;
-use crate::observe::{Finished, Path};
-use crate::openai::reason::BypassReason;
-use crate::openai::{Prompt, Request, Route, Sampling};
+use crate::observe::Finished;
+use crate::openai::{BypassReason, Path, Prompt, Request, Route, Sampling};
 use crate::session::{Action, ActionId, Ending, Limit, RidePlan, Session, Start};
 use crate::units::TokenId;
 
@@ -62,7 +61,7 @@ pub struct Parts {
     /// The policies, and what they say about a request.
     pub rulebook: Rulebook,
     /// The model drafters that are loaded.
-    pub drafters: Drafters,
+    pub drafters: Arc<Drafters>,
     /// Longest time for a verify call.
     pub verify_timeout: Duration,
     /// Longest time for a draft.
@@ -113,14 +112,14 @@ struct Prepared {
 }
 
 impl Inner {
-    fn prepare(&self, exchange: &Exchange) -> Result<Prepared, Bypass> {
+    fn prepare(&self, exchange: &Exchange) -> Result<Prepared, BypassReason> {
         let request = &exchange.request;
-        let identity = self.parts.identities.of(&exchange.backend).ok_or(Bypass::NoPlan)?;
+        let identity = self.parts.identities.of(&exchange.backend).ok_or(BypassReason::NoPlan)?;
         let mode = exchange.modes.of(exchange.backend.name());
         let mut ruling = self.parts.rulebook.rule(exchange, &identity, mode)?;
         let seeded = request.sampling.temperature > 0.0 && request.sampling.seed.is_some();
         if seeded && !identity.dialect.seeded_leaps() {
-            return Err(asked(BypassReason::Seed));
+            return Err(BypassReason::Seed);
         }
         let seed = request.sampling.seed.unwrap_or_else(fresh_seed);
         let sampling = Sampling { seed: Some(seed), ..request.sampling.clone() };
@@ -149,10 +148,6 @@ impl Inner {
     fn drafting(&self, _: &Ruling, _: &Identity, _: &Sampling) -> Drafting {
         Drafting::none()
     }
-}
-
-fn asked(reason: BypassReason) -> Bypass {
-    Bypass::Asked { reason: reason.name(), parameter: None }
 }
 
 /// 53 bits, so that the seed survives every JSON reader on the way.

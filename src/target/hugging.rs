@@ -15,6 +15,7 @@ pub struct FolderWords {
     tokenizer: Arc<Tokenizer>,
     /// Missing templates are no fault until somebody chats.
     template: Result<ChatTemplate, TextError>,
+    file: Vec<u8>,
 }
 
 impl FolderWords {
@@ -23,8 +24,10 @@ impl FolderWords {
     /// # Errors
     /// If the tokenizer cannot be read.
     pub fn read(folder: &Path) -> Result<Self, TextError> {
-        let tokenizer = Arc::new(Tokenizer::from_file(&folder.join("tokenizer.json"))?);
-        Ok(Self { tokenizer, template: ChatTemplate::from_folder(folder) })
+        let path = folder.join("tokenizer.json");
+        let tokenizer = Arc::new(Tokenizer::from_file(&path)?);
+        let file = crate::text::read(&path)?;
+        Ok(Self { tokenizer, template: ChatTemplate::from_folder(folder), file })
     }
 }
 
@@ -52,5 +55,9 @@ impl Words for FolderWords {
 
     fn spelling(&self, token: TokenId) -> String {
         self.tokenizer.token(token).unwrap_or_default()
+    }
+
+    fn file(&self) -> Option<Vec<u8>> {
+        Some(self.file.clone())
     }
 }

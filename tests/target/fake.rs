@@ -201,6 +201,10 @@ impl Words for Bytes {
     fn spelling(&self, token: TokenId) -> String {
         format!("t{token}")
     }
+
+    fn file(&self) -> Option<Vec<u8>> {
+        None
+    }
 }
 
 #[derive(Default)]

@@ -117,7 +117,7 @@ impl Drafting {
     ) -> BoxFuture<'static, Reply> {
         self.ask(prompt, output, move |mut seat, context, prompt_len| {
             async move {
-                let answer = seat.shadow(&context, prompt_len, from).await;
+                let answer = seat.shadow(&context, prompt_len, prompt_len + from).await;
                 (seat, answer.map(Event::Shadow))
             }
             .boxed()

@@ -1,18 +1,30 @@
 //! What the policies say about one request.
+//!
+//! The strictest of process mode, policy mode and client's wish wins. A drafter or rule that a policy names
+//! and this build does not have is left out: leaving out a drafter is slower, never wrong, and every rule
+//! falls back to the exact one.
 
-#[cfg(feature = "onnx")]
 use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use super::identity::Identity;
+use crate::config::policy::{Drafter, Facts, Holdback, Policy, PolicyMode, Vocabulary};
+use crate::config::process::Plans;
+use crate::config::store::PolicyStore;
+use crate::draft::LookupSpec;
+use crate::draft::prompt_lookup::Ngram;
 use crate::gateway::handover::Exchange;
 use crate::gateway::mode::Mode;
-use crate::gateway::route::Bypass;
-use crate::session::Rules;
+use crate::openai::{BypassReason, Control};
+use crate::session::{Permission, Plan, RideReason, Rules};
 
-#[cfg(feature = "onnx")]
-use crate::runtime::drafter::DrafterService;
+/// Requests after which the share of held-back ones has halved.
+const HALF_HELD: f64 = 100.0;
 
-/// x
+/// What one request may do.
 pub struct Ruling {
     /// `name@revision` of the policy that matched.
     pub name: String,
@@ -20,47 +32,106 @@ pub struct Ruling {
     pub rules: Rules,
     /// The model drafter that the policy names, if any.
     pub model: Option<String>,
-    /// Most bytes of a round's request and answer.
+    /// Most bytes of a round's request, and of its answer.
     pub bytes_max: usize,
 }
 
-/// x
-pub struct Rulebook;
+/// The policies that hold now, and the bounds of the backends.
+pub struct Rulebook {
+    policies: Arc<PolicyStore>,
+    plans: HashMap<String, Plans>,
+    seen: Mutex<HashMap<String, u64>>,
+    random: RandomState,
+}
 
 impl Rulebook {
-    /// x
-    pub fn rule(&self, _: &Exchange, _: &Identity, _: Mode) -> Result<Ruling, Bypass> {
-        Err(Bypass::NoPolicy)
+    /// `plans` by the name of the backend.
+    pub fn new(policies: Arc<PolicyStore>, plans: HashMap<String, Plans>) -> Self {
+        Self { policies, plans, seen: Mutex::default(), random: RandomState::new() }
+    }
+
+    /// What the first matching policy, the process and the client allow this request.
+    pub fn rule(&self, exchange: &Exchange, identity: &Identity, mode: Mode) -> Result<Ruling, BypassReason> {
+        let request = &exchange.request;
+        let facts = Facts {
+            model: &request.model,
+            backend: exchange.backend.name(),
+            tenant: None,
+            route: request.route,
+            headers: &exchange.parts.headers,
+            temperature: request.sampling.temperature,
+            prompt_tokens: request.prompt_size().tokens,
+        };
+        let policies = self.policies.current();
+        let policy = policies.first_match(&facts).ok_or(BypassReason::NoPolicy)?;
+        let permission = permission(mode, policy.mode, exchange.control)?;
+        let plans = self.plans.get(exchange.backend.name()).ok_or(BypassReason::NoPlan)?;
+        let allowed: Vec<Plan> = plans.allow.iter().filter_map(|name| name.plan()).collect();
+        let gamma = |gamma: u32| match exchange.control {
+            Some(Control::Gamma(most)) => gamma.min(u32::from(most)) as usize,
+            _ => gamma as usize,
+        };
+        let rules = Rules {
+            permission,
+            plans: allowed.into_iter().filter(|plan| identity.dialect.plans().contains(plan)).collect(),
+            gamma_max: gamma(policy.gamma.max),
+            gamma_fixed: policy.gamma.fixed.map(gamma),
+            margin: policy.gamma.margin,
+            stay: policy.gamma.stay,
+            lookups: policy.drafters.iter().filter_map(lookup).collect(),
+            context_max: identity.context.min(plans.context_max as usize),
+            holdback: self.held_back(policy),
+            ..Rules::default()
+        };
+        let model = policy.drafters.iter().find_map(model).map(ToOwned::to_owned);
+        let bytes_max = usize::try_from(plans.bytes_max).unwrap_or(usize::MAX);
+        Ok(Ruling { name: policy.label(), rules, model, bytes_max })
+    }
+
+    /// Whether this request is in the control group: a share that begins at `start`, halves with every
+    /// hundred requests of the policy, and ends at `floor`.
+    fn held_back(&self, policy: &Policy) -> bool {
+        let Holdback { start, floor } = policy.holdback;
+        let mut seen = self.seen.lock();
+        let seen = seen.entry(policy.label()).or_default();
+        *seen += 1;
+        let share = floor.max(start * 0.5_f64.powf(*seen as f64 / HALF_HELD));
+        let draw = self.random.hash_one(*seen) as f64 / u64::MAX as f64;
+        draw < share
     }
 }
 
-/// A loaded model drafter and the vocabulary it speaks.
-#[cfg(feature = "onnx")]
-#[derive(Clone)]
-pub struct Drafter {
-    /// The service that steps it.
-    pub service: DrafterService,
-    /// Hash of its vocabulary.
-    pub vocabulary: String,
-}
-
-/// The model drafters, by the names that policies use.
-#[derive(Clone, Default)]
-pub struct Drafters {
-    #[cfg(feature = "onnx")]
-    loaded: HashMap<String, Drafter>,
-}
-
-#[cfg(feature = "onnx")]
-impl Drafters {
-    /// These drafters.
-    pub fn new(loaded: HashMap<String, Drafter>) -> Self {
-        Self { loaded }
+fn permission(mode: Mode, policy: PolicyMode, control: Option<Control>) -> Result<Permission, BypassReason> {
+    match (mode, policy, control) {
+        (Mode::Off, _, _) => Err(BypassReason::Off),
+        (_, _, Some(Control::Off)) => Err(BypassReason::Client),
+        (_, PolicyMode::Off, _) => Err(BypassReason::Policy),
+        (_, PolicyMode::Ride, _) => Ok(Permission::Ride(RideReason::Policy)),
+        (_, _, Some(Control::Ride)) => Ok(Permission::Ride(RideReason::Client)),
+        (Mode::Observe, _, _) => Ok(Permission::Shadow(RideReason::Observe)),
+        (Mode::Auto, PolicyMode::Shadow, _) => Ok(Permission::Shadow(RideReason::Shadow)),
+        (Mode::Auto, PolicyMode::Auto, _) => Ok(Permission::Leap),
     }
+}
 
-    /// The drafter of that name, if it is loaded and speaks the target's vocabulary.
-    pub fn get(&self, name: &str, identity: &Identity) -> Option<DrafterService> {
-        let drafter = self.loaded.get(name)?;
-        (drafter.vocabulary == identity.epoch.vocabulary).then(|| drafter.service.clone())
+/// The lookup drafter that a policy asks for, if it is built.
+fn lookup(drafter: &Drafter) -> Option<LookupSpec> {
+    match drafter {
+        Drafter::PromptLookup { ngram_min, ngram_max } => {
+            Some(LookupSpec::PromptLookup(Ngram { min: *ngram_min, max: *ngram_max }))
+        }
+        Drafter::Suffix { .. }
+        | Drafter::Phrasebook { .. }
+        | Drafter::Recycling
+        | Drafter::Prediction
+        | Drafter::Model { .. } => None,
+    }
+}
+
+/// The model that a policy asks for, if its vocabulary can be used.
+fn model(drafter: &Drafter) -> Option<&str> {
+    match drafter {
+        Drafter::Model { model, vocabulary: Vocabulary::Auto | Vocabulary::Same } => Some(model),
+        _ => None,
     }
 }

@@ -1,0 +1,105 @@
+//! `foretell serve`: the proxy.
+
+use std::io::Write;
+
+use crate::config::flags::{Environment, Flags};
+use crate::config::load::{self, Loaded};
+use crate::config::process::LogFormat;
+use crate::gateway::assemble;
+use crate::gateway::{Ended, Gateway};
+use crate::lab::Exit;
+use crate::observe::log;
+
+/// Run the proxy before a server. Flags win over FORETELL_<FLAG>, the file, and the defaults.
+#[derive(Clone, Debug, clap::Args)]
+pub struct ServeArgs {
+    /// Process file; foretell.yaml if it is there
+    #[arg(long, value_name = "F")]
+    pub config: Option<String>,
+    /// The server behind, such as http://127.0.0.1:8000
+    #[arg(long, value_name = "URL")]
+    pub backend: Option<String>,
+    /// How it is spoken to: auto, or an engine's name
+    #[arg(long, value_name = "NAME")]
+    pub dialect: Option<String>,
+    /// Where clients connect [default: 127.0.0.1:8080]
+    #[arg(long, value_name = "ADDR")]
+    pub listen: Option<String>,
+    /// Where the operator connects [default: 127.0.0.1:9464]
+    #[arg(long, value_name = "ADDR")]
+    pub admin: Option<String>,
+    /// Folder of policies
+    #[arg(long, value_name = "DIR")]
+    pub policies: Option<String>,
+}
+
+impl ServeArgs {
+    fn flags(&self) -> Flags {
+        let Self { config, backend, dialect, listen, admin, policies } = self.clone();
+        Flags { config, backend, dialect, listen, admin, policies }
+    }
+}
+
+/// Runs until a signal. Every problem of the configuration is told at once.
+pub fn run(args: &ServeArgs) -> Exit {
+    let loaded = match load::load(&args.flags(), &Environment) {
+        Ok(loaded) => loaded,
+        Err(problems) => {
+            problems.iter().for_each(|problem| eprintln!("{problem}"));
+            return Exit::Usage;
+        }
+    };
+    let format = match loaded.process.observe.log {
+        LogFormat::Json => log::Format::Json,
+        LogFormat::Text => log::Format::Plain,
+    };
+    log::init(format, loaded.process.observe.level.name());
+    loaded.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
+    if loaded.process.backends.is_empty() {
+        eprintln!("foretell serve: no backend: give --backend URL, or backends in the process file");
+        return Exit::Usage;
+    }
+    match super::runtime() {
+        Ok(runtime) => runtime.block_on(serve(loaded)),
+        Err(error) => {
+            eprintln!("foretell serve: {error}");
+            Exit::Unreachable
+        }
+    }
+}
+
+async fn serve(loaded: Loaded) -> Exit {
+    let running = match assemble::start(loaded.process, loaded.policies).await {
+        Ok(running) => running,
+        Err(error) => {
+            eprintln!("foretell serve: {error}");
+            return Exit::Unreachable;
+        }
+    };
+    announce(&running.gateway);
+    for (backend, identity) in running.identities.all() {
+        let known = identity.map_or_else(
+            || "relayed: not known to verify (yet)".to_owned(),
+            |identity| format!("{} serves {}", identity.dialect.name(), identity.epoch.model),
+        );
+        eprintln!("backend {} at {}: {known}", backend.name(), backend.url());
+    }
+    match running.until_signal().await {
+        Ended::Drained { cut: 0 } => {}
+        Ended::Drained { cut } => tracing::warn!(cut, "connections were cut after the grace"),
+        Ended::AtOnce => tracing::warn!("ended by a second signal"),
+    }
+    Exit::Done
+}
+
+/// The ready line, for people and for scripts that wait.
+fn announce(gateway: &Gateway) {
+    let mut out = std::io::stdout();
+    for address in &gateway.addresses {
+        let _ = writeln!(out, "foretell ready on http://{address}");
+    }
+    if let Some(admin) = gateway.admin {
+        let _ = writeln!(out, "admin on http://{admin}");
+    }
+    let _ = out.flush();
+}

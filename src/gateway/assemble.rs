@@ -1,0 +1,207 @@
+//! From a validated configuration to a running proxy: the one place where all parts meet.
+//!
+//! `serve`, `demo` and the tests start the same thing from here. Drafters are loaded before a listener opens,
+//! so a missing model is a failed start and not a slow first request.
+
+mod drafters;
+mod hooks;
+
+use std::collections::HashMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::HeaderValue;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+pub use drafters::{DrafterError, Drafters, LoadedDrafter};
+
+use self::hooks::ConfigHooks;
+use super::drain::DrainTimes;
+use super::drive::identity::Identities;
+use super::drive::ruling::Rulebook;
+use super::drive::{Driver, Parts};
+use super::listen::Bounds;
+use super::mode::Mode;
+use super::{Brains, Gateway, Limits, Settings, Shared, StartError};
+use crate::config::policy::PolicySet;
+use crate::config::process::{self, Backend, ClientControl, HostHeader, Process, Replicas, TokenizerSource};
+use crate::config::store::PolicyStore;
+use crate::fleet::{BackendSettings, ModelName};
+
+/// How long a start waits to learn who is behind the backends; after that requests are relayed until it knows.
+const KNOWN_WITHIN: Duration = Duration::from_secs(2);
+
+/// Why nothing runs.
+#[derive(Debug, thiserror::Error)]
+pub enum AssembleError {
+    /// A part could not start.
+    #[error(transparent)]
+    Start(#[from] StartError),
+    /// A drafter could not be loaded.
+    #[error(transparent)]
+    Drafter(#[from] DrafterError),
+    /// A file that the configuration names cannot be read.
+    #[error("{path}: {error}")]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        error: io::Error,
+    },
+    /// A setting that is understood, but that this version does not act on.
+    #[error("{setting} is not built yet in this version")]
+    NotBuilt {
+        /// The setting.
+        setting: &'static str,
+    },
+}
+
+/// A running proxy.
+pub struct Running {
+    /// The listeners and what they share.
+    pub gateway: Gateway,
+    /// Who is behind the backends.
+    pub identities: Arc<Identities>,
+    /// The drafters that are loaded.
+    pub drafters: Arc<Drafters>,
+    /// Backends are asked who they are until this is dropped.
+    _asking: DropGuard,
+}
+
+impl Running {
+    /// Serves until a signal has drained it.
+    pub async fn until_signal(self) -> super::Ended {
+        self.gateway.until_signal().await
+    }
+}
+
+/// Loads the drafters, opens the listeners, and asks the backends who they are.
+///
+/// # Errors
+/// [`AssembleError`]; nothing listens then.
+pub async fn start(process: Process, policies: PolicySet) -> Result<Running, AssembleError> {
+    let settings = settings(&process)?;
+    let drafters = Arc::new(Drafters::load(&process, &policies)?);
+    let shared = Shared::new(&settings)?;
+    let tokenizers: HashMap<&str, Option<PathBuf>> =
+        process.backends.iter().map(|backend| (backend.name.as_str(), tokenizer(backend))).collect();
+    let asked = shared.fleet.backends().iter().filter(|backend| may_speculate(&process, backend.name()));
+    let asked = asked.map(|backend| (Arc::clone(backend), tokenizers.get(backend.name()).cloned().flatten()));
+    let identities = Arc::new(Identities::new(asked));
+    let plans = process.backends.iter().map(|backend| (backend.name.clone(), backend.plans.clone())).collect();
+    let store = Arc::new(PolicyStore::new(policies));
+    let timeouts = process.timeouts;
+    let driver = Driver::new(Parts {
+        identities: Arc::clone(&identities),
+        rulebook: Rulebook::new(Arc::clone(&store), plans),
+        drafters: Arc::clone(&drafters),
+        verify_timeout: timeouts.verify,
+        draft_timeout: timeouts.draft,
+    });
+    let hooks = ConfigHooks::new(process, store, Arc::clone(&drafters), Arc::clone(&identities), &shared);
+    let brains = Brains { drive: Some(Arc::new(driver)), hooks: Some(Arc::new(hooks)) };
+    let watching = CancellationToken::new();
+    let gateway = Gateway::start_with(settings, brains, shared).await?;
+    let (asking, stop) = (Arc::clone(&identities), watching.clone());
+    tokio::spawn(async move { asking.keep_asking(stop).await });
+    // A backend that is not there yet is no reason not to listen: its requests are relayed.
+    let _ = tokio::time::timeout(KNOWN_WITHIN, identities.asked()).await;
+    Ok(Running { gateway, identities, drafters, _asking: watching.drop_guard() })
+}
+
+/// Whether a backend may be one that verifies: the only dialect built so far is our own target's.
+fn may_speculate(process: &Process, name: &str) -> bool {
+    let backend = process.backends.iter().find(|backend| backend.name == name);
+    backend.is_some_and(|backend| {
+        !backend.billed && matches!(backend.dialect, process::Dialect::Auto | process::Dialect::Onnx)
+    })
+}
+
+fn tokenizer(backend: &Backend) -> Option<PathBuf> {
+    backend.models.iter().find_map(|model| match &model.tokenizer {
+        TokenizerSource::File(path) if path.is_dir() => Some(path.join("tokenizer.json")),
+        TokenizerSource::File(path) => Some(path.clone()),
+        TokenizerSource::Backend => None,
+    })
+}
+
+fn settings(process: &Process) -> Result<Settings, AssembleError> {
+    if process.listen.iter().any(|listen| listen.tls.is_some()) {
+        return Err(AssembleError::NotBuilt { setting: "listen[].tls" });
+    }
+    let mut backends = Vec::new();
+    for backend in &process.backends {
+        let Replicas::Urls(urls) = &backend.replicas else {
+            return Err(AssembleError::NotBuilt { setting: "backends[].replicas.dns" });
+        };
+        for url in urls {
+            backends.push(backend_settings(process, backend, &url.to_string())?);
+        }
+    }
+    let limits = &process.limits;
+    let head = Bounds {
+        headers: limits.headers,
+        header_bytes: usize_of(limits.header_bytes),
+        header_timeout: process.timeouts.header,
+        ..Bounds::default()
+    };
+    let admin_token = process.admin.token_file.as_deref().map(secret).transpose()?;
+    Ok(Settings {
+        listen: process.listen.iter().map(|listen| listen.address).collect(),
+        admin: Some(process.admin.address),
+        admin_token,
+        metrics: process.metrics,
+        mode: match process.mode {
+            process::Mode::Off => Mode::Off,
+            process::Mode::Observe => Mode::Observe,
+            process::Mode::Auto => Mode::Auto,
+        },
+        client_control: process.client == ClientControl::Bounded,
+        limits: Limits {
+            head,
+            speculate_body: usize_of(limits.speculate_body),
+            relay_body: limits.relay_body,
+            sessions: limits.sessions,
+        },
+        drain: DrainTimes { delay: process.drain.delay, grace: process.drain.grace },
+        backends,
+        workers: super::default_workers(),
+    })
+}
+
+fn backend_settings(process: &Process, backend: &Backend, url: &str) -> Result<BackendSettings, AssembleError> {
+    let connect = &backend.connect;
+    if connect.ca.is_some() {
+        return Err(AssembleError::NotBuilt { setting: "backends[].connect.tls.ca" });
+    }
+    let bearer = connect.token_file.as_deref().map(secret).transpose()?;
+    let authorization = bearer.and_then(|token| HeaderValue::from_str(&format!("Bearer {token}")).ok());
+    let models = backend.models.iter().map(|model| ModelName {
+        id: model.id.as_str().to_owned(),
+        aliases: model.aliases.clone(),
+    });
+    Ok(BackendSettings {
+        dialect: backend.dialect.name().to_owned(),
+        models: models.collect(),
+        default: backend.default,
+        keep_client_host: connect.host != HostHeader::Backend,
+        authorization,
+        connect_timeout: process.timeouts.connect,
+        pool_idle: process.timeouts.pool_idle,
+        first_byte: process.timeouts.first_byte,
+        ..BackendSettings::new(backend.name.clone(), url)
+    })
+}
+
+/// A secret from its file, without the line end that editors add.
+fn secret(path: &Path) -> Result<String, AssembleError> {
+    let read = std::fs::read_to_string(path);
+    let text = read.map_err(|error| AssembleError::File { path: path.to_owned(), error })?;
+    Ok(text.trim_end().to_owned())
+}
+
+fn usize_of(bytes: u64) -> usize {
+    usize::try_from(bytes).unwrap_or(usize::MAX)
+}

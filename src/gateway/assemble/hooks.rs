@@ -1,0 +1,100 @@
+//! What the admin API can ask the configuration: policies, reload, explain, replicas.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use super::Drafters;
+use crate::config::load::load_policies;
+use crate::config::problem::Problem;
+use crate::config::process::Process;
+use crate::config::store::PolicyStore;
+use crate::gateway::Shared;
+use crate::gateway::drive::identity::Identities;
+use crate::observe::Observer;
+use crate::observe::admin::{FileError, Hooks};
+
+/// The configuration behind the admin API.
+pub struct ConfigHooks {
+    process: Process,
+    store: Arc<PolicyStore>,
+    drafters: Arc<Drafters>,
+    identities: Arc<Identities>,
+    observer: Arc<Observer>,
+}
+
+impl ConfigHooks {
+    /// Over the parts of a proxy that is about to start.
+    pub fn new(
+        process: Process,
+        store: Arc<PolicyStore>,
+        drafters: Arc<Drafters>,
+        identities: Arc<Identities>,
+        shared: &Shared,
+    ) -> Self {
+        Self { process, store, drafters, identities, observer: Arc::clone(&shared.observer) }
+    }
+}
+
+impl Hooks for ConfigHooks {
+    fn policies(&self) -> Option<Value> {
+        let synchronized = self.store.synchronized();
+        let policies = self.store.current();
+        let entries = policies.policies().iter().map(|policy| {
+            json!({
+                "name": policy.name,
+                "revision": policy.revision.to_string(),
+                "mode": policy.mode.name(),
+                "synchronized": synchronized,
+            })
+        });
+        Some(entries.collect())
+    }
+
+    fn reload(&self) -> Option<Result<Value, Vec<FileError>>> {
+        let parse = || load_policies(&self.process);
+        let build = |policies: &_| {
+            self.drafters.extend(&self.process, policies).map_err(|error| {
+                let allowed = "a drafter that loads".to_owned();
+                vec![Problem {
+                    file: self.process.policies.display().to_string(),
+                    line: None,
+                    path: format!("drafters.{}", error.name),
+                    message: "cannot be loaded".to_owned(),
+                    allowed,
+                    got: error.detail,
+                    suggestion: None,
+                }]
+            })
+        };
+        let outcome = self.store.reload(parse, build);
+        let metrics = self.observer.metrics();
+        metrics.configured(env!("CARGO_PKG_VERSION"), outcome.is_ok());
+        Some(match outcome {
+            Ok(_) => Ok(json!({ "policies": self.policies() })),
+            Err(problems) => Err(problems.iter().map(file_error).collect()),
+        })
+    }
+
+    fn replica(&self, index: usize) -> Option<Value> {
+        let (_, identity) = self.identities.all().nth(index)?;
+        let identity = identity?;
+        let epoch = &identity.epoch;
+        let plans: Vec<_> = identity.dialect.plans().iter().map(|plan| plan.name()).collect();
+        Some(json!({
+            "dialect": identity.dialect.name(),
+            "epoch": format!("{}/{}/{}/{}/{}", epoch.backend, epoch.model, epoch.version, epoch.started,
+                epoch.vocabulary.get(..8).unwrap_or(&epoch.vocabulary)),
+            "plans": plans,
+        }))
+    }
+}
+
+fn file_error(problem: &Problem) -> FileError {
+    FileError {
+        file: problem.file.clone(),
+        line: problem.line.map_or(0, |line| usize::try_from(line).unwrap_or(usize::MAX)),
+        path: problem.path.clone(),
+        message: problem.explanation(),
+    }
+}
