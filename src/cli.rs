@@ -1,4 +1,97 @@
-//! One file per command.
+//! The command line: one file per command, one meaning per exit code.
+//!
+//! 0 done, 1 could not start or could not reach, 2 a comparison fell short, 64 bad configuration or usage.
 
 pub mod bench;
 pub mod demo;
+pub mod serve;
+pub mod target;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::lab::Exit;
+
+#[derive(Parser)]
+#[command(name = "foretell", version, about = "A sidecar proxy that makes LLM servers answer sooner", long_about = None)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run the proxy before a server
+    Serve(serve::ServeArgs),
+    /// Show the bundled models plain and speculated, side by side
+    Demo(demo::DemoArgs),
+    /// Serve an ONNX model over the OpenAI API
+    Target(target::TargetArgs),
+    /// Measure a server directly and through Foretell, alternating
+    Bench(bench::BenchArgs),
+    /// Find out what a server can verify (not built yet)
+    #[command(disable_help_flag = true)]
+    Probe(NotBuilt),
+    /// Simulate a fleet in virtual time (not built yet)
+    #[command(disable_help_flag = true)]
+    Sim(NotBuilt),
+    /// Drain a running proxy (not built yet; POST /api/drain does it)
+    #[command(disable_help_flag = true)]
+    Drain(NotBuilt),
+    /// Shell completions (not built yet)
+    #[command(disable_help_flag = true)]
+    Completions(NotBuilt),
+    /// Manual page (not built yet)
+    #[command(disable_help_flag = true)]
+    Man(NotBuilt),
+}
+
+#[derive(clap::Args)]
+struct NotBuilt {
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, hide = true)]
+    _rest: Vec<String>,
+}
+
+/// Reads the command line and runs the command.
+pub fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            let _ = error.print();
+            return if error.use_stderr() { Exit::Usage.into() } else { Exit::Done.into() };
+        }
+    };
+    let stdout = &mut std::io::stdout();
+    match cli.command {
+        Command::Serve(args) => serve::run(&args).into(),
+        Command::Demo(args) => demo::main(&args).into(),
+        Command::Target(args) => ExitCode::from(target::run(args)),
+        Command::Bench(args) => on_runtime("bench", bench::run(&args, stdout)).into(),
+        Command::Probe(_) => not_built("probe"),
+        Command::Sim(_) => not_built("sim"),
+        Command::Drain(_) => not_built("drain"),
+        Command::Completions(_) => not_built("completions"),
+        Command::Man(_) => not_built("man"),
+    }
+}
+
+/// The runtime of a command: few threads, since the runtime of the models wants the cores.
+fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()
+}
+
+fn on_runtime(command: &str, work: impl Future<Output = Exit>) -> Exit {
+    match runtime() {
+        Ok(runtime) => runtime.block_on(work),
+        Err(error) => {
+            eprintln!("foretell {command}: {error}");
+            Exit::Unreachable
+        }
+    }
+}
+
+fn not_built(command: &str) -> ExitCode {
+    eprintln!("foretell {command}: not built yet in version {}", env!("CARGO_PKG_VERSION"));
+    Exit::Usage.into()
+}

@@ -10,6 +10,8 @@ pub mod hugging;
 pub mod job;
 mod judge;
 pub mod metrics;
+#[cfg(feature = "onnx")]
+pub mod open;
 mod output;
 mod prefix;
 mod reply;

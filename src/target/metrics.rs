@@ -66,7 +66,10 @@ impl Metrics {
             computed_tokens: counter("computed_tokens_total", "Tokens that went through the model")?,
             verify_drafted: counter("verify_drafted_tokens_total", "Draft tokens judged by /v1/verify")?,
             verify_accepted: counter("verify_accepted_tokens_total", "Draft tokens confirmed by /v1/verify")?,
-            dropped: counter("requests_dropped_total", "Running sequences nobody waited for: client gone, or stop string found")?,
+            dropped: counter(
+                "requests_dropped_total",
+                "Running sequences nobody waited for: client gone, or stop string found",
+            )?,
             requests,
             step_seconds,
             registry,

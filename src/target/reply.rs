@@ -184,7 +184,10 @@ impl Speller<'_> {
         let mut map = Map::new();
         let mut add = |id: TokenId, logprob: f32, rank: usize| {
             let token = self.words.decode(&[id], true);
-            map.insert(id.to_string(), json!({"logprob": short(logprob), "rank": rank, "decoded_token": token}));
+            map.insert(
+                id.to_string(),
+                json!({"logprob": short(logprob), "rank": rank, "decoded_token": token}),
+            );
         };
         add(row.id, row.logprob, row.rank);
         for (rank, &(id, logprob)) in (1..).zip(&row.top) {

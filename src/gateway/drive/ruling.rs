@@ -73,7 +73,7 @@ impl Rulebook {
         };
         let rules = Rules {
             permission,
-            plans: allowed.into_iter().filter(|plan| identity.dialect.plans().contains(plan)).collect(),
+            plans: identity.dialect.plans().iter().copied().filter(|plan| allowed.contains(plan)).collect(),
             gamma_max: gamma(policy.gamma.max),
             gamma_fixed: policy.gamma.fixed.map(gamma),
             margin: policy.gamma.margin,

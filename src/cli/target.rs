@@ -1,0 +1,170 @@
+//! `foretell target`: serve an ONNX model.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+
+/// Serves an ONNX model over the OpenAI API.
+#[derive(Args, Clone, Debug)]
+pub struct TargetArgs {
+    /// Folder with model.onnx, config.json, tokenizer.json and the chat template.
+    #[arg(long, value_name = "DIR")]
+    pub model: PathBuf,
+    /// Where to listen; port 0 takes a free one.
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8000")]
+    pub listen: SocketAddr,
+    /// The model's id; without it the folder's name.
+    #[arg(long)]
+    pub name: Option<String>,
+    /// What to run on.
+    #[arg(long, value_enum, default_value_t = TargetDevice::Auto)]
+    pub device: TargetDevice,
+    /// Sequences that are held at once.
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub lanes: u16,
+    /// Most tokens per sequence; without it all that the model was made for.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub context: Option<u32>,
+    /// Threads of one step; without it one per core.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub threads: Option<u16>,
+}
+
+/// What to run on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum TargetDevice {
+    /// CUDA where it works, else the CPU.
+    Auto,
+    /// The CPU.
+    Cpu,
+    /// CUDA, or an error that says what is missing.
+    Cuda,
+}
+
+/// Serves until a signal says otherwise. Returns the exit code: 0, or 1 if the start failed.
+pub fn run(args: TargetArgs) -> u8 {
+    match serve::run(args) {
+        Ok(()) => 0,
+        Err(error) => {
+            eprintln!("foretell target: {error}");
+            1
+        }
+    }
+}
+
+#[cfg(not(feature = "onnx"))]
+mod serve {
+    use super::TargetArgs;
+
+    #[allow(clippy::needless_pass_by_value)] // the same as where it is built
+    pub(super) fn run(_: TargetArgs) -> Result<(), &'static str> {
+        Err("this binary was built without the feature `onnx`, which runs models")
+    }
+}
+
+#[cfg(feature = "onnx")]
+mod serve {
+    use std::io::Write;
+    use std::time::Duration;
+
+    use tokio::net::TcpListener;
+    use tokio::signal::unix::{SignalKind, signal};
+
+    use super::{TargetArgs, TargetDevice};
+    use crate::gateway::listen::Stop;
+    use crate::runtime::device::DeviceChoice;
+    use crate::runtime::model::Options;
+    use crate::target::open::{Opened, open};
+
+    /// How long open answers may go on after a signal.
+    const GRACE: Duration = Duration::from_secs(30);
+
+    type Failed = Box<dyn std::error::Error>;
+
+    pub(super) fn run(args: TargetArgs) -> Result<(), Failed> {
+        let options = Options {
+            device: match args.device {
+                TargetDevice::Auto => DeviceChoice::Auto,
+                TargetDevice::Cpu => DeviceChoice::Cpu,
+                TargetDevice::Cuda => DeviceChoice::Cuda,
+            },
+            lanes: usize::from(args.lanes),
+            context: args.context.map(|context| context as usize),
+            threads: args.threads.map_or(0, usize::from),
+            ..Options::default()
+        };
+        let opened = open(&args.model, args.name, &options)?;
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+        runtime.block_on(listen(opened, args.listen))
+    }
+
+    async fn listen(opened: Opened, address: std::net::SocketAddr) -> Result<(), Failed> {
+        let listener = TcpListener::bind(address).await.map_err(|error| format!("{address}: {error}"))?;
+        let address = listener.local_addr()?;
+        let stop = Stop::default();
+        tokio::spawn(stop_on_signal(stop.clone()));
+        // The line that scripts wait for. A closed stdout is no reason not to serve.
+        let mut out = std::io::stdout();
+        let _ = writeln!(out, "target {} ready on http://{address} (device {})", opened.name, opened.device);
+        let _ = out.flush();
+        let cut = opened.app.serve(listener, stop).await;
+        if cut > 0 {
+            tracing::warn!(cut, "connections were cut");
+        }
+        Ok(())
+    }
+
+    /// The first signal lets open answers end, the second or the end of the grace cuts them.
+    async fn stop_on_signal(stop: Stop) {
+        if wait_for_signal().await.is_ok() {
+            stop.accept.cancel();
+            let _ = tokio::time::timeout(GRACE, wait_for_signal()).await;
+            stop.cut.cancel();
+        }
+    }
+
+    async fn wait_for_signal() -> std::io::Result<()> {
+        let (mut terminate, mut interrupt) =
+            (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        target: TargetArgs,
+    }
+
+    #[test]
+    fn flags_are_read_and_their_ranges_checked() {
+        let line =
+            "x --model m --listen 127.0.0.1:0 --device cpu --lanes 4 --context 512 --threads 2 --name n";
+        let args = Cli::try_parse_from(line.split(' ')).unwrap().target;
+        assert_eq!(
+            (args.lanes, args.context, args.threads, args.device),
+            (4, Some(512), Some(2), TargetDevice::Cpu)
+        );
+        for wrong in ["x", "x --model m --lanes 0", "x --model m --device tpu", "x --model m --listen here"] {
+            assert!(Cli::try_parse_from(wrong.split(' ')).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_folder_that_is_no_model_fails_the_start() {
+        let folder = tempfile::tempdir().unwrap();
+        let line = ["x", "--model", folder.path().to_str().unwrap()];
+        assert_eq!(run(Cli::try_parse_from(line).unwrap().target), 1);
+    }
+}

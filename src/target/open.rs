@@ -1,0 +1,57 @@
+//! From a model folder to a served model.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::hugging::FolderWords;
+use super::metrics::Metrics;
+use super::scheduler::Engine;
+use super::server::App;
+use crate::runtime::model::{Model, OpenError, Options};
+use crate::text::TextError;
+
+/// Why a model folder cannot be served.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The model does not open.
+    #[error(transparent)]
+    Model(#[from] OpenError),
+    /// Its tokenizer does not.
+    #[error(transparent)]
+    Text(#[from] TextError),
+    /// Metrics clash.
+    #[error(transparent)]
+    Metrics(#[from] prometheus::Error),
+    /// The system gives no thread.
+    #[error("no thread for the model: {0}")]
+    Thread(std::io::Error),
+    /// The folder's path ends in no name.
+    #[error("{0} has no name that could be the model's: give one")]
+    Name(PathBuf),
+}
+
+/// A model that is ready to be served.
+pub struct Opened {
+    /// To be served.
+    pub app: App,
+    /// The model id.
+    pub name: String,
+    /// What it runs on, and why.
+    pub device: String,
+}
+
+/// Opens a model folder: `model.onnx`, `config.json`, `tokenizer.json` and the chat template. Without a name
+/// the model is called like its folder.
+///
+/// # Errors
+/// If the model or its tokenizer cannot be used.
+pub fn open(folder: &Path, name: Option<String>, options: &Options) -> Result<Opened, StartError> {
+    let own = || folder.canonicalize().ok()?.file_name().map(|name| name.to_string_lossy().into_owned());
+    let name = name.or_else(own).ok_or_else(|| StartError::Name(folder.to_owned()))?;
+    let words = FolderWords::read(folder)?;
+    let model = Model::open(folder, options)?;
+    let device = model.device().to_owned();
+    let metrics = Arc::new(Metrics::new()?);
+    let engine = Engine::start(Box::new(model), Arc::clone(&metrics)).map_err(StartError::Thread)?;
+    Ok(Opened { app: App::new(name.clone(), engine, Arc::new(words), metrics), name, device })
+}

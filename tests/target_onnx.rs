@@ -1,0 +1,137 @@
+//! The target on a real model: seeded output is the same however it is computed.
+//!
+//! Runs on the bundled target, or on the model folder that `FORETELL_TEST_MODEL` names. A run of another shape
+//! may round differently; a first difference is only accepted where the two best scores are as good as equal.
+#![cfg(feature = "onnx")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
+
+use std::path::PathBuf;
+
+use bytes::Bytes;
+use foretell::gateway::listen::Stop;
+use foretell::runtime::device::DeviceChoice;
+use foretell::runtime::model::Options;
+use foretell::target::open::open;
+use http::Request;
+use http_body_util::{BodyExt, Full};
+use hyper_util::client::legacy::Client;
+use hyper_util::rt::TokioExecutor;
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+
+const PROMPT: &str = "import os\n\ndef read_lines(path):\n    \"\"\"Return the lines of a file.\"\"\"\n";
+
+fn folder() -> PathBuf {
+    std::env::var_os("FORETELL_TEST_MODEL")
+        .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("onnx/models/target"), PathBuf::from)
+}
+
+struct Server {
+    url: String,
+    stop: Stop,
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop.accept.cancel();
+        self.stop.cut.cancel();
+    }
+}
+
+async fn serve() -> Server {
+    let options = Options { device: DeviceChoice::Cpu, lanes: 8, threads: 2, ..Options::default() };
+    let opened =
+        open(&folder(), Some("toy".into()), &options).expect("the model opens (make fetches ONNX Runtime)");
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let stop = Stop::default();
+    tokio::spawn(opened.app.serve(listener, stop.clone()));
+    Server { url, stop }
+}
+
+impl Server {
+    async fn ask(&self, path: &str, body: &Value) -> Value {
+        let client: Client<_, Full<Bytes>> = Client::builder(TokioExecutor::new()).build_http();
+        let request =
+            Request::post(format!("{}{path}", self.url)).body(Full::new(body.to_string().into())).unwrap();
+        let (head, answer) = client.request(request).await.unwrap().into_parts();
+        let answer: Value = serde_json::from_slice(&answer.collect().await.unwrap().to_bytes()).unwrap();
+        assert_eq!(head.status, 200, "{answer}");
+        answer
+    }
+}
+
+fn with(base: &Value, more: Value) -> Value {
+    let mut body = base.clone();
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    body
+}
+
+fn ids(value: &Value) -> Vec<u32> {
+    value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
+}
+
+fn settings() -> [Value; 3] {
+    [
+        json!({"temperature": 0}),
+        json!({"temperature": 0.8, "top_p": 0.9, "seed": 1}),
+        json!({"temperature": 1.0, "seed": 2, "frequency_penalty": 0.4}),
+    ]
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn plain_continued_fanned_out_and_verified_runs_agree() {
+    let server = serve().await;
+    let prompt = ids(&server.ask("/tokenize", &json!({"prompt": PROMPT})).await["tokens"]);
+    for setting in settings() {
+        let setting = with(&setting, json!({"ignore_eos": true}));
+        let body = json!({"prompt": prompt, "max_tokens": 32, "return_token_ids": true});
+        let plain =
+            ids(&server.ask("/v1/completions", &with(&setting, body)).await["choices"][0]["token_ids"]);
+
+        let context = [prompt.clone(), plain[..13].to_vec()].concat();
+        let body = json!({"prompt": context, "generated": 13, "max_tokens": 19, "return_token_ids": true});
+        let rest =
+            ids(&server.ask("/v1/completions", &with(&setting, body)).await["choices"][0]["token_ids"]);
+        assert_eq!(rest, plain[13..], "continued, {setting}");
+
+        let prompts: Vec<Vec<u32>> =
+            (0..9).map(|cut| [prompt.clone(), plain[..cut].to_vec()].concat()).collect();
+        let body = json!({"prompt": prompts, "generated": (0..9).collect::<Vec<_>>(), "max_tokens": 1, "return_token_ids": true});
+        let rows = server.ask("/v1/completions", &with(&setting, body)).await;
+        let fanned: Vec<u32> = (0..9).map(|row| ids(&rows["choices"][row]["token_ids"])[0]).collect();
+        assert_eq!(fanned, plain[..9], "fanned out, {setting}");
+
+        let mut out = Vec::new();
+        while out.len() < 32 {
+            let right = &plain[out.len()..(out.len() + 3).min(31)];
+            // Every right token has a wrong elder sibling, so the accepted branch has to be moved.
+            let tokens: Vec<u32> = right.iter().flat_map(|&token| [(token + 1) % 100 + 300, token]).collect();
+            let parents: Vec<i64> =
+                (0..right.len() as i64).flat_map(|depth| [2 * depth - 1, 2 * depth - 1]).collect();
+            let context = [prompt.clone(), out.clone()].concat();
+            let body =
+                json!({"context": context, "generated": out.len(), "tokens": tokens, "parents": parents});
+            let verdict = server.ask("/v1/verify", &with(&setting, body)).await;
+            let accepted = ids(&verdict["accepted"]);
+            assert_eq!(accepted.len(), right.len(), "all right tokens are accepted, {setting}");
+            out.extend(accepted.iter().map(|&node| tokens[node as usize]));
+            let last = accepted.last().map_or(0, |&node| node as usize + 1);
+            out.push(verdict["rows"][last]["sample"].as_u64().unwrap() as u32);
+        }
+        assert_eq!(out, plain, "verified, {setting}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_chat_is_answered_with_the_models_own_template() {
+    let server = serve().await;
+    let messages = json!([{"role": "user", "content": "Rename x to y in: x = 1"}]);
+    let tokens = server.ask("/tokenize", &json!({"messages": messages})).await;
+    let body = json!({"messages": messages, "max_tokens": 8, "temperature": 0, "return_token_ids": true});
+    let answer = server.ask("/v1/chat/completions", &body).await;
+    assert_eq!(answer["prompt_token_ids"], tokens["tokens"]);
+    let text = server.ask("/detokenize", &json!({"tokens": tokens["tokens"]})).await;
+    assert!(text["prompt"].as_str().unwrap().contains("Rename x to y"), "{text}");
+    assert_eq!(answer["choices"][0]["message"]["role"], "assistant");
+}
