@@ -14,6 +14,7 @@ pub mod counters;
 pub mod demo;
 pub mod formula;
 pub mod html;
+pub mod local;
 pub mod looping;
 pub mod report;
 pub mod require;

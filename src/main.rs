@@ -1,1 +1,7 @@
-fn main() {}
+//! The binary: exit codes, nothing else.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    foretell::cli::main()
+}

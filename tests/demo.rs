@@ -48,7 +48,7 @@ async fn demo(direct: &Fake, through: &Fake, folder: &Path, canvas: Canvas) -> (
     let args = DemoArgs {
         once: true,
         models: "onnx/models".into(),
-        inflate: 1,
+        target: None,
         workloads: folder.to_owned(),
         prompts: 2,
     };

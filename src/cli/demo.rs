@@ -17,15 +17,43 @@ pub struct DemoArgs {
     /// Folder of the bundled models.
     #[arg(long, value_name = "DIR", default_value = "onnx/models")]
     pub models: PathBuf,
-    /// Multiply the target's depth by this: dearer steps, the same text.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
-    pub inflate: u32,
+    /// Folder of the target; without it `target` among the bundled models. `make demo` shows one with more depth:
+    /// dearer steps, the same text
+    #[arg(long, value_name = "DIR")]
+    pub target: Option<PathBuf>,
     /// Folder of the workloads whose first prompts are shown.
     #[arg(long, value_name = "DIR", default_value = "tests/workloads")]
     pub workloads: PathBuf,
     /// Prompts of each workload.
     #[arg(long, value_name = "N", default_value_t = 2)]
     pub prompts: usize,
+}
+
+/// Starts the servers in this process, shows the comparison, and stops them.
+#[cfg(feature = "onnx")]
+pub fn main(args: &DemoArgs) -> Exit {
+    let fail = |error: &dyn std::fmt::Display| {
+        eprintln!("foretell demo: {error}");
+        Exit::Unreachable
+    };
+    crate::observe::log::init(crate::observe::log::Format::Plain, "warn");
+    let runtime = match super::runtime() {
+        Ok(runtime) => runtime,
+        Err(error) => return fail(&error),
+    };
+    runtime.block_on(async {
+        match servers::start(args).await {
+            Ok(servers) => run(args, &servers.stack).await,
+            Err(error) => fail(&error),
+        }
+    })
+}
+
+/// Says that this build cannot run models.
+#[cfg(not(feature = "onnx"))]
+pub fn main(_: &DemoArgs) -> Exit {
+    eprintln!("foretell demo: this binary was built without the feature `onnx`, which runs models");
+    Exit::Unreachable
 }
 
 /// Shows the comparison on servers that run already; without `--once` returns when interrupted. The caller
@@ -72,5 +100,88 @@ async fn interrupted() {
     tokio::select! {
         _ = tokio::signal::ctrl_c() => {}
         _ = terminate.recv() => {}
+    }
+}
+
+#[cfg(feature = "onnx")]
+mod servers {
+    use std::path::Path;
+
+    use serde_json::Value;
+
+    use super::DemoArgs;
+    use crate::gateway::assemble::Running;
+    use crate::lab::demo::{About, Stack};
+    use crate::lab::local::{self, LocalTarget};
+    use crate::runtime::model::Options;
+    use crate::target::open::open;
+
+    type Failed = Box<dyn std::error::Error>;
+
+    /// No request of a demonstration is held back: everybody wants to see the difference.
+    const POLICY: &str = r"
+version: 1
+name: demo
+drafters: [{ kind: prompt_lookup, ngram: { min: 2, max: 8 } }, { kind: model, model: draft-same, vocabulary: same }]
+holdback: { start: 0, floor: 0 }
+";
+
+    /// The servers of a demonstration; dropping them stops them.
+    pub(super) struct Servers {
+        pub(super) stack: Stack,
+        _target: LocalTarget,
+        _proxy: Running,
+    }
+
+    pub(super) async fn start(args: &DemoArgs) -> Result<Servers, Failed> {
+        let bundled = args.models.join("target");
+        let folder = args.target.clone().unwrap_or_else(|| bundled.clone());
+        let opened = open(&folder, Some("foretell-target".to_owned()), &Options::default())?;
+        let target = LocalTarget::start(opened.app).await?;
+        let drafter = args.models.join("draft-same");
+        let process = format!(
+            "version: 1\nbackends: [{{ name: target, dialect: onnx, replicas: [\"http://{}\"] }}]\n\
+             drafters: {{ draft-same: {{ path: {:?} }} }}\n",
+            target.address,
+            drafter.display().to_string(),
+        );
+        let proxy = local::proxy(&process, &[POLICY]).await?;
+        let (plain, shown) = (layout(&bundled)?, layout(&folder)?);
+        let address = proxy.gateway.addresses.first().copied().ok_or("the proxy does not listen")?;
+        let stack = Stack {
+            direct: target.address.into(),
+            through: address.into(),
+            admin: proxy.gateway.admin.ok_or("the admin listener is not there")?.into(),
+            about: About {
+                model: opened.name,
+                parameters: plain.parameters,
+                device: opened.device,
+                inflate: (shown.layers / plain.layers.max(1)) as u32,
+                drafters: vec!["prompt_lookup".to_owned(), "draft-same".to_owned()],
+            },
+        };
+        Ok(Servers { stack, _target: target, _proxy: proxy })
+    }
+
+    struct ModelLayout {
+        layers: u64,
+        parameters: u64,
+    }
+
+    /// Depth and size of a Llama model, from its `config.json`.
+    fn layout(folder: &Path) -> Result<ModelLayout, Failed> {
+        let path = folder.join("config.json");
+        let text = std::fs::read(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+        let config: Value = serde_json::from_slice(&text)?;
+        let field = |name: &str| {
+            config.get(name).and_then(Value::as_u64).ok_or_else(|| format!("{}: no {name}", path.display()))
+        };
+        let (hidden, layers, inner) =
+            (field("hidden_size")?, field("num_hidden_layers")?, field("intermediate_size")?);
+        let heads = field("num_attention_heads")? + field("num_key_value_heads")?;
+        let attention = 2 * hidden * heads * field("head_dim")?;
+        let layer = attention + 3 * hidden * inner + 2 * hidden;
+        let parameters = field("vocab_size")? * hidden + layers * layer + hidden;
+        Ok(ModelLayout { layers, parameters })
     }
 }

@@ -1,0 +1,86 @@
+//! A whole Foretell in this process: a target, and the proxy before it, over loopback HTTP as in production.
+//!
+//! The demonstration and the end-to-end tests start it from here.
+
+use std::net::SocketAddr;
+
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+
+use crate::config::load::parse_policies;
+use crate::config::policy::PolicySet;
+use crate::config::problem::Problem;
+use crate::config::process::{self, Process};
+use crate::gateway::assemble::{self, AssembleError, Running};
+use crate::gateway::listen::Stop;
+use crate::target::server::App;
+
+/// Why it could not start.
+#[derive(Debug, thiserror::Error)]
+pub enum LocalError {
+    /// No free port.
+    #[error("cannot listen on loopback: {0}")]
+    Listen(#[from] std::io::Error),
+    /// The configuration is not one; every problem on a line.
+    #[error("{0}")]
+    Configuration(String),
+    /// The proxy could not start.
+    #[error(transparent)]
+    Proxy(#[from] AssembleError),
+}
+
+impl From<Vec<Problem>> for LocalError {
+    fn from(problems: Vec<Problem>) -> Self {
+        let lines: Vec<String> = problems.iter().map(ToString::to_string).collect();
+        Self::Configuration(lines.join("\n"))
+    }
+}
+
+/// A target that serves on a free port of loopback until it is dropped.
+pub struct LocalTarget {
+    /// Where.
+    pub address: SocketAddr,
+    stop: Stop,
+    _serving: JoinHandle<usize>,
+}
+
+impl LocalTarget {
+    /// Serves `app`.
+    ///
+    /// # Errors
+    /// No free port.
+    pub async fn start(app: App) -> Result<Self, LocalError> {
+        let listener = TcpListener::bind(SocketAddr::from(([127, 0, 0, 1], 0))).await?;
+        let address = listener.local_addr()?;
+        let stop = Stop::default();
+        let serving = tokio::spawn(app.serve(listener, stop.clone()));
+        Ok(Self { address, stop, _serving: serving })
+    }
+}
+
+impl Drop for LocalTarget {
+    fn drop(&mut self) {
+        self.stop.accept.cancel();
+        self.stop.cut.cancel();
+    }
+}
+
+/// Starts a proxy on free ports of loopback. `process` and each of `policies` are the texts of files; an
+/// empty list takes the built-in policy.
+///
+/// # Errors
+/// What is wrong with the configuration, or why nothing listens.
+pub async fn proxy(process: &str, policies: &[&str]) -> Result<Running, LocalError> {
+    let mut process = process::parse("process", process)?;
+    let policies = parse(policies, &process)?;
+    let free = SocketAddr::from(([127, 0, 0, 1], 0));
+    process.listen.iter_mut().for_each(|listen| listen.address = free);
+    process.admin.address = free;
+    Ok(assemble::start(process, policies).await?)
+}
+
+fn parse(policies: &[&str], process: &Process) -> Result<PolicySet, Vec<Problem>> {
+    let named = policies.iter().enumerate();
+    let sources: Vec<_> = named.map(|(index, text)| (format!("policy{index}"), (*text).to_owned())).collect();
+    parse_policies(&sources, process)
+}
