@@ -1,1 +1,9 @@
 //! One file per command.
+
+pub mod check;
+pub mod explain;
+
+/// Everything went well.
+pub const OK: u8 = 0;
+/// Bad configuration or usage.
+pub const USAGE: u8 = 64;

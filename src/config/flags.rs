@@ -29,20 +29,27 @@ impl Strings for std::collections::BTreeMap<String, String> {
     }
 }
 
-/// The flags of `foretell serve`, as texts. `None` is a flag that was not given.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// What can be set on the command line, as texts; `None` is a flag that was not given. Each can also be said
+/// by the variable `FORETELL_<FLAG>`.
+#[derive(clap::Args, Clone, Debug, Default, PartialEq, Eq)]
 pub struct Flags {
-    /// `--config`
+    /// The process file [default: foretell.yaml, if it is there]
+    #[arg(long, value_name = "FILE")]
     pub config: Option<String>,
-    /// `--backend`
+    /// One backend instead of those of the process file
+    #[arg(long, value_name = "URL")]
     pub backend: Option<String>,
-    /// `--dialect`
+    /// How the backends are spoken to
+    #[arg(long, value_name = "DIALECT")]
     pub dialect: Option<String>,
-    /// `--listen`
+    /// Where clients are served
+    #[arg(long, value_name = "IP:PORT")]
     pub listen: Option<String>,
-    /// `--admin`
+    /// Where the admin interface is
+    #[arg(long, value_name = "IP:PORT")]
     pub admin: Option<String>,
-    /// `--policies`
+    /// The folder of the policies
+    #[arg(long, value_name = "DIR")]
     pub policies: Option<String>,
 }
 
