@@ -21,7 +21,7 @@ const BAD_PROCESS: &str = include_str!("config/bad-process.txt");
 const BAD_POLICY: &str = include_str!("config/bad-policy.txt");
 
 fn lines(problems: &[Problem]) -> String {
-    problems.iter().map(|problem| format!("{problem}\n")).collect()
+    problems.iter().flat_map(|problem| [problem.to_string(), "\n".to_owned()]).collect()
 }
 
 /// The cases of a table: name, file, exact errors.
@@ -99,7 +99,7 @@ backends:
     assert_eq!(process.mode, Mode::Observe);
     assert_eq!(process.listen[0].tls.as_ref().unwrap().client_ca.as_deref(), Some(Path::new("a")));
     assert_eq!(process.limits.relay_body, Some(1 << 30));
-    assert_eq!(process.timeouts.idle, Some(Duration::from_secs(120)));
+    assert_eq!(process.timeouts.idle, Some(Duration::from_mins(2)));
     assert_eq!(process.tenant.header.as_deref(), Some("x-tenant"));
     let backend = &process.backends[0];
     assert_eq!(backend.dialect, Dialect::Sglang);
@@ -137,7 +137,7 @@ fn a_policy_that_says_nothing_is_the_built_in_one() {
     assert_eq!(*built_in, same);
 }
 
-fn facts<'a>(headers: &'a HeaderMap) -> Facts<'a> {
+fn facts(headers: &HeaderMap) -> Facts<'_> {
     Facts {
         model: "qwen-coder",
         backend: "a",

@@ -204,11 +204,10 @@ fn no_plan(
     billed: bool,
 ) -> Option<(BypassReason, Option<&'static str>)> {
     match dialect {
-        // No backend is configured here, so nothing is known against it.
-        None => None,
         Some(_) if !known => Some((BypassReason::Route, None)),
         Some(_) if billed => Some((BypassReason::Billed, None)),
-        Some(Dialect::Auto | Dialect::Onnx) => None,
+        // Without a configured backend nothing is known against it.
+        None | Some(Dialect::Auto | Dialect::Onnx) => None,
         Some(_) => Some((BypassReason::NoPlan, None)),
     }
 }

@@ -74,13 +74,13 @@ pub struct Overrides {
 impl Overrides {
     /// A flag wins over the variable of its name. An empty variable says nothing.
     pub fn new(flags: &Flags, environment: &dyn Strings) -> Self {
-        let said = |flag: &Option<String>, name: &str| match flag {
-            Some(text) => Some(Said { text: text.clone(), place: format!("--{name}") }),
-            None => {
-                let place = format!("FORETELL_{}", name.to_uppercase());
-                let text = environment.get(&place).filter(|text| !text.is_empty())?;
-                Some(Said { text, place })
+        let said = |flag: &Option<String>, name: &str| {
+            if let Some(text) = flag {
+                return Some(Said { text: text.clone(), place: format!("--{name}") });
             }
+            let place = format!("FORETELL_{}", name.to_uppercase());
+            let text = environment.get(&place).filter(|text| !text.is_empty())?;
+            Some(Said { text, place })
         };
         Self {
             config: said(&flags.config, "config"),

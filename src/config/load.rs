@@ -38,8 +38,7 @@ pub fn load(flags: &Flags, environment: &dyn Strings) -> Result<Loaded, Vec<Prob
     let mut process = Process::default();
     if let Some(file) = &file {
         files.push(file.clone());
-        let parsed = read(file).map_err(|problem| vec![problem]);
-        match parsed.and_then(|text| process::parse(&file.display().to_string(), &text)) {
+        match read(file).and_then(|text| process::parse(&file.display().to_string(), &text)) {
             Ok(parsed) => process = parsed,
             Err(found) => problems.extend(found),
         }
@@ -80,15 +79,15 @@ fn load_policies_into(
     files: &mut Vec<PathBuf>,
     problems: &mut Vec<Problem>,
 ) -> PolicySet {
-    let paths = policy_files(&process.policies).unwrap_or_else(|problem| {
-        problems.push(problem);
+    let paths = policy_files(&process.policies).unwrap_or_else(|found| {
+        problems.extend(found);
         Vec::new()
     });
     let mut sources = Vec::new();
     for path in paths {
         match read(&path) {
             Ok(text) => sources.push((path.display().to_string(), text)),
-            Err(problem) => problems.push(problem),
+            Err(found) => problems.extend(found),
         }
         files.push(path);
     }
@@ -155,7 +154,7 @@ fn warnings(policies: &PolicySet) -> Vec<String> {
 }
 
 /// The policy files of a folder, by name. A folder that is not there has none.
-pub fn policy_files(dir: &Path) -> Result<Vec<PathBuf>, Problem> {
+pub fn policy_files(dir: &Path) -> Result<Vec<PathBuf>, Vec<Problem>> {
     let entries = match std::fs::read_dir(dir) {
         Ok(entries) => entries,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
@@ -168,18 +167,19 @@ pub fn policy_files(dir: &Path) -> Result<Vec<PathBuf>, Problem> {
     Ok(paths)
 }
 
-fn read(path: &Path) -> Result<String, Problem> {
+fn read(path: &Path) -> Result<String, Vec<Problem>> {
     let length = std::fs::metadata(path).map_err(|error| unreadable(path, &error))?.len();
     if length > FILE_BYTES {
         let refusal = Refusal::new("the file is too large", "at most 10MiB");
-        return Err(problem(&path.display().to_string(), None, "(document)", refusal, format!("{length}B")));
+        let file = path.display().to_string();
+        return Err(vec![problem(&file, None, "(document)", refusal, format!("{length}B"))]);
     }
     std::fs::read_to_string(path).map_err(|error| unreadable(path, &error))
 }
 
-fn unreadable(path: &Path, error: &std::io::Error) -> Problem {
+fn unreadable(path: &Path, error: &std::io::Error) -> Vec<Problem> {
     let refusal = Refusal::new("cannot be read", "a readable file in UTF-8");
-    problem(&path.display().to_string(), None, "(document)", refusal, error.to_string())
+    vec![problem(&path.display().to_string(), None, "(document)", refusal, error.to_string())]
 }
 
 fn problem(file: &str, line: Option<u64>, path: &str, refusal: Refusal, got: String) -> Problem {

@@ -76,21 +76,15 @@ impl<'n> Item<'n> {
 
     /// The elements of a list; none, and a problem noted, if it is no list.
     pub fn items(&self) -> Vec<Item<'n>> {
-        match &self.node.value {
-            Value::List(nodes) => nodes
-                .iter()
-                .enumerate()
-                .map(|(index, node)| Item {
-                    node,
-                    path: format!("{}[{index}]", self.path),
-                    problems: self.problems,
-                })
-                .collect(),
-            _ => {
-                self.refuse(Refusal::new("wrong type", "a list"));
-                Vec::new()
-            }
-        }
+        let Value::List(nodes) = &self.node.value else {
+            self.refuse(Refusal::new("wrong type", "a list"));
+            return Vec::new();
+        };
+        let item = |(index, node)| {
+            let path = format!("{}[{index}]", self.path);
+            Item { node, path, problems: self.problems }
+        };
+        nodes.iter().enumerate().map(item).collect()
     }
 
     /// The members of a map whose keys are names that the file chooses.
@@ -161,6 +155,7 @@ impl<'n> Section<'n> {
     }
 
     /// The map under `key`; an empty one if the file has none.
+    #[must_use]
     pub fn section(&mut self, key: &'static str) -> Section<'n> {
         match self.item(key) {
             Some(item) => item.section(),

@@ -153,7 +153,7 @@ mod tests {
     #[test]
     fn durations_and_sizes_have_their_units_and_nothing_else() {
         assert_eq!(duration("250ms"), Some(Duration::from_millis(250)));
-        assert_eq!(duration("2h"), Some(Duration::from_secs(7200)));
+        assert_eq!(duration("2h"), Some(Duration::from_hours(2)));
         assert_eq!(size("32KiB"), Some(32 << 10));
         assert_eq!(size("3GiB"), Some(3 << 30));
         for wrong in

@@ -89,7 +89,7 @@ pub fn quote(text: &str) -> String {
 ///
 /// # Errors
 /// One problem: a document that is no YAML has no parts that could be looked at.
-pub fn parse(file: &str, text: &str) -> Result<Node, Problem> {
+pub fn parse(file: &str, text: &str) -> Result<Node, Vec<Problem>> {
     if text.len() as u64 > FILE_BYTES {
         return Err(document(file, 1, "the file is too large", "at most 10MiB", &format!("{}B", text.len())));
     }
@@ -115,8 +115,8 @@ pub fn parse(file: &str, text: &str) -> Result<Node, Problem> {
     }
 }
 
-fn document(file: &str, line: u64, message: &str, allowed: &str, got: &str) -> Problem {
-    Problem {
+fn document(file: &str, line: u64, message: &str, allowed: &str, got: &str) -> Vec<Problem> {
+    vec![Problem {
         file: file.to_owned(),
         line: Some(line),
         path: "(document)".to_owned(),
@@ -124,7 +124,7 @@ fn document(file: &str, line: u64, message: &str, allowed: &str, got: &str) -> P
         allowed: allowed.to_owned(),
         got: got.to_owned(),
         suggestion: None,
-    }
+    }]
 }
 
 fn node(spanned: Spanned<Value>) -> Node {
@@ -228,15 +228,15 @@ mod tests {
     fn an_alias_bomb_is_an_error() {
         let mut bomb = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n".to_owned();
         for level in 1..12 {
-            let previous = format!("*a{}", level - 1);
-            bomb += &format!("a{level}: &a{level} [{}]\n", vec![previous; 9].join(", "));
+            let nine = vec![format!("*a{}", level - 1); 9].join(", ");
+            bomb.extend([format!("a{level}: &a{level} [{nine}]\n")]);
         }
         assert!(parse("f", &bomb).is_err());
     }
 
     #[test]
     fn a_file_too_large_is_not_read() {
-        let problem = parse("f", &"#".repeat((10 << 20) + 1)).unwrap_err();
+        let problem = parse("f", &"#".repeat((10 << 20) + 1)).unwrap_err().remove(0);
         assert_eq!(
             problem.to_string(),
             "f:1: (document): the file is too large, allowed at most 10MiB, got 10485761B"

@@ -61,7 +61,7 @@ pub struct Placed {
 /// # Errors
 /// Everything that is wrong with it, in the order of its lines.
 pub fn parse(file: &str, source: &str) -> Result<Placed, Vec<Problem>> {
-    let root = yaml::parse(file, source).map_err(|problem| vec![problem])?;
+    let root = yaml::parse(file, source)?;
     let problems = Problems::new(file);
     let placed = read(&Item::root(&root, &problems), Revision::of(source.as_bytes()));
     match (problems.into_vec(), placed) {

@@ -46,7 +46,7 @@ impl Default for Probe {
 
 impl Default for Budget {
     fn default() -> Self {
-        let switchback = Switchback { window: Duration::from_secs(30), every: Duration::from_secs(600) };
+        let switchback = Switchback { window: Duration::from_secs(30), every: Duration::from_mins(10) };
         Self { extra_tokens: 0.25, slots: 0.10, switchback: Some(switchback) }
     }
 }

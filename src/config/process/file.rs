@@ -76,19 +76,13 @@ impl Default for Timeouts {
 
 impl Default for Drain {
     fn default() -> Self {
-        Self { delay: Duration::from_secs(5), grace: Duration::from_secs(120) }
+        Self { delay: Duration::from_secs(5), grace: Duration::from_mins(2) }
     }
 }
 
 impl Default for Memory {
     fn default() -> Self {
-        Self { bytes: 256 << 20, ttl: Duration::from_secs(3600), snapshot: None }
-    }
-}
-
-impl Default for Observe {
-    fn default() -> Self {
-        Self { log: LogFormat::default(), level: LogLevel::default(), otlp: None, text: false }
+        Self { bytes: 256 << 20, ttl: Duration::from_hours(1), snapshot: None }
     }
 }
 
@@ -97,7 +91,7 @@ impl Default for Observe {
 /// # Errors
 /// Everything that is wrong with it, in the order of its lines.
 pub fn parse(file: &str, source: &str) -> Result<Process, Vec<Problem>> {
-    let root = yaml::parse(file, source).map_err(|problem| vec![problem])?;
+    let root = yaml::parse(file, source)?;
     let problems = Problems::new(file);
     let process = read(&Item::root(&root, &problems));
     match problems.into_vec() {
