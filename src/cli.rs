@@ -3,7 +3,9 @@
 //! 0 done, 1 could not start or could not reach, 2 a comparison fell short, 64 bad configuration or usage.
 
 pub mod bench;
+pub mod check;
 pub mod demo;
+pub mod explain;
 pub mod serve;
 pub mod target;
 
@@ -28,6 +30,10 @@ enum Command {
     Demo(demo::DemoArgs),
     /// Serve an ONNX model over the OpenAI API
     Target(target::TargetArgs),
+    /// Read the configuration and print every error
+    Check(check::CheckArgs),
+    /// Say what would happen to a request, and why
+    Explain(explain::ExplainArgs),
     /// Measure a server directly and through Foretell, alternating
     Bench(bench::BenchArgs),
     /// Find out what a server can verify (not built yet)
@@ -67,6 +73,8 @@ pub fn main() -> ExitCode {
         Command::Serve(args) => serve::run(&args).into(),
         Command::Demo(args) => demo::main(&args).into(),
         Command::Target(args) => ExitCode::from(target::run(args)),
+        Command::Check(args) => ExitCode::from(check::run(&args, stdout)),
+        Command::Explain(args) => ExitCode::from(explain::run(&args, stdout)),
         Command::Bench(args) => on_runtime("bench", bench::run(&args, stdout)).into(),
         Command::Probe(_) => not_built("probe"),
         Command::Sim(_) => not_built("sim"),
