@@ -13,7 +13,7 @@ pub mod start;
 pub mod verdict;
 
 pub use machine::Session;
-pub use start::{Ending, Limit, Permission, Rules, Start};
+pub use start::{Ending, Limit, Permission, Rules, Start, StopOrder};
 pub use verdict::{Plan, Row, Verdict};
 
 use crate::draft::Tree;

@@ -1,0 +1,8 @@
+//! Exactness of the core: its law by full enumeration, its text by identity with the plain run.
+
+#[path = "exactness/greedy.rs"]
+mod greedy;
+#[path = "exactness/law.rs"]
+mod law;
+#[path = "exactness/world.rs"]
+mod world;
