@@ -141,6 +141,7 @@ impl Costs {
         }
         self.touched = now;
         self.table.iter_mut().for_each(|mean| mean.weight *= 0.5);
+        self.draft.weight *= 0.5;
         self.switch_in.weight *= 0.5;
         self.switch_out.weight *= 0.5;
         self.rebuild();

@@ -18,6 +18,8 @@ use crate::units::{Tick, TokenId};
 
 /// Longest pause asked for by the backend that a session without a ride sits out.
 const PAUSE_MAX: Duration = Duration::from_secs(10);
+/// Pauses in a row that it sits out.
+const PAUSES_MAX: u32 = 6;
 /// Tokens of one continued ride where cancelling is slow, and where no limit is known.
 const SEGMENT_SLOW: u32 = 16;
 const SEGMENT_OPEN: u32 = 512;
@@ -308,7 +310,9 @@ impl Session {
 
     /// The backend asked for a pause and nothing else is under way: wait it out, if it is short.
     fn wait(&mut self, pause: Duration, now: Tick) {
-        if pause > PAUSE_MAX {
+        self.phase = Phase::Over;
+        self.broken += 1;
+        if pause > PAUSE_MAX || self.broken > PAUSES_MAX {
             return self.finish(None);
         }
         self.pause = Some(now.after(pause));
@@ -346,11 +350,9 @@ impl Session {
         match event {
             Event::Draft(model) => {
                 let modelled = model.len();
-                let seconds = now.seconds_since(since);
-                self.pilot.control().with(|learnt| learnt.costs.drafted(modelled.max(gamma), seconds));
+                let began = self.pilot.drafted(gamma.max(modelled), since, now);
                 let draft = self.pilot.combine(model, self.stand(true));
-                // The round is timed from here: what the draft cost is kept apart.
-                self.verify(draft, modelled, now, now);
+                self.verify(draft, modelled, began, now);
             }
             Event::Fault(Fault::RetryAfter(pause)) => self.verify_paused(pause, now),
             Event::Fault(_) => self.draft_failed(now),
@@ -499,8 +501,9 @@ impl Session {
             return Step::Ride(reason);
         }
         let stand = self.stand(leaping);
-        if !leaping && stand.room.depth == 0 && self.rules.gamma_fixed.is_none() {
-            return Step::Ride(RideReason::NoGain);
+        if stand.room.depth == 0 && self.rules.gamma_fixed.is_none() {
+            // The last token is not worth a switch either way.
+            return if leaping { Step::Verify(Tree::default()) } else { Step::Ride(RideReason::NoGain) };
         }
         self.pilot.choose(self.output.tokens(), stand, now)
     }

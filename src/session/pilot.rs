@@ -3,6 +3,7 @@
 //! It sees the past and the clock that it is handed, and answers with a step. It emits nothing.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::RideReason;
 use super::accept::Accepted;
@@ -42,7 +43,7 @@ struct Streak {
     since: Tick,
     rounds: u32,
     tokens: usize,
-    /// Begun without any measured verify call.
+    /// Begun without any measured verify call (or draft of the model drafter).
     trial: bool,
 }
 
@@ -81,6 +82,9 @@ pub struct Pilot {
     leapt: usize,
     model_not_before: usize,
     model_faults: u32,
+    /// The model drafter has answered a shadow pass, so it has read the prompt.
+    warm: bool,
+    explored: bool,
 }
 
 impl Pilot {
@@ -111,6 +115,8 @@ impl Pilot {
             leapt: 0,
             model_not_before: 0,
             model_faults: 0,
+            warm: false,
+            explored: false,
         }
     }
 
@@ -213,10 +219,29 @@ impl Pilot {
         });
     }
 
+    /// Learns what a draft of the model drafter cost; returns when the round is to be timed from. The first
+    /// draft after a ride waits for what the ride left behind: what it took beyond the expected is the cost
+    /// of switching, and so belongs to the round.
+    pub fn drafted(&mut self, tokens: usize, since: Tick, now: Tick) -> Tick {
+        let first = self.streak.is_some_and(|streak| streak.rounds == 0);
+        let seconds = now.seconds_since(since);
+        self.control.with(|learnt| {
+            if first {
+                let expected = learnt.costs.draft_token() * tokens as f64;
+                return since.after(Duration::from_secs_f64(expected.min(seconds)));
+            }
+            learnt.costs.drafted(tokens, seconds);
+            now
+        })
+    }
+
     /// Leaping begins.
     pub fn enter(&mut self, now: Tick) {
         self.virtual_round = None;
-        let trial = self.control.with(|learnt| !learnt.costs.verify_measured());
+        let trial = self.control.with(|learnt| {
+            let costs = &learnt.costs;
+            !costs.verify_measured() || (self.model && costs.draft_token_measured().is_none())
+        });
         self.streak = Some(Streak { since: now, rounds: 0, tokens: 0, trial });
     }
 
@@ -251,18 +276,41 @@ impl Pilot {
 
     // ---- the shadow of the model drafter ---------------------------------------------------------------
 
-    /// The first output index that the model drafter is to be asked for, if a pass is due.
+    /// The first output index that the model drafter is to be asked for, if a pass is due. The first pass
+    /// also lets the drafter read the prompt, so it comes early where drafts are likely to pay, and seldom
+    /// where earlier requests say that they are not.
     pub fn shadow_due(&mut self, done: usize) -> Option<usize> {
         if !self.model || self.gamma_fixed.is_some() || self.prompt.is_none() || done < self.model_not_before
         {
             return None;
         }
+        let (known, promising, hopeless, earned) = self.control.with(|learnt| {
+            let known = learnt.survival.evidence(self.heat, Source::Model) >= EVIDENCE;
+            let earned = ShadowPlan::earned_by(learnt.costs.shadow_pass(), learnt.costs.ride_token());
+            (known, self.promising(1.0 + self.margin, learnt), self.hopeless(learnt), earned)
+        });
+        if !self.warm && known && promising {
+            return Some(done.saturating_sub(ShadowPlan::CHUNK));
+        }
         let from = self.shadow.due(done)?;
-        if self.control.with(|learnt| self.hopeless(learnt)) {
+        if hopeless {
             self.shadow.wait(done, 256);
             return None;
         }
+        if !self.warm && !self.explored && known && done < earned {
+            self.explored = self.dice.one_in(10);
+            if !self.explored {
+                self.shadow.wait(done, earned - done);
+                return None;
+            }
+        }
         Some(from)
+    }
+
+    /// Whether the model drafter is expected to be so many times as fast as riding.
+    fn promising(&self, times: f64, learnt: &Learnt) -> bool {
+        let offer = self.model_offer(self.gamma_max, learnt);
+        offer.zip(learnt.costs.ride_token()).is_some_and(|(offer, token)| offer.rate() * token > times)
     }
 
     /// Whether the model drafter could not pay even if nine of ten of its tokens were accepted.
@@ -294,14 +342,13 @@ impl Pilot {
             self.model_run.push(gamma, gamma, run + 1);
             at += run + 1;
         }
-        let (promising, pass, token) = self.control.with(|learnt| {
+        let (promising, earned) = self.control.with(|learnt| {
             learnt.costs.shadowed(seconds);
-            let offer = self.model_offer(self.gamma_max, learnt);
-            let token = learnt.costs.ride_token();
-            let promising = offer.zip(token).is_some_and(|(offer, token)| offer.rate() * token > 1.0);
-            (promising, learnt.costs.shadow_pass(), token)
+            let earned = ShadowPlan::earned_by(learnt.costs.shadow_pass(), learnt.costs.ride_token());
+            (self.promising(1.0, learnt), earned)
         });
-        self.shadow.passed(output.len(), promising, pass, token);
+        self.warm = true;
+        self.shadow.passed(output.len(), promising, earned);
     }
 
     // ---- the next step ---------------------------------------------------------------------------------
@@ -338,7 +385,7 @@ impl Pilot {
         let known = |source| stand.leaping || learnt.survival.evidence(self.heat, source) >= EVIDENCE;
         let lookup = (known(Source::PromptLookup) && self.worth(quote, &self.lookup_run, learnt, terms))
             .then_some(quote);
-        let asks = self.model && stand.done >= self.model_not_before && known(Source::Model);
+        let asks = self.model && self.warm && stand.done >= self.model_not_before && known(Source::Model);
         let model = self
             .model_offer(budget.nodes.min(budget.depth), learnt)
             .filter(|&offer| asks && self.worth(offer, &self.model_run, learnt, terms));
