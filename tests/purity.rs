@@ -1,5 +1,7 @@
 //! The pure folders stay pure: no runtime, no sockets, no model runtime, no clock, no hidden randomness.
 
+#![allow(clippy::indexing_slicing, clippy::expect_used, clippy::panic, reason = "a test may fail")]
+
 use std::fs;
 use std::path::{Path, PathBuf};
 

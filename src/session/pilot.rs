@@ -2,6 +2,9 @@
 //!
 //! It sees the past and the clock that it is handed, and answers with a step. It emits nothing.
 
+mod choose;
+mod model;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,8 +12,8 @@ use super::RideReason;
 use super::accept::Accepted;
 use super::shadow::{ShadowPlan, VirtualRound};
 use super::start::{Permission, Rules};
-use crate::control::{Control, Dice, Heat, Learnt, Quote, Run, Terms, Tuning, best_cut, pays};
-use crate::draft::{Budget, Features, Feedback, Lookup, Node, Source, Tree, merge};
+use crate::control::{Control, Dice, Heat, Run, Tuning};
+use crate::draft::{Budget, Feedback, Lookup, Tree};
 use crate::units::{Tick, TokenId};
 
 /// What to do next.
@@ -134,8 +137,6 @@ impl Pilot {
     pub fn prompt(&self) -> Option<&[TokenId]> {
         self.prompt.as_deref()
     }
-
-    // ---- the past -------------------------------------------------------------------------------------
 
     /// Learns from ridden tokens: virtual rounds go on, drafters see them. `from` is the first new one.
     pub fn ridden(&mut self, output: &[TokenId], from: usize) {
@@ -273,218 +274,6 @@ impl Pilot {
         self.model_faults = (self.model_faults + 1).min(6);
         self.model_not_before = done + (32 << self.model_faults);
     }
-
-    // ---- the shadow of the model drafter ---------------------------------------------------------------
-
-    /// The first output index that the model drafter is to be asked for, if a pass is due. The first pass
-    /// also lets the drafter read the prompt, so it comes early where drafts are likely to pay, and seldom
-    /// where earlier requests say that they are not.
-    pub fn shadow_due(&mut self, done: usize) -> Option<usize> {
-        if !self.model || self.gamma_fixed.is_some() || self.prompt.is_none() || done < self.model_not_before
-        {
-            return None;
-        }
-        let (known, promising, hopeless, earned) = self.control.with(|learnt| {
-            let known = learnt.survival.evidence(self.heat, Source::Model) >= EVIDENCE;
-            let earned = ShadowPlan::earned_by(learnt.costs.shadow_pass(), learnt.costs.ride_token());
-            (known, self.promising(1.0 + self.margin, learnt), self.hopeless(learnt), earned)
-        });
-        if !self.warm && known && promising {
-            return Some(done.saturating_sub(ShadowPlan::CHUNK));
-        }
-        let from = self.shadow.due(done)?;
-        if hopeless {
-            self.shadow.wait(done, 256);
-            return None;
-        }
-        if !self.warm && !self.explored && known && done < earned {
-            self.explored = self.dice.one_in(10);
-            if !self.explored {
-                self.shadow.wait(done, earned - done);
-                return None;
-            }
-        }
-        Some(from)
-    }
-
-    /// Whether the model drafter is expected to be so many times as fast as riding.
-    fn promising(&self, times: f64, learnt: &Learnt) -> bool {
-        let offer = self.model_offer(self.gamma_max, learnt);
-        offer.zip(learnt.costs.ride_token()).is_some_and(|(offer, token)| offer.rate() * token > times)
-    }
-
-    /// Whether the model drafter could not pay even if nine of ten of its tokens were accepted.
-    fn hopeless(&self, learnt: &Learnt) -> bool {
-        let survival: Vec<f64> = (1..=self.gamma_max).map(|depth| 0.9_f64.powi(depth as i32)).collect();
-        let quote = model_quote(&survival, learnt);
-        learnt.costs.ride_token().is_some_and(|token| quote.rate() * token < 1.0 + self.margin)
-    }
-
-    /// Takes the model drafter's own choices at the output places `from..`.
-    pub fn shadowed(&mut self, output: &[TokenId], from: usize, choices: &[TokenId], seconds: f64) {
-        let gamma = self
-            .control
-            .with(|learnt| self.model_offer(self.gamma_max, learnt).map_or(0, |quote| quote.nodes))
-            .clamp(1, self.gamma_max.max(1));
-        let pairs: Vec<(TokenId, TokenId)> =
-            choices.iter().copied().zip(output.iter().skip(from).copied()).collect();
-        let mut at = 0;
-        while at < pairs.len() {
-            let mut run = 0;
-            while let Some(&(choice, token)) = pairs.get(at + run).filter(|_| run < gamma) {
-                let draft = Tree::chain(&[choice], Source::Model, Features::default());
-                score(&self.control, &mut self.tuning, self.heat, &draft, None, run, token);
-                if choice != token {
-                    break;
-                }
-                run += 1;
-            }
-            self.model_run.push(gamma, gamma, run + 1);
-            at += run + 1;
-        }
-        let (promising, earned) = self.control.with(|learnt| {
-            learnt.costs.shadowed(seconds);
-            let earned = ShadowPlan::earned_by(learnt.costs.shadow_pass(), learnt.costs.ride_token());
-            (self.promising(1.0, learnt), earned)
-        });
-        self.warm = true;
-        self.shadow.passed(output.len(), promising, earned);
-    }
-
-    // ---- the next step ---------------------------------------------------------------------------------
-
-    /// Chooses. Everything that forbids leaping has been asked before.
-    pub fn choose(&mut self, output: &[TokenId], stand: Stand, now: Tick) -> Step {
-        if let Some(fixed) = self.gamma_fixed {
-            return self.forced(output, fixed, stand);
-        }
-        self.feed(output, stand.done, BITE);
-        if !self.caught_up(stand.done) || (!stand.leaping && stand.done < self.not_before) {
-            return Step::Ride(RideReason::NoGain);
-        }
-        if stand.leaping && self.leapt >= REMEASURE_AFTER {
-            self.leapt = 0;
-            self.not_before = stand.done + REMEASURE_OVER;
-            return Step::Ride(RideReason::Observe);
-        }
-        let room = stand.room.nodes.min(self.gamma_max);
-        let budget = Budget { nodes: room, depth: stand.room.depth };
-        let control = Arc::clone(&self.control);
-        let step = control.with(|learnt| {
-            learnt.costs.fade(now);
-            self.weigh(budget, stand, learnt)
-        });
-        self.dithered(step, budget)
-    }
-
-    fn weigh(&self, budget: Budget, stand: Stand, learnt: &Learnt) -> Step {
-        let rest = learnt.expected_rest(stand.done).min(stand.rest.map_or(f64::MAX, |rest| rest as f64));
-        let terms = Terms { margin: self.margin, stay: self.stay, leaping: stand.leaping, rest };
-        let (mut draft, quote) = self.look_up(budget, learnt);
-        let nothing = draft.is_empty();
-        let known = |source| stand.leaping || learnt.survival.evidence(self.heat, source) >= EVIDENCE;
-        let lookup = (known(Source::PromptLookup) && self.worth(quote, &self.lookup_run, learnt, terms))
-            .then_some(quote);
-        let asks = self.model && self.warm && stand.done >= self.model_not_before && known(Source::Model);
-        let model = self
-            .model_offer(budget.nodes.min(budget.depth), learnt)
-            .filter(|&offer| asks && self.worth(offer, &self.model_run, learnt, terms));
-        match (lookup, model) {
-            (Some(lookup), Some(model)) if model.rate() > lookup.rate() => Step::Draft(model.nodes),
-            (None, Some(model)) => Step::Draft(model.nodes),
-            (Some(lookup), _) => {
-                draft.truncate(lookup.nodes);
-                Step::Verify(draft)
-            }
-            (None, None) if nothing && !asks => Step::Ride(RideReason::NoDraft),
-            (None, None) => Step::Ride(RideReason::NoGain),
-        }
-    }
-
-    /// Judges a quote; a first trial gets a second round, because the first one also paid for the switch.
-    fn worth(&self, quote: Quote, run: &Run, learnt: &Learnt, terms: Terms) -> bool {
-        let second = self.streak.is_some_and(|streak| streak.trial && streak.rounds < 2);
-        (second && quote.nodes > 0) || pays(quote, run, learnt, terms)
-    }
-
-    fn dithered(&mut self, step: Step, budget: Budget) -> Step {
-        match step {
-            Step::Verify(mut draft) => {
-                let nodes = self.dice.dither(draft.len(), budget.nodes);
-                if nodes > draft.len() {
-                    let longer = self.control.with(|learnt| self.merged(None, budget, learnt));
-                    draft = longer.tree;
-                }
-                draft.truncate(nodes);
-                Step::Verify(draft)
-            }
-            Step::Draft(gamma) => Step::Draft(self.dice.dither(gamma, budget.nodes.min(budget.depth))),
-            Step::Ride(reason) => Step::Ride(reason),
-        }
-    }
-
-    /// `gamma.fixed`: a draft of at most so many nodes, whatever it may bring.
-    fn forced(&mut self, output: &[TokenId], fixed: usize, stand: Stand) -> Step {
-        self.feed(output, stand.done, usize::MAX);
-        let nodes = fixed.min(stand.room.nodes);
-        let budget = Budget { nodes, depth: stand.room.depth };
-        let gamma = nodes.min(budget.depth);
-        if self.model && gamma > 0 && stand.done >= self.model_not_before {
-            return Step::Draft(gamma);
-        }
-        Step::Verify(self.control.with(|learnt| self.merged(None, budget, learnt)).tree)
-    }
-
-    /// The draft to verify once the model drafter has answered: merged with what the lookups say, cut by
-    /// what a verify call costs. What the model's draft cost is spent already.
-    pub fn combine(&self, model: Tree, stand: Stand) -> Tree {
-        let most = self.gamma_fixed.unwrap_or(self.gamma_max);
-        let budget = Budget { nodes: most.min(stand.room.nodes), depth: stand.room.depth };
-        self.control.with(|learnt| {
-            let merged = self.merged(Some(model), budget, learnt);
-            let mut draft = merged.tree;
-            if self.gamma_fixed.is_none() {
-                let quote = best_cut(&merged.survival, |nodes| learnt.costs.verify(nodes));
-                draft.truncate(quote.nodes.max(1));
-            }
-            draft
-        })
-    }
-
-    /// What the lookups propose within a budget, and the best cut of it.
-    fn look_up(&self, budget: Budget, learnt: &Learnt) -> (Tree, Quote) {
-        let merged = self.merged(None, budget, learnt);
-        let quote = best_cut(&merged.survival, |nodes| learnt.costs.verify(nodes));
-        (merged.tree, quote)
-    }
-
-    fn merged(&self, model: Option<Tree>, budget: Budget, learnt: &Learnt) -> merge::Merged {
-        let lookups = self.lookups.iter().map(|lookup| lookup.draft(budget));
-        let drafts: Vec<Tree> = model.into_iter().chain(lookups).filter(|draft| !draft.is_empty()).collect();
-        merge::merge(&drafts, budget, |node, depth| {
-            self.tuning.adjust(node.source, learnt.survival.conditional(self.heat, node, depth))
-        })
-    }
-
-    /// The best length of a model draft before it is drafted.
-    fn model_offer(&self, gamma_max: usize, learnt: &Learnt) -> Option<Quote> {
-        if !self.model || gamma_max == 0 {
-            return None;
-        }
-        let node = Node { token: 0, parent: None, source: Source::Model, features: Features::default() };
-        let mut survival = Vec::with_capacity(gamma_max);
-        let mut alive = 1.0;
-        for depth in 0..gamma_max {
-            alive *= self.tuning.adjust(Source::Model, learnt.survival.conditional(self.heat, &node, depth));
-            survival.push(alive);
-        }
-        Some(model_quote(&survival, learnt)).filter(|quote| quote.nodes > 0)
-    }
-}
-
-fn model_quote(survival: &[f64], learnt: &Learnt) -> Quote {
-    let costs = &learnt.costs;
-    best_cut(survival, |nodes| costs.verify(nodes) + nodes as f64 * costs.draft_token())
 }
 
 /// Notes the fate of every child of `place` once `token` is known to follow it.

@@ -64,7 +64,7 @@ fn scripted(context: &[TokenId], gamma: usize, size: usize, wide: bool) -> Tree 
         if wide && tree.len() + 1 < gamma {
             tree.push(node(wrong));
         }
-        let token = if hash % 6 == 0 { wrong } else { right };
+        let token = if hash.is_multiple_of(6) { wrong } else { right };
         parent = Some(tree.push(node(token)));
         full.push(token);
     }
@@ -96,7 +96,7 @@ fn speculated(case: &Case, seed: u64, chaos: &mut dyn FnMut() -> Option<Chaos>) 
     let mut cuts = Random(mix(seed ^ 1));
     let mut switches = Random(mix(seed ^ 2));
     let mostly = switches.below(4);
-    let wide = seed % 2 == 0 && case.rules.plans == [Plan::Tree];
+    let wide = seed.is_multiple_of(2) && case.rules.plans == [Plan::Tree];
     play(
         case,
         &mut Hooks {
@@ -130,7 +130,7 @@ fn the_text_is_the_plain_text(
         let outcome = speculated(&case, prompt ^ gamma as u64, &mut || None);
         let summary = &outcome.summary;
         assert_eq!((&outcome.text, &outcome.tokens), (&text, &tokens), "prompt {prompt}: {case:?}");
-        assert_eq!(summary.finish.map(|finish| finish.name()), Some(finish), "prompt {prompt}");
+        assert_eq!(summary.finish.map(foretell::session::Finish::name), Some(finish), "prompt {prompt}");
         assert_eq!(summary.output_tokens as usize, tokens.len(), "prompt {prompt}");
         leapt += u32::from(summary.speculated);
         accepted += summary.accepted;
@@ -148,7 +148,7 @@ fn left_to_its_own_judgement_it_leaps_and_the_text_is_the_plain_text() {
             let (text, tokens, finish) = reference(&case);
             let outcome = speculated(&case, prompt, &mut || None);
             assert_eq!((&outcome.text, &outcome.tokens), (&text, &tokens), "prompt {prompt}");
-            assert_eq!(outcome.summary.finish.map(|finish| finish.name()), Some(finish));
+            assert_eq!(outcome.summary.finish.map(foretell::session::Finish::name), Some(finish));
             leapt += u32::from(outcome.summary.speculated);
         }
     }

@@ -26,8 +26,8 @@ impl Decode for Bytes {
         self.held.extend(&self.vocabulary[token as usize]);
         let certain = certain_len(&self.held);
         let rest = self.held.split_off(certain);
-        let text = String::from_utf8_lossy(&std::mem::replace(&mut self.held, rest)).into_owned();
-        text
+
+        String::from_utf8_lossy(&std::mem::replace(&mut self.held, rest)).into_owned()
     }
 
     fn flush(&mut self) -> String {
