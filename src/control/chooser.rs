@@ -5,6 +5,7 @@
 
 use super::Learnt;
 use super::run::Run;
+use crate::session::Plan;
 
 /// What a round is expected to bring and to cost.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -42,6 +43,8 @@ pub fn best_cut(survival: &[f64], seconds: impl Fn(usize) -> f64) -> Quote {
 /// The terms on which leaping is judged.
 #[derive(Clone, Copy, Debug)]
 pub struct Terms {
+    /// How drafts are verified.
+    pub plan: Plan,
     /// The rate must beat riding by this share to begin.
     pub margin: f64,
     /// And by this share to stay.
@@ -57,7 +60,7 @@ pub struct Terms {
 pub fn pays(quote: Quote, run: &Run, learnt: &Learnt, terms: Terms) -> bool {
     let costs = &learnt.costs;
     let Some(token) = costs.ride_token() else { return false };
-    let (tokens, seconds) = run.sums(costs);
+    let (tokens, seconds) = run.sums(terms.plan, costs);
     let rate = (tokens + quote.tokens) / (seconds + quote.seconds).max(1e-9);
     if terms.leaping {
         // Leaving must be worth the switch: close to the end it seldom is.

@@ -156,6 +156,11 @@ impl Session {
         self.queue.pop_front()
     }
 
+    /// How the request has gone so far.
+    pub fn summary(&self) -> &Summary {
+        &self.summary
+    }
+
     /// When [`Event::Timeout`] is wanted.
     pub fn deadline(&self) -> Option<Tick> {
         match &self.phase {
@@ -229,7 +234,6 @@ impl Session {
             self.pilot.control().with(|learnt| learnt.output_ended(tokens));
         }
         self.summary.finish = finish;
-        self.summary.output_tokens = tokens as u32;
         let summary = self.summary.clone();
         self.act(Action::Finish(summary));
     }
@@ -242,6 +246,7 @@ impl Session {
     }
 
     fn emit(&mut self, delta: Delta) {
+        self.summary.output_tokens = self.output.tokens().len() as u32;
         if !delta.tokens.is_empty() || !delta.text.is_empty() {
             self.act(Action::Emit(delta));
         }

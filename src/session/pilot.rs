@@ -8,10 +8,10 @@ mod model;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::RideReason;
 use super::accept::Accepted;
 use super::shadow::{ShadowPlan, VirtualRound};
 use super::start::{Permission, Rules};
+use super::{Plan, RideReason};
 use crate::control::{Control, Dice, Heat, Run, Tuning};
 use crate::draft::{Budget, Feedback, Lookup, Tree};
 use crate::units::{Tick, TokenId};
@@ -65,6 +65,7 @@ const REMEASURE_OVER: usize = 16;
 pub struct Pilot {
     control: Arc<Control>,
     heat: Heat,
+    plan: Plan,
     lookups: Vec<Box<dyn Lookup>>,
     prompt: Option<Vec<TokenId>>,
     fed: usize,
@@ -98,6 +99,7 @@ impl Pilot {
         Self {
             control,
             heat: Heat::of(temperature),
+            plan: rules.plans.first().copied().unwrap_or(Plan::FanOut),
             lookups,
             prompt: None,
             fed: 0,
@@ -213,9 +215,9 @@ impl Pilot {
         self.leapt += tokens;
         self.control.with(|learnt| {
             if first {
-                learnt.costs.entered(draft.len(), seconds, now);
+                learnt.costs.entered(self.plan, draft.len(), seconds, now);
             } else {
-                learnt.costs.verified(draft.len(), seconds, now);
+                learnt.costs.verified(self.plan, draft.len(), seconds, now);
             }
         });
     }
@@ -241,7 +243,7 @@ impl Pilot {
         self.virtual_round = None;
         let trial = self.control.with(|learnt| {
             let costs = &learnt.costs;
-            !costs.verify_measured() || (self.model && costs.draft_token_measured().is_none())
+            !costs.verify_measured(self.plan) || (self.model && costs.draft_token_measured().is_none())
         });
         self.streak = Some(Streak { since: now, rounds: 0, tokens: 0, trial });
     }

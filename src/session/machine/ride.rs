@@ -35,7 +35,7 @@ impl Session {
 
     pub(super) fn know_prompt(&mut self, ids: Vec<TokenId>) {
         if let Some(known) = self.pilot.prompt() {
-            self.doubt |= known != ids
+            self.doubt |= known != ids;
         } else {
             self.output.set_prompt_len(ids.len());
             self.pilot.know_prompt(ids);

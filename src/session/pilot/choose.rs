@@ -35,7 +35,8 @@ impl Pilot {
 
     fn weigh(&self, budget: Budget, stand: Stand, learnt: &Learnt) -> Step {
         let rest = learnt.expected_rest(stand.done).min(stand.rest.map_or(f64::MAX, |rest| rest as f64));
-        let terms = Terms { margin: self.margin, stay: self.stay, leaping: stand.leaping, rest };
+        let terms =
+            Terms { plan: self.plan, margin: self.margin, stay: self.stay, leaping: stand.leaping, rest };
         let (mut draft, quote) = self.look_up(budget, learnt);
         let nothing = draft.is_empty();
         let known = |source| stand.leaping || learnt.survival.evidence(self.heat, source) >= EVIDENCE;
@@ -100,7 +101,7 @@ impl Pilot {
             let merged = self.merged(Some(model), budget, learnt);
             let mut draft = merged.tree;
             if self.gamma_fixed.is_none() {
-                let quote = best_cut(&merged.survival, |nodes| learnt.costs.verify(nodes));
+                let quote = best_cut(&merged.survival, |nodes| learnt.costs.verify(self.plan, nodes));
                 draft.truncate(quote.nodes.max(1));
             }
             draft
@@ -110,7 +111,7 @@ impl Pilot {
     /// What the lookups propose within a budget, and the best cut of it.
     pub(super) fn look_up(&self, budget: Budget, learnt: &Learnt) -> (Tree, Quote) {
         let merged = self.merged(None, budget, learnt);
-        let quote = best_cut(&merged.survival, |nodes| learnt.costs.verify(nodes));
+        let quote = best_cut(&merged.survival, |nodes| learnt.costs.verify(self.plan, nodes));
         (merged.tree, quote)
     }
 

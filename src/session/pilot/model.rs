@@ -47,7 +47,7 @@ impl Pilot {
     /// Whether the model drafter could not pay even if nine of ten of its tokens were accepted.
     fn hopeless(&self, learnt: &Learnt) -> bool {
         let survival: Vec<f64> = (1..=self.gamma_max).map(|depth| 0.9_f64.powi(depth as i32)).collect();
-        let quote = model_quote(&survival, learnt);
+        let quote = self.model_quote(&survival, learnt);
         learnt.costs.ride_token().is_some_and(|token| quote.rate() * token < 1.0 + self.margin)
     }
 
@@ -94,11 +94,11 @@ impl Pilot {
             alive *= self.tuning.adjust(Source::Model, learnt.survival.conditional(self.heat, &node, depth));
             survival.push(alive);
         }
-        Some(model_quote(&survival, learnt)).filter(|quote| quote.nodes > 0)
+        Some(self.model_quote(&survival, learnt)).filter(|quote| quote.nodes > 0)
     }
-}
 
-fn model_quote(survival: &[f64], learnt: &Learnt) -> Quote {
-    let costs = &learnt.costs;
-    best_cut(survival, |nodes| costs.verify(nodes) + nodes as f64 * costs.draft_token())
+    fn model_quote(&self, survival: &[f64], learnt: &Learnt) -> Quote {
+        let costs = &learnt.costs;
+        best_cut(survival, |nodes| costs.verify(self.plan, nodes) + nodes as f64 * costs.draft_token())
+    }
 }
