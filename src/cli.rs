@@ -13,6 +13,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+use crate::config::flags::Environment;
 use crate::lab::Exit;
 
 #[derive(Parser)]
@@ -73,8 +74,8 @@ pub fn main() -> ExitCode {
         Command::Serve(args) => serve::run(&args).into(),
         Command::Demo(args) => demo::main(&args).into(),
         Command::Target(args) => ExitCode::from(target::run(args)),
-        Command::Check(args) => ExitCode::from(check::run(&args, stdout)),
-        Command::Explain(args) => ExitCode::from(explain::run(&args, stdout)),
+        Command::Check(args) => told(check::run(&args, &Environment, stdout)),
+        Command::Explain(args) => told(explain::run(&args, &Environment, stdout)),
         Command::Bench(args) => on_runtime("bench", bench::run(&args, stdout)).into(),
         Command::Probe(_) => not_built("probe"),
         Command::Sim(_) => not_built("sim"),
@@ -82,6 +83,11 @@ pub fn main() -> ExitCode {
         Command::Completions(_) => not_built("completions"),
         Command::Man(_) => not_built("man"),
     }
+}
+
+/// The exit code of a command that only tells. A reader who closed the pipe has heard enough.
+fn told(outcome: std::io::Result<u8>) -> ExitCode {
+    outcome.map_or(ExitCode::SUCCESS, ExitCode::from)
 }
 
 /// The runtime of a command: few threads, since the runtime of the models wants the cores.

@@ -17,7 +17,7 @@ pub use survival::{Heat, Survival, Tuning};
 use parking_lot::Mutex;
 
 use crate::draft::Source;
-use crate::session::RideReason;
+use crate::session::{Plan, RideReason};
 use crate::units::Tick;
 
 /// Everything learnt about one (epoch, policy).
@@ -69,8 +69,8 @@ pub struct Control {
 pub struct Picture {
     /// Time per token while riding, once measured.
     pub ride_token: Option<f64>,
-    /// Expected time of a verify call by number of draft nodes, from 0.
-    pub verify: Vec<f64>,
+    /// Expected time of a verify call by number of draft nodes, from 0; measured plans only.
+    pub verify: Vec<(Plan, Vec<f64>)>,
     /// Time of the model drafter per drafted token, once measured.
     pub draft_token: Option<f64>,
     /// Cost of switching from ride to leap.
@@ -108,7 +108,13 @@ impl Control {
     pub fn picture(&self) -> Picture {
         self.with(|learnt| Picture {
             ride_token: learnt.costs.ride_token(),
-            verify: (0..=costs::NODES_MAX).map(|nodes| learnt.costs.verify(nodes)).collect(),
+            verify: Plan::ALL
+                .into_iter()
+                .filter(|&plan| learnt.costs.verify_measured(plan))
+                .map(|plan| {
+                    (plan, (0..=costs::NODES_MAX).map(|nodes| learnt.costs.verify(plan, nodes)).collect())
+                })
+                .collect(),
             draft_token: learnt.costs.draft_token_measured(),
             switch_in: learnt.costs.switch_in(),
             switch_out: learnt.costs.switch_out(),

@@ -52,3 +52,52 @@ impl LookupSpec {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    //! The contract that every lookup drafter keeps.
+
+    use super::*;
+    use proptest::prelude::*;
+
+    const SPECS: [LookupSpec; 2] = [
+        LookupSpec::PromptLookup(Ngram { min: 1, max: 3 }),
+        LookupSpec::PromptLookup(Ngram { min: 2, max: 8 }),
+    ];
+
+    #[test]
+    fn a_drafter_that_has_seen_nothing_says_nothing() {
+        for spec in SPECS {
+            assert!(spec.build().draft(Budget { nodes: 8, depth: 8 }).is_empty());
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_draft_keeps_its_budget_and_depends_on_the_past_alone(
+            text in proptest::collection::vec(0u32..5, 0..60),
+            cut in 0usize..60,
+            nodes in 0usize..10,
+            depth in 0usize..10,
+        ) {
+            for spec in SPECS {
+                let (mut whole, mut pieces) = (spec.build(), spec.build());
+                whole.observe(&Feedback { tokens: &text });
+                let cut = cut.min(text.len());
+                pieces.observe(&Feedback { tokens: &text[..cut] });
+                let _ = pieces.draft(Budget { nodes, depth });
+                pieces.observe(&Feedback { tokens: &text[cut..] });
+                let draft = whole.draft(Budget { nodes, depth });
+                prop_assert_eq!(&draft, &pieces.draft(Budget { nodes, depth }));
+                prop_assert!(draft.len() <= nodes);
+                for node in 0..draft.len() {
+                    prop_assert!(draft.path(node).len() <= depth);
+                    prop_assert!(text.contains(&draft.nodes()[node].token));
+                }
+                let mut shorter = whole.draft(Budget { nodes: nodes + 1, depth });
+                shorter.truncate(nodes);
+                prop_assert_eq!(draft, shorter, "a smaller budget is a truncation");
+            }
+        }
+    }
+}

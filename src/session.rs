@@ -1,7 +1,8 @@
 //! The state machine of one speculated request.
 //!
-//! PURE and sans-IO: five verbs ([`Session::new`], [`Session::handle`], [`Session::poll`],
-//! [`Session::deadline`], and nothing else), time an argument, every event naming the action it answers.
+//! PURE and sans-IO: four verbs ([`Session::new`], [`Session::handle`], [`Session::poll`],
+//! [`Session::deadline`]) and a look ([`Session::summary`]), time an argument, every event naming the action
+//! it answers.
 //! The driver in `gateway` does what [`Session::poll`] says and reports back.
 
 pub mod accept;
@@ -13,7 +14,7 @@ pub mod start;
 pub mod verdict;
 
 pub use machine::Session;
-pub use start::{Ending, Limit, Permission, Rules, Start};
+pub use start::{Ending, Limit, Permission, Rules, Start, StopOrder};
 pub use verdict::{Plan, Row, Verdict};
 
 use crate::draft::Tree;

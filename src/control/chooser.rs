@@ -5,6 +5,7 @@
 
 use super::Learnt;
 use super::run::Run;
+use crate::session::Plan;
 
 /// What a round is expected to bring and to cost.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -42,6 +43,8 @@ pub fn best_cut(survival: &[f64], seconds: impl Fn(usize) -> f64) -> Quote {
 /// The terms on which leaping is judged.
 #[derive(Clone, Copy, Debug)]
 pub struct Terms {
+    /// How drafts are verified.
+    pub plan: Plan,
     /// The rate must beat riding by this share to begin.
     pub margin: f64,
     /// And by this share to stay.
@@ -57,14 +60,15 @@ pub struct Terms {
 pub fn pays(quote: Quote, run: &Run, learnt: &Learnt, terms: Terms) -> bool {
     let costs = &learnt.costs;
     let Some(token) = costs.ride_token() else { return false };
-    let (tokens, seconds) = run.sums(costs);
+    let (tokens, seconds) = run.sums(terms.plan, costs);
     let rate = (tokens + quote.tokens) / (seconds + quote.seconds).max(1e-9);
-    let needed = 1.0 + if terms.leaping { terms.stay } else { terms.margin };
-    if rate * token < needed {
-        return false;
-    }
     if terms.leaping {
-        return true;
+        // Leaving must be worth the switch: close to the end it seldom is.
+        let loss = terms.rest * ((1.0 + terms.stay) / rate - token);
+        return loss <= costs.switch_out();
+    }
+    if rate * token < 1.0 + terms.margin {
+        return false;
     }
     let saving = terms.rest * (token - 1.0 / rate);
     let switching = 2.0 * (costs.switch_in() + costs.switch_out());
@@ -90,12 +94,17 @@ impl Dice {
         z ^ (z >> 31)
     }
 
+    /// True once in `n` times.
+    pub fn one_in(&mut self, n: u64) -> bool {
+        self.next().is_multiple_of(n.max(1))
+    }
+
     /// In one round of twenty one node more or less, so that the cost table learns its neighbours.
     pub fn dither(&mut self, nodes: usize, most: usize) -> usize {
-        if nodes == 0 || !self.next().is_multiple_of(20) {
+        if nodes == 0 || !self.one_in(20) {
             return nodes;
         }
-        if self.next().is_multiple_of(2) { (nodes + 1).min(most) } else { (nodes - 1).max(1) }
+        if self.one_in(2) { (nodes + 1).min(most) } else { (nodes - 1).max(1) }
     }
 }
 

@@ -5,6 +5,7 @@
 //! and interpolated. What has not been measured for a while fades back to the prior, so that a bad moment
 //! does not close the door for good.
 
+use crate::session::Plan;
 use crate::units::Tick;
 
 /// Most nodes told apart in the verify table.
@@ -42,13 +43,26 @@ impl Mean {
     }
 }
 
+/// Seconds of a verify call of one plan, by draft nodes.
+#[derive(Debug)]
+struct Table {
+    means: Vec<Mean>,
+    /// What the means say for every number of nodes; empty while nothing is measured.
+    curve: Vec<f64>,
+}
+
+impl Default for Table {
+    fn default() -> Self {
+        Self { means: vec![Mean::default(); NODES_MAX + 1], curve: Vec::new() }
+    }
+}
+
 /// The measured costs of one (epoch, policy).
 #[derive(Debug)]
 pub struct Costs {
     ride_seconds: f64,
     ride_tokens: f64,
-    table: Vec<Mean>,
-    curve: Vec<f64>,
+    tables: [Table; Plan::ALL.len()],
     draft: Mean,
     shadow: Mean,
     switch_in: Mean,
@@ -62,8 +76,7 @@ impl Default for Costs {
         Self {
             ride_seconds: 0.0,
             ride_tokens: 0.0,
-            table: vec![Mean::default(); NODES_MAX + 1],
-            curve: Vec::new(),
+            tables: std::array::from_fn(|_| Table::default()),
             draft: Mean::default(),
             shadow: Mean::default(),
             switch_in: Mean::default(),
@@ -91,24 +104,27 @@ impl Costs {
     }
 
     /// Notes a verify call in the middle of leaping.
-    pub fn verified(&mut self, nodes: usize, seconds: f64, now: Tick) {
+    pub fn verified(&mut self, plan: Plan, nodes: usize, seconds: f64, now: Tick) {
         self.fade(now);
         self.touched = now;
-        if let Some(mean) = self.table.get_mut(nodes.min(NODES_MAX)) {
-            mean.observe(seconds);
+        let slope = self.token_or_guess() * SLOPE;
+        if let Some(table) = self.tables.get_mut(plan.index()) {
+            if let Some(mean) = table.means.get_mut(nodes.min(NODES_MAX)) {
+                mean.observe(seconds);
+            }
+            table.rebuild(slope);
         }
-        self.rebuild();
     }
 
     /// Notes the first verify call after a ride: what it took beyond the table is the cost of switching.
     /// Before the table knows anything, it is taken for a verify call like any other.
-    pub fn entered(&mut self, nodes: usize, seconds: f64, now: Tick) {
-        if self.verify_measured() {
-            let extra = (seconds - self.verify(nodes)).max(0.0);
+    pub fn entered(&mut self, plan: Plan, nodes: usize, seconds: f64, now: Tick) {
+        if self.verify_measured(plan) {
+            let extra = (seconds - self.verify(plan, nodes)).max(0.0);
             self.switch_in.observe(extra);
         } else {
             let assumed = (seconds - self.switch_in()).max(seconds * 0.5);
-            self.verified(nodes, assumed, now);
+            self.verified(plan, nodes, assumed, now);
         }
     }
 
@@ -136,14 +152,19 @@ impl Costs {
 
     /// Lets unused knowledge fade. Cheap; called at every decision.
     pub fn fade(&mut self, now: Tick) {
-        if !self.verify_measured() || now.seconds_since(self.touched) < FADE {
+        let known = Plan::ALL.into_iter().any(|plan| self.verify_measured(plan));
+        if !known || now.seconds_since(self.touched) < FADE {
             return;
         }
         self.touched = now;
-        self.table.iter_mut().for_each(|mean| mean.weight *= 0.5);
+        let slope = self.token_or_guess() * SLOPE;
+        for table in &mut self.tables {
+            table.means.iter_mut().for_each(|mean| mean.weight *= 0.5);
+            table.rebuild(slope);
+        }
+        self.draft.weight *= 0.5;
         self.switch_in.weight *= 0.5;
         self.switch_out.weight *= 0.5;
-        self.rebuild();
     }
 
     /// Seconds per ridden token; `None` before four were timed.
@@ -152,16 +173,14 @@ impl Costs {
     }
 
     /// Expected seconds of a verify call with `nodes` draft nodes.
-    pub fn verify(&self, nodes: usize) -> f64 {
-        if let Some(&seconds) = self.curve.get(nodes.min(NODES_MAX)) {
-            return seconds;
-        }
-        self.token_or_guess() * (1.05 + SLOPE * nodes as f64)
+    pub fn verify(&self, plan: Plan, nodes: usize) -> f64 {
+        let known = self.tables.get(plan.index()).and_then(|table| table.curve.get(nodes.min(NODES_MAX)));
+        known.copied().unwrap_or_else(|| self.token_or_guess() * (1.05 + SLOPE * nodes as f64))
     }
 
-    /// Whether the verify table holds a measurement.
-    pub fn verify_measured(&self) -> bool {
-        !self.curve.is_empty()
+    /// Whether the verify table of a plan holds a measurement.
+    pub fn verify_measured(&self, plan: Plan) -> bool {
+        self.tables.get(plan.index()).is_some_and(|table| !table.curve.is_empty())
     }
 
     /// Expected seconds per token of the model drafter.
@@ -197,12 +216,14 @@ impl Costs {
     fn token_or_guess(&self) -> f64 {
         self.ride_token().unwrap_or(0.02)
     }
+}
 
+impl Table {
     /// Monotone (pool adjacent violators), then linear between measured points; beyond the last the slope
     /// of the last two, or the prior slope.
-    fn rebuild(&mut self) {
+    fn rebuild(&mut self, slope: f64) {
         let mut blocks: Vec<(f64, f64, usize, usize)> = Vec::new();
-        for (nodes, mean) in self.table.iter().enumerate() {
+        for (nodes, mean) in self.means.iter().enumerate() {
             let Some(value) = mean.known() else { continue };
             let mut block = (value, mean.weight, nodes, nodes);
             while let Some(&(value, weight, first, _)) = blocks.last().filter(|last| last.0 > block.0) {
@@ -219,7 +240,6 @@ impl Costs {
                 std::iter::once((first, value)).chain(end)
             })
             .collect();
-        let slope = self.token_or_guess() * SLOPE;
         self.curve = if points.is_empty() {
             Vec::new()
         } else {
@@ -272,31 +292,33 @@ mod tests {
     fn the_table_is_monotone_and_interpolates() {
         let mut costs = riding_at(0.010);
         for _ in 0..10 {
-            costs.verified(1, 0.011, Tick(0));
-            costs.verified(5, 0.015, Tick(0));
-            costs.verified(3, 0.010, Tick(0));
+            costs.verified(Plan::Tree, 1, 0.011, Tick(0));
+            costs.verified(Plan::Tree, 5, 0.015, Tick(0));
+            costs.verified(Plan::Tree, 3, 0.010, Tick(0));
         }
-        assert!((costs.verify(5) - 0.015).abs() < 1e-9);
-        assert!((costs.verify(4) - 0.01275).abs() < 1e-9, "{}", costs.verify(4));
-        assert!((0..NODES_MAX).all(|n| costs.verify(n) <= costs.verify(n + 1) + 1e-12));
+        assert!((costs.verify(Plan::Tree, 5) - 0.015).abs() < 1e-9);
+        assert!((costs.verify(Plan::Tree, 4) - 0.01275).abs() < 1e-9, "{}", costs.verify(Plan::Tree, 4));
+        assert!(
+            (0..NODES_MAX).all(|n| costs.verify(Plan::Tree, n) <= costs.verify(Plan::Tree, n + 1) + 1e-12)
+        );
     }
 
     #[test]
     fn a_changed_cost_is_learnt_within_a_handful_of_rounds() {
         let mut costs = riding_at(0.010);
-        (0..20).for_each(|_| costs.verified(4, 0.012, Tick(0)));
-        (0..10).for_each(|_| costs.verified(4, 0.030, Tick(0)));
-        assert!(costs.verify(4) > 0.024, "{}", costs.verify(4));
+        (0..20).for_each(|_| costs.verified(Plan::Tree, 4, 0.012, Tick(0)));
+        (0..10).for_each(|_| costs.verified(Plan::Tree, 4, 0.030, Tick(0)));
+        assert!(costs.verify(Plan::Tree, 4) > 0.024, "{}", costs.verify(Plan::Tree, 4));
     }
 
     #[test]
     fn unused_knowledge_fades_back_to_the_prior() {
         let mut costs = riding_at(0.010);
-        costs.verified(4, 0.9, Tick(0));
-        assert!(costs.verify(4) > 0.5);
+        costs.verified(Plan::Tree, 4, 0.9, Tick(0));
+        assert!(costs.verify(Plan::Tree, 4) > 0.5);
         for minute in 1..6 {
             costs.fade(Tick(minute * 60_000_000));
         }
-        assert!(costs.verify(4) < 0.02 && !costs.verify_measured());
+        assert!(costs.verify(Plan::Tree, 4) < 0.02 && !costs.verify_measured(Plan::Tree));
     }
 }

@@ -2,7 +2,9 @@
 //!
 //! An alignment that keeps predicting right is kept although a shorter match may be more recent: text that
 //! is being copied goes on where it was. Past its own end an alignment repeats itself, which is what a
-//! period does.
+//! period does. And where a long alignment breaks, text that is being rewritten mostly goes on one token
+//! later: until a match is found again, the draft assumes that one token was replaced (match length 0, so
+//! its chances are learnt apart).
 
 use super::automaton::Automaton;
 use super::{Budget, Features, Feedback, Lookup, Source, Tree};
@@ -30,25 +32,41 @@ pub struct PromptLookup {
     min: u32,
     /// Where the copied text goes on, and for how many tokens it has agreed.
     aligned: Option<(usize, u32)>,
+    /// Where it would go on had one token been replaced, and for how many tokens that is still a guess.
+    broken: Option<(usize, u32)>,
 }
+
+/// An alignment that agreed for so long is worth a guess when it breaks ...
+const LONG: u32 = 6;
+/// ... for so many tokens.
+const GUESSES: u32 = 4;
 
 impl PromptLookup {
     /// A drafter that has seen nothing.
     pub fn new(ngram: Ngram) -> Self {
-        Self { automaton: Automaton::new(ngram.max), min: ngram.min.max(1), aligned: None }
+        Self { automaton: Automaton::new(ngram.max), min: ngram.min.max(1), aligned: None, broken: None }
     }
 
     fn push(&mut self, token: TokenId) {
-        let kept = self
-            .aligned
-            .filter(|&(at, _)| self.automaton.text().get(at) == Some(&token))
-            .map(|(at, len)| (at + 1, len.saturating_add(1)));
+        let agrees = |at: usize| self.automaton.text().get(at) == Some(&token);
+        let kept =
+            self.aligned.filter(|&(at, _)| agrees(at)).map(|(at, len)| (at + 1, len.saturating_add(1)));
+        let broken = match (self.aligned, self.broken) {
+            (Some((at, len)), _) if kept.is_none() && len >= LONG => Some((at + 1, GUESSES)),
+            (_, Some((at, left))) => left.checked_sub(1).map(|left| (at + 1, left)),
+            _ => None,
+        };
         self.automaton.push(token);
         let found = self.automaton.found().map(|found| (found.end, found.len));
         self.aligned = match (kept, found) {
             (Some(kept), Some(found)) if kept.1 > found.1 => Some(kept),
             (kept, found) => found.or(kept),
         };
+        self.broken = broken.filter(|_| self.matched().is_none());
+    }
+
+    fn matched(&self) -> Option<(usize, u32)> {
+        self.aligned.filter(|&(_, len)| len >= self.min)
     }
 }
 
@@ -58,7 +76,8 @@ impl Lookup for PromptLookup {
     }
 
     fn draft(&self, budget: Budget) -> Tree {
-        let Some((start, match_len)) = self.aligned.filter(|&(_, len)| len >= self.min) else {
+        let guess = self.broken.map(|(at, _)| (at, 0));
+        let Some((start, match_len)) = self.matched().or(guess) else {
             return Tree::default();
         };
         let text = self.automaton.text();
@@ -99,6 +118,17 @@ mod tests {
     #[test]
     fn says_nothing_below_the_shortest_match() {
         assert!(draft(&[1, 2, 3, 4, 1], 4).is_empty());
+    }
+
+    #[test]
+    fn guesses_that_one_token_was_replaced_where_a_long_alignment_breaks() {
+        let original: Vec<TokenId> = (100..120).collect();
+        let text = [&original[..], &original[..10], &[7]].concat();
+        assert_eq!(draft(&text, 3), [111, 112, 113]);
+        let mut lookup = PromptLookup::new(Ngram::default());
+        lookup.observe(&Feedback { tokens: &text });
+        let draft = lookup.draft(Budget { nodes: 1, depth: 1 });
+        assert_eq!(draft.nodes()[0].features.match_len, 0);
     }
 
     #[test]

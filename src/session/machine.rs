@@ -3,24 +3,20 @@
 //! Two rules keep it exact. A token that was read is the past: it is emitted, whatever happens next. And an
 //! action that was cancelled is forgotten with everything it may yet say. All else is bookkeeping.
 
+mod decide;
+mod leap;
+mod ride;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Duration;
 
-use super::accept;
 use super::output::Output;
-use super::pilot::{Pilot, Stand, Step};
-use super::start::{Permission, Rules, Start};
-use super::{Action, ActionId, Delta, Event, Fault, Finish, RidePlan, RideReason, Summary, Verdict};
+use super::pilot::Pilot;
+use super::start::{Rules, Start};
+use super::{Action, ActionId, Delta, Event, Finish, RidePlan, RideReason, Summary};
 use crate::control::Control;
-use crate::draft::{Budget, Tree};
-use crate::units::{Tick, TokenId};
-
-/// Longest pause asked for by the backend that a session without a ride sits out.
-const PAUSE_MAX: Duration = Duration::from_secs(10);
-/// Tokens of one continued ride where cancelling is slow, and where no limit is known.
-const SEGMENT_SLOW: u32 = 16;
-const SEGMENT_OPEN: u32 = 512;
+use crate::draft::Tree;
+use crate::units::Tick;
 
 /// A ride under way.
 #[derive(Clone, Copy, Debug)]
@@ -185,247 +181,6 @@ impl Session {
         }
     }
 
-    // ---- riding ---------------------------------------------------------------------------------------
-
-    fn riding(&mut self, ride: Ride, event: Event, now: Tick) {
-        match event {
-            Event::Prompt(ids) => self.know_prompt(ids),
-            Event::Token { tokens, text } => self.token(ride, tokens, text, now),
-            Event::Doubt => self.doubt = true,
-            Event::RideEnded(finish) => self.ride_ended(ride, finish, now),
-            Event::Fault(Fault::RetryAfter(pause)) if !ride.first => self.wait(pause, now),
-            Event::Fault(_) => self.ride_broke(ride, now),
-            Event::Draft(_)
-            | Event::Shadow(_)
-            | Event::Verdict(_)
-            | Event::ClientGone
-            | Event::Timeout
-            | Event::Mode(_) => {}
-        }
-    }
-
-    fn know_prompt(&mut self, ids: Vec<TokenId>) {
-        match self.pilot.prompt() {
-            Some(known) => self.doubt |= known != ids,
-            None => {
-                self.output.set_prompt_len(ids.len());
-                self.pilot.know_prompt(ids);
-            }
-        }
-    }
-
-    fn token(&mut self, ride: Ride, tokens: Vec<TokenId>, text: String, now: Tick) {
-        let from = self.output.tokens().len();
-        let count = tokens.len();
-        let ride = self.timed(ride, count, now);
-        let delta = if ride.first { self.output.ride(tokens, text) } else { self.output.extend(&tokens) };
-        self.emit(delta);
-        if count == 0 {
-            return;
-        }
-        self.broken = 0;
-        if self.output.finish().is_some() {
-            // The first ride is ended by the backend's own word, with its own reason.
-            if !ride.first {
-                self.finish(self.output.finish());
-            }
-            return;
-        }
-        if self.trusted() {
-            self.pilot.ridden(self.output.tokens(), from);
-        }
-        match self.step(false, now) {
-            Step::Ride(reason) => {
-                self.summary.reason = Some(reason);
-                self.shadow_pass(now);
-            }
-            step => {
-                self.leave_ride(ride);
-                self.pilot.enter(now);
-                self.leap(step, now, now);
-            }
-        }
-    }
-
-    /// Notes the pace of riding.
-    fn timed(&mut self, mut ride: Ride, tokens: usize, now: Tick) -> Ride {
-        if tokens > 0 {
-            self.pilot.control().with(|learnt| match ride.last {
-                Some(last) => learnt.costs.rode(now.seconds_since(last), tokens),
-                None if ride.after_leap => learnt.costs.left(now.seconds_since(ride.since)),
-                None => {}
-            });
-            ride.last = Some(now);
-            ride.brought = ride.brought.saturating_add(tokens as u32);
-        }
-        self.phase = Phase::Ride(ride);
-        ride
-    }
-
-    fn leave_ride(&mut self, ride: Ride) {
-        self.act(Action::Cancel(ride.id));
-        self.drop_shadow();
-        if ride.first {
-            let held = self.output.take_over();
-            self.emit(held);
-        }
-    }
-
-    fn ride_ended(&mut self, ride: Ride, finish: Finish, now: Tick) {
-        self.phase = Phase::Over;
-        if ride.first {
-            return self.finish(Some(finish));
-        }
-        if finish == Finish::Length && ride.brought >= ride.asked {
-            return match self.step(false, now) {
-                Step::Ride(reason) => self.ride_on(reason, false, now),
-                step => {
-                    self.drop_shadow();
-                    self.pilot.enter(now);
-                    self.leap(step, now, now);
-                }
-            };
-        }
-        let held = self.output.end(finish);
-        self.emit(held);
-        self.finish(Some(finish));
-    }
-
-    /// A ride broke off. What was read is the past; go on from there once, if that can be done exactly.
-    fn ride_broke(&mut self, ride: Ride, now: Tick) {
-        self.phase = Phase::Over;
-        self.broken += 1;
-        let possible = !ride.first || (self.trusted() && self.output.level() && !self.rules.plans.is_empty());
-        if self.output.tokens().is_empty() || self.broken > 1 || !possible {
-            return self.finish(None);
-        }
-        if ride.first {
-            if self.output.finish().is_some() {
-                return self.finish(self.output.finish());
-            }
-            let held = self.output.take_over();
-            self.emit(held);
-        }
-        self.ride_on(RideReason::VerifyFault, false, now);
-    }
-
-    /// Rides on from the whole context, by token ids.
-    fn ride_on(&mut self, reason: RideReason, after_leap: bool, now: Tick) {
-        self.summary.reason = Some(reason);
-        let slow = self.pilot.control().with(|learnt| learnt.costs.cancels_slowly());
-        let segment = self.rules.segment.unwrap_or(if slow { SEGMENT_SLOW } else { u32::MAX }).max(1);
-        let rest = self.output.rest().map_or(SEGMENT_OPEN, |rest| rest as u32);
-        let asked = rest.min(segment).max(1);
-        let id = self.act(Action::Ride(RidePlan::Continue { max_tokens: asked }));
-        self.phase =
-            Phase::Ride(Ride { id, first: false, asked, brought: 0, since: now, last: None, after_leap });
-    }
-
-    /// The backend asked for a pause and nothing else is under way: wait it out, if it is short.
-    fn wait(&mut self, pause: Duration, now: Tick) {
-        if pause > PAUSE_MAX {
-            return self.finish(None);
-        }
-        self.pause = Some(now.after(pause));
-        self.summary.reason = Some(RideReason::RetryAfter);
-        self.phase = Phase::Wait { until: now.after(pause) };
-    }
-
-    // ---- leaping --------------------------------------------------------------------------------------
-
-    /// Does a leaping step. `began` is when the round began, for its cost.
-    fn leap(&mut self, step: Step, began: Tick, now: Tick) {
-        match step {
-            Step::Ride(reason) => {
-                self.pilot.leave(self.output.tokens().len(), now);
-                self.ride_on(reason, true, now);
-            }
-            Step::Draft(gamma) => {
-                let id = self.act(Action::Draft { gamma });
-                self.phase = Phase::Draft { id, since: now, gamma };
-            }
-            Step::Verify(draft) => self.verify(draft, 0, began, now),
-        }
-    }
-
-    fn verify(&mut self, draft: Tree, modelled: usize, began: Tick, now: Tick) {
-        let Some(&plan) = self.rules.plans.first() else {
-            return self.leap(Step::Ride(RideReason::NoDraft), began, now);
-        };
-        self.summary.reason = None;
-        let id = self.act(Action::Verify(draft.clone(), plan));
-        self.phase = Phase::Verify { id, since: now, began, draft, modelled };
-    }
-
-    fn drafting(&mut self, since: Tick, gamma: usize, event: Event, now: Tick) {
-        match event {
-            Event::Draft(model) => {
-                let modelled = model.len();
-                let seconds = now.seconds_since(since);
-                self.pilot.control().with(|learnt| learnt.costs.drafted(modelled.max(gamma), seconds));
-                let draft = self.pilot.combine(model, self.stand(true));
-                // The round is timed from here: what the draft cost is kept apart.
-                self.verify(draft, modelled, now, now);
-            }
-            Event::Fault(Fault::RetryAfter(pause)) => self.verify_paused(pause, now),
-            Event::Fault(_) => self.draft_failed(now),
-            _ => {}
-        }
-    }
-
-    fn draft_failed(&mut self, now: Tick) {
-        let done = self.output.tokens().len();
-        self.pilot.model_failed(done);
-        self.fault_ride(RideReason::VerifyFault, now);
-    }
-
-    fn verifying(&mut self, event: Event, now: Tick) {
-        match event {
-            Event::Verdict(verdict) => self.judged(&verdict, now),
-            Event::Fault(Fault::RetryAfter(pause)) => self.verify_paused(pause, now),
-            Event::Fault(_) => self.verify_failed(now),
-            _ => {}
-        }
-    }
-
-    fn judged(&mut self, verdict: &Verdict, now: Tick) {
-        let Phase::Verify { began, draft, modelled, .. } = std::mem::replace(&mut self.phase, Phase::Over)
-        else {
-            return;
-        };
-        let Some(accepted) = accept::walk(&draft, verdict) else { return self.verify_failed(now) };
-        let delta = self.output.extend(&accepted.tokens);
-        self.summary.speculated = true;
-        self.summary.rounds += 1;
-        self.summary.drafted += draft.len() as u32;
-        self.summary.accepted += accepted.nodes.len().min(delta.tokens.len()) as u32;
-        self.emit(delta);
-        self.pilot.round(&draft, &accepted, now.seconds_since(began), modelled, now);
-        if self.output.finish().is_some() {
-            self.pilot.leave(self.output.tokens().len(), now);
-            return self.finish(self.output.finish());
-        }
-        let step = self.step(true, now);
-        self.leap(step, now, now);
-    }
-
-    fn verify_failed(&mut self, now: Tick) {
-        self.pilot.verify_failed(self.output.tokens().len());
-        self.fault_ride(RideReason::VerifyFault, now);
-    }
-
-    fn verify_paused(&mut self, pause: Duration, now: Tick) {
-        self.pause = Some(now.after(pause));
-        self.leap(Step::Ride(RideReason::RetryAfter), now, now);
-    }
-
-    fn fault_ride(&mut self, reason: RideReason, now: Tick) {
-        self.fault_until = self.pilot.not_before().max(self.output.tokens().len() + 1);
-        self.leap(Step::Ride(reason), now, now);
-    }
-
-    // ---- time, shadow, end ------------------------------------------------------------------------------
-
     fn expire(&mut self, now: Tick) {
         if self.deadline().is_none_or(|deadline| now < deadline) {
             return;
@@ -489,7 +244,6 @@ impl Session {
             self.pilot.control().with(|learnt| learnt.output_ended(tokens));
         }
         self.summary.finish = finish;
-        self.summary.output_tokens = tokens as u32;
         let summary = self.summary.clone();
         self.act(Action::Finish(summary));
     }
@@ -502,94 +256,9 @@ impl Session {
     }
 
     fn emit(&mut self, delta: Delta) {
+        self.summary.output_tokens = self.output.tokens().len() as u32;
         if !delta.tokens.is_empty() || !delta.text.is_empty() {
             self.act(Action::Emit(delta));
         }
-    }
-
-    // ---- the decision ----------------------------------------------------------------------------------
-
-    fn step(&mut self, leaping: bool, now: Tick) -> Step {
-        if let Some(reason) = self.forbidden(now) {
-            return Step::Ride(reason);
-        }
-        let stand = self.stand(leaping);
-        if !leaping && stand.room.depth == 0 && self.rules.gamma_fixed.is_none() {
-            return Step::Ride(RideReason::NoGain);
-        }
-        self.pilot.choose(self.output.tokens(), stand, now)
-    }
-
-    fn stand(&self, leaping: bool) -> Stand {
-        let rest = self.output.rest();
-        let depth = rest.map_or(usize::MAX, |rest| rest.saturating_sub(1));
-        let room = Budget { nodes: self.rules.context_max.saturating_sub(self.context() + 1), depth };
-        Stand { leaping, room, rest, done: self.output.tokens().len() }
-    }
-
-    fn context(&self) -> usize {
-        self.pilot.prompt().map_or(0, <[TokenId]>::len) + self.output.tokens().len()
-    }
-
-    /// Whether the ids are certain, so that going on by them is the same request.
-    fn trusted(&self) -> bool {
-        !self.doubt && self.output.agrees() && self.pilot.prompt().is_some()
-    }
-
-    /// Why the session may not leap now, whatever a leap would bring.
-    fn forbidden(&self, now: Tick) -> Option<RideReason> {
-        if let Permission::Ride(reason) | Permission::Shadow(reason) = self.rules.permission {
-            return Some(reason);
-        }
-        let forced = self.rules.gamma_fixed.is_some();
-        if !self.allowed {
-            return Some(RideReason::Observe);
-        }
-        if self.rules.holdback && !forced {
-            return Some(RideReason::Holdback);
-        }
-        if self.rules.plans.is_empty() || !self.trusted() {
-            return Some(RideReason::NoDraft);
-        }
-        if matches!(&self.phase, Phase::Ride(ride) if ride.first) && !self.output.level() {
-            return Some(RideReason::NoDraft);
-        }
-        if self.pause.is_some_and(|until| now < until) {
-            return Some(RideReason::RetryAfter);
-        }
-        if self.output.tokens().len() < self.fault_until {
-            return Some(RideReason::VerifyFault);
-        }
-        if self.context() + 1 > self.rules.context_max {
-            return Some(RideReason::ContextTooLong);
-        }
-        let gate = self.pilot.control().with(|learnt| learnt.gate());
-        gate.filter(|&gate| !forced || holds_when_forced(gate))
-    }
-}
-
-/// Gates that even `gamma.fixed` keeps.
-fn holds_when_forced(gate: RideReason) -> bool {
-    match gate {
-        RideReason::GateHealth
-        | RideReason::GateMemory
-        | RideReason::BackendSpeculates
-        | RideReason::ContextTooLong
-        | RideReason::VerifyFault
-        | RideReason::RetryAfter
-        | RideReason::Observe
-        | RideReason::Client
-        | RideReason::Policy
-        | RideReason::Draining => true,
-        RideReason::Holdback
-        | RideReason::NoGain
-        | RideReason::Budget
-        | RideReason::GateLoad
-        | RideReason::GateStale
-        | RideReason::GateAcceptance
-        | RideReason::GateLatency
-        | RideReason::Shadow
-        | RideReason::Switchback
-        | RideReason::NoDraft => false,
     }
 }

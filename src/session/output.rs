@@ -4,7 +4,7 @@
 //! decode to. Only while the two agree may the session go on by itself; its text then starts exactly where
 //! the backend's left off.
 
-use super::start::{Ending, Limit};
+use super::start::{Ending, Limit, StopOrder};
 use super::{Decode, Delta, Finish};
 use crate::units::TokenId;
 
@@ -135,8 +135,7 @@ impl Output {
     /// Ends the output from outside and lets go of what was held back.
     pub fn end(&mut self, finish: Finish) -> Delta {
         if self.finish.is_none() {
-            self.finish = Some(finish);
-            self.text.push_str(&self.decode.flush());
+            self.flush(finish);
         }
         Delta { tokens: Vec::new(), text: self.release() }
     }
@@ -147,38 +146,49 @@ impl Output {
             return;
         }
         let by_id = self.ending.stop_token_ids.contains(&token);
-        if by_id || (!self.ending.ignore_eos && self.ending.eos.contains(&token)) {
-            if by_id && self.ending.include_stop {
-                self.text.push_str(&self.decode.push(token));
-            }
-            self.finish = Some(Finish::Stop);
-            self.text.push_str(&self.decode.flush());
-            return;
+        let ends = by_id || (!self.ending.ignore_eos && self.ending.eos.contains(&token));
+        if !ends || (by_id && self.ending.include_stop) {
+            let piece = self.decode.push(token);
+            self.append(&piece);
         }
-        let before = self.text.len();
-        self.text.push_str(&self.decode.push(token));
-        if let Some(end) = self.stopped(before) {
-            self.text.truncate(end);
-            self.finish = Some(Finish::Stop);
-        } else if self.rest() == Some(0) {
-            self.finish = Some(Finish::Length);
-            self.text.push_str(&self.decode.flush());
+        if self.finish.is_none() && (ends || self.rest() == Some(0)) {
+            self.flush(if ends { Finish::Stop } else { Finish::Length });
         }
     }
 
-    /// Where the text ends if a stop text was completed after byte `before`.
-    fn stopped(&self, before: usize) -> Option<usize> {
-        if self.tokens.len() <= self.ending.min_tokens as usize || before == self.text.len() {
-            return None;
+    /// Ends the output for `finish`, unless what was held back completes a stop text.
+    fn flush(&mut self, finish: Finish) {
+        let held = self.decode.flush();
+        self.append(&held);
+        self.finish.get_or_insert(finish);
+    }
+
+    /// Adds text; ends the output where a stop text is complete.
+    fn append(&mut self, piece: &str) {
+        let before = self.text.len();
+        self.text.push_str(piece);
+        if piece.is_empty() || self.tokens.len() <= self.ending.min_tokens as usize {
+            return;
         }
+        if let Some((start, end)) = self.stopped(before) {
+            self.text.truncate(if self.ending.include_stop { end } else { start });
+            self.finish = Some(Finish::Stop);
+        }
+    }
+
+    /// Where the stop text lies that was completed after byte `before`.
+    fn stopped(&self, before: usize) -> Option<(usize, usize)> {
         let bytes = self.text.as_bytes();
-        self.ending.stop.iter().filter(|stop| !stop.is_empty()).find_map(|stop| {
+        let mut found = self.ending.stop.iter().filter(|stop| !stop.is_empty()).filter_map(|stop| {
             let len = stop.len();
-            let first = (before + 1).saturating_sub(len);
             let last = bytes.len().checked_sub(len)?;
-            let at = (first..=last).find(|&at| bytes.get(at..at + len) == Some(stop.as_bytes()))?;
-            Some(if self.ending.include_stop { at + len } else { at })
-        })
+            let mut places = (before + 1).saturating_sub(len)..=last;
+            places.find(|&at| bytes.get(at..at + len) == Some(stop.as_bytes())).map(|at| (at, at + len))
+        });
+        match self.ending.stop_order {
+            StopOrder::FirstComplete => found.min_by_key(|&(start, end)| (end, start)),
+            StopOrder::Listed => found.next(),
+        }
     }
 
     /// Text that may go out now.
@@ -246,6 +256,20 @@ mod tests {
         let last = out.extend(&[2, 3, 0, 1]);
         assert_eq!((last.text.as_str(), last.tokens.as_slice()), ("", &[2, 3][..]));
         assert_eq!(out.finish(), Some(Finish::Stop));
+    }
+
+    #[test]
+    fn of_several_stop_texts_the_engine_s_order_decides() {
+        let cut = |order, stop: &[&str]| {
+            let mut out = output(stop, 99);
+            out.ending.stop_order = order;
+            out.extend(&[0, 1]);
+            // One token that is "cdef".
+            out.append("cdef");
+            out.text
+        };
+        assert_eq!(cut(StopOrder::FirstComplete, &["ef", "d", "cd"]), "ab");
+        assert_eq!(cut(StopOrder::Listed, &["ef", "d", "cd"]), "abcd");
     }
 
     #[test]

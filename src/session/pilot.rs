@@ -2,14 +2,18 @@
 //!
 //! It sees the past and the clock that it is handed, and answers with a step. It emits nothing.
 
-use std::sync::Arc;
+mod choose;
+mod model;
 
-use super::RideReason;
+use std::sync::Arc;
+use std::time::Duration;
+
 use super::accept::Accepted;
 use super::shadow::{ShadowPlan, VirtualRound};
 use super::start::{Permission, Rules};
-use crate::control::{Control, Dice, Heat, Learnt, Quote, Run, Terms, Tuning, best_cut, pays};
-use crate::draft::{Budget, Features, Feedback, Lookup, Node, Source, Tree, merge};
+use super::{Plan, RideReason};
+use crate::control::{Control, Dice, Heat, Run, Tuning};
+use crate::draft::{Budget, Feedback, Lookup, Tree};
 use crate::units::{Tick, TokenId};
 
 /// What to do next.
@@ -42,7 +46,7 @@ struct Streak {
     since: Tick,
     rounds: u32,
     tokens: usize,
-    /// Begun without any measured verify call.
+    /// Begun without any measured verify call (or draft of the model drafter).
     trial: bool,
 }
 
@@ -61,6 +65,7 @@ const REMEASURE_OVER: usize = 16;
 pub struct Pilot {
     control: Arc<Control>,
     heat: Heat,
+    plan: Plan,
     lookups: Vec<Box<dyn Lookup>>,
     prompt: Option<Vec<TokenId>>,
     fed: usize,
@@ -81,6 +86,9 @@ pub struct Pilot {
     leapt: usize,
     model_not_before: usize,
     model_faults: u32,
+    /// The model drafter has answered a shadow pass, so it has read the prompt.
+    warm: bool,
+    explored: bool,
 }
 
 impl Pilot {
@@ -91,6 +99,7 @@ impl Pilot {
         Self {
             control,
             heat: Heat::of(temperature),
+            plan: rules.plans.first().copied().unwrap_or(Plan::FanOut),
             lookups,
             prompt: None,
             fed: 0,
@@ -111,6 +120,8 @@ impl Pilot {
             leapt: 0,
             model_not_before: 0,
             model_faults: 0,
+            warm: false,
+            explored: false,
         }
     }
 
@@ -128,8 +139,6 @@ impl Pilot {
     pub fn prompt(&self) -> Option<&[TokenId]> {
         self.prompt.as_deref()
     }
-
-    // ---- the past -------------------------------------------------------------------------------------
 
     /// Learns from ridden tokens: virtual rounds go on, drafters see them. `from` is the first new one.
     pub fn ridden(&mut self, output: &[TokenId], from: usize) {
@@ -206,17 +215,36 @@ impl Pilot {
         self.leapt += tokens;
         self.control.with(|learnt| {
             if first {
-                learnt.costs.entered(draft.len(), seconds, now);
+                learnt.costs.entered(self.plan, draft.len(), seconds, now);
             } else {
-                learnt.costs.verified(draft.len(), seconds, now);
+                learnt.costs.verified(self.plan, draft.len(), seconds, now);
             }
         });
+    }
+
+    /// Learns what a draft of the model drafter cost; returns when the round is to be timed from. The first
+    /// draft after a ride waits for what the ride left behind: what it took beyond the expected is the cost
+    /// of switching, and so belongs to the round.
+    pub fn drafted(&mut self, tokens: usize, since: Tick, now: Tick) -> Tick {
+        let first = self.streak.is_some_and(|streak| streak.rounds == 0);
+        let seconds = now.seconds_since(since);
+        self.control.with(|learnt| {
+            if first {
+                let expected = learnt.costs.draft_token() * tokens as f64;
+                return since.after(Duration::from_secs_f64(expected.min(seconds)));
+            }
+            learnt.costs.drafted(tokens, seconds);
+            now
+        })
     }
 
     /// Leaping begins.
     pub fn enter(&mut self, now: Tick) {
         self.virtual_round = None;
-        let trial = self.control.with(|learnt| !learnt.costs.verify_measured());
+        let trial = self.control.with(|learnt| {
+            let costs = &learnt.costs;
+            !costs.verify_measured(self.plan) || (self.model && costs.draft_token_measured().is_none())
+        });
         self.streak = Some(Streak { since: now, rounds: 0, tokens: 0, trial });
     }
 
@@ -248,196 +276,6 @@ impl Pilot {
         self.model_faults = (self.model_faults + 1).min(6);
         self.model_not_before = done + (32 << self.model_faults);
     }
-
-    // ---- the shadow of the model drafter ---------------------------------------------------------------
-
-    /// The first output index that the model drafter is to be asked for, if a pass is due.
-    pub fn shadow_due(&mut self, done: usize) -> Option<usize> {
-        if !self.model || self.gamma_fixed.is_some() || self.prompt.is_none() || done < self.model_not_before
-        {
-            return None;
-        }
-        let from = self.shadow.due(done)?;
-        if self.control.with(|learnt| self.hopeless(learnt)) {
-            self.shadow.wait(done, 256);
-            return None;
-        }
-        Some(from)
-    }
-
-    /// Whether the model drafter could not pay even if nine of ten of its tokens were accepted.
-    fn hopeless(&self, learnt: &Learnt) -> bool {
-        let survival: Vec<f64> = (1..=self.gamma_max).map(|depth| 0.9_f64.powi(depth as i32)).collect();
-        let quote = model_quote(&survival, learnt);
-        learnt.costs.ride_token().is_some_and(|token| quote.rate() * token < 1.0 + self.margin)
-    }
-
-    /// Takes the model drafter's own choices at the output places `from..`.
-    pub fn shadowed(&mut self, output: &[TokenId], from: usize, choices: &[TokenId], seconds: f64) {
-        let gamma = self
-            .control
-            .with(|learnt| self.model_offer(self.gamma_max, learnt).map_or(0, |quote| quote.nodes))
-            .clamp(1, self.gamma_max.max(1));
-        let pairs: Vec<(TokenId, TokenId)> =
-            choices.iter().copied().zip(output.iter().skip(from).copied()).collect();
-        let mut at = 0;
-        while at < pairs.len() {
-            let mut run = 0;
-            while let Some(&(choice, token)) = pairs.get(at + run).filter(|_| run < gamma) {
-                let draft = Tree::chain(&[choice], Source::Model, Features::default());
-                score(&self.control, &mut self.tuning, self.heat, &draft, None, run, token);
-                if choice != token {
-                    break;
-                }
-                run += 1;
-            }
-            self.model_run.push(gamma, gamma, run + 1);
-            at += run + 1;
-        }
-        let (promising, pass, token) = self.control.with(|learnt| {
-            learnt.costs.shadowed(seconds);
-            let offer = self.model_offer(self.gamma_max, learnt);
-            let token = learnt.costs.ride_token();
-            let promising = offer.zip(token).is_some_and(|(offer, token)| offer.rate() * token > 1.0);
-            (promising, learnt.costs.shadow_pass(), token)
-        });
-        self.shadow.passed(output.len(), promising, pass, token);
-    }
-
-    // ---- the next step ---------------------------------------------------------------------------------
-
-    /// Chooses. Everything that forbids leaping has been asked before.
-    pub fn choose(&mut self, output: &[TokenId], stand: Stand, now: Tick) -> Step {
-        if let Some(fixed) = self.gamma_fixed {
-            return self.forced(output, fixed, stand);
-        }
-        self.feed(output, stand.done, BITE);
-        if !self.caught_up(stand.done) || (!stand.leaping && stand.done < self.not_before) {
-            return Step::Ride(RideReason::NoGain);
-        }
-        if stand.leaping && self.leapt >= REMEASURE_AFTER {
-            self.leapt = 0;
-            self.not_before = stand.done + REMEASURE_OVER;
-            return Step::Ride(RideReason::Observe);
-        }
-        let room = stand.room.nodes.min(self.gamma_max);
-        let budget = Budget { nodes: room, depth: stand.room.depth };
-        let control = Arc::clone(&self.control);
-        let step = control.with(|learnt| {
-            learnt.costs.fade(now);
-            self.weigh(budget, stand, learnt)
-        });
-        self.dithered(step, budget)
-    }
-
-    fn weigh(&self, budget: Budget, stand: Stand, learnt: &Learnt) -> Step {
-        let rest = learnt.expected_rest(stand.done).min(stand.rest.map_or(f64::MAX, |rest| rest as f64));
-        let terms = Terms { margin: self.margin, stay: self.stay, leaping: stand.leaping, rest };
-        let (mut draft, quote) = self.look_up(budget, learnt);
-        let nothing = draft.is_empty();
-        let known = |source| stand.leaping || learnt.survival.evidence(self.heat, source) >= EVIDENCE;
-        let lookup = (known(Source::PromptLookup) && self.worth(quote, &self.lookup_run, learnt, terms))
-            .then_some(quote);
-        let asks = self.model && stand.done >= self.model_not_before && known(Source::Model);
-        let model = self
-            .model_offer(budget.nodes.min(budget.depth), learnt)
-            .filter(|&offer| asks && self.worth(offer, &self.model_run, learnt, terms));
-        match (lookup, model) {
-            (Some(lookup), Some(model)) if model.rate() > lookup.rate() => Step::Draft(model.nodes),
-            (None, Some(model)) => Step::Draft(model.nodes),
-            (Some(lookup), _) => {
-                draft.truncate(lookup.nodes);
-                Step::Verify(draft)
-            }
-            (None, None) if nothing && !asks => Step::Ride(RideReason::NoDraft),
-            (None, None) => Step::Ride(RideReason::NoGain),
-        }
-    }
-
-    /// Judges a quote; a first trial gets a second round, because the first one also paid for the switch.
-    fn worth(&self, quote: Quote, run: &Run, learnt: &Learnt, terms: Terms) -> bool {
-        let second = self.streak.is_some_and(|streak| streak.trial && streak.rounds < 2);
-        (second && quote.nodes > 0) || pays(quote, run, learnt, terms)
-    }
-
-    fn dithered(&mut self, step: Step, budget: Budget) -> Step {
-        match step {
-            Step::Verify(mut draft) => {
-                let nodes = self.dice.dither(draft.len(), budget.nodes);
-                if nodes > draft.len() {
-                    let longer = self.control.with(|learnt| self.merged(None, budget, learnt));
-                    draft = longer.tree;
-                }
-                draft.truncate(nodes);
-                Step::Verify(draft)
-            }
-            Step::Draft(gamma) => Step::Draft(self.dice.dither(gamma, budget.nodes.min(budget.depth))),
-            Step::Ride(reason) => Step::Ride(reason),
-        }
-    }
-
-    /// `gamma.fixed`: a draft of at most so many nodes, whatever it may bring.
-    fn forced(&mut self, output: &[TokenId], fixed: usize, stand: Stand) -> Step {
-        self.feed(output, stand.done, usize::MAX);
-        let nodes = fixed.min(stand.room.nodes);
-        let budget = Budget { nodes, depth: stand.room.depth };
-        let gamma = nodes.min(budget.depth);
-        if self.model && gamma > 0 && stand.done >= self.model_not_before {
-            return Step::Draft(gamma);
-        }
-        Step::Verify(self.control.with(|learnt| self.merged(None, budget, learnt)).tree)
-    }
-
-    /// The draft to verify once the model drafter has answered: merged with what the lookups say, cut by
-    /// what a verify call costs. What the model's draft cost is spent already.
-    pub fn combine(&self, model: Tree, stand: Stand) -> Tree {
-        let most = self.gamma_fixed.unwrap_or(self.gamma_max);
-        let budget = Budget { nodes: most.min(stand.room.nodes), depth: stand.room.depth };
-        self.control.with(|learnt| {
-            let merged = self.merged(Some(model), budget, learnt);
-            let mut draft = merged.tree;
-            if self.gamma_fixed.is_none() {
-                let quote = best_cut(&merged.survival, |nodes| learnt.costs.verify(nodes));
-                draft.truncate(quote.nodes.max(1));
-            }
-            draft
-        })
-    }
-
-    /// What the lookups propose within a budget, and the best cut of it.
-    fn look_up(&self, budget: Budget, learnt: &Learnt) -> (Tree, Quote) {
-        let merged = self.merged(None, budget, learnt);
-        let quote = best_cut(&merged.survival, |nodes| learnt.costs.verify(nodes));
-        (merged.tree, quote)
-    }
-
-    fn merged(&self, model: Option<Tree>, budget: Budget, learnt: &Learnt) -> merge::Merged {
-        let lookups = self.lookups.iter().map(|lookup| lookup.draft(budget));
-        let drafts: Vec<Tree> = model.into_iter().chain(lookups).filter(|draft| !draft.is_empty()).collect();
-        merge::merge(&drafts, budget, |node, depth| {
-            self.tuning.adjust(node.source, learnt.survival.conditional(self.heat, node, depth))
-        })
-    }
-
-    /// The best length of a model draft before it is drafted.
-    fn model_offer(&self, gamma_max: usize, learnt: &Learnt) -> Option<Quote> {
-        if !self.model || gamma_max == 0 {
-            return None;
-        }
-        let node = Node { token: 0, parent: None, source: Source::Model, features: Features::default() };
-        let mut survival = Vec::with_capacity(gamma_max);
-        let mut alive = 1.0;
-        for depth in 0..gamma_max {
-            alive *= self.tuning.adjust(Source::Model, learnt.survival.conditional(self.heat, &node, depth));
-            survival.push(alive);
-        }
-        Some(model_quote(&survival, learnt)).filter(|quote| quote.nodes > 0)
-    }
-}
-
-fn model_quote(survival: &[f64], learnt: &Learnt) -> Quote {
-    let costs = &learnt.costs;
-    best_cut(survival, |nodes| costs.verify(nodes) + nodes as f64 * costs.draft_token())
 }
 
 /// Notes the fate of every child of `place` once `token` is known to follow it.

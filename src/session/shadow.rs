@@ -72,14 +72,16 @@ impl ShadowPlan {
         self.next = len + tokens;
     }
 
-    /// Plans the next pass: `pass` and `token` are the seconds of a pass and of a ridden token.
-    pub fn passed(&mut self, len: usize, promising: bool, pass: Option<f64>, token: Option<f64>) {
-        let cheap = match (pass, token) {
-            (Some(pass), Some(token)) => (pass / (Self::SHARE * token.max(1e-7))).ceil().min(1e6) as usize,
-            _ => Self::CHUNK,
-        };
+    /// Tokens that must be ridden to earn a pass: `pass` and `token` are the seconds of each.
+    pub fn earned_by(pass: Option<f64>, token: Option<f64>) -> usize {
+        let share = pass.zip(token).map(|(pass, token)| pass / (Self::SHARE * token.max(1e-7)));
+        share.map_or(Self::CHUNK, |tokens| tokens.ceil().min(1e6) as usize)
+    }
+
+    /// Plans the next pass after one that needed `earned` tokens.
+    pub fn passed(&mut self, len: usize, promising: bool, earned: usize) {
         self.interval = if promising { Self::CHUNK } else { (self.interval * 2).min(Self::FAR) };
-        self.next = len + self.interval.max(cheap);
+        self.next = len + self.interval.max(earned);
     }
 }
 
@@ -102,9 +104,9 @@ mod tests {
     fn passes_get_rarer_while_they_do_not_pay_and_never_take_more_than_their_share() {
         let mut plan = ShadowPlan::new();
         assert_eq!((plan.due(15), plan.due(20)), (None, Some(4)));
-        plan.passed(20, false, Some(0.001), Some(0.010));
+        plan.passed(20, false, ShadowPlan::earned_by(Some(0.001), Some(0.010)));
         assert_eq!((plan.due(51), plan.due(52)), (None, Some(36)));
-        plan.passed(52, true, Some(0.010), Some(0.010));
+        plan.passed(52, true, ShadowPlan::earned_by(Some(0.010), Some(0.010)));
         assert_eq!((plan.due(151), plan.due(152)), (None, Some(136)));
     }
 }

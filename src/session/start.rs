@@ -36,8 +36,10 @@ pub struct Limit {
 /// What ends the output, as the backend itself would end it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ending {
-    /// Texts that end the output. If one token completes several, the first in this list wins.
+    /// Texts that end the output.
     pub stop: Vec<String>,
+    /// Which of them counts if one token completes several.
+    pub stop_order: StopOrder,
     /// A matched stop text (or the text of a stop token) stays in the output.
     pub include_stop: bool,
     /// Tokens that end the output.
@@ -48,6 +50,16 @@ pub struct Ending {
     pub ignore_eos: bool,
     /// Stop texts count only beyond this many output tokens.
     pub min_tokens: u32,
+}
+
+/// Which stop text counts if one token completes several. Engines differ.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum StopOrder {
+    /// The one that is complete first; of those complete at the same character the longest (our target).
+    #[default]
+    FirstComplete,
+    /// The first of the list (vLLM).
+    Listed,
 }
 
 /// Whether the session may leap at all.

@@ -12,6 +12,17 @@ pub enum Plan {
 }
 
 impl Plan {
+    /// Every plan.
+    pub const ALL: [Self; 2] = [Self::FanOut, Self::Tree];
+
+    /// Its place in [`Plan::ALL`].
+    pub const fn index(self) -> usize {
+        match self {
+            Self::FanOut => 0,
+            Self::Tree => 1,
+        }
+    }
+
     /// The name in files, metrics and logs.
     pub const fn name(self) -> &'static str {
         match self {

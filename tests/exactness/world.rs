@@ -7,8 +7,8 @@ use std::sync::Arc;
 use foretell::control::Control;
 use foretell::draft::Tree;
 use foretell::session::{
-    Action, ActionId, Decode, Ending, Event, Finish, Limit, RidePlan, Row, Rules, Session, Start, Summary,
-    Verdict,
+    Action, ActionId, Decode, Ending, Event, Fault, Finish, Limit, RidePlan, Row, Rules, Session, Start,
+    Summary, Verdict,
 };
 use foretell::units::{Tick, TokenId};
 
@@ -26,8 +26,8 @@ impl Decode for Bytes {
         self.held.extend(&self.vocabulary[token as usize]);
         let certain = certain_len(&self.held);
         let rest = self.held.split_off(certain);
-        let text = String::from_utf8_lossy(&std::mem::replace(&mut self.held, rest)).into_owned();
-        text
+
+        String::from_utf8_lossy(&std::mem::replace(&mut self.held, rest)).into_owned()
     }
 
     fn flush(&mut self) -> String {
@@ -113,7 +113,7 @@ impl Plain {
 }
 
 /// One request.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Case {
     pub prompt: Vec<TokenId>,
     pub vocabulary: Vocabulary,
@@ -145,10 +145,31 @@ pub struct Hooks<'a> {
     pub allow: &'a mut dyn FnMut(usize, Option<TokenId>) -> bool,
     /// Tokens in the next event of a ride.
     pub chunk: &'a mut dyn FnMut() -> usize,
+    /// Something that goes wrong now, if anything does.
+    pub chaos: &'a mut dyn FnMut() -> Option<Chaos>,
     /// Redraws a verdict's rows until they match the draft, at most so often.
     pub redraw: usize,
     /// Lets a ride run beside every verify call and takes its token where the verdict rejects at once.
     pub race: bool,
+}
+
+/// What can go wrong.
+#[derive(Clone, Copy, Debug)]
+pub enum Chaos {
+    /// What is under way fails.
+    Fault(Fault),
+    /// An event of an action long gone comes, with tokens that never were.
+    Stale(u64),
+    /// What is under way gets an answer that is not its own.
+    Misfit,
+    /// A verdict misses a row.
+    Torn,
+    /// Nothing comes for so many seconds.
+    Silence(u64),
+    /// The ids become doubtful.
+    Doubt,
+    /// The client leaves.
+    Gone,
 }
 
 /// What the client got.
@@ -217,6 +238,15 @@ pub fn play(case: &Case, hooks: &mut Hooks<'_>) -> Outcome {
             return world.client;
         }
         now = Tick(now.0 + 1000);
+        if let Some(chaos) = (hooks.chaos)() {
+            world.disturb(chaos, &mut session, &mut now);
+            continue;
+        }
+        if world.idle() {
+            now = session.deadline().expect("something is under way or a deadline is set").max(now);
+            session.handle(ActionId::WORLD, Event::Timeout, now);
+            continue;
+        }
         let (id, event) = world.next(hooks);
         if matches!(event, Event::Token { .. } | Event::Verdict(_)) {
             let unread = world.ride.as_ref().and_then(|ride| ride.ahead.front().copied());
@@ -256,6 +286,61 @@ impl World<'_> {
         self.case.prompt.iter().chain(&self.client.tokens).copied().collect()
     }
 
+    fn idle(&self) -> bool {
+        self.replies.is_empty() && self.ride.is_none()
+    }
+
+    /// The action under way.
+    fn under_way(&self) -> Option<ActionId> {
+        self.replies.front().map(|reply| reply.0).or(self.ride.as_ref().map(|ride| ride.id))
+    }
+
+    fn live(&self, id: ActionId) -> bool {
+        self.ride.as_ref().is_some_and(|ride| ride.id == id) || self.replies.iter().any(|reply| reply.0 == id)
+    }
+
+    fn drop_action(&mut self, id: ActionId) {
+        self.replies.retain(|reply| reply.0 != id);
+        self.ride = self.ride.take().filter(|ride| ride.id != id);
+    }
+
+    fn disturb(&mut self, chaos: Chaos, session: &mut Session, now: &mut Tick) {
+        let junk = || Event::Token { tokens: vec![0, 0, 0], text: "junk".into() };
+        match (chaos, self.under_way()) {
+            (Chaos::Fault(fault), Some(id)) => {
+                self.drop_action(id);
+                session.handle(id, Event::Fault(fault), *now);
+            }
+            (Chaos::Stale(age), Some(id)) if age < id.0 && !self.live(ActionId(id.0 - age)) => {
+                session.handle(ActionId(id.0 - age), junk(), *now);
+                session.handle(ActionId(id.0 - age), Event::RideEnded(Finish::Stop), *now);
+            }
+            (Chaos::Misfit, Some(id)) if self.ride.as_ref().is_some_and(|ride| ride.id == id) => {
+                session.handle(id, Event::Verdict(Verdict::default()), *now);
+                session.handle(id, Event::Draft(Tree::default()), *now);
+                session.handle(id, Event::Shadow(vec![1, 2]), *now);
+            }
+            (Chaos::Misfit, Some(id)) => {
+                session.handle(id, junk(), *now);
+                session.handle(id, Event::RideEnded(Finish::Stop), *now);
+            }
+            (Chaos::Torn, Some(id)) => {
+                if let Some((_, Event::Verdict(verdict))) = self.replies.front_mut() {
+                    verdict.rows.pop();
+                    let (_, event) = self.replies.pop_front().expect("there");
+                    session.handle(id, event, *now);
+                }
+            }
+            (Chaos::Silence(seconds), _) => {
+                *now = Tick(now.0 + seconds * 1_000_000);
+                session.handle(ActionId::WORLD, Event::Timeout, *now);
+            }
+            (Chaos::Doubt, Some(id)) => session.handle(id, Event::Doubt, *now),
+            (Chaos::Gone, _) => session.handle(ActionId::WORLD, Event::ClientGone, *now),
+            _ => {}
+        }
+    }
+
     fn act(&mut self, id: ActionId, action: Action, hooks: &mut Hooks<'_>) {
         match action {
             Action::Ride(plan) => {
@@ -290,10 +375,7 @@ impl World<'_> {
                 self.replies.push_back((id, Event::Verdict(verdict)));
                 self.calls += 1;
             }
-            Action::Cancel(gone) => {
-                self.replies.retain(|reply| reply.0 != gone);
-                self.ride = self.ride.take().filter(|ride| ride.id != gone);
-            }
+            Action::Cancel(gone) => self.drop_action(gone),
             Action::Emit(delta) => {
                 self.client.text.push_str(&delta.text);
                 self.client.tokens.extend(delta.tokens);

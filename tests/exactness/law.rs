@@ -4,17 +4,14 @@
 //! drafts, both plans and all patterns of switches. And a proof that can fail: planted bugs, each of which
 //! the same enumeration must catch.
 
-#[path = "exactness/world.rs"]
-mod world;
-
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use crate::world::{Ask, Case, Hooks, plain, play};
 use foretell::draft::{Features, LookupSpec, Ngram, Node, Source, Tree};
 use foretell::session::{Ending, Plan, Row, Rules, Verdict, accept};
 use foretell::units::TokenId;
 use rstest::rstest;
-use world::{Ask, Case, Hooks, plain, play};
 
 // ---- exact enumeration of random choices -----------------------------------------------------------------
 
@@ -197,6 +194,7 @@ fn session_law(toy: Toy, drafter: Drafter, case: &Case, switches: u32, bugs: Bug
                     if bugs.unread { unread != Some(0) } else { switches >> event.min(2) & 1 == 1 }
                 },
                 chunk: &mut || 1 + (switches as usize >> 3),
+                chaos: &mut || None,
                 redraw: bugs.redraw,
                 race: bugs.race,
             },
@@ -291,6 +289,7 @@ fn noisy_law(toy: Toy, case: &Case, switches: Option<u32>, bug: NoiseBug) -> Law
                         },
                         allow: &mut |event, _| switches >> event & 1 == 1,
                         chunk: &mut || 1,
+                        chaos: &mut || None,
                         redraw: 0,
                         race: false,
                     },

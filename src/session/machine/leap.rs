@@ -1,0 +1,100 @@
+//! Leaping: a draft is asked for, verified, and what was accepted becomes the past. Every fault ends in a ride.
+
+use std::time::Duration;
+
+use super::{Phase, Session};
+use crate::draft::Tree;
+use crate::session::pilot::Step;
+use crate::session::{Action, Event, Fault, RideReason, Verdict, accept};
+use crate::units::Tick;
+
+impl Session {
+    /// Does a leaping step. `began` is when the round began, for its cost.
+    pub(super) fn leap(&mut self, step: Step, began: Tick, now: Tick) {
+        match step {
+            Step::Ride(reason) => {
+                self.pilot.leave(self.output.tokens().len(), now);
+                self.ride_on(reason, true, now);
+            }
+            Step::Draft(gamma) => {
+                let id = self.act(Action::Draft { gamma });
+                self.phase = Phase::Draft { id, since: now, gamma };
+            }
+            Step::Verify(draft) => self.verify(draft, 0, began, now),
+        }
+    }
+
+    pub(super) fn verify(&mut self, draft: Tree, modelled: usize, began: Tick, now: Tick) {
+        let Some(&plan) = self.rules.plans.first() else {
+            return self.leap(Step::Ride(RideReason::NoDraft), began, now);
+        };
+        self.summary.reason = None;
+        let id = self.act(Action::Verify(draft.clone(), plan));
+        self.phase = Phase::Verify { id, since: now, began, draft, modelled };
+    }
+
+    pub(super) fn drafting(&mut self, since: Tick, gamma: usize, event: Event, now: Tick) {
+        match event {
+            Event::Draft(model) => {
+                let modelled = model.len();
+                let began = self.pilot.drafted(gamma.max(modelled), since, now);
+                let draft = self.pilot.combine(model, self.stand(true));
+                self.verify(draft, modelled, began, now);
+            }
+            Event::Fault(Fault::RetryAfter(pause)) => self.verify_paused(pause, now),
+            Event::Fault(_) => self.draft_failed(now),
+            _ => {}
+        }
+    }
+
+    pub(super) fn draft_failed(&mut self, now: Tick) {
+        let done = self.output.tokens().len();
+        self.pilot.model_failed(done);
+        self.fault_ride(RideReason::VerifyFault, now);
+    }
+
+    pub(super) fn verifying(&mut self, event: Event, now: Tick) {
+        match event {
+            Event::Verdict(verdict) => self.judged(&verdict, now),
+            Event::Fault(Fault::RetryAfter(pause)) => self.verify_paused(pause, now),
+            Event::Fault(_) => self.verify_failed(now),
+            _ => {}
+        }
+    }
+
+    pub(super) fn judged(&mut self, verdict: &Verdict, now: Tick) {
+        let Phase::Verify { began, draft, modelled, .. } = std::mem::replace(&mut self.phase, Phase::Over)
+        else {
+            return;
+        };
+        let Some(accepted) = accept::walk(&draft, verdict) else { return self.verify_failed(now) };
+        let delta = self.output.extend(&accepted.tokens);
+        self.summary.speculated = true;
+        self.summary.rounds += 1;
+        self.summary.drafted += draft.len() as u32;
+        self.summary.accepted += accepted.nodes.len().min(delta.tokens.len()) as u32;
+        self.emit(delta);
+        self.pilot.round(&draft, &accepted, now.seconds_since(began), modelled, now);
+        if self.output.finish().is_some() {
+            self.pilot.leave(self.output.tokens().len(), now);
+            return self.finish(self.output.finish());
+        }
+        let step = self.step(true, now);
+        self.leap(step, now, now);
+    }
+
+    pub(super) fn verify_failed(&mut self, now: Tick) {
+        self.pilot.verify_failed(self.output.tokens().len());
+        self.fault_ride(RideReason::VerifyFault, now);
+    }
+
+    pub(super) fn verify_paused(&mut self, pause: Duration, now: Tick) {
+        self.pause = Some(now.after(pause));
+        self.leap(Step::Ride(RideReason::RetryAfter), now, now);
+    }
+
+    pub(super) fn fault_ride(&mut self, reason: RideReason, now: Tick) {
+        self.fault_until = self.pilot.not_before().max(self.output.tokens().len() + 1);
+        self.leap(Step::Ride(reason), now, now);
+    }
+}

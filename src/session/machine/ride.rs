@@ -1,0 +1,163 @@
+//! Riding: tokens come in, the pace is measured, and at each of them the session may leave.
+
+use std::time::Duration;
+
+use super::{Phase, Ride, Session};
+use crate::session::pilot::Step;
+use crate::session::{Action, Event, Fault, Finish, RidePlan, RideReason};
+use crate::units::{Tick, TokenId};
+
+/// Longest pause asked for by the backend that a session without a ride sits out.
+const PAUSE_MAX: Duration = Duration::from_secs(10);
+/// Pauses in a row that it sits out.
+const PAUSES_MAX: u32 = 6;
+/// Tokens of one continued ride where cancelling is slow, and where no limit is known.
+const SEGMENT_SLOW: u32 = 16;
+const SEGMENT_OPEN: u32 = 512;
+
+impl Session {
+    pub(super) fn riding(&mut self, ride: Ride, event: Event, now: Tick) {
+        match event {
+            Event::Prompt(ids) => self.know_prompt(ids),
+            Event::Token { tokens, text } => self.token(ride, tokens, text, now),
+            Event::Doubt => self.doubt = true,
+            Event::RideEnded(finish) => self.ride_ended(ride, finish, now),
+            Event::Fault(Fault::RetryAfter(pause)) if !ride.first => self.wait(pause, now),
+            Event::Fault(_) => self.ride_broke(ride, now),
+            Event::Draft(_)
+            | Event::Shadow(_)
+            | Event::Verdict(_)
+            | Event::ClientGone
+            | Event::Timeout
+            | Event::Mode(_) => {}
+        }
+    }
+
+    pub(super) fn know_prompt(&mut self, ids: Vec<TokenId>) {
+        if let Some(known) = self.pilot.prompt() {
+            self.doubt |= known != ids;
+        } else {
+            self.output.set_prompt_len(ids.len());
+            self.pilot.know_prompt(ids);
+        }
+    }
+
+    pub(super) fn token(&mut self, ride: Ride, tokens: Vec<TokenId>, text: String, now: Tick) {
+        let from = self.output.tokens().len();
+        let count = tokens.len();
+        let ride = self.timed(ride, count, now);
+        let delta = if ride.first { self.output.ride(tokens, text) } else { self.output.extend(&tokens) };
+        self.emit(delta);
+        if count == 0 {
+            return;
+        }
+        self.broken = 0;
+        if self.output.finish().is_some() {
+            // The first ride is ended by the backend's own word, with its own reason.
+            if !ride.first {
+                self.finish(self.output.finish());
+            }
+            return;
+        }
+        if self.trusted() {
+            self.pilot.ridden(self.output.tokens(), from);
+        }
+        match self.step(false, now) {
+            Step::Ride(reason) => {
+                self.summary.reason = Some(reason);
+                self.shadow_pass(now);
+            }
+            step => {
+                self.leave_ride(ride);
+                self.pilot.enter(now);
+                self.leap(step, now, now);
+            }
+        }
+    }
+
+    /// Notes the pace of riding.
+    pub(super) fn timed(&mut self, mut ride: Ride, tokens: usize, now: Tick) -> Ride {
+        if tokens > 0 {
+            self.pilot.control().with(|learnt| match ride.last {
+                Some(last) => learnt.costs.rode(now.seconds_since(last), tokens),
+                None if ride.after_leap => learnt.costs.left(now.seconds_since(ride.since)),
+                None => {}
+            });
+            ride.last = Some(now);
+            ride.brought = ride.brought.saturating_add(tokens as u32);
+        }
+        self.phase = Phase::Ride(ride);
+        ride
+    }
+
+    pub(super) fn leave_ride(&mut self, ride: Ride) {
+        self.act(Action::Cancel(ride.id));
+        self.drop_shadow();
+        if ride.first {
+            let held = self.output.take_over();
+            self.emit(held);
+        }
+    }
+
+    pub(super) fn ride_ended(&mut self, ride: Ride, finish: Finish, now: Tick) {
+        self.phase = Phase::Over;
+        if ride.first {
+            return self.finish(Some(finish));
+        }
+        if finish == Finish::Length && ride.brought >= ride.asked {
+            return match self.step(false, now) {
+                Step::Ride(reason) => self.ride_on(reason, false, now),
+                step => {
+                    self.drop_shadow();
+                    self.pilot.enter(now);
+                    self.leap(step, now, now);
+                }
+            };
+        }
+        let held = self.output.end(finish);
+        self.emit(held);
+        self.finish(Some(finish));
+    }
+
+    /// A ride broke off. What was read is the past; go on from there once, if that can be done exactly.
+    pub(super) fn ride_broke(&mut self, ride: Ride, now: Tick) {
+        self.phase = Phase::Over;
+        self.broken += 1;
+        let possible = !ride.first || (self.trusted() && self.output.level() && !self.rules.plans.is_empty());
+        if self.output.tokens().is_empty() || self.broken > 1 || !possible {
+            return self.finish(None);
+        }
+        if ride.first {
+            if self.output.finish().is_some() {
+                return self.finish(self.output.finish());
+            }
+            let held = self.output.take_over();
+            self.emit(held);
+        }
+        self.ride_on(RideReason::VerifyFault, false, now);
+    }
+
+    /// Rides on from the whole context, by token ids.
+    pub(super) fn ride_on(&mut self, reason: RideReason, after_leap: bool, now: Tick) {
+        self.summary.reason = Some(reason);
+        let slow = self.pilot.control().with(|learnt| learnt.costs.cancels_slowly());
+        let segment = self.rules.segment.unwrap_or(if slow { SEGMENT_SLOW } else { u32::MAX }).max(1);
+        let rest = self.output.rest().map_or(SEGMENT_OPEN, |rest| rest as u32);
+        let asked = rest.min(segment).max(1);
+        let id = self.act(Action::Ride(RidePlan::Continue { max_tokens: asked }));
+        self.phase =
+            Phase::Ride(Ride { id, first: false, asked, brought: 0, since: now, last: None, after_leap });
+    }
+
+    /// The backend asked for a pause and nothing else is under way: wait it out, if it is short.
+    pub(super) fn wait(&mut self, pause: Duration, now: Tick) {
+        self.phase = Phase::Over;
+        self.broken += 1;
+        if pause > PAUSE_MAX || self.broken > PAUSES_MAX {
+            return self.finish(None);
+        }
+        self.pause = Some(now.after(pause));
+        self.summary.reason = Some(RideReason::RetryAfter);
+        self.phase = Phase::Wait { until: now.after(pause) };
+    }
+}

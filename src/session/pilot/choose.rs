@@ -1,0 +1,125 @@
+//! The next step: which drafter, how far, or ride.
+
+use std::sync::Arc;
+
+use super::{BITE, EVIDENCE, Pilot, REMEASURE_AFTER, REMEASURE_OVER, Stand, Step};
+use crate::control::{Learnt, Quote, Run, Terms, best_cut, pays};
+use crate::draft::{Budget, Source, Tree, merge};
+use crate::session::RideReason;
+use crate::units::{Tick, TokenId};
+
+impl Pilot {
+    /// Chooses. Everything that forbids leaping has been asked before.
+    pub fn choose(&mut self, output: &[TokenId], stand: Stand, now: Tick) -> Step {
+        if let Some(fixed) = self.gamma_fixed {
+            return self.forced(output, fixed, stand);
+        }
+        self.feed(output, stand.done, BITE);
+        if !self.caught_up(stand.done) || (!stand.leaping && stand.done < self.not_before) {
+            return Step::Ride(RideReason::NoGain);
+        }
+        if stand.leaping && self.leapt >= REMEASURE_AFTER {
+            self.leapt = 0;
+            self.not_before = stand.done + REMEASURE_OVER;
+            return Step::Ride(RideReason::Observe);
+        }
+        let room = stand.room.nodes.min(self.gamma_max);
+        let budget = Budget { nodes: room, depth: stand.room.depth };
+        let control = Arc::clone(&self.control);
+        let step = control.with(|learnt| {
+            learnt.costs.fade(now);
+            self.weigh(budget, stand, learnt)
+        });
+        self.dithered(step, budget)
+    }
+
+    fn weigh(&self, budget: Budget, stand: Stand, learnt: &Learnt) -> Step {
+        let rest = learnt.expected_rest(stand.done).min(stand.rest.map_or(f64::MAX, |rest| rest as f64));
+        let terms =
+            Terms { plan: self.plan, margin: self.margin, stay: self.stay, leaping: stand.leaping, rest };
+        let (mut draft, quote) = self.look_up(budget, learnt);
+        let nothing = draft.is_empty();
+        let known = |source| stand.leaping || learnt.survival.evidence(self.heat, source) >= EVIDENCE;
+        let lookup = (known(Source::PromptLookup) && self.worth(quote, &self.lookup_run, learnt, terms))
+            .then_some(quote);
+        let asks = self.model && self.warm && stand.done >= self.model_not_before && known(Source::Model);
+        let model = self
+            .model_offer(budget.nodes.min(budget.depth), learnt)
+            .filter(|&offer| asks && self.worth(offer, &self.model_run, learnt, terms));
+        match (lookup, model) {
+            (Some(lookup), Some(model)) if model.rate() > lookup.rate() => Step::Draft(model.nodes),
+            (None, Some(model)) => Step::Draft(model.nodes),
+            (Some(lookup), _) => {
+                draft.truncate(lookup.nodes);
+                Step::Verify(draft)
+            }
+            (None, None) if nothing && !asks => Step::Ride(RideReason::NoDraft),
+            (None, None) => Step::Ride(RideReason::NoGain),
+        }
+    }
+
+    /// Judges a quote; a first trial gets a second round, because the first one also paid for the switch.
+    fn worth(&self, quote: Quote, run: &Run, learnt: &Learnt, terms: Terms) -> bool {
+        let second = self.streak.is_some_and(|streak| streak.trial && streak.rounds < 2);
+        (second && quote.nodes > 0) || pays(quote, run, learnt, terms)
+    }
+
+    fn dithered(&mut self, step: Step, budget: Budget) -> Step {
+        match step {
+            Step::Verify(mut draft) => {
+                let nodes = self.dice.dither(draft.len(), budget.nodes);
+                if nodes > draft.len() {
+                    let longer = self.control.with(|learnt| self.merged(None, budget, learnt));
+                    draft = longer.tree;
+                }
+                draft.truncate(nodes);
+                Step::Verify(draft)
+            }
+            Step::Draft(gamma) => Step::Draft(self.dice.dither(gamma, budget.nodes.min(budget.depth))),
+            Step::Ride(reason) => Step::Ride(reason),
+        }
+    }
+
+    /// `gamma.fixed`: a draft of at most so many nodes, whatever it may bring.
+    fn forced(&mut self, output: &[TokenId], fixed: usize, stand: Stand) -> Step {
+        self.feed(output, stand.done, usize::MAX);
+        let nodes = fixed.min(stand.room.nodes);
+        let budget = Budget { nodes, depth: stand.room.depth };
+        let gamma = nodes.min(budget.depth);
+        if self.model && gamma > 0 && stand.done >= self.model_not_before {
+            return Step::Draft(gamma);
+        }
+        Step::Verify(self.control.with(|learnt| self.merged(None, budget, learnt)).tree)
+    }
+
+    /// The draft to verify once the model drafter has answered: merged with what the lookups say, cut by
+    /// what a verify call costs. What the model's draft cost is spent already.
+    pub fn combine(&self, model: Tree, stand: Stand) -> Tree {
+        let most = self.gamma_fixed.unwrap_or(self.gamma_max);
+        let budget = Budget { nodes: most.min(stand.room.nodes), depth: stand.room.depth };
+        self.control.with(|learnt| {
+            let merged = self.merged(Some(model), budget, learnt);
+            let mut draft = merged.tree;
+            if self.gamma_fixed.is_none() {
+                let quote = best_cut(&merged.survival, |nodes| learnt.costs.verify(self.plan, nodes));
+                draft.truncate(quote.nodes.max(1));
+            }
+            draft
+        })
+    }
+
+    /// What the lookups propose within a budget, and the best cut of it.
+    pub(super) fn look_up(&self, budget: Budget, learnt: &Learnt) -> (Tree, Quote) {
+        let merged = self.merged(None, budget, learnt);
+        let quote = best_cut(&merged.survival, |nodes| learnt.costs.verify(self.plan, nodes));
+        (merged.tree, quote)
+    }
+
+    fn merged(&self, model: Option<Tree>, budget: Budget, learnt: &Learnt) -> merge::Merged {
+        let lookups = self.lookups.iter().map(|lookup| lookup.draft(budget));
+        let drafts: Vec<Tree> = model.into_iter().chain(lookups).filter(|draft| !draft.is_empty()).collect();
+        merge::merge(&drafts, budget, |node, depth| {
+            self.tuning.adjust(node.source, learnt.survival.conditional(self.heat, node, depth))
+        })
+    }
+}

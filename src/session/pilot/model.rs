@@ -1,0 +1,104 @@
+//! The shadow of the model drafter: what it would have chosen, asked for while riding.
+
+use super::{EVIDENCE, Pilot, score};
+use crate::control::{Learnt, Quote, best_cut};
+use crate::draft::{Features, Node, Source, Tree};
+use crate::session::shadow::ShadowPlan;
+use crate::units::TokenId;
+
+impl Pilot {
+    /// The first output index that the model drafter is to be asked for, if a pass is due. The first pass
+    /// also lets the drafter read the prompt, so it comes early where drafts are likely to pay, and seldom
+    /// where earlier requests say that they are not.
+    pub fn shadow_due(&mut self, done: usize) -> Option<usize> {
+        if !self.model || self.gamma_fixed.is_some() || self.prompt.is_none() || done < self.model_not_before
+        {
+            return None;
+        }
+        let (known, promising, hopeless, earned) = self.control.with(|learnt| {
+            let known = learnt.survival.evidence(self.heat, Source::Model) >= EVIDENCE;
+            let earned = ShadowPlan::earned_by(learnt.costs.shadow_pass(), learnt.costs.ride_token());
+            (known, self.promising(1.0 + self.margin, learnt), self.hopeless(learnt), earned)
+        });
+        if !self.warm && known && promising {
+            return Some(done.saturating_sub(ShadowPlan::CHUNK));
+        }
+        let from = self.shadow.due(done)?;
+        if hopeless {
+            self.shadow.wait(done, 256);
+            return None;
+        }
+        if !self.warm && !self.explored && known && done < earned {
+            self.explored = self.dice.one_in(10);
+            if !self.explored {
+                self.shadow.wait(done, earned - done);
+                return None;
+            }
+        }
+        Some(from)
+    }
+
+    /// Whether the model drafter is expected to be so many times as fast as riding.
+    fn promising(&self, times: f64, learnt: &Learnt) -> bool {
+        let offer = self.model_offer(self.gamma_max, learnt);
+        offer.zip(learnt.costs.ride_token()).is_some_and(|(offer, token)| offer.rate() * token > times)
+    }
+
+    /// Whether the model drafter could not pay even if nine of ten of its tokens were accepted.
+    fn hopeless(&self, learnt: &Learnt) -> bool {
+        let survival: Vec<f64> = (1..=self.gamma_max).map(|depth| 0.9_f64.powi(depth as i32)).collect();
+        let quote = self.model_quote(&survival, learnt);
+        learnt.costs.ride_token().is_some_and(|token| quote.rate() * token < 1.0 + self.margin)
+    }
+
+    /// Takes the model drafter's own choices at the output places `from..`.
+    pub fn shadowed(&mut self, output: &[TokenId], from: usize, choices: &[TokenId], seconds: f64) {
+        let gamma = self
+            .control
+            .with(|learnt| self.model_offer(self.gamma_max, learnt).map_or(0, |quote| quote.nodes))
+            .clamp(1, self.gamma_max.max(1));
+        let pairs: Vec<(TokenId, TokenId)> =
+            choices.iter().copied().zip(output.iter().skip(from).copied()).collect();
+        let mut at = 0;
+        while at < pairs.len() {
+            let mut run = 0;
+            while let Some(&(choice, token)) = pairs.get(at + run).filter(|_| run < gamma) {
+                let draft = Tree::chain(&[choice], Source::Model, Features::default());
+                score(&self.control, &mut self.tuning, self.heat, &draft, None, run, token);
+                if choice != token {
+                    break;
+                }
+                run += 1;
+            }
+            self.model_run.push(gamma, gamma, run + 1);
+            at += run + 1;
+        }
+        let (promising, earned) = self.control.with(|learnt| {
+            learnt.costs.shadowed(seconds);
+            let earned = ShadowPlan::earned_by(learnt.costs.shadow_pass(), learnt.costs.ride_token());
+            (self.promising(1.0, learnt), earned)
+        });
+        self.warm = true;
+        self.shadow.passed(output.len(), promising, earned);
+    }
+
+    /// The best length of a model draft before it is drafted.
+    pub(super) fn model_offer(&self, gamma_max: usize, learnt: &Learnt) -> Option<Quote> {
+        if !self.model || gamma_max == 0 {
+            return None;
+        }
+        let node = Node { token: 0, parent: None, source: Source::Model, features: Features::default() };
+        let mut survival = Vec::with_capacity(gamma_max);
+        let mut alive = 1.0;
+        for depth in 0..gamma_max {
+            alive *= self.tuning.adjust(Source::Model, learnt.survival.conditional(self.heat, &node, depth));
+            survival.push(alive);
+        }
+        Some(self.model_quote(&survival, learnt)).filter(|quote| quote.nodes > 0)
+    }
+
+    fn model_quote(&self, survival: &[f64], learnt: &Learnt) -> Quote {
+        let costs = &learnt.costs;
+        best_cut(survival, |nodes| costs.verify(self.plan, nodes) + nodes as f64 * costs.draft_token())
+    }
+}

@@ -1,0 +1,10 @@
+//! Exactness of the core: its law by full enumeration, its text by identity with the plain run.
+
+#![allow(clippy::indexing_slicing, clippy::expect_used, clippy::panic, reason = "a test may fail")]
+
+#[path = "exactness/greedy.rs"]
+mod greedy;
+#[path = "exactness/law.rs"]
+mod law;
+#[path = "exactness/world.rs"]
+mod world;
