@@ -16,6 +16,7 @@ pub mod formula;
 pub mod html;
 pub mod local;
 pub mod looping;
+pub mod relay;
 pub mod report;
 pub mod require;
 pub mod stats;
