@@ -4,6 +4,7 @@
 //! may round differently; a first difference is only accepted where the two best scores are as good as equal.
 #![cfg(feature = "onnx")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
+#![allow(clippy::needless_pass_by_value)] // `json!` at the call reads best
 
 use std::path::PathBuf;
 

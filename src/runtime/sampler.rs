@@ -11,6 +11,9 @@ use std::borrow::Cow;
 use std::cmp::Ordering;
 use std::collections::HashMap;
 
+mod mass;
+
+use self::mass::{largest, sum_exp};
 use super::noise::Place;
 use crate::openai::Sampling;
 use crate::units::TokenId;
@@ -52,7 +55,7 @@ struct Count {
 impl History {
     /// The past of a sequence, of which the first part is prompt.
     pub fn new(sampling: &Sampling, prompt: &[TokenId], output: &[TokenId]) -> Self {
-        let repetition = sampling.repetition_penalty != 1.0;
+        let repetition = (sampling.repetition_penalty - 1.0).abs() > 0.0;
         let counting = repetition || sampling.presence_penalty != 0.0 || sampling.frequency_penalty != 0.0;
         let mut history = Self { counting, prompt: prompt.len(), ..Self::default() };
         if repetition {
@@ -128,9 +131,10 @@ impl Sampler {
     pub fn process<'a>(&self, logits: &'a [f32], past: &History) -> Processed<'a> {
         let logits = self.adjust(logits, past);
         let scale = if self.greedy() { 1.0 } else { self.sampling.temperature };
-        let kept = if self.greedy() { Kept::All } else { self.truncate(&logits, scale) };
+        let best = argmax(&logits);
+        let kept = if self.greedy() { Kept::All } else { self.truncate(&logits, best.1, scale) };
         let place = Place::new(self.seed, self.choice, past.position());
-        Processed { logits, kept, scale, place: (!self.greedy()).then_some(place) }
+        Processed { logits, best, kept, scale, place: (!self.greedy()).then_some(place) }
     }
 
     fn greedy(&self) -> bool {
@@ -171,25 +175,36 @@ impl Sampler {
     }
 
     /// min-p, top-k and top-p, each on what the one before has left.
-    fn truncate(&self, logits: &[f32], scale: f64) -> Kept {
-        let top_k = self.sampling.top_k.map_or(usize::MAX, |k| k as usize).max(1);
-        let (min_p, top_p) = (self.sampling.min_p, self.sampling.top_p);
-        if min_p <= 0.0 && top_k >= logits.len() && top_p >= 1.0 {
+    fn truncate(&self, logits: &[f32], most: f32, scale: f64) -> Kept {
+        let Sampling { top_p, min_p, top_k, .. } = self.sampling;
+        let top_k = top_k.map_or(usize::MAX, |k| k as usize).max(1);
+        let (counted, few) = (top_k < logits.len(), min_p > 0.0);
+        if !few && !counted && top_p >= 1.0 {
             return Kept::All;
         }
-        let most = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+        let weight = |logit: f32| (f64::from(logit - most) / scale).exp();
         // p ≥ min_p · max p, said of logits: no exponential needed.
-        let floor = if min_p > 0.0 { min_p.ln() } else { f64::NEG_INFINITY };
+        let mut floor = if few { f64::from(most) + scale * min_p.ln() } else { f64::NEG_INFINITY };
+        let mut total = None;
+        if !few && !counted {
+            let mass = sum_exp(logits, most, (1.0 / scale) as f32);
+            // Tokens that all together cannot hold the last 1 − top_p come after the edge: they weigh less
+            // than (1 − top_p) / n each. Half of it, against rounding.
+            let least = 0.5 * (1.0 - top_p) * mass / logits.len().max(1) as f64;
+            floor = f64::from(most) + scale * least.ln();
+            total = Some(mass);
+        }
         let mut kept: Vec<(TokenId, f32)> = (0..)
             .zip(logits.iter().copied())
-            .filter(|&(_, logit)| logit > f32::NEG_INFINITY && (f64::from(logit) - most) / scale >= floor)
+            .filter(|&(_, logit)| logit > f32::NEG_INFINITY && f64::from(logit) >= floor)
             .collect();
         if top_k < kept.len() {
             kept.select_nth_unstable_by(top_k - 1, by_logit);
             kept.truncate(top_k);
         }
         if top_p < 1.0 {
-            keep_nucleus(&mut kept, top_p, most, scale);
+            let total = total.unwrap_or_else(|| kept.iter().map(|&(_, logit)| weight(logit)).sum());
+            keep_nucleus(&mut kept, top_p * total, weight);
         }
         kept.sort_unstable_by_key(|&(token, _)| token);
         Kept::Some(kept)
@@ -203,24 +218,19 @@ fn change(logits: &mut [f32], token: TokenId, with: impl Fn(f32) -> f32) {
 }
 
 /// Larger logits first, then lower ids.
+#[allow(clippy::trivially_copy_pass_by_ref)] // the shape that sorting wants
 fn by_logit(a: &(TokenId, f32), b: &(TokenId, f32)) -> Ordering {
     b.1.total_cmp(&a.1).then(a.0.cmp(&b.0))
 }
 
-/// Keeps the fewest most probable tokens whose mass reaches `top_p`: a token stays iff the mass of those
+/// Keeps the fewest most probable tokens whose mass reaches `wanted`: a token stays iff the mass of those
 /// before it has not reached it yet. At least one stays.
-fn keep_nucleus(kept: &mut Vec<(TokenId, f32)>, top_p: f64, most: f64, scale: f64) {
-    let weight = |logit: f32| ((f64::from(logit) - most) / scale).exp();
-    let total: f64 = kept.iter().map(|&(_, logit)| weight(logit)).sum();
-    // Tokens that all together cannot hold the last 1 − top_p are out before the sort: they weigh less than
-    // (1 − top_p) / n each, so those before them have reached top_p already. Half of it, against rounding.
-    let least = 0.5 * (1.0 - top_p) * total / kept.len().max(1) as f64;
-    kept.retain(|&(_, logit)| weight(logit) >= least);
+fn keep_nucleus(kept: &mut Vec<(TokenId, f32)>, wanted: f64, weight: impl Fn(f32) -> f64) {
     kept.sort_unstable_by(by_logit);
     let mut mass = 0.0;
     let reached = kept.iter().position(|&(_, logit)| {
         mass += weight(logit);
-        mass >= top_p * total
+        mass >= wanted
     });
     kept.truncate(reached.map_or(kept.len(), |last| last + 1));
 }
@@ -237,6 +247,8 @@ enum Kept {
 #[derive(Clone, Debug)]
 pub struct Processed<'a> {
     logits: Cow<'a, [f32]>,
+    /// The most probable token, which is always kept.
+    best: (TokenId, f32),
     kept: Kept,
     scale: f64,
     /// `None` is greedy.
@@ -246,9 +258,9 @@ pub struct Processed<'a> {
 impl Processed<'_> {
     /// The sample: the largest logit, or the largest sum of scaled logit and noise.
     pub fn draw(&self) -> TokenId {
-        let (argmax, most) = self.argmax();
-        let Some(place) = self.place else { return argmax };
-        let mut race = Race::new(place, self.scale, argmax, most);
+        let (token, logit) = self.best;
+        let Some(place) = self.place else { return token };
+        let mut race = Race::new(place, self.scale, token, logit);
         match &self.kept {
             Kept::All => {
                 for (token, &logit) in (0..).zip(self.logits.iter()) {
@@ -297,15 +309,6 @@ impl Processed<'_> {
         all.into_iter().map(|(token, logit)| (token, self.log(logit, normaliser))).collect()
     }
 
-    fn argmax(&self) -> (TokenId, f32) {
-        let best = |best: (TokenId, f32), at: (TokenId, f32)| if at.1 > best.1 { at } else { best };
-        let start = (0, f32::NEG_INFINITY);
-        match &self.kept {
-            Kept::All => (0..).zip(self.logits.iter().copied()).fold(start, best),
-            Kept::Some(kept) => kept.iter().copied().fold(start, best),
-        }
-    }
-
     fn logit(&self, token: TokenId) -> Option<f32> {
         let logit = match &self.kept {
             Kept::All => self.logits.get(token as usize).copied(),
@@ -322,14 +325,22 @@ impl Processed<'_> {
     }
 
     fn normaliser(&self) -> f64 {
-        let most = f64::from(self.argmax().1) / self.scale;
-        let weight = |logit: f32| (f64::from(logit) / self.scale - most).exp();
-        let total: f64 = match &self.kept {
-            Kept::All => self.logits.iter().map(|&logit| weight(logit)).sum(),
-            Kept::Some(kept) => kept.iter().map(|&(_, logit)| weight(logit)).sum(),
+        let most = self.best.1;
+        let total = match &self.kept {
+            Kept::All => sum_exp(&self.logits, most, (1.0 / self.scale) as f32),
+            Kept::Some(kept) => {
+                kept.iter().map(|&(_, logit)| (f64::from(logit - most) / self.scale).exp()).sum()
+            }
         };
-        most + total.ln()
+        f64::from(most) / self.scale + total.ln()
     }
+}
+
+/// The largest logit and its lowest id.
+fn argmax(logits: &[f32]) -> (TokenId, f32) {
+    let most = largest(logits);
+    let token = logits.iter().position(|&logit| logit >= most).unwrap_or(0);
+    (token as TokenId, most)
 }
 
 /// The search for the largest score. It begins with the most probable token, so that most others are ruled
@@ -359,7 +370,7 @@ impl Race {
             return;
         }
         let score = scaled + Place::noise(hash);
-        if score > self.score || (score == self.score && token < self.token) {
+        if score.total_cmp(&self.score).then(self.token.cmp(&token)).is_gt() {
             (self.token, self.score) = (token, score);
             self.hopeless = score - Place::bound(u64::MAX);
         }

@@ -6,8 +6,8 @@ use serde_json::json;
 /// A request that is not answered as it was meant.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum Refusal {
-    /// The body is not JSON.
-    #[error("The request body is not valid JSON: {0}")]
+    /// The body is not a JSON object.
+    #[error("The request body is not a valid JSON object: {0}")]
     NotJson(String),
     /// A field has a value that it cannot have.
     #[error("Invalid value for '{param}': {message}")]

@@ -42,18 +42,21 @@ pub(super) struct Output {
     decoder: Box<dyn Decode>,
     stops: Stops,
     include_stop: bool,
+    /// Stop strings count from the token after so many.
+    spared: usize,
     /// Tokens so far.
     pub(super) tokens: usize,
 }
 
 impl Output {
-    pub(super) fn new(decoder: Box<dyn Decode>, stops: Stops, include_stop: bool) -> Self {
-        Self { decoder, stops, include_stop, tokens: 0 }
+    pub(super) fn new(decoder: Box<dyn Decode>, stops: Stops, include_stop: bool, spared: usize) -> Self {
+        Self { decoder, stops, include_stop, spared, tokens: 0 }
     }
 
     /// Takes the next token.
     pub(super) fn take(&mut self, token: Token) -> Step {
         self.tokens += 1;
+        let early = self.tokens <= self.spared;
         let Token { id, scores, ending } = token;
         // The token that ended the output is not part of the text, unless the client wants to see what did.
         let shown = match ending {
@@ -62,12 +65,12 @@ impl Output {
             Some(Ending::Length) | None => true,
         };
         let piece = if shown { self.decoder.push(id) } else { String::new() };
-        let Seen { mut text, stop } = self.stops.push(&piece);
+        let Seen { mut text, stop } = self.stops.push(&piece, early);
         if let Some(stop) = stop {
             return Step { id, text, scores, finish: Some(Finish::StopText(stop)) };
         }
         let Some(ending) = ending else { return Step { id, text, scores, finish: None } };
-        let last = self.stops.push(&self.decoder.flush());
+        let last = self.stops.push(&self.decoder.flush(), early);
         text.push_str(&last.text);
         if let Some(stop) = last.stop {
             return Step { id, text, scores, finish: Some(Finish::StopText(stop)) };

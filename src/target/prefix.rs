@@ -46,10 +46,8 @@ impl Lanes {
                 && len + COPY_COST >= shared
                 && (len + COPY_COST >= self.len(slot) || len * 2 >= self.len(slot))
         });
-        let slot = match good.map(|(slot, _)| slot).or_else(|| self.blank(model)).or_else(|| self.oldest()) {
-            Some(slot) => slot,
-            None => return Ok(None),
-        };
+        let free = good.map(|(slot, _)| slot).or_else(|| self.blank(model)).or_else(|| self.oldest());
+        let Some(slot) = free else { return Ok(None) };
         let kept = self.common(slot, wanted, most);
         let cached = match any {
             Some((from, len)) if from != slot && len > kept + COPY_COST => {
@@ -194,3 +192,6 @@ impl Lanes {
 pub(super) fn common(a: &[TokenId], b: &[TokenId]) -> usize {
     a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }
+
+#[cfg(test)]
+mod tests;

@@ -111,10 +111,10 @@ impl Scheduler {
     /// Frees the lanes of jobs whose receivers are gone.
     fn forget(&mut self) {
         self.waiting.retain(|job| !job.is_gone());
-        let (gone, active) =
-            std::mem::take(&mut self.active).into_iter().partition(|active| active.job.is_gone());
+        let active = std::mem::take(&mut self.active).into_iter();
+        let (gone, active): (Vec<_>, Vec<_>) = active.partition(|active| active.job.is_gone());
         self.active = active;
-        for job in Vec::<Active>::from(gone) {
+        for job in gone {
             self.metrics.dropped.inc();
             self.lanes.free(job.slot);
         }

@@ -185,7 +185,9 @@ impl App {
                 })));
                 let stops = Stops::new(&ask.stop, ask.include_stop);
                 let stops = stops.map_err(|error| invalid("stop", error.to_string()))?;
-                let output = Output::new(self.words.decoder(prompt), stops, ask.include_stop);
+                // As vLLM has it: before `min_tokens` neither an end token nor a stop string ends the output.
+                let spared = (ask.sampling.min_tokens as usize).saturating_sub(generated);
+                let output = Output::new(self.words.decoder(prompt), stops, ask.include_stop, spared);
                 choices.push(Running::new(receiver, output, seed));
             }
         }
@@ -328,6 +330,7 @@ fn stream_of(answer: Answer) -> Response<Body> {
     response
 }
 
+#[allow(clippy::unnecessary_wraps)] // what a body is made of
 fn data(text: String) -> Result<Frame<Bytes>, BoxError> {
     Ok(Frame::data(Bytes::from(text)))
 }

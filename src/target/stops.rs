@@ -6,7 +6,7 @@ use aho_corasick::{AhoCorasick, MatchKind};
 /// at the same character the longest.
 #[derive(Debug)]
 pub(super) struct Stops {
-    stops: Vec<String>,
+    texts: Vec<String>,
     finder: Option<AhoCorasick>,
     include: bool,
     /// Text that is the beginning of a stop string.
@@ -29,18 +29,21 @@ impl Stops {
             [] => None,
             stops => Some(AhoCorasick::builder().match_kind(MatchKind::Standard).build(stops)?),
         };
-        Ok(Self { stops: stops.to_vec(), finder, include, held: String::new() })
+        Ok(Self { texts: stops.to_vec(), finder, include, held: String::new() })
     }
 
-    /// More text has come.
-    pub(super) fn push(&mut self, text: &str) -> Seen {
+    /// More text has come. A stop string that is complete before its time (`early`) does not count, and never
+    /// will.
+    pub(super) fn push(&mut self, text: &str, early: bool) -> Seen {
         let Some(finder) = &self.finder else { return Seen { text: text.to_owned(), stop: None } };
+        let before = self.held.len();
         self.held.push_str(text);
-        if let Some(found) = finder.find(&self.held) {
+        let found = finder.find_overlapping_iter(&self.held).filter(|found| !early && found.end() > before);
+        if let Some(found) = found.min_by_key(|found| (found.end(), found.start())) {
             let end = if self.include { found.end() } else { found.start() };
             let text = self.held.get(..end).unwrap_or_default().to_owned();
             self.held.clear();
-            return Seen { text, stop: self.stops.get(found.pattern().as_usize()).cloned() };
+            return Seen { text, stop: self.texts.get(found.pattern().as_usize()).cloned() };
         }
         let kept = self.held.split_off(self.held.len() - self.beginning());
         Seen { text: std::mem::replace(&mut self.held, kept), stop: None }
@@ -53,11 +56,11 @@ impl Stops {
 
     /// Bytes at the end of the text that are the beginning of a stop string.
     fn beginning(&self) -> usize {
-        let longest = self.stops.iter().map(|stop| stop.len().saturating_sub(1)).max().unwrap_or(0);
+        let longest = self.texts.iter().map(|stop| stop.len().saturating_sub(1)).max().unwrap_or(0);
         let starts = self.held.char_indices().map(|(at, _)| at);
         let tails =
             starts.skip_while(|at| self.held.len() - at > longest).filter_map(|at| self.held.get(at..));
-        let mut tails = tails.filter(|tail| self.stops.iter().any(|stop| stop.starts_with(tail)));
+        let mut tails = tails.filter(|tail| self.texts.iter().any(|stop| stop.starts_with(tail)));
         tails.next().map_or(0, str::len)
     }
 }
@@ -71,7 +74,7 @@ mod tests {
         let mut watch = Stops::new(&stops, include).unwrap();
         let mut text = String::new();
         for piece in pieces {
-            let seen = watch.push(piece);
+            let seen = watch.push(piece, false);
             text.push_str(&seen.text);
             if seen.stop.is_some() {
                 return (text, seen.stop);
@@ -95,10 +98,10 @@ mod tests {
     #[test]
     fn only_what_may_become_a_stop_is_held_back() {
         let mut watch = Stops::new(&["\n\n".to_owned(), "stop".to_owned()], false).unwrap();
-        assert_eq!(watch.push("a\n").text, "a");
-        assert_eq!(watch.push("b st").text, "\nb ");
-        assert_eq!(watch.push("ay").text, "stay");
-        assert_eq!(watch.push("s").text, "");
+        assert_eq!(watch.push("a\n", false).text, "a");
+        assert_eq!(watch.push("b st", false).text, "\nb ");
+        assert_eq!(watch.push("ay", false).text, "stay");
+        assert_eq!(watch.push("s", false).text, "");
         assert_eq!(watch.flush(), "s");
     }
 
@@ -107,5 +110,13 @@ mod tests {
         assert_eq!(run(&["cd", "b"], false, &["abcd"]), ("a".into(), Some("b".into())));
         assert_eq!(run(&["b", "ab"], false, &["xab"]), ("x".into(), Some("ab".into())));
         assert_eq!(run(&["abcd", "c"], false, &["a", "b", "c", "d"]), ("ab".into(), Some("c".into())));
+    }
+
+    #[test]
+    fn a_stop_before_its_time_never_counts_but_one_that_ends_after_it_does() {
+        let mut watch = Stops::new(&["ab".to_owned(), "b".to_owned(), "bcd".to_owned()], false).unwrap();
+        assert_eq!(watch.push("xab", true), Seen { text: "xa".into(), stop: None });
+        assert_eq!(watch.push("c", false), Seen { text: String::new(), stop: None });
+        assert_eq!(watch.push("d", false), Seen { text: String::new(), stop: Some("bcd".into()) });
     }
 }

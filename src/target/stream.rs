@@ -97,7 +97,7 @@ impl Answer {
     }
 
     fn digest(&mut self, index: usize, event: Option<Event>) -> News {
-        let first = index % self.ask.choices == 0;
+        let first = index.is_multiple_of(self.ask.choices);
         let empty = self.ask.max_tokens == Some(0);
         let Some(choice) = self.choices.get_mut(index) else { return News::Over };
         match event {

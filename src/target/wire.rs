@@ -1,17 +1,21 @@
 //! Requests as they come over the wire, read strictly: a field is understood, refused by name as unsupported,
 //! or refused by name as unknown.
 
-use serde_json::value::RawValue;
-use serde_json::{Map, Number, Value};
+use serde_json::{Map, Value};
 
+mod prompt;
+mod sampling;
+mod tokens;
+
+use self::prompt::{generated, message, opening, prompts};
+use self::sampling::sampling;
+pub(super) use self::tokens::{TokenizeAsk, VerifyAsk, detokenize, tokenize, verify};
 use super::errors::Refusal;
 use super::fields::{Fields, invalid};
 use super::job::PromptLogprobs;
 use crate::openai::{Route, Sampling};
 use crate::units::TokenId;
 
-/// Most prompts of one call, as vLLM has it.
-const PROMPTS_MAX: usize = 1024;
 /// Most choices of one prompt.
 const CHOICES_MAX: i64 = 128;
 /// Most log-probabilities per place, as vLLM has it.
@@ -73,18 +77,6 @@ pub(super) struct Show {
     pub(super) prompt_shown: bool,
     pub(super) token_ids: bool,
     pub(super) tokens_as_ids: bool,
-}
-
-/// A draft to be judged.
-#[derive(Clone, Debug)]
-pub(super) struct VerifyAsk {
-    pub(super) context: Vec<TokenId>,
-    pub(super) generated: usize,
-    pub(super) tokens: Vec<TokenId>,
-    pub(super) parents: Vec<Option<usize>>,
-    pub(super) top: usize,
-    pub(super) sampling: Sampling,
-    pub(super) stop_token_ids: Vec<TokenId>,
 }
 
 /// What the server knows that a request is checked against.
@@ -296,220 +288,4 @@ fn prompt_logprobs(fields: &mut Fields<'_>, stream: bool) -> Result<Option<Promp
         (None, Some(_)) => Err(invalid("prompt_logprob_start", "needs prompt_logprobs")),
         (top, start) => Ok(top.map(|top| PromptLogprobs { top, start: start.unwrap_or(0) })),
     }
-}
-
-/// How to sample: the same fields on every route.
-fn sampling(fields: &mut Fields<'_>, served: Served<'_>) -> Result<Sampling, Refusal> {
-    let default = Sampling::default();
-    let repetition = fields.number("repetition_penalty", 0.0..=f64::from(f32::MAX))?.unwrap_or(1.0);
-    if repetition <= 0.0 {
-        return Err(invalid("repetition_penalty", "must be above 0"));
-    }
-    Ok(Sampling {
-        temperature: fields.number("temperature", 0.0..=2.0)?.unwrap_or(default.temperature),
-        top_p: fields.number("top_p", 0.0..=1.0)?.unwrap_or(default.top_p),
-        top_k: fields.integer("top_k", -1..=i64::from(u32::MAX))?.filter(|&k| k > 0).map(|k| k as u32),
-        min_p: fields.number("min_p", 0.0..=1.0)?.unwrap_or(default.min_p),
-        presence_penalty: fields.number("presence_penalty", -2.0..=2.0)?.unwrap_or(0.0),
-        frequency_penalty: fields.number("frequency_penalty", -2.0..=2.0)?.unwrap_or(0.0),
-        repetition_penalty: repetition,
-        logit_bias: logit_bias(fields, served)?,
-        seed: seed(fields)?,
-        min_tokens: fields.size("min_tokens", u32::MAX as usize)?.unwrap_or(0) as u32,
-        ignore_eos: fields.flag("ignore_eos", false)?,
-    })
-}
-
-/// A seed is 64 bits; a negative one means its two's complement.
-fn seed(fields: &mut Fields<'_>) -> Result<Option<u64>, Refusal> {
-    let Some(number) = fields.take::<Number>("seed")? else { return Ok(None) };
-    let seed = number.as_u64().or_else(|| number.as_i64().map(i64::cast_unsigned));
-    seed.map(Some).ok_or_else(|| invalid("seed", format!("expected an integer of 64 bits, got {number}")))
-}
-
-fn logit_bias(fields: &mut Fields<'_>, served: Served<'_>) -> Result<Vec<(TokenId, f32)>, Refusal> {
-    let Some(map) = fields.take::<Map<String, Value>>("logit_bias")? else { return Ok(Vec::new()) };
-    let mut biases = Vec::with_capacity(map.len());
-    for (id, bias) in map {
-        let id: TokenId = id
-            .parse()
-            .map_err(|_| invalid("logit_bias", format!("expected token ids as keys, got {id:?}")))?;
-        served.check_ids("logit_bias", &[id])?;
-        match bias.as_f64() {
-            Some(bias) if (-100.0..=100.0).contains(&bias) => biases.push((id, bias as f32)),
-            _ => {
-                return Err(invalid("logit_bias", format!("expected a number from -100 to 100, got {bias}")));
-            }
-        }
-    }
-    Ok(biases)
-}
-
-/// A prompt is a string, token ids, or a list of either.
-fn prompts(fields: &mut Fields<'_>, served: Served<'_>) -> Result<Vec<Prompt>, Refusal> {
-    let raw: Box<RawValue> = fields.take("prompt")?.ok_or(Refusal::Missing("prompt"))?;
-    let read = |error: serde_json::Error| invalid("prompt", error.to_string());
-    let inner = raw.get().strip_prefix('[').map(str::trim_start);
-    let prompts = match inner.and_then(|inner| inner.chars().next()) {
-        None => vec![Prompt::Text(serde_json::from_str(raw.get()).map_err(read)?)],
-        Some('"') => {
-            let texts: Vec<String> = serde_json::from_str(raw.get()).map_err(read)?;
-            texts.into_iter().map(Prompt::Text).collect()
-        }
-        Some('[') => {
-            let lists: Vec<Vec<TokenId>> = serde_json::from_str(raw.get()).map_err(read)?;
-            lists.into_iter().map(Prompt::Ids).collect()
-        }
-        Some(_) => vec![Prompt::Ids(serde_json::from_str(raw.get()).map_err(read)?)],
-    };
-    for prompt in &prompts {
-        match prompt {
-            Prompt::Ids(ids) if ids.is_empty() => return Err(invalid("prompt", "must not be empty")),
-            Prompt::Ids(ids) => served.check_ids("prompt", ids)?,
-            Prompt::Text(_) | Prompt::Messages(_) => {}
-        }
-    }
-    if prompts.len() > PROMPTS_MAX {
-        return Err(invalid("prompt", format!("at most {PROMPTS_MAX} prompts, got {}", prompts.len())));
-    }
-    Ok(prompts)
-}
-
-/// `generated`: one number for all prompts, or one for each.
-fn generated(fields: &mut Fields<'_>, prompts: &[Prompt]) -> Result<Vec<usize>, Refusal> {
-    let Some(raw) = fields.take::<Box<RawValue>>("generated")? else { return Ok(vec![0; prompts.len()]) };
-    let read = |error: serde_json::Error| invalid("generated", error.to_string());
-    let counts: Vec<usize> = if raw.get().starts_with('[') {
-        serde_json::from_str(raw.get()).map_err(read)?
-    } else {
-        vec![serde_json::from_str(raw.get()).map_err(read)?; prompts.len()]
-    };
-    if counts.len() != prompts.len() {
-        return Err(invalid("generated", format!("{} numbers for {} prompts", counts.len(), prompts.len())));
-    }
-    for (prompt, &count) in prompts.iter().zip(&counts) {
-        match prompt {
-            Prompt::Ids(ids) if count > ids.len() => {
-                return Err(invalid(
-                    "generated",
-                    format!("{count} is more than the {} tokens of the prompt", ids.len()),
-                ));
-            }
-            Prompt::Text(_) if count > 0 => return Err(invalid("generated", "needs prompts of token ids")),
-            _ => {}
-        }
-    }
-    Ok(counts)
-}
-
-/// A message with its content as one string, which is what text templates expect.
-fn message(mut message: Map<String, Value>) -> Result<Value, Refusal> {
-    if !message.get("role").is_some_and(Value::is_string) {
-        return Err(invalid("messages", "every message needs a role"));
-    }
-    let content = match message.get("content") {
-        Some(Value::String(text)) => text.clone(),
-        Some(Value::Array(parts)) => {
-            let texts = parts.iter().map(text_part).collect::<Result<Vec<_>, _>>()?;
-            texts.join("\n")
-        }
-        _ => return Err(invalid("messages", "content must be a string or a list of text parts")),
-    };
-    message.insert("content".to_owned(), Value::String(content));
-    Ok(Value::Object(message))
-}
-
-fn text_part(part: &Value) -> Result<String, Refusal> {
-    let text = (part.get("type").and_then(Value::as_str) == Some("text")).then(|| part.get("text")).flatten();
-    text.and_then(Value::as_str)
-        .map(str::to_owned)
-        .ok_or(Refusal::Unsupported { param: "messages".to_owned(), message: "only text parts" })
-}
-
-/// How the chat template is used.
-fn opening(fields: &mut Fields<'_>) -> Result<bool, Refusal> {
-    fields.only("continue_final_message", &["false"], "only false")?;
-    fields.only("chat_template", &[], "only the model's own")?;
-    fields.only("chat_template_kwargs", &["{}"], "the model's template has no variables")?;
-    fields.flag("add_generation_prompt", true)
-}
-
-/// Reads `POST /v1/verify`.
-pub(super) fn verify(body: &[u8], served: Served<'_>) -> Result<VerifyAsk, Refusal> {
-    let mut fields = Fields::read(body)?;
-    served.check_model(&mut fields)?;
-    let context: Vec<TokenId> = fields.take("context")?.ok_or(Refusal::Missing("context"))?;
-    if context.is_empty() {
-        return Err(invalid("context", "must not be empty"));
-    }
-    served.check_ids("context", &context)?;
-    let generated = fields.size("generated", context.len())?.unwrap_or(0);
-    let tokens: Vec<TokenId> = fields.take("tokens")?.ok_or(Refusal::Missing("tokens"))?;
-    served.check_ids("tokens", &tokens)?;
-    let parents = parents(fields.take("parents")?, tokens.len())?;
-    let top = fields.size("top_logprobs", LOGPROBS_MAX)?.unwrap_or(0);
-    let sampling = sampling(&mut fields, served)?;
-    let stop_token_ids: Vec<TokenId> = fields.take("stop_token_ids")?.unwrap_or_default();
-    served.check_ids("stop_token_ids", &stop_token_ids)?;
-    fields.finish()?;
-    Ok(VerifyAsk { context, generated, tokens, parents, top, sampling, stop_token_ids })
-}
-
-/// Parents from the wire: −1 follows the context; without the field the draft is a chain.
-fn parents(parents: Option<Vec<i64>>, nodes: usize) -> Result<Vec<Option<usize>>, Refusal> {
-    let Some(parents) = parents else {
-        return Ok((0..nodes).map(|node: usize| node.checked_sub(1)).collect());
-    };
-    if parents.len() != nodes {
-        return Err(invalid("parents", format!("{} parents for {nodes} tokens", parents.len())));
-    }
-    let read = |(node, &parent): (usize, &i64)| match usize::try_from(parent) {
-        Ok(parent) if parent < node => Ok(Some(parent)),
-        Err(_) if parent == -1 => Ok(None),
-        _ => Err(invalid("parents", format!("node {node} must follow -1 or an earlier node, got {parent}"))),
-    };
-    parents.iter().enumerate().map(read).collect()
-}
-
-/// What is to be tokenized.
-pub(super) struct TokenizeAsk {
-    pub(super) prompt: Prompt,
-    pub(super) opening: bool,
-    pub(super) add_special_tokens: bool,
-    pub(super) token_strings: bool,
-}
-
-/// Reads `POST /tokenize`: a `prompt` or `messages`.
-pub(super) fn tokenize(body: &[u8], served: Served<'_>) -> Result<TokenizeAsk, Refusal> {
-    let mut fields = Fields::read(body)?;
-    served.check_model(&mut fields)?;
-    let token_strings = fields.flag("return_token_strs", false)?;
-    let messages: Option<Vec<Map<String, Value>>> = fields.take("messages")?;
-    let text: Option<String> = fields.take("prompt")?;
-    let special = fields.take("add_special_tokens")?;
-    let opening = opening(&mut fields)?;
-    let ask = match (text, messages) {
-        (Some(text), None) => {
-            let add_special_tokens = special.unwrap_or(true);
-            TokenizeAsk { prompt: Prompt::Text(text), opening, add_special_tokens, token_strings }
-        }
-        (None, Some(messages)) => {
-            let prompt = Prompt::Messages(messages.into_iter().map(message).collect::<Result<_, _>>()?);
-            TokenizeAsk { prompt, opening, add_special_tokens: special.unwrap_or(false), token_strings }
-        }
-        (Some(_), Some(_)) => return Err(invalid("prompt", "either prompt or messages, not both")),
-        (None, None) => return Err(Refusal::Missing("prompt")),
-    };
-    fields.finish()?;
-    Ok(ask)
-}
-
-/// Reads `POST /detokenize`.
-pub(super) fn detokenize(body: &[u8], served: Served<'_>) -> Result<Vec<TokenId>, Refusal> {
-    let mut fields = Fields::read(body)?;
-    served.check_model(&mut fields)?;
-    let tokens: Vec<TokenId> = fields.take("tokens")?.ok_or(Refusal::Missing("tokens"))?;
-    served.check_ids("tokens", &tokens)?;
-    fields.finish()?;
-    Ok(tokens)
 }

@@ -193,7 +193,7 @@ impl Words for Bytes {
             if role == "wizard" {
                 return Err("there are no wizards".into());
             }
-            text.push_str(&format!("[{role}]{content}\n"));
+            text.extend(["[", role, "]", content, "\n"]);
         }
         Ok(if opening { text + "[assistant]" } else { text })
     }

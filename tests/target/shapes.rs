@@ -209,6 +209,9 @@ async fn stops_end_the_output_where_they_stand() {
     assert_eq!((ids(&cut["token_ids"]).len(), &cut["stop_reason"]), (first + 1, &json!(id)));
     let late = ask(json!({"stop_token_ids": [id], "min_tokens": 12})).await;
     assert!(ids(&late["token_ids"])[..12].iter().all(|&token| token != id));
+    let kept_by = |tokens: &serde_json::Value| ids(tokens).len();
+    let late = ask(json!({"stop": stop, "min_tokens": 60})).await;
+    assert!(kept_by(&late["token_ids"]) > 60, "a stop string does not count before min_tokens");
     let biased = ask(json!({"logit_bias": {"256": 100}, "ignore_eos": false})).await;
     assert_eq!(
         (&biased["text"], &biased["finish_reason"], ids(&biased["token_ids"])),
