@@ -14,7 +14,7 @@ pub mod values;
 pub mod yaml;
 
 pub use flags::{Flags, Strings};
-pub use load::{Loaded, load, load_policies};
+pub use load::{Loaded, load, load_policies, reload};
 pub use policy::{Facts, Policy, PolicyMode, PolicySet};
 pub use problem::Problem;
 pub use process::{Mode, Process};

@@ -12,6 +12,7 @@ use foretell::config::policy::{self, Bounds, Drafter, Match, Rule, Scope};
 use foretell::config::process::{self, Dialect, PlanName, Process, Replicas, TokenizerSource};
 use foretell::config::{
     Facts, Flags, Loaded, Mode, Policy, PolicyMode, PolicySet, PolicyStore, Problem, load, load_policies,
+    reload,
 };
 use foretell::openai::Route;
 use http::HeaderMap;
@@ -367,6 +368,24 @@ fn a_reload_is_taken_whole_or_not_at_all() {
     assert_eq!((taken.policies()[0].gamma.max, store.current().policies()[0].gamma.max), (9, 9));
     assert_ne!(taken.policies()[0].revision, first);
     assert_eq!(held.policies()[0].gamma.max, 8);
+}
+
+#[test]
+fn while_running_only_mode_and_policies_may_change() {
+    let folder = tempfile::tempdir().unwrap();
+    let running = load_from(folder.path(), "version: 1").unwrap().process;
+    let again = |process: &str| {
+        reload(&flags_for(folder.path(), process), &BTreeMap::new(), &running)
+            .map_err(|problems| lines(&problems).replace(&folder.path().display().to_string(), ""))
+    };
+    write(folder.path(), "policies/a.yaml", "version: 1\nname: x\n");
+    let loaded = again("version: 1\nmode: observe\n").unwrap();
+    assert_eq!((loaded.process.mode, loaded.policies.policies()[0].name.as_str()), (Mode::Observe, "x"));
+    assert_eq!(
+        again("version: 1\ndrain: { delay: 1s }\nlimits: { headers: 7 }\n").unwrap_err(),
+        "/foretell.yaml: limits: cannot change while running, allowed what the process started with, got another value\n\
+         /foretell.yaml: drain: cannot change while running, allowed what the process started with, got another value\n"
+    );
 }
 
 #[test]

@@ -53,6 +53,21 @@ pub fn load(flags: &Flags, environment: &dyn Strings) -> Result<Loaded, Vec<Prob
     Ok(Loaded { process, policies, files, warnings })
 }
 
+/// Reads everything again while a process runs with `current`.
+///
+/// # Errors
+/// Everything that is wrong, and every setting that cannot change while the process runs, by its name.
+pub fn reload(flags: &Flags, environment: &dyn Strings, current: &Process) -> Result<Loaded, Vec<Problem>> {
+    let loaded = load(flags, environment)?;
+    let file = loaded.files.first().map_or_else(String::new, |file| file.display().to_string());
+    let refused = |name: &str| {
+        let refusal = Refusal::new("cannot change while running", "what the process started with");
+        problem(&file, None, name, refusal, "another value".to_owned())
+    };
+    let problems: Vec<Problem> = current.fixed_changes(&loaded.process).into_iter().map(refused).collect();
+    if problems.is_empty() { Ok(loaded) } else { Err(problems) }
+}
+
 /// Reads all policies again.
 ///
 /// # Errors

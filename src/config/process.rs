@@ -294,6 +294,43 @@ pub struct Routing<'a> {
 }
 
 impl Process {
+    /// The settings in which `new` differs and which cannot change while the process runs: all but `mode`
+    /// and what stands in the policies.
+    pub fn fixed_changes(&self, new: &Self) -> Vec<&'static str> {
+        let Self {
+            mode: _,
+            listen,
+            admin,
+            metrics,
+            limits,
+            timeouts,
+            drain,
+            tenant,
+            client,
+            backends,
+            drafters,
+            memory,
+            policies,
+            observe,
+        } = self;
+        let differs = [
+            ("listen", *listen != new.listen),
+            ("admin", *admin != new.admin),
+            ("metrics", *metrics != new.metrics),
+            ("limits", *limits != new.limits),
+            ("timeouts", *timeouts != new.timeouts),
+            ("drain", *drain != new.drain),
+            ("tenant", *tenant != new.tenant),
+            ("client", *client != new.client),
+            ("backends", *backends != new.backends),
+            ("drafters", *drafters != new.drafters),
+            ("memory", *memory != new.memory),
+            ("policies", *policies != new.policies),
+            ("observe", *observe != new.observe),
+        ];
+        differs.into_iter().filter_map(|(name, differs)| differs.then_some(name)).collect()
+    }
+
     /// Where a request for `model` goes: exact id, alias, pattern; else the only backend, else the default;
     /// else relayed to the first. `None` if there are no backends.
     pub fn route(&self, model: &str) -> Option<Routing<'_>> {

@@ -12,6 +12,7 @@ use crate::config::read::{Item, Section, boolean, duration, number, period, rati
 use crate::config::values::{Glob, Revision};
 use crate::config::yaml::{self, Node, Value};
 use crate::openai::Route;
+use crate::openai::control_header::GAMMA_MAX;
 
 impl Default for Gamma {
     fn default() -> Self {
@@ -234,8 +235,8 @@ fn model(section: &mut Section<'_>) -> Option<Drafter> {
 fn gamma(mut section: Section<'_>) -> Gamma {
     let default = Gamma::default();
     let gamma = Gamma {
-        max: section.or("max", default.max, whole(1..=32)),
-        fixed: section.maybe("fixed", default.fixed, whole(1..=32)),
+        max: section.or("max", default.max, whole(1..=i64::from(GAMMA_MAX))),
+        fixed: section.maybe("fixed", default.fixed, whole(1..=i64::from(GAMMA_MAX))),
         margin: section.or("margin", default.margin, ratio),
         stay: section.or("stay", default.stay, ratio),
     };
