@@ -16,6 +16,11 @@ use clap::{Parser, Subcommand};
 use crate::config::flags::Environment;
 use crate::lab::Exit;
 
+/// Everything is as it should be.
+const OK: u8 = Exit::Done.code();
+/// Bad configuration or usage.
+const USAGE: u8 = Exit::Usage.code();
+
 #[derive(Parser)]
 #[command(name = "foretell", version, about = "A sidecar proxy that makes LLM servers answer sooner", long_about = None)]
 struct Cli {

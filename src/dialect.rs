@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::draft::Tree;
 use crate::openai::{Request, Sampling};
-use crate::session::{Plan, Verdict};
+use crate::session::{Plan, StopOrder, Verdict};
 use crate::units::TokenId;
 
 /// The engines that can be asked to verify. Every other server is relayed.
@@ -99,6 +99,13 @@ impl Dialect {
         match (self, plan) {
             (Self::Onnx, Plan::Tree) => true,
             (Self::Onnx, Plan::FanOut) => false,
+        }
+    }
+
+    /// Which stop text counts if one token completes several.
+    pub const fn stop_order(self) -> StopOrder {
+        match self {
+            Self::Onnx => StopOrder::FirstComplete,
         }
     }
 

@@ -13,36 +13,13 @@ use crate::observe::log;
 /// Run the proxy before a server. Flags win over FORETELL_<FLAG>, the file, and the defaults.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ServeArgs {
-    /// Process file; foretell.yaml if it is there
-    #[arg(long, value_name = "F")]
-    pub config: Option<String>,
-    /// The server behind, such as http://127.0.0.1:8000
-    #[arg(long, value_name = "URL")]
-    pub backend: Option<String>,
-    /// How it is spoken to: auto, or an engine's name
-    #[arg(long, value_name = "NAME")]
-    pub dialect: Option<String>,
-    /// Where clients connect [default: 127.0.0.1:8080]
-    #[arg(long, value_name = "ADDR")]
-    pub listen: Option<String>,
-    /// Where the operator connects [default: 127.0.0.1:9464]
-    #[arg(long, value_name = "ADDR")]
-    pub admin: Option<String>,
-    /// Folder of policies
-    #[arg(long, value_name = "DIR")]
-    pub policies: Option<String>,
-}
-
-impl ServeArgs {
-    fn flags(&self) -> Flags {
-        let Self { config, backend, dialect, listen, admin, policies } = self.clone();
-        Flags { config, backend, dialect, listen, admin, policies }
-    }
+    #[command(flatten)]
+    flags: Flags,
 }
 
 /// Runs until a signal. Every problem of the configuration is told at once.
 pub fn run(args: &ServeArgs) -> Exit {
-    let loaded = match load::load(&args.flags(), &Environment) {
+    let loaded = match load::load(&args.flags, &Environment) {
         Ok(loaded) => loaded,
         Err(problems) => {
             problems.iter().for_each(|problem| eprintln!("{problem}"));

@@ -90,7 +90,8 @@ pub async fn start(process: Process, policies: PolicySet) -> Result<Running, Ass
     let asked = shared.fleet.backends().iter().filter(|backend| may_speculate(&process, backend.name()));
     let asked = asked.map(|backend| (Arc::clone(backend), tokenizers.get(backend.name()).cloned().flatten()));
     let identities = Arc::new(Identities::new(asked));
-    let plans = process.backends.iter().map(|backend| (backend.name.clone(), backend.plans.clone())).collect();
+    let plans =
+        process.backends.iter().map(|backend| (backend.name.clone(), backend.plans.clone())).collect();
     let store = Arc::new(PolicyStore::new(policies));
     let timeouts = process.timeouts;
     let driver = Driver::new(Parts {
@@ -171,17 +172,21 @@ fn settings(process: &Process) -> Result<Settings, AssembleError> {
     })
 }
 
-fn backend_settings(process: &Process, backend: &Backend, url: &str) -> Result<BackendSettings, AssembleError> {
+fn backend_settings(
+    process: &Process,
+    backend: &Backend,
+    url: &str,
+) -> Result<BackendSettings, AssembleError> {
     let connect = &backend.connect;
     if connect.ca.is_some() {
         return Err(AssembleError::NotBuilt { setting: "backends[].connect.tls.ca" });
     }
     let bearer = connect.token_file.as_deref().map(secret).transpose()?;
     let authorization = bearer.and_then(|token| HeaderValue::from_str(&format!("Bearer {token}")).ok());
-    let models = backend.models.iter().map(|model| ModelName {
-        id: model.id.as_str().to_owned(),
-        aliases: model.aliases.clone(),
-    });
+    let models = backend
+        .models
+        .iter()
+        .map(|model| ModelName { id: model.id.as_str().to_owned(), aliases: model.aliases.clone() });
     Ok(BackendSettings {
         dialect: backend.dialect.name().to_owned(),
         models: models.collect(),

@@ -217,6 +217,7 @@ impl Prepared {
             limit: Limit { max_tokens: request.max_tokens.or(default), context: Some(context) },
             ending: Ending {
                 stop: request.stop.clone(),
+                stop_order: self.identity.dialect.stop_order(),
                 include_stop: request.include_stop,
                 stop_token_ids: request.stop_token_ids.clone(),
                 eos: self.identity.eos.clone(),

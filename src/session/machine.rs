@@ -16,7 +16,7 @@ use super::start::{Rules, Start};
 use super::{Action, ActionId, Delta, Event, Finish, RidePlan, RideReason, Summary};
 use crate::control::Control;
 use crate::draft::Tree;
-use crate::units::Tick;
+use crate::units::{Tick, TokenId};
 
 /// A ride under way.
 #[derive(Clone, Copy, Debug)]
