@@ -82,8 +82,21 @@ impl Running {
 /// # Errors
 /// [`AssembleError`]; nothing listens then.
 pub async fn start(process: Process, policies: PolicySet) -> Result<Running, AssembleError> {
+    start_with(process, policies, Drafters::default()).await
+}
+
+/// As [`start`], with drafters that are loaded already; the others that policies name are loaded beside them.
+///
+/// # Errors
+/// [`AssembleError`]; nothing listens then.
+pub async fn start_with(
+    process: Process,
+    policies: PolicySet,
+    drafters: Drafters,
+) -> Result<Running, AssembleError> {
     let settings = settings(&process)?;
-    let drafters = Arc::new(Drafters::load(&process, &policies)?);
+    drafters.extend(&process, &policies)?;
+    let drafters = Arc::new(drafters);
     let shared = Shared::new(&settings)?;
     let tokenizers: HashMap<&str, Option<PathBuf>> =
         process.backends.iter().map(|backend| (backend.name.as_str(), tokenizer(backend))).collect();

@@ -121,6 +121,10 @@ impl Inner {
         if seeded && !identity.dialect.seeded_leaps() {
             return Err(BypassReason::Seed);
         }
+        // Until `min_tokens` the target's sampler avoids the stop tokens too, which later calls do not name.
+        if request.sampling.min_tokens > 0 && !request.stop_token_ids.is_empty() {
+            return Err(BypassReason::Parameter);
+        }
         let seed = request.sampling.seed.unwrap_or_else(fresh_seed);
         let sampling = Sampling { seed: Some(seed), ..request.sampling.clone() };
         let drafting = self.drafting(&ruling, &identity, &sampling);
@@ -132,7 +136,11 @@ impl Inner {
         }
         let key = (identity.epoch.clone(), ruling.name.clone());
         let control = Arc::clone(self.learnt.lock().entry(key).or_default());
-        let limits = CallLimits { bytes_max: ruling.bytes_max, verify: self.parts.verify_timeout };
+        let limits = CallLimits {
+            bytes_max: ruling.bytes_max,
+            verify: self.parts.verify_timeout,
+            vocabulary: identity.tokenizer.end(),
+        };
         Ok(Prepared { identity, ruling, sampling, control, drafting, limits, clock: self.clock, seed })
     }
 }

@@ -11,7 +11,7 @@ use crate::config::load::parse_policies;
 use crate::config::policy::PolicySet;
 use crate::config::problem::Problem;
 use crate::config::process::{self, Process};
-use crate::gateway::assemble::{self, AssembleError, Running};
+use crate::gateway::assemble::{self, AssembleError, Drafters, Running};
 use crate::gateway::listen::Stop;
 use crate::target::server::App;
 
@@ -71,12 +71,24 @@ impl Drop for LocalTarget {
 /// # Errors
 /// What is wrong with the configuration, or why nothing listens.
 pub async fn proxy(process: &str, policies: &[&str]) -> Result<Running, LocalError> {
+    proxy_with(process, policies, Drafters::default()).await
+}
+
+/// As [`proxy`], with drafters that are running already.
+///
+/// # Errors
+/// What is wrong with the configuration, or why nothing listens.
+pub async fn proxy_with(
+    process: &str,
+    policies: &[&str],
+    drafters: Drafters,
+) -> Result<Running, LocalError> {
     let mut process = process::parse("process", process)?;
     let policies = parse(policies, &process)?;
     let free = SocketAddr::from(([127, 0, 0, 1], 0));
     process.listen.iter_mut().for_each(|listen| listen.address = free);
     process.admin.address = free;
-    Ok(assemble::start(process, policies).await?)
+    Ok(assemble::start_with(process, policies, drafters).await?)
 }
 
 fn parse(policies: &[&str], process: &Process) -> Result<PolicySet, Vec<Problem>> {

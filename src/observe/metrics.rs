@@ -161,7 +161,11 @@ impl Metrics {
             verify: new.histogram("foretell_leap_verify_seconds", "Time of a verify call.", &CALL)?,
             draft: new.histogram("foretell_leap_draft_seconds", "Time to draft.", &OVERHEAD)?,
             gamma: new.histogram("foretell_gamma", "Draft tokens sent in one round.", &GAMMA)?,
-            rides: new.counters("foretell_rides_total", "Eligible requests that rode.", &["reason"])?,
+            rides: new.counters(
+                "foretell_rides_total",
+                "Eligible requests that rode, or rode to the end after leaping.",
+                &["reason"],
+            )?,
             bypass: new.counters("foretell_bypass_total", "Completions that may not leap.", &["reason"])?,
             replica_up: new.levels(
                 "foretell_replica_up",
@@ -270,7 +274,7 @@ impl Metrics {
         self.duration.with_label_values(&[path]).observe(finished.duration.as_secs_f64());
         match (finished.path, finished.reason) {
             (Path::Bypassed, Some(reason)) => self.bypass.with_label_values(&[reason]).inc(),
-            (Path::Ridden, Some(reason)) => self.rides.with_label_values(&[reason]).inc(),
+            (Path::Ridden | Path::Speculated, Some(reason)) => self.rides.with_label_values(&[reason]).inc(),
             _ => {}
         }
         self.rounds(finished);

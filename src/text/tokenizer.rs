@@ -15,6 +15,7 @@ pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     bytes: Option<Arc<ByteTable>>,
     fingerprint: Fingerprint,
+    end: TokenId,
 }
 
 impl Tokenizer {
@@ -37,7 +38,7 @@ impl Tokenizer {
         let fingerprint = Fingerprint::of(vocabulary.iter().map(|(token, &id)| (id, token.as_str())));
         let size = vocabulary.values().max().map_or(0, |&id| id as usize + 1);
         let bytes = is_byte_level(inner.get_decoder()).then(|| Arc::new(ByteTable::new(&inner, size)));
-        Ok(Self { inner, bytes, fingerprint })
+        Ok(Self { inner, bytes, fingerprint, end: size as TokenId })
     }
 
     /// The ids of a text; `special` adds what the tokenizer puts around every prompt (such as a BOS token).
@@ -77,6 +78,11 @@ impl Tokenizer {
     /// Number of tokens, added ones included.
     pub fn size(&self) -> usize {
         self.inner.get_vocab_size(true)
+    }
+
+    /// One more than the largest id.
+    pub fn end(&self) -> TokenId {
+        self.end
     }
 
     /// The identity of the vocabulary.

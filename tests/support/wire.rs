@@ -175,6 +175,11 @@ impl Wire {
         self.message().await.expect("an answer")
     }
 
+    /// The connection will end by a reset, with whatever was under way.
+    pub fn reset(&mut self) {
+        self.stream.set_zero_linger().unwrap();
+    }
+
     /// Waits until the other end has closed.
     pub async fn closed(&mut self) {
         while self.more().await {}

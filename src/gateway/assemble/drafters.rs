@@ -48,14 +48,11 @@ mod with_runtime {
     }
 
     impl Drafters {
-        /// Loads every drafter that some policy names.
-        ///
-        /// # Errors
-        /// The first that cannot be loaded.
-        pub fn load(process: &Process, policies: &PolicySet) -> Result<Self, DrafterError> {
-            let drafters = Self::default();
-            drafters.extend(process, policies)?;
-            Ok(drafters)
+        /// These and one more, that is running already.
+        #[must_use]
+        pub fn with(self, name: impl Into<String>, drafter: LoadedDrafter) -> Self {
+            self.loaded.write().insert(name.into(), drafter);
+            self
         }
 
         /// Loads those that are named now and not loaded yet.
@@ -126,15 +123,6 @@ mod without_runtime {
     pub struct Drafters;
 
     impl Drafters {
-        /// Nothing to load.
-        ///
-        /// # Errors
-        /// A policy names a model, which this build cannot run.
-        pub fn load(process: &Process, policies: &PolicySet) -> Result<Self, DrafterError> {
-            Self.extend(process, policies)?;
-            Ok(Self)
-        }
-
         /// Nothing to load.
         ///
         /// # Errors

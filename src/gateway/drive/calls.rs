@@ -41,6 +41,8 @@ pub struct CallLimits {
     pub bytes_max: usize,
     /// Longest time for a verify call.
     pub verify: Duration,
+    /// One more than the largest token id.
+    pub vocabulary: TokenId,
 }
 
 impl Calls {
@@ -87,7 +89,15 @@ impl Calls {
         let context = Context { model: &self.model, prompt: &prompt, output: &output };
         let call = self.dialect.ride(&context, &self.sampling, max_tokens);
         let response = self.send(call, Some(round)).await.map_err(|_| Fault::Ride)?;
-        if response.status() == StatusCode::OK { Ok(response) } else { Err(Fault::Ride) }
+        match response.status() {
+            StatusCode::OK => Ok(response),
+            StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE
+                if response.headers().contains_key(header::RETRY_AFTER) =>
+            {
+                Err(retry_after(response.headers()))
+            }
+            _ => Err(Fault::Ride),
+        }
     }
 
     /// A verify call, from the draft to the event that the session waits for.
@@ -125,10 +135,16 @@ impl Calls {
         }
         let body = Limited::new(response.into_body(), self.limits.bytes_max).collect().await;
         let body = body.map_err(|_| Fault::Verify)?.to_bytes();
-        self.dialect.verdict(plan, nodes, &body).map(Event::Verdict).map_err(|unreadable| {
+        let verdict = self.dialect.verdict(plan, nodes, &body).map_err(|unreadable| {
             tracing::debug!(%unreadable, "verdict refused");
             Fault::Verify
-        })
+        })?;
+        // Once such an id were the past, no ride could go on from there.
+        if verdict.rows.iter().any(|row| row.sample >= self.limits.vocabulary) {
+            tracing::debug!("verdict refused: an id outside the vocabulary");
+            return Err(Fault::Verify);
+        }
+        Ok(Event::Verdict(verdict))
     }
 
     async fn send(&self, call: Call, round: Option<u32>) -> Result<Response<Incoming>, SendError> {

@@ -205,7 +205,12 @@ fn opening(event: &Value, additive: Additive) -> Option<Value> {
     let delta = event.get_mut("choices")?.get_mut(0)?.get_mut("delta")?.as_object_mut()?;
     delta.get("role")?;
     delta.insert("content".to_owned(), json!(""));
-    event.get_mut("choices")?.get_mut(0)?.as_object_mut()?.insert("finish_reason".to_owned(), Value::Null);
+    let choice = event.get_mut("choices")?.get_mut(0)?.as_object_mut()?;
+    choice.insert("finish_reason".to_owned(), Value::Null);
+    // They come with the text that they are the tokens of.
+    if let Some(ids) = choice.get_mut("token_ids") {
+        *ids = json!([]);
+    }
     Some(event)
 }
 

@@ -1,0 +1,236 @@
+//! A small language model without weights over a real byte-level vocabulary.
+//!
+//! It mostly looks at the last token, so its text repeats itself and lookups are often right; the token before
+//! and the place have their say too, so they are often wrong. It likes the bytes of characters that take several
+//! tokens, so that outputs stand in the middle of one.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use foretell::runtime::forward::{Feed, Forward, Lane, Logits, ModelConfig, ModelError, Rows};
+use foretell::runtime::noise;
+use foretell::text::Tokenizer;
+use foretell::units::TokenId;
+use parking_lot::{Condvar, Mutex};
+use tokenizers::AddedToken;
+use tokenizers::models::TrainerWrapper;
+use tokenizers::models::bpe::{BPE, BpeTrainer};
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+
+pub const EOS: &str = "<|end|>";
+const TEXT: &str = "fn take(text: &str) -> String {\n    let mut taken = String::new();\n    for piece in \
+    text.split(',') {\n        taken.push_str(piece);\n    }\n    taken\n}\nThe fox took the lazy dog — über naïve \
+    façades, “quoted” … 東京 💩\n";
+
+/// Writes `tokenizer.json` and a chat template into a folder, and gives the tokenizer.
+pub fn words(folder: &Path) -> Arc<Tokenizer> {
+    let mut tokenizer = tokenizers::Tokenizer::new(BPE::default());
+    tokenizer.with_pre_tokenizer(Some(ByteLevel::new(false, true, true)));
+    tokenizer.with_decoder(Some(ByteLevel::new(false, true, true)));
+    let special = [EOS, "<|user|>", "<|assistant|>"].map(|text| AddedToken::from(text, true));
+    let trainer = BpeTrainer::builder()
+        .vocab_size(340)
+        .show_progress(false)
+        .initial_alphabet(ByteLevel::alphabet().into_iter().collect())
+        .special_tokens(special.to_vec())
+        .build();
+    let mut trainer = TrainerWrapper::BpeTrainer(trainer);
+    tokenizer.train(&mut trainer, std::iter::repeat_n(TEXT.to_owned(), 3)).unwrap();
+    tokenizer.save(folder.join("tokenizer.json"), false).unwrap();
+    let template = "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}\n{% endfor %}\
+        {% if add_generation_prompt %}<|assistant|>{% endif %}";
+    std::fs::write(folder.join("chat_template.jinja"), template).unwrap();
+    std::fs::write(folder.join("tokenizer_config.json"), "{}").unwrap();
+    Arc::new(Tokenizer::from_file(&folder.join("tokenizer.json")).unwrap())
+}
+
+/// What a test does to a model from outside its thread.
+#[derive(Clone, Default)]
+pub struct Handle {
+    runs: Arc<AtomicUsize>,
+    trouble: Arc<Mutex<Option<(usize, Trouble)>>>,
+    released: Arc<(Mutex<bool>, Condvar)>,
+}
+
+/// What a model can be told to do instead of running.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trouble {
+    Fail,
+    /// Its thread goes down.
+    Crash,
+    /// The run does not end until it is released.
+    Hang,
+}
+
+impl Handle {
+    pub fn runs(&self) -> usize {
+        self.runs.load(Ordering::SeqCst)
+    }
+
+    /// After so many runs there is trouble, with every one.
+    pub fn trouble(&self, after: usize, trouble: Trouble) {
+        *self.trouble.lock() = Some((after, trouble));
+    }
+
+    /// Lets all go on that hang, now and later.
+    pub fn release(&self) {
+        *self.released.0.lock() = true;
+        self.released.1.notify_all();
+    }
+
+    fn pass(&self) -> Result<(), ModelError> {
+        let run = self.runs.fetch_add(1, Ordering::SeqCst);
+        let trouble = self.trouble.lock().filter(|&(after, _)| run >= after).map(|(_, trouble)| trouble);
+        match trouble {
+            None => Ok(()),
+            Some(Trouble::Fail) => Err(ModelError::Runtime("told to fail".to_owned())),
+            Some(Trouble::Crash) => panic!("told to crash"),
+            Some(Trouble::Hang) => {
+                let mut released = self.released.0.lock();
+                while !*released {
+                    self.released.1.wait(&mut released);
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+/// The token of a cached row, and the row before it.
+type Row = (TokenId, Option<usize>);
+
+pub struct Babble {
+    config: ModelConfig,
+    lanes: Vec<Option<Vec<Row>>>,
+    /// How likely each token is before anything is known.
+    taste: Vec<f64>,
+    seed: u64,
+    step: Duration,
+    pub handle: Handle,
+}
+
+impl Babble {
+    pub fn new(tokenizer: &Tokenizer, context: usize, lanes: usize) -> Self {
+        let eos = tokenizer.id(EOS).unwrap();
+        let vocabulary = tokenizer.size();
+        let taste = (0..vocabulary as TokenId).map(|token| taste(tokenizer, token)).collect();
+        let config = ModelConfig { vocabulary, context, lanes, eos: vec![eos] };
+        let lanes = vec![None; lanes];
+        Self { config, lanes, taste, seed: 0, step: Duration::ZERO, handle: Handle::default() }
+    }
+
+    /// Another model, that agrees with the first where the last token says enough.
+    pub fn with_seed(mut self, seed: u64) -> Self {
+        self.seed = seed;
+        self
+    }
+
+    /// A run takes so long, as a model's does.
+    pub fn with_step(mut self, step: Duration) -> Self {
+        self.step = step;
+        self
+    }
+
+    fn logits(&self, rows: &[Row], row: usize) -> Vec<f32> {
+        let (last, parent) = rows[row];
+        let before = parent.map_or(0, |parent| rows[parent].0);
+        let depth = std::iter::successors(Some(row), |&row| rows[row].1).count() as u64;
+        let pair = noise::hash(u64::from(before), 1, self.seed, last);
+        let logit = |(token, taste): (usize, &f64)| {
+            let token = token as TokenId;
+            let own = noise::gumbel(u64::from(last), 2, 0, token);
+            let wider = noise::gumbel(pair, 3, depth / 8, token);
+            (taste + 2.0 * own + 0.4 * wider) as f32
+        };
+        self.taste.iter().enumerate().map(logit).collect()
+    }
+
+    fn rows(&mut self, lane: Lane) -> &mut Vec<Row> {
+        self.lanes[lane.0].as_mut().expect("a reserved lane")
+    }
+}
+
+fn taste(tokenizer: &Tokenizer, token: TokenId) -> f64 {
+    if tokenizer.is_special(token) {
+        return if tokenizer.token(token).as_deref() == Some(EOS) { 0.3 } else { -20.0 };
+    }
+    let text = tokenizer.decode(&[token], false).unwrap();
+    match text.as_str() {
+        // Part of a character.
+        "\u{FFFD}" if ["Ã", "¼", "©", "â", "Ģ", "Ķ"].contains(&tokenizer.token(token).unwrap().as_str()) => 2.5,
+        "\u{FFFD}" => -4.0,
+        text if text.chars().all(|c| c.is_alphanumeric() || c == ' ') => 2.0,
+        _ => 0.5,
+    }
+}
+
+impl Forward for Babble {
+    fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    fn reserve(&mut self) -> Option<Lane> {
+        let free = self.lanes.iter().position(Option::is_none)?;
+        self.lanes[free] = Some(Vec::new());
+        Some(Lane(free))
+    }
+
+    fn release(&mut self, lane: Lane) {
+        self.lanes[lane.0] = None;
+    }
+
+    fn len(&self, lane: Lane) -> usize {
+        self.lanes[lane.0].as_ref().map_or(0, Vec::len)
+    }
+
+    fn rewind(&mut self, lane: Lane, len: usize) {
+        self.rows(lane).truncate(len);
+    }
+
+    fn commit(&mut self, lane: Lane, base: usize, path: &[usize]) -> Result<(), ModelError> {
+        let rows = self.rows(lane);
+        let kept = path.iter().enumerate().map(|(at, &node)| (rows[base + node].0, (base + at).checked_sub(1)));
+        let kept: Vec<Row> = kept.collect();
+        rows.truncate(base);
+        rows.extend(kept);
+        Ok(())
+    }
+
+    fn fork(&mut self, from: Lane, to: Lane, len: usize) -> Result<(), ModelError> {
+        let copied = self.rows(from)[..len].to_vec();
+        *self.rows(to) = copied;
+        Ok(())
+    }
+
+    fn run(&mut self, feeds: &[Feed<'_>]) -> Result<Logits, ModelError> {
+        self.handle.pass()?;
+        if !self.step.is_zero() {
+            std::thread::sleep(self.step);
+        }
+        let mut logits = Logits::new(self.config.vocabulary);
+        for feed in feeds {
+            let context = self.config.context;
+            let rows = self.rows(feed.lane);
+            let base = rows.len();
+            let wanted = base + feed.tokens.len();
+            if wanted > context {
+                return Err(ModelError::Full { wanted, context });
+            }
+            for (index, &token) in feed.tokens.iter().enumerate() {
+                let within = feed.parents.map_or(index.checked_sub(1), |parents| parents[index]);
+                rows.push((token, within.map_or(base.checked_sub(1), |parent| Some(base + parent))));
+            }
+            let rows = rows.clone();
+            let first = match feed.rows {
+                Rows::None => feed.tokens.len(),
+                Rows::Last => feed.tokens.len().saturating_sub(1),
+                Rows::From(first) => first,
+            };
+            (first..feed.tokens.len()).for_each(|index| logits.push_row(&self.logits(&rows, base + index)));
+            logits.end_feed();
+        }
+        Ok(logits)
+    }
+}
