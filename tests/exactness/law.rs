@@ -7,7 +7,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::world::{Ask, Case, Hooks, plain, play};
+use crate::world::{Ask, Case, Hooks, plain, play, play_knowing};
+use foretell::control::{Control, Heat};
 use foretell::draft::{Features, LookupSpec, Ngram, Node, Source, Tree};
 use foretell::session::{Ending, Plan, Row, Rules, Verdict, accept};
 use foretell::units::TokenId;
@@ -222,6 +223,58 @@ fn one_hot_drafts_keep_the_law(
             assert!(tv < 1e-12, "gamma {gamma}, switches {switches:b}: {tv}");
         }
     }
+}
+
+/// A store that has seen so much acceptance and such cheap calls that sessions leap by their own judgement.
+fn confident(plan: Plan) -> Control {
+    let control = Control::new();
+    control.with(|learnt| {
+        (0..20).for_each(|_| learnt.costs.rode(0.010, 1));
+        for nodes in 0..4 {
+            learnt.costs.verified(plan, nodes, 0.004, foretell::units::Tick(1));
+        }
+        learnt.costs.entered(plan, 1, 0.004, foretell::units::Tick(1));
+        learnt.costs.left(0.010);
+        let lookup = Tree::chain(&[0], Source::PromptLookup, Features { match_len: 2, margin: 0.0 });
+        for node in [lookup.nodes()[0], node(0, None)] {
+            (0..20).for_each(|_| learnt.survival.observe(Heat::Greedy, &node, 0, true));
+        }
+        learnt.costs.drafted(4, 0.001);
+    });
+    control
+}
+
+#[rstest]
+fn the_session_s_own_judgement_keeps_the_law(
+    #[values(Drafter::Lookup, Drafter::Chain, Drafter::Bush)] drafter: Drafter,
+    #[values(Plan::FanOut, Plan::Tree)] plan: Plan,
+) {
+    let toy = Toy { vocabulary: 3, salt: 17 };
+    let mut case = Case { max: 5, ..case(toy, drafter, 2, plan) };
+    case.rules.gamma_fixed = None;
+    case.rules.gamma_max = 2;
+    let (mut leapt, mut rode) = (0, 0);
+    let law = law(|oracle| {
+        let outcome = play_knowing(
+            &case,
+            confident(plan),
+            &mut Hooks {
+                sample: &mut |ask| oracle.pick(&toy.weights(ask.context)) as TokenId,
+                draft: &mut |context, gamma| draft(drafter, toy, context, gamma),
+                allow: &mut |_, _| true,
+                chunk: &mut || 1,
+                chaos: &mut || None,
+                redraw: 0,
+                race: false,
+            },
+        );
+        leapt += u32::from(outcome.summary.speculated);
+        rode += u32::from(!outcome.summary.speculated);
+        key(&outcome.text, &outcome.tokens, outcome.summary.finish.expect("ended").name())
+    });
+    let tv = distance(&plain_law(toy, &case), &law);
+    assert!(tv < 1e-12, "{tv}");
+    assert!(leapt > 100 && rode > 0, "too tame: {leapt} leapt, {rode} rode");
 }
 
 #[rstest]
