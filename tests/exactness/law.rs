@@ -4,101 +4,15 @@
 //! drafts, both plans and all patterns of switches. And a proof that can fail: planted bugs, each of which
 //! the same enumeration must catch.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use crate::toy::{Law, Toy, distance, law};
 use crate::world::{Ask, Case, Hooks, plain, play, play_knowing};
 use foretell::control::{Control, Heat};
 use foretell::draft::{Features, LookupSpec, Ngram, Node, Source, Tree};
 use foretell::session::{Ending, Plan, Row, Rules, Verdict, accept};
 use foretell::units::TokenId;
 use rstest::rstest;
-
-// ---- exact enumeration of random choices -----------------------------------------------------------------
-
-/// Plays one path through all choices; the paths are visited in order.
-#[derive(Default)]
-struct Oracle {
-    tape: Vec<(usize, usize)>,
-    at: usize,
-    weight: f64,
-}
-
-impl Oracle {
-    fn pick(&mut self, weights: &[f64]) -> usize {
-        if self.at == self.tape.len() {
-            self.tape.push((0, weights.len()));
-        }
-        let choice = self.tape[self.at].0;
-        self.at += 1;
-        self.weight *= weights[choice];
-        choice
-    }
-}
-
-type Law = BTreeMap<String, f64>;
-
-fn law(mut run: impl FnMut(&mut Oracle) -> String) -> Law {
-    let mut law = Law::new();
-    let mut oracle = Oracle::default();
-    loop {
-        oracle.at = 0;
-        oracle.weight = 1.0;
-        let key = run(&mut oracle);
-        *law.entry(key).or_default() += oracle.weight;
-        oracle.tape.truncate(oracle.at);
-        while oracle.tape.last().is_some_and(|&(choice, of)| choice + 1 == of) {
-            oracle.tape.pop();
-        }
-        match oracle.tape.last_mut() {
-            Some(last) => last.0 += 1,
-            None => return law,
-        }
-    }
-}
-
-fn distance(a: &Law, b: &Law) -> f64 {
-    let keys: std::collections::BTreeSet<&String> = a.keys().chain(b.keys()).collect();
-    let of = |law: &Law, key: &String| law.get(key).copied().unwrap_or(0.0);
-    keys.into_iter().map(|key| (of(a, key) - of(b, key)).abs()).sum::<f64>() / 2.0
-}
-
-// ---- toys ------------------------------------------------------------------------------------------------
-
-/// A target that depends on the last two tokens and on how long the context is.
-#[derive(Clone, Copy)]
-struct Toy {
-    vocabulary: usize,
-    salt: u64,
-}
-
-impl Toy {
-    fn weights(self, context: &[TokenId]) -> Vec<f64> {
-        let tail = context
-            .iter()
-            .rev()
-            .take(2)
-            .fold(self.salt + context.len() as u64, |seed, &token| mix(seed ^ (u64::from(token) + 1)));
-        let raw: Vec<f64> =
-            (0..self.vocabulary).map(|token| 1.0 + (mix(tail + token as u64 * 77) % 9) as f64).collect();
-        let sum: f64 = raw.iter().sum();
-        raw.iter().map(|weight| weight / sum).collect()
-    }
-
-    fn favourite(self, context: &[TokenId], rank: usize) -> TokenId {
-        let weights = self.weights(context);
-        let mut order: Vec<usize> = (0..self.vocabulary).collect();
-        order.sort_by(|&a, &b| weights[b].total_cmp(&weights[a]));
-        order[rank % order.len()] as TokenId
-    }
-}
-
-fn mix(value: u64) -> u64 {
-    let mut z = value.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
-}
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Drafter {
