@@ -98,6 +98,8 @@ impl SlotFeed<'_> {
 pub struct Bound {
     /// Its shape.
     pub shape: RunShape,
+    /// When it last ran, in runs of the model.
+    pub used: u64,
     binding: IoBinding,
     ids: Tensor<i64>,
     positions: Tensor<i64>,
@@ -126,6 +128,7 @@ impl Bound {
         let (lanes, tokens) = (set.shape.lanes, shape.tokens);
         let mut bound = Self {
             shape,
+            used: 0,
             binding: session.create_binding()?,
             ids: host([lanes, tokens])?,
             positions: host([lanes, tokens])?,

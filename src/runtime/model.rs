@@ -22,8 +22,8 @@ use super::library::{self, LibraryError};
 const CHUNK: usize = 128;
 /// Most lanes of one tensor set.
 const WIDEST: usize = 16;
-/// Bound runs that a set keeps.
-const KEPT_RUNS: usize = 24;
+/// Bound runs that a set keeps, the last used ones.
+const KEPT_RUNS: usize = 32;
 
 /// How a model is opened.
 #[derive(Clone, Debug)]
@@ -79,6 +79,7 @@ pub struct Model {
     cache: Cache,
     steps: Vec<Step>,
     pairs: Vec<(Lane, usize)>,
+    runs: u64,
 }
 
 impl Model {
@@ -112,6 +113,7 @@ impl Model {
             cache: Cache::new(description.cache, chosen.device),
             steps: Vec::new(),
             pairs: Vec::new(),
+            runs: 0,
             description,
         })
     }
@@ -216,8 +218,10 @@ impl Model {
         let set = self.cache.set(set)?;
         let known = set.bound.iter().position(|bound| bound.shape == shape);
         if known.is_none() {
-            if set.bound.len() >= KEPT_RUNS {
-                set.bound.remove(0);
+            let oldest =
+                set.bound.iter().enumerate().min_by_key(|(_, bound)| bound.used).map(|(index, _)| index);
+            if let (Some(oldest), true) = (oldest, set.bound.len() >= KEPT_RUNS) {
+                set.bound.swap_remove(oldest);
             }
             let vocabulary = self.config.vocabulary;
             let bound = Bound::new(&self.session, set, self.description.cache, vocabulary, shape);
@@ -227,6 +231,8 @@ impl Model {
         let Some(bound) = set.bound.get_mut(index) else {
             return Err(ModelError::Runtime("a bound run is gone".to_owned()));
         };
+        self.runs += 1;
+        bound.used = self.runs;
         let feeds: Vec<_> =
             lens.iter().zip(members).map(|(&len, member)| (len, member.map(|(_, feed)| feed))).collect();
         bound

@@ -111,34 +111,54 @@ fn a_feed_beyond_the_context_is_refused_and_changes_nothing() {
 #[test]
 fn any_order_of_work_keeps_every_row() {
     let (mut layout, mut rows) = (Layout::new(12, 1024, 8), Rows::default());
-    let mut live: Vec<Lane> = Vec::new();
+    let mut live: Vec<(Lane, Vec<u64>)> = Vec::new();
     let mut state = 7_u64;
     let mut next = |below: usize| {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (state >> 33) as usize % below
     };
-    for _ in 0..3_000 {
-        match next(12) {
-            0 => live.extend(layout.reserve()),
-            1 if !live.is_empty() => layout.release(live.swap_remove(next(live.len()))),
+    for round in 0..3_000 {
+        let one = next(live.len().max(1));
+        match next(13) {
+            0 => live.extend(layout.reserve().map(|lane| (lane, Vec::new()))),
+            1 if !live.is_empty() => layout.release(live.swap_remove(one).0),
             2 if !live.is_empty() => {
-                let lane = live[next(live.len())];
-                let len = next(layout.len(lane) + 1);
-                layout.set_len(lane, len);
+                let (lane, want) = &mut live[one];
+                want.truncate(next(want.len() + 1));
+                layout.set_len(*lane, want.len());
+            }
+            3 if live.len() > 1 => {
+                let other = (one + 1) % live.len();
+                let len = next(live[one].1.len() + 1);
+                layout.fork(live[one].0, live[other].0, len).unwrap();
+                rows.apply(&mut layout);
+                live[other].1 = live[one].1[..len].to_vec();
             }
             _ => {
                 let mut feeds: Vec<(Lane, usize)> = Vec::new();
-                for &lane in &live {
+                for (lane, want) in &live {
                     let adding = [0, 1, 1, 1, 3, 9, 60][next(7)];
-                    if adding > 0 && layout.len(lane) + adding <= 1024 {
-                        feeds.push((lane, adding));
+                    if adding > 0 && want.len() + adding <= 1024 {
+                        feeds.push((*lane, adding));
                     }
                 }
                 feed(&mut layout, &mut rows, &feeds);
+                for (lane, want) in &mut live {
+                    for row in want.len()..layout.len(*lane) {
+                        let value = round * 1_000 + row as u64;
+                        rows.slot(layout.place(*lane).unwrap())[row] = value;
+                        want.push(value);
+                    }
+                }
             }
         }
-        for &lane in &live {
-            check(&layout, &mut rows, lane);
+        for (lane, want) in &live {
+            assert_eq!(layout.len(*lane), want.len());
+            if let Some(place) = layout.place(*lane) {
+                assert_eq!(rows.slot(place)[..want.len()], want[..]);
+            } else {
+                assert!(want.is_empty());
+            }
         }
     }
     assert!(rows.0.iter().flatten().count() <= 12 + KEPT_EMPTY);
