@@ -17,7 +17,7 @@ pub mod usage;
 
 pub use answer::{Additive, Template, strip};
 pub use control_header::Control;
-pub use eligibility::{Finding, Judgement, examine, judge};
+pub use eligibility::{Finding, Judgement, judge, understand};
 pub use reason::BypassReason;
 pub use request::{Prompt, PromptSize, Request, Route};
 pub use sampling::Sampling;

@@ -4,7 +4,7 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::indexing_slicing, clippy::float_cmp)]
 
 use foretell::openai::parameters::{Field, Plain, TABLE, Treatment, find};
-use foretell::openai::{BypassReason as R, Judgement, Prompt, Request, Route, examine, judge};
+use foretell::openai::{BypassReason as R, Judgement, Prompt, Request, Route, judge, understand};
 use rstest::rstest;
 use serde_json::{Map, Value, json};
 
@@ -274,7 +274,7 @@ fn one_text_in_a_list_is_one_text() {
 #[test]
 fn explaining_tells_about_every_parameter_and_not_only_the_first() {
     let body = br#"{"model":"m","regex":"a","prompt":"x","bogus":1,"echo":null}"#;
-    let findings = examine(Route::Completions, body);
+    let (_, findings) = understand(Route::Completions, body).unwrap();
     let told: Vec<_> = findings.iter().map(|f| (f.parameter.as_str(), f.row.is_some(), f.refused)).collect();
     assert_eq!(
         told,

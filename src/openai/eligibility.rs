@@ -37,25 +37,19 @@ pub struct Finding {
 
 /// Judges the body of a request.
 pub fn judge(route: Route, body: &[u8]) -> Judgement {
-    let Some(Value::Object(members)) = json::parse(body) else {
+    let Some((request, findings)) = understand(route, body) else {
         return Judgement::Bypass { reason: BypassReason::Body, parameter: None };
     };
-    let (request, findings) = understand(route, members);
     match findings.into_iter().find_map(|finding| finding.refused.map(|reason| (reason, finding.parameter))) {
         Some((reason, parameter)) => Judgement::Bypass { reason, parameter: Some(parameter) },
         None => Judgement::Eligible(Box::new(request)),
     }
 }
 
-/// Judges every parameter by itself, for explaining; empty if the body is no JSON object.
-pub fn examine(route: Route, body: &[u8]) -> Vec<Finding> {
-    match json::parse(body) {
-        Some(Value::Object(members)) => understand(route, members).1,
-        _ => Vec::new(),
-    }
-}
-
-fn understand(route: Route, members: Map<String, Value>) -> (Request, Vec<Finding>) {
+/// Judges every parameter by itself, and reads what can be read; `None` if the body is no JSON object. The
+/// request may be speculated only if no finding refuses it.
+pub fn understand(route: Route, body: &[u8]) -> Option<(Request, Vec<Finding>)> {
+    let Some(Value::Object(members)) = json::parse(body) else { return None };
     let mut request = blank(route);
     let mut findings = Vec::new();
     for (name, value) in members.iter().filter(|(_, value)| !value.is_null()) {
@@ -72,7 +66,7 @@ fn understand(route: Route, members: Map<String, Value>) -> (Request, Vec<Findin
         refuse(&mut findings, "stream_options", BypassReason::Parameter);
     }
     request.body = members;
-    (request, findings)
+    Some((request, findings))
 }
 
 fn look_up(route: Route, name: &str, value: &Value, request: &mut Request) -> Finding {

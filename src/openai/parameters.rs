@@ -144,6 +144,19 @@ pub enum Treatment {
     Bypass(BypassReason),
 }
 
+impl Treatment {
+    /// The name in tables for people.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Carried(_) => "carried",
+            Self::Emulated(_) => "emulated",
+            Self::Inert => "inert",
+            Self::Neutral(..) => "neutral",
+            Self::Bypass(_) => "bypass",
+        }
+    }
+}
+
 /// One row of the table.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Parameter {

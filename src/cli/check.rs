@@ -1,0 +1,55 @@
+//! `foretell check`: would `serve` take these settings? Every error at once.
+
+use std::io::{self, Write};
+
+use super::{OK, USAGE};
+use crate::config::{Flags, Loaded, Strings, load};
+
+/// The arguments of `foretell check`.
+#[derive(clap::Args, Clone, Debug, Default)]
+pub struct CheckArgs {
+    /// The settings, as `serve` takes them.
+    #[command(flatten)]
+    pub flags: Flags,
+}
+
+/// Reads all settings and says what is wrong with them. Returns the exit code.
+///
+/// # Errors
+/// If `out` cannot be written.
+pub fn run(args: &CheckArgs, environment: &dyn Strings, out: &mut dyn Write) -> io::Result<u8> {
+    match load(&args.flags, environment) {
+        Ok(loaded) => good(&loaded, out).map(|()| OK),
+        Err(problems) => {
+            for problem in &problems {
+                writeln!(out, "{problem}")?;
+            }
+            let count = problems.len();
+            writeln!(out, "{count} error{}", if count == 1 { "" } else { "s" })?;
+            Ok(USAGE)
+        }
+    }
+}
+
+fn good(loaded: &Loaded, out: &mut dyn Write) -> io::Result<()> {
+    for file in &loaded.files {
+        writeln!(out, "{}: ok", file.display())?;
+    }
+    for warning in &loaded.warnings {
+        writeln!(out, "warning: {warning}")?;
+    }
+    if loaded.process.backends.is_empty() {
+        writeln!(out, "warning: no backends: every request will be answered with an error")?;
+    }
+    let policies: Vec<String> = loaded.policies.policies().iter().map(|policy| policy.label()).collect();
+    let backends: Vec<&str> = loaded.process.backends.iter().map(|backend| backend.name.as_str()).collect();
+    writeln!(out, "backends: {}", listed(&backends))?;
+    writeln!(out, "policies: {}", listed(&policies))
+}
+
+fn listed<T: AsRef<str>>(names: &[T]) -> String {
+    if names.is_empty() {
+        return "none".to_owned();
+    }
+    names.iter().map(AsRef::as_ref).collect::<Vec<_>>().join(", ")
+}

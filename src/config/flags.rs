@@ -1,0 +1,184 @@
+//! Settings from the command line and the environment.
+
+use std::path::PathBuf;
+
+use super::problem::{Problem, Refusal};
+use super::process::{Backend, Connect, Dialect, Load, Plans, Process, Replicas};
+use super::read::{parse_address, parse_url};
+use super::yaml::quote;
+
+/// Named texts, such as the environment: the only way in which parsing looks at the world.
+pub trait Strings {
+    /// The text of this name.
+    fn get(&self, name: &str) -> Option<String>;
+}
+
+/// The environment of the process.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Environment;
+
+impl Strings for Environment {
+    fn get(&self, name: &str) -> Option<String> {
+        std::env::var(name).ok()
+    }
+}
+
+impl Strings for std::collections::BTreeMap<String, String> {
+    fn get(&self, name: &str) -> Option<String> {
+        Self::get(self, name).cloned()
+    }
+}
+
+/// What can be set on the command line, as texts; `None` is a flag that was not given. Each can also be said
+/// by the variable `FORETELL_<FLAG>`.
+#[derive(clap::Args, Clone, Debug, Default, PartialEq, Eq)]
+pub struct Flags {
+    /// The process file [default: foretell.yaml, if it is there]
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<String>,
+    /// One backend instead of those of the process file
+    #[arg(long, value_name = "URL")]
+    pub backend: Option<String>,
+    /// How the backends are spoken to
+    #[arg(long, value_name = "DIALECT")]
+    pub dialect: Option<String>,
+    /// Where clients are served
+    #[arg(long, value_name = "IP:PORT")]
+    pub listen: Option<String>,
+    /// Where the admin interface is
+    #[arg(long, value_name = "IP:PORT")]
+    pub admin: Option<String>,
+    /// The folder of the policies
+    #[arg(long, value_name = "DIR")]
+    pub policies: Option<String>,
+}
+
+/// A setting and where it was said.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Said {
+    text: String,
+    place: String,
+}
+
+/// What flags and environment say, flags first.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Overrides {
+    config: Option<Said>,
+    backend: Option<Said>,
+    dialect: Option<Said>,
+    listen: Option<Said>,
+    admin: Option<Said>,
+    policies: Option<Said>,
+}
+
+impl Overrides {
+    /// A flag wins over the variable of its name. An empty variable says nothing.
+    pub fn new(flags: &Flags, environment: &dyn Strings) -> Self {
+        let said = |flag: &Option<String>, name: &str| {
+            if let Some(text) = flag {
+                return Some(Said { text: text.clone(), place: format!("--{name}") });
+            }
+            let place = format!("FORETELL_{}", name.to_uppercase());
+            let text = environment.get(&place).filter(|text| !text.is_empty())?;
+            Some(Said { text, place })
+        };
+        Self {
+            config: said(&flags.config, "config"),
+            backend: said(&flags.backend, "backend"),
+            dialect: said(&flags.dialect, "dialect"),
+            listen: said(&flags.listen, "listen"),
+            admin: said(&flags.admin, "admin"),
+            policies: said(&flags.policies, "policies"),
+        }
+    }
+
+    /// The process file, if one is named.
+    pub fn config(&self) -> Option<PathBuf> {
+        self.config.as_ref().map(|said| PathBuf::from(&said.text))
+    }
+
+    /// The folder of the policies, if one is named here.
+    pub fn policies(&self) -> Option<PathBuf> {
+        self.policies.as_ref().map(|said| PathBuf::from(&said.text))
+    }
+
+    /// Sets what is said here.
+    ///
+    /// # Errors
+    /// Every setting that cannot be read.
+    pub fn apply(&self, process: &mut Process) -> Result<(), Vec<Problem>> {
+        let mut problems = Vec::new();
+        if let Some(dir) = self.policies() {
+            process.policies = dir;
+        }
+        set(self.listen.as_ref(), "listen", &mut problems, parse_address, |address| {
+            process.listen = vec![super::process::Listen { address, tls: None }];
+        });
+        set(self.admin.as_ref(), "admin.address", &mut problems, parse_address, |address| {
+            process.admin.address = address;
+        });
+        let needs_token = !process.admin.address.ip().is_loopback() && process.admin.token_file.is_none();
+        if let Some(said) = self.admin.as_ref().filter(|_| needs_token) {
+            let allowed = "a loopback address, or any with admin.token_file";
+            let refusal = Refusal::new("open to others without a token", allowed);
+            problems.push(problem(said, "admin.address", refusal));
+        }
+        set(self.backend.as_ref(), "backends", &mut problems, parse_url, |url| {
+            process.backends = vec![one_backend(Replicas::Urls(vec![url]))];
+        });
+        set(self.dialect.as_ref(), "backends[0].dialect", &mut problems, parse_dialect, |dialect| {
+            process.backends.iter_mut().for_each(|backend| backend.dialect = dialect);
+        });
+        if problems.is_empty() { Ok(()) } else { Err(problems) }
+    }
+}
+
+fn set<T>(
+    said: Option<&Said>,
+    path: &str,
+    problems: &mut Vec<Problem>,
+    parse: impl FnOnce(&str) -> Result<T, Refusal>,
+    put: impl FnOnce(T),
+) {
+    let Some(said) = said else { return };
+    match parse(&said.text) {
+        Ok(value) => put(value),
+        Err(refusal) => problems.push(problem(said, path, refusal)),
+    }
+}
+
+fn problem(said: &Said, path: &str, refusal: Refusal) -> Problem {
+    Problem {
+        file: said.place.clone(),
+        line: None,
+        path: path.to_owned(),
+        message: refusal.message,
+        allowed: refusal.allowed,
+        got: quote(&said.text),
+        suggestion: refusal.suggestion,
+    }
+}
+
+fn parse_dialect(text: &str) -> Result<Dialect, Refusal> {
+    let names: Vec<&str> = Dialect::NAMES.iter().map(|(name, _)| *name).collect();
+    let found = Dialect::NAMES.iter().find(|(name, _)| *name == text);
+    found
+        .map(|(_, dialect)| *dialect)
+        .ok_or_else(|| Refusal::new("unknown value", names.join("|")).near(text, &names))
+}
+
+fn one_backend(replicas: Replicas) -> Backend {
+    Backend {
+        name: "default".to_owned(),
+        dialect: Dialect::default(),
+        replicas,
+        models: Vec::new(),
+        connect: Connect::default(),
+        load: Load::default(),
+        plans: Plans::default(),
+        probe: super::process::Probe::default(),
+        budget: super::process::Budget::default(),
+        billed: false,
+        default: false,
+    }
+}

@@ -1,0 +1,210 @@
+//! Reading the files: everything that is wrong anywhere is told at once.
+
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use super::flags::{Flags, Overrides, Strings};
+use super::policy::{self, Drafter, Placed, Policy, PolicySet};
+use super::problem::{Problem, Refusal};
+use super::process::{self, Process};
+use super::yaml::FILE_BYTES;
+
+/// The process file that is read if none is named and it is there.
+pub const CONFIG_FILE: &str = "foretell.yaml";
+
+/// Everything that was configured.
+#[derive(Clone, Debug)]
+pub struct Loaded {
+    /// The process file, flags and environment.
+    pub process: Process,
+    /// The policies.
+    pub policies: PolicySet,
+    /// The files that were read.
+    pub files: Vec<PathBuf>,
+    /// What is allowed, but hardly meant for production.
+    pub warnings: Vec<String>,
+}
+
+/// Reads the process file and all policies.
+///
+/// # Errors
+/// Everything that is wrong, in the order of files and lines.
+pub fn load(flags: &Flags, environment: &dyn Strings) -> Result<Loaded, Vec<Problem>> {
+    let overrides = Overrides::new(flags, environment);
+    let mut problems = Vec::new();
+    let mut files = Vec::new();
+    let named = overrides.config();
+    let file = named.or_else(|| Some(PathBuf::from(CONFIG_FILE)).filter(|path| path.exists()));
+    let mut process = Process::default();
+    if let Some(file) = &file {
+        files.push(file.clone());
+        match read(file).and_then(|text| process::parse(&file.display().to_string(), &text)) {
+            Ok(parsed) => process = parsed,
+            Err(found) => problems.extend(found),
+        }
+    }
+    let process_is_good = problems.is_empty();
+    problems.extend(overrides.apply(&mut process).err().into_iter().flatten());
+    let policies = load_policies_into(&process, process_is_good, &mut files, &mut problems);
+    if !problems.is_empty() {
+        return Err(problems);
+    }
+    let warnings = warnings(&policies);
+    Ok(Loaded { process, policies, files, warnings })
+}
+
+/// Reads everything again while a process runs with `current`.
+///
+/// # Errors
+/// Everything that is wrong, and every setting that cannot change while the process runs, by its name.
+pub fn reload(flags: &Flags, environment: &dyn Strings, current: &Process) -> Result<Loaded, Vec<Problem>> {
+    let loaded = load(flags, environment)?;
+    let file = loaded.files.first().map_or_else(String::new, |file| file.display().to_string());
+    let refused = |name: &str| {
+        let refusal = Refusal::new("cannot change while running", "what the process started with");
+        problem(&file, None, name, refusal, "another value".to_owned())
+    };
+    let problems: Vec<Problem> = current.fixed_changes(&loaded.process).into_iter().map(refused).collect();
+    if problems.is_empty() { Ok(loaded) } else { Err(problems) }
+}
+
+/// Reads all policies again.
+///
+/// # Errors
+/// Everything that is wrong, in the order of files and lines.
+pub fn load_policies(process: &Process) -> Result<PolicySet, Vec<Problem>> {
+    let mut problems = Vec::new();
+    let policies = load_policies_into(process, true, &mut Vec::new(), &mut problems);
+    if problems.is_empty() { Ok(policies) } else { Err(problems) }
+}
+
+/// Parses policies and looks at them together: unique names, declared drafters.
+///
+/// # Errors
+/// Everything that is wrong, in the order of files and lines.
+pub fn parse_policies(sources: &[(String, String)], process: &Process) -> Result<PolicySet, Vec<Problem>> {
+    let mut problems = Vec::new();
+    let policies = parse_all(sources, Some(process), &mut problems);
+    if problems.is_empty() { Ok(policies) } else { Err(problems) }
+}
+
+fn load_policies_into(
+    process: &Process,
+    process_is_good: bool,
+    files: &mut Vec<PathBuf>,
+    problems: &mut Vec<Problem>,
+) -> PolicySet {
+    let paths = policy_files(&process.policies).unwrap_or_else(|found| {
+        problems.extend(found);
+        Vec::new()
+    });
+    let mut sources = Vec::new();
+    for path in paths {
+        match read(&path) {
+            Ok(text) => sources.push((path.display().to_string(), text)),
+            Err(found) => problems.extend(found),
+        }
+        files.push(path);
+    }
+    // Against a process file that could not be read every drafter would seem undeclared.
+    parse_all(&sources, process_is_good.then_some(process), problems)
+}
+
+fn parse_all(
+    sources: &[(String, String)],
+    process: Option<&Process>,
+    problems: &mut Vec<Problem>,
+) -> PolicySet {
+    let mut policies: Vec<Policy> = Vec::new();
+    for (file, text) in sources {
+        match policy::parse(file, text) {
+            Ok(placed) => {
+                problems.extend(against_others(file, &placed, &policies));
+                problems.extend(process.into_iter().flat_map(|process| undeclared(file, &placed, process)));
+                policies.push(placed.policy);
+            }
+            Err(found) => problems.extend(found),
+        }
+    }
+    if sources.is_empty() {
+        return PolicySet::built_in().unwrap_or_else(|found| {
+            problems.extend(found);
+            PolicySet::default()
+        });
+    }
+    PolicySet::new(policies)
+}
+
+fn against_others(file: &str, placed: &Placed, others: &[Policy]) -> Option<Problem> {
+    let name = &placed.policy.name;
+    let refusal = Refusal::new("not unique", "a name that no other policy has");
+    let twin = others.iter().any(|other| other.name == *name);
+    twin.then(|| problem(file, Some(placed.name_line), "name", refusal, format!("{name:?}")))
+}
+
+fn undeclared(file: &str, placed: &Placed, process: &Process) -> Vec<Problem> {
+    let declared: Vec<&str> = process.drafters.keys().map(String::as_str).collect();
+    let missing = |(index, drafter): (usize, &Drafter)| match drafter {
+        Drafter::Model { model, .. } if !process.drafters.contains_key(model) => {
+            let allowed = if declared.is_empty() { "none".to_owned() } else { declared.join("|") };
+            let refusal = Refusal::new("not declared under drafters of the process file", allowed);
+            let line = placed.drafter_lines.get(index).copied();
+            let path = format!("drafters[{index}].model");
+            Some(problem(file, line, &path, refusal.near(model, &declared), format!("{model:?}")))
+        }
+        _ => None,
+    };
+    placed.policy.drafters.iter().enumerate().filter_map(missing).collect()
+}
+
+fn warnings(policies: &PolicySet) -> Vec<String> {
+    let fixed = policies.policies().iter().filter_map(|policy| {
+        let gamma = policy.gamma.fixed?;
+        Some(format!(
+            "policy {}: gamma.fixed: {gamma} leaps whatever it costs; it is for tests and sweeps",
+            policy.name
+        ))
+    });
+    fixed.collect()
+}
+
+/// The policy files of a folder, by name. A folder that is not there has none.
+pub fn policy_files(dir: &Path) -> Result<Vec<PathBuf>, Vec<Problem>> {
+    let entries = match std::fs::read_dir(dir) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(unreadable(dir, &error)),
+    };
+    let paths: Result<Vec<PathBuf>, _> = entries.map(|entry| entry.map(|entry| entry.path())).collect();
+    let mut paths = paths.map_err(|error| unreadable(dir, &error))?;
+    paths.retain(|path| policy::is_policy_file(path));
+    paths.sort();
+    Ok(paths)
+}
+
+fn read(path: &Path) -> Result<String, Vec<Problem>> {
+    let length = std::fs::metadata(path).map_err(|error| unreadable(path, &error))?.len();
+    if length > FILE_BYTES {
+        let refusal = Refusal::new("the file is too large", "at most 10MiB");
+        let file = path.display().to_string();
+        return Err(vec![problem(&file, None, "(document)", refusal, format!("{length}B"))]);
+    }
+    std::fs::read_to_string(path).map_err(|error| unreadable(path, &error))
+}
+
+fn unreadable(path: &Path, error: &std::io::Error) -> Vec<Problem> {
+    let refusal = Refusal::new("cannot be read", "a readable file in UTF-8");
+    vec![problem(&path.display().to_string(), None, "(document)", refusal, error.to_string())]
+}
+
+fn problem(file: &str, line: Option<u64>, path: &str, refusal: Refusal, got: String) -> Problem {
+    Problem {
+        file: file.to_owned(),
+        line,
+        path: path.to_owned(),
+        message: refusal.message,
+        allowed: refusal.allowed,
+        got,
+        suggestion: refusal.suggestion,
+    }
+}

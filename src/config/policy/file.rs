@@ -1,0 +1,351 @@
+//! Reading a policy file. The defaults are those of the documentation.
+
+use std::time::Duration;
+
+use super::{
+    Accept, Bounds, Drafter, Gamma, Gates, Holdback, Match, Policy, PolicyMode, Rule, Scope, Tolerance,
+    Vocabulary,
+};
+use crate::config::problem::{Problem, Problems, Refusal};
+use crate::config::process::file::version;
+use crate::config::read::{Item, Section, boolean, duration, number, period, ratio, text, whole, word};
+use crate::config::values::{Glob, Revision};
+use crate::config::yaml::{self, Node, Value};
+use crate::openai::Route;
+use crate::openai::control_header::GAMMA_MAX;
+
+impl Default for Gamma {
+    fn default() -> Self {
+        Self { max: 8, fixed: None, margin: 0.10, stay: 0.05 }
+    }
+}
+
+impl Default for Accept {
+    fn default() -> Self {
+        Self { rule: Rule::Exact, tolerance: Tolerance::default(), max_drift: None, max_drift_rate: 0.02 }
+    }
+}
+
+impl Default for Gates {
+    fn default() -> Self {
+        Self {
+            waiting: 0,
+            kv: 0.9,
+            stale: Duration::from_secs(2),
+            acceptance: 0.2,
+            latency: 1.02,
+            max_gap: Duration::from_millis(500),
+            reprobe: Duration::from_secs(30),
+        }
+    }
+}
+
+impl Default for Holdback {
+    fn default() -> Self {
+        Self { start: 0.2, floor: 0.01 }
+    }
+}
+
+/// A policy and the lines of what must agree with other files.
+#[derive(Clone, Debug)]
+pub struct Placed {
+    /// The policy.
+    pub policy: Policy,
+    /// The line of its name.
+    pub name_line: u64,
+    /// The line of each drafter.
+    pub drafter_lines: Vec<u64>,
+}
+
+/// Reads a policy file.
+///
+/// # Errors
+/// Everything that is wrong with it, in the order of its lines.
+pub fn parse(file: &str, source: &str) -> Result<Placed, Vec<Problem>> {
+    let root = yaml::parse(file, source)?;
+    let problems = Problems::new(file);
+    let placed = read(&Item::root(&root, &problems), Revision::of(source.as_bytes()));
+    match (problems.into_vec(), placed) {
+        (none, Some(placed)) if none.is_empty() => Ok(placed),
+        (some, _) => Err(some),
+    }
+}
+
+fn read(root: &Item<'_>, revision: Revision) -> Option<Placed> {
+    let mut top = root.section();
+    version(&mut top);
+    let name = top.must("name", "a text", name);
+    let name_line = top.line("name");
+    let mode = top.or("mode", PolicyMode::default(), word(PolicyMode::NAMES));
+    let matcher = matcher(top.section("match"));
+    let items = top.item("drafters").map(|item| item.items());
+    let lines = |items: &Vec<Item<'_>>| items.iter().map(|item| item.node.line).collect();
+    let drafter_lines = items.as_ref().map_or_else(Vec::new, lines);
+    let default = vec![Drafter::PromptLookup { ngram_min: 2, ngram_max: 8 }];
+    let drafters = items.map_or(default, |items| items.iter().filter_map(drafter).collect());
+    let gamma = gamma(top.section("gamma"));
+    let accept = accept(top.section("accept"));
+    let gates = gates(top.section("gates"));
+    let holdback = holdback(top.section("holdback"));
+    top.close();
+    let policy = Policy { name: name?, revision, mode, matcher, drafters, gamma, accept, gates, holdback };
+    Some(Placed { policy, name_line, drafter_lines })
+}
+
+/// It stands in headers and metrics, so it is made of few kinds of letters.
+fn name(node: &Node) -> Result<String, Refusal> {
+    let refusal = || Refusal::new("not a name", "1 to 64 of A-Z a-z 0-9 . _ -");
+    let name = text(node).map_err(|_| refusal())?;
+    let good = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte));
+    if good && name.len() <= 64 { Ok(name) } else { Err(refusal()) }
+}
+
+fn matcher(mut section: Section<'_>) -> Match {
+    let routes = &[("completions", Route::Completions), ("chat", Route::Chat)];
+    let glob = |node: &Node| text(node).map(|pattern| Glob::new(&pattern));
+    let matcher = Match {
+        models: section.item("models").map(|item| item.list(glob)),
+        backends: section.item("backends").map(|item| item.list(glob)),
+        tenants: section.item("tenants").map(|item| item.list(text)),
+        routes: section.item("routes").map(|item| item.list(word(routes))),
+        headers: section.item("headers").map_or_else(Vec::new, |item| headers(&item)),
+        temperature: bounds(section.section("temperature"), 2.0),
+        prompt_tokens: bounds(section.section("prompt_tokens"), 1e9),
+    };
+    section.close();
+    matcher
+}
+
+fn headers(item: &Item<'_>) -> Vec<(String, Vec<String>)> {
+    let members = item.members().into_iter();
+    members
+        .filter_map(|(name, item)| {
+            let parsed = http::HeaderName::from_bytes(name.as_bytes()).ok();
+            if parsed.is_none() {
+                let refusal = Refusal::new("not a header name", "a header name");
+                item.refuse_as(refusal, format!("{name:?}"));
+            }
+            let name = parsed?.to_string();
+            Some((name, item.list(text)))
+        })
+        .collect()
+}
+
+fn bounds(mut section: Section<'_>, most: f64) -> Bounds {
+    let bounds = Bounds {
+        min: section.maybe("min", None, number(0.0..=most)),
+        max: section.maybe("max", None, number(0.0..=most)),
+    };
+    if let (Some(min), Some(max)) = (bounds.min, bounds.max)
+        && min > max
+    {
+        section.refuse("max", Refusal::new("below min", format!("{min}..={most}")), &max.to_string());
+    }
+    section.close();
+    bounds
+}
+
+#[derive(Clone, Copy)]
+enum Kind {
+    PromptLookup,
+    Suffix,
+    Phrasebook,
+    Recycling,
+    Prediction,
+    Model,
+}
+
+const KINDS: &[(&str, Kind)] = &[
+    ("prompt_lookup", Kind::PromptLookup),
+    ("suffix", Kind::Suffix),
+    ("phrasebook", Kind::Phrasebook),
+    ("recycling", Kind::Recycling),
+    ("prediction", Kind::Prediction),
+    ("model", Kind::Model),
+];
+
+fn drafter(item: &Item<'_>) -> Option<Drafter> {
+    let mut section = item.section();
+    let names = KINDS.iter().map(|(name, _)| *name).collect::<Vec<_>>().join("|");
+    // Without a kind nobody knows which other keys belong here.
+    let drafter = match section.must("kind", &names, word(KINDS))? {
+        Kind::PromptLookup => {
+            let (ngram_min, ngram_max) = ngram(section.section("ngram"));
+            Some(Drafter::PromptLookup { ngram_min, ngram_max })
+        }
+        Kind::Suffix => Some(Drafter::Suffix { scope: scope(&mut section) }),
+        Kind::Phrasebook => Some(Drafter::Phrasebook { phrases: phrases(&mut section) }),
+        Kind::Recycling => Some(Drafter::Recycling),
+        Kind::Prediction => Some(Drafter::Prediction),
+        Kind::Model => model(&mut section),
+    };
+    section.close();
+    drafter
+}
+
+fn ngram(mut section: Section<'_>) -> (u32, u32) {
+    let min = section.or("min", 2, whole(1..=64));
+    let max = section.or("max", 8_u32.max(min), whole(1..=64));
+    if min > max {
+        section.refuse("max", Refusal::new("below min", format!("{min}..=64")), &max.to_string());
+    }
+    section.close();
+    (min, max)
+}
+
+/// What one client wrote must not show up in another's drafts unless somebody said so.
+fn scope(section: &mut Section<'_>) -> Scope {
+    let words = &[("request", Scope::Request), ("tenant", Scope::Tenant), ("global", Scope::Global)];
+    let scope = section.or("scope", Scope::default(), word(words));
+    let accepted = section.or("i_accept_sharing", false, boolean);
+    if scope == Scope::Global && !accepted {
+        let allowed = "request|tenant, or global with i_accept_sharing: true";
+        section.refuse("scope", Refusal::new("shares text between tenants", allowed), "\"global\"");
+    }
+    scope
+}
+
+fn phrases(section: &mut Section<'_>) -> Vec<(String, String)> {
+    let Some(item) = section.item("phrases") else {
+        section.refuse("phrases", Refusal::new("missing", "a list of { trigger, continuation }"), "nothing");
+        return Vec::new();
+    };
+    let phrase = |item: &Item<'_>| {
+        let mut section = item.section();
+        let trigger = section.must("trigger", "a text", text);
+        let continuation = section.must("continuation", "a text", text);
+        section.close();
+        Some((trigger?, continuation?))
+    };
+    item.items().iter().filter_map(phrase).collect()
+}
+
+fn model(section: &mut Section<'_>) -> Option<Drafter> {
+    let words = &[
+        ("auto", Vocabulary::Auto),
+        ("same", Vocabulary::Same),
+        ("slem", Vocabulary::Slem),
+        ("tli", Vocabulary::Tli),
+    ];
+    let model = section.must("model", "a name under drafters of the process file", text);
+    let vocabulary = section.or("vocabulary", Vocabulary::default(), word(words));
+    Some(Drafter::Model { model: model?, vocabulary })
+}
+
+fn gamma(mut section: Section<'_>) -> Gamma {
+    let default = Gamma::default();
+    let gamma = Gamma {
+        max: section.or("max", default.max, whole(1..=i64::from(GAMMA_MAX))),
+        fixed: section.maybe("fixed", default.fixed, whole(1..=i64::from(GAMMA_MAX))),
+        margin: section.or("margin", default.margin, ratio),
+        stay: section.or("stay", default.stay, ratio),
+    };
+    section.close();
+    gamma
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum RuleName {
+    Exact,
+    Ears,
+    EarsGated,
+    EarsScaled,
+    Typical,
+    Fly,
+}
+
+const RULES: &[(&str, RuleName)] = &[
+    ("exact", RuleName::Exact),
+    ("ears", RuleName::Ears),
+    ("ears_gated", RuleName::EarsGated),
+    ("ears_scaled", RuleName::EarsScaled),
+    ("typical", RuleName::Typical),
+    ("fly", RuleName::Fly),
+];
+
+fn accept(mut section: Section<'_>) -> Accept {
+    let default = Accept::default();
+    let Some(name) = section.item("rule").map_or(Some(RuleName::Exact), |item| item.read(word(RULES))) else {
+        // Which of the other keys make sense depends on the rule.
+        return default;
+    };
+    let rule = match name {
+        // A bound on drift beside a rule that never drifts is a misunderstanding, not a setting.
+        RuleName::Exact => {
+            for key in ["kappa", "epsilon", "delta", "tolerance", "max_drift", "max_drift_rate"] {
+                section.forbid(key, "only with a lossy rule");
+            }
+            section.close();
+            return default;
+        }
+        RuleName::Ears => Rule::Ears,
+        RuleName::EarsScaled => Rule::EarsScaled,
+        RuleName::Fly => Rule::Fly,
+        RuleName::EarsGated => Rule::EarsGated { kappa: section.or("kappa", 0.3, ratio) },
+        RuleName::Typical => Rule::Typical {
+            epsilon: section.or("epsilon", 0.09, ratio),
+            delta: section.or("delta", 0.3, ratio),
+        },
+    };
+    let accept = Accept {
+        rule,
+        tolerance: tolerance(section.section("tolerance")),
+        max_drift: section.maybe("max_drift", default.max_drift, ratio),
+        max_drift_rate: section.or("max_drift_rate", default.max_drift_rate, ratio),
+    };
+    section.close();
+    accept
+}
+
+fn tolerance(mut section: Section<'_>) -> Tolerance {
+    let tolerance = Tolerance {
+        temperature: section.or("temperature", Vec::new(), |node| curve(node, 2.0)),
+        load: section.or("load", Vec::new(), |node| curve(node, 1.0)),
+        max: section.or("max", 0.0, ratio),
+    };
+    section.close();
+    tolerance
+}
+
+/// `[[x, y], …]` with rising x.
+fn curve(node: &Node, most: f64) -> Result<Vec<(f64, f64)>, Refusal> {
+    let refusal =
+        || Refusal::new("not a curve", format!("[[x, y], ...] with x rising in 0..={most} and y in 0..=1"));
+    let Value::List(points) = &node.value else { return Err(refusal()) };
+    let point = |point: &Node| match &point.value {
+        Value::List(pair) => match pair.as_slice() {
+            [x, y] => Some((number(0.0..=most)(x).ok()?, ratio(y).ok()?)),
+            _ => None,
+        },
+        _ => None,
+    };
+    let points: Vec<(f64, f64)> = points.iter().map(point).collect::<Option<_>>().ok_or_else(refusal)?;
+    let rising = points.windows(2).all(|pair| matches!(pair, [(a, _), (b, _)] if a < b));
+    if rising && !points.is_empty() { Ok(points) } else { Err(refusal()) }
+}
+
+fn gates(mut section: Section<'_>) -> Gates {
+    let default = Gates::default();
+    let gates = Gates {
+        waiting: section.or("waiting", default.waiting, whole(0..=1_000_000)),
+        kv: section.or("kv", default.kv, ratio),
+        stale: section.or("stale", default.stale, period),
+        acceptance: section.or("acceptance", default.acceptance, ratio),
+        latency: section.or("latency", default.latency, number(1.0..=10.0)),
+        max_gap: section.or("max_gap", default.max_gap, period),
+        reprobe: section.or("reprobe", default.reprobe, duration),
+    };
+    section.close();
+    gates
+}
+
+fn holdback(mut section: Section<'_>) -> Holdback {
+    let default = Holdback::default();
+    let start = section.or("start", default.start, ratio);
+    let floor = section.or("floor", default.floor.min(start), ratio);
+    if floor > start {
+        section.refuse("floor", Refusal::new("above start", format!("0..={start}")), &floor.to_string());
+    }
+    section.close();
+    Holdback { start, floor }
+}

@@ -1,0 +1,239 @@
+//! A backend as the process file describes it.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use http::Uri;
+
+use crate::config::values::Glob;
+use crate::session::Plan;
+
+/// How a backend is spoken to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs)] // each is the server of its name
+pub enum Dialect {
+    /// Found out by asking.
+    #[default]
+    Auto,
+    /// `foretell target`.
+    Onnx,
+    Vllm,
+    Sglang,
+    LlamaCpp,
+    Tgi,
+    TrtLlm,
+    Triton,
+    Ollama,
+    Lmdeploy,
+    Mlx,
+    OpenAi,
+}
+
+impl Dialect {
+    /// All, with their names in files.
+    pub const NAMES: &'static [(&'static str, Self)] = &[
+        ("auto", Self::Auto),
+        ("onnx", Self::Onnx),
+        ("vllm", Self::Vllm),
+        ("sglang", Self::Sglang),
+        ("llamacpp", Self::LlamaCpp),
+        ("tgi", Self::Tgi),
+        ("trtllm", Self::TrtLlm),
+        ("triton", Self::Triton),
+        ("ollama", Self::Ollama),
+        ("lmdeploy", Self::Lmdeploy),
+        ("mlx", Self::Mlx),
+        ("openai", Self::OpenAi),
+    ];
+
+    /// The name in files, metrics and logs.
+    pub fn name(self) -> &'static str {
+        super::name_of(Self::NAMES, self)
+    }
+}
+
+/// A service of a target.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Backend {
+    /// Its name in policies, metrics and logs.
+    pub name: String,
+    /// How it is spoken to.
+    pub dialect: Dialect,
+    /// Where its replicas are.
+    pub replicas: Replicas,
+    /// The models it serves; none means "any".
+    pub models: Vec<Model>,
+    /// How to connect.
+    pub connect: Connect,
+    /// Where its load is read.
+    pub load: Load,
+    /// How drafts may be verified.
+    pub plans: Plans,
+    /// How it is probed.
+    pub probe: Probe,
+    /// What leaping may cost its neighbours.
+    pub budget: Budget,
+    /// It bills per token.
+    pub billed: bool,
+    /// It takes the models that no backend names.
+    pub default: bool,
+}
+
+/// Where the replicas of a backend are; each is one KV cache.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Replicas {
+    /// At these addresses.
+    Urls(Vec<Uri>),
+    /// At every address of a name, asked for again and again.
+    Dns {
+        /// `HOST:PORT`.
+        name: String,
+        /// How often.
+        every: Duration,
+    },
+}
+
+/// A model of a backend.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Model {
+    /// The id as clients send it, or a pattern of ids.
+    pub id: Glob,
+    /// Other ids for it.
+    pub aliases: Vec<String>,
+    /// The model that an adapter is made for.
+    pub base: Option<String>,
+    /// Where its tokenizer is found.
+    pub tokenizer: TokenizerSource,
+}
+
+/// Where the tokenizer of a model is found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum TokenizerSource {
+    /// The backend tokenizes.
+    #[default]
+    Backend,
+    /// A `tokenizer.json`, or a folder with one.
+    File(PathBuf),
+}
+
+/// How to connect to a backend.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Connect {
+    /// Which HTTP.
+    pub http: HttpVersion,
+    /// Which `Host` the backend sees.
+    pub host: HostHeader,
+    /// The authority of its certificate, PEM; the system's if `None`.
+    pub ca: Option<PathBuf>,
+    /// The client's `Authorization` is passed on.
+    pub pass_auth: bool,
+    /// The file with the bearer token for calls that are Foretell's own.
+    pub token_file: Option<PathBuf>,
+}
+
+/// Which HTTP a backend is spoken to with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum HttpVersion {
+    /// HTTP/1.1.
+    #[default]
+    Http1,
+    /// HTTP/2 with prior knowledge, or by ALPN over TLS.
+    Http2,
+}
+
+/// Which `Host` a backend sees.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum HostHeader {
+    /// Its own.
+    #[default]
+    Backend,
+    /// The client's.
+    Client,
+}
+
+/// Where the load of a backend is read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Load {
+    /// A path of the backend.
+    pub url: String,
+    /// How often.
+    pub every: Duration,
+}
+
+/// How drafts may be verified.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plans {
+    /// Which plans may be taken, best first.
+    pub allow: Vec<PlanName>,
+    /// Longest context of a verify call, tokens.
+    pub context_max: u32,
+    /// Most bytes of a verify call, request and answer.
+    pub bytes_max: u64,
+}
+
+/// Every plan that a file may name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PlanName {
+    /// One prompt with log-probabilities of its tail.
+    Score,
+    /// One prompt per node.
+    FanOut,
+    /// The tree itself.
+    Tree,
+    /// The engine takes the draft.
+    Native,
+    /// As OpenAI's `prediction`.
+    Prediction,
+}
+
+impl PlanName {
+    /// The plan, if it is built.
+    pub const fn plan(self) -> Option<Plan> {
+        match self {
+            Self::FanOut => Some(Plan::FanOut),
+            Self::Tree => Some(Plan::Tree),
+            Self::Score | Self::Native | Self::Prediction => None,
+        }
+    }
+}
+
+/// How a backend is probed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Probe {
+    /// When.
+    pub when: ProbeWhen,
+    /// Most calls.
+    pub calls: u32,
+    /// Longest time for all of them.
+    pub within: Duration,
+}
+
+/// When a backend is probed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ProbeWhen {
+    /// As soon as it is ready.
+    #[default]
+    Ready,
+    /// When the operator asks.
+    Never,
+}
+
+/// What leaping may cost the neighbours on a replica.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Budget {
+    /// Extra computed tokens ÷ tokens that the engine generates.
+    pub extra_tokens: f64,
+    /// Extra slots ÷ running requests.
+    pub slots: f64,
+    /// Ride-only windows.
+    pub switchback: Option<Switchback>,
+}
+
+/// Ride-only windows, as a control group of the whole replica.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Switchback {
+    /// Length of a window.
+    pub window: Duration,
+    /// One window in this time.
+    pub every: Duration,
+}

@@ -1,0 +1,250 @@
+//! Reading the backends of a process file.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use super::file::path;
+use super::{
+    Backend, Budget, Connect, Dialect, HostHeader, HttpVersion, Load, Model, PlanName, Plans, Probe,
+    ProbeWhen, Replicas, Switchback, TokenizerSource,
+};
+use crate::config::problem::Refusal;
+use crate::config::read::{Item, Section, boolean, period, ratio, size, text, url, whole, word};
+use crate::config::values::{self, Glob};
+use crate::config::yaml::{Node, Value};
+
+impl Default for Connect {
+    fn default() -> Self {
+        Self {
+            http: HttpVersion::default(),
+            host: HostHeader::default(),
+            ca: None,
+            pass_auth: true,
+            token_file: None,
+        }
+    }
+}
+
+impl Default for Load {
+    fn default() -> Self {
+        Self { url: "/metrics".to_owned(), every: Duration::from_millis(500) }
+    }
+}
+
+impl Default for Plans {
+    fn default() -> Self {
+        let allow = vec![PlanName::Score, PlanName::FanOut, PlanName::Tree];
+        Self { allow, context_max: 8192, bytes_max: 2 << 20 }
+    }
+}
+
+impl Default for Probe {
+    fn default() -> Self {
+        Self { when: ProbeWhen::default(), calls: 40, within: Duration::from_secs(10) }
+    }
+}
+
+impl Default for Budget {
+    fn default() -> Self {
+        let switchback = Switchback { window: Duration::from_secs(30), every: Duration::from_mins(10) };
+        Self { extra_tokens: 0.25, slots: 0.10, switchback: Some(switchback) }
+    }
+}
+
+/// What the file says twice although it may be said once.
+#[derive(Default)]
+struct Seen {
+    names: HashSet<String>,
+    models: HashSet<String>,
+    default: bool,
+}
+
+pub(super) fn read(item: &Item<'_>) -> Vec<Backend> {
+    let mut seen = Seen::default();
+    item.items().iter().filter_map(|item| backend(item, &mut seen)).collect()
+}
+
+fn backend(item: &Item<'_>, seen: &mut Seen) -> Option<Backend> {
+    let mut section = item.section();
+    let name = section.must("name", "a text", text);
+    if let Some(name) = name.as_ref().filter(|name| !seen.names.insert((*name).clone())) {
+        section.refuse("name", Refusal::new("not unique", "a name of its own"), &format!("{name:?}"));
+    }
+    let default = section.or("default", false, boolean);
+    if default && std::mem::replace(&mut seen.default, true) {
+        section.refuse("default", Refusal::new("not unique", "one default backend"), "true");
+    }
+    let dialect = section.or("dialect", Dialect::default(), word(Dialect::NAMES));
+    let replicas = section.item("replicas");
+    if replicas.is_none() {
+        section.refuse("replicas", Refusal::new("missing", "a list of URLs or { dns, every }"), "nothing");
+    }
+    let replicas = replicas.and_then(|item| self::replicas(&item));
+    let models = section.item("models").map_or_else(Vec::new, |item| models(&item, seen));
+    let connect = connect(section.section("connect"));
+    let load = load(section.section("load"));
+    let plans = plans(section.section("plans"));
+    let probe = probe(section.section("probe"));
+    let budget = budget(section.section("budget"));
+    let billed = section.or("billed", false, boolean);
+    section.close();
+    Some(Backend {
+        name: name?,
+        dialect,
+        replicas: replicas?,
+        models,
+        connect,
+        load,
+        plans,
+        probe,
+        budget,
+        billed,
+        default,
+    })
+}
+
+fn replicas(item: &Item<'_>) -> Option<Replicas> {
+    match &item.node.value {
+        Value::List(nodes) if nodes.is_empty() => {
+            item.refuse(Refusal::new("empty", "at least one URL"));
+            None
+        }
+        Value::List(_) => {
+            let mut seen = HashSet::new();
+            let mut once = |item: &Item<'_>| {
+                let url = item.read(url)?;
+                if !seen.insert(url.clone()) {
+                    item.refuse(Refusal::new("not unique", "each replica once"));
+                }
+                Some(url)
+            };
+            Some(Replicas::Urls(item.items().iter().filter_map(&mut once).collect()))
+        }
+        Value::Map(_) => {
+            let mut section = item.section();
+            let name = section.must("dns", "HOST:PORT", host_and_port);
+            let every = section.or("every", Duration::from_secs(5), period);
+            section.close();
+            name.map(|name| Replicas::Dns { name, every })
+        }
+        _ => {
+            item.refuse(Refusal::new("wrong type", "a list of URLs or { dns, every }"));
+            None
+        }
+    }
+}
+
+fn host_and_port(node: &Node) -> Result<String, Refusal> {
+    let text = text(node)?;
+    let good = text.rsplit_once(':').is_some_and(|(host, port)| {
+        !host.is_empty() && !host.contains('/') && port.parse::<u16>().is_ok_and(|port| port > 0)
+    });
+    if good { Ok(text) } else { Err(Refusal::new("not a host with a port", "HOST:PORT")) }
+}
+
+fn models(item: &Item<'_>, seen: &mut Seen) -> Vec<Model> {
+    item.items().iter().filter_map(|item| model(item, seen)).collect()
+}
+
+fn model(item: &Item<'_>, seen: &mut Seen) -> Option<Model> {
+    let mut section = item.section();
+    let id = section.must("id", "a model id or a pattern", text);
+    let aliases = section.list("aliases", Vec::new(), text);
+    let base = section.maybe("base", None, text);
+    let tokenizer = section.or("tokenizer", TokenizerSource::Backend, |node| match text(node)?.as_str() {
+        "backend" => Ok(TokenizerSource::Backend),
+        _ => path(node).map(TokenizerSource::File),
+    });
+    let named = id.iter().map(|id| ("id", id)).chain(aliases.iter().map(|alias| ("aliases", alias)));
+    for (key, name) in named.filter(|(_, name)| !seen.models.insert((*name).clone())).collect::<Vec<_>>() {
+        section.refuse(key, Refusal::new("not unique", "each model once"), &format!("{name:?}"));
+    }
+    section.close();
+    Some(Model { id: Glob::new(&id?), aliases, base, tokenizer })
+}
+
+fn connect(mut section: Section<'_>) -> Connect {
+    let default = Connect::default();
+    let versions = &[("http1", HttpVersion::Http1), ("http2", HttpVersion::Http2)];
+    let http = section.or("http", default.http, word(versions));
+    let hosts = &[("backend", HostHeader::Backend), ("client", HostHeader::Client)];
+    let host = section.or("host", default.host, word(hosts));
+    let mut tls = section.section("tls");
+    let ca = tls.maybe("ca", None, path);
+    tls.close();
+    let mut auth = section.section("auth");
+    let pass_auth = auth.or("pass", default.pass_auth, boolean);
+    let token_file = auth.maybe("token_file", None, path);
+    auth.close();
+    section.close();
+    Connect { http, host, ca, pass_auth, token_file }
+}
+
+fn load(mut section: Section<'_>) -> Load {
+    let default = Load::default();
+    let load = Load {
+        url: section.or("url", default.url, |node| {
+            let path = text(node)?;
+            let good = path.starts_with('/') && path.parse::<http::uri::PathAndQuery>().is_ok();
+            if good { Ok(path) } else { Err(Refusal::new("not a path of the backend", "/PATH")) }
+        }),
+        every: section.or("every", default.every, period),
+    };
+    section.close();
+    load
+}
+
+fn plans(mut section: Section<'_>) -> Plans {
+    let default = Plans::default();
+    let names = &[
+        ("score", PlanName::Score),
+        ("fan_out", PlanName::FanOut),
+        ("tree", PlanName::Tree),
+        ("native", PlanName::Native),
+        ("prediction", PlanName::Prediction),
+    ];
+    let plans = Plans {
+        allow: section.list("allow", default.allow, word(names)),
+        context_max: section.or("context_max", default.context_max, whole(1..=1 << 24)),
+        bytes_max: section.or("bytes_max", default.bytes_max, size),
+    };
+    section.close();
+    plans
+}
+
+fn probe(mut section: Section<'_>) -> Probe {
+    let default = Probe::default();
+    let probe = Probe {
+        when: section.or(
+            "when",
+            default.when,
+            word(&[("ready", ProbeWhen::Ready), ("never", ProbeWhen::Never)]),
+        ),
+        calls: section.or("calls", default.calls, whole(1..=10_000)),
+        within: section.or("within", default.within, period),
+    };
+    section.close();
+    probe
+}
+
+fn budget(mut section: Section<'_>) -> Budget {
+    let default = Budget::default();
+    let budget = Budget {
+        extra_tokens: section.or("extra_tokens", default.extra_tokens, ratio),
+        slots: section.or("slots", default.slots, ratio),
+        switchback: section.maybe("switchback", default.switchback, switchback),
+    };
+    section.close();
+    budget
+}
+
+/// `WINDOW/EVERY`, such as `30s/10m`.
+fn switchback(node: &Node) -> Result<Switchback, Refusal> {
+    let refusal =
+        || Refusal::new("not a window in a time", "WINDOW/EVERY with WINDOW shorter, such as 30s/10m");
+    let text = text(node).map_err(|_| refusal())?;
+    let (window, every) = text.split_once('/').ok_or_else(refusal)?;
+    let window = values::duration(window).filter(|window| !window.is_zero()).ok_or_else(refusal)?;
+    let every = values::duration(every).filter(|every| *every > window).ok_or_else(refusal)?;
+    Ok(Switchback { window, every })
+}
