@@ -156,7 +156,11 @@ impl Simulation<'_> {
         self.busy = self.busy.max(self.now) + took;
         let token = self.truth(self.ridden);
         self.ridden += 1;
-        self.agenda.push((self.busy, id, Event::Token { tokens: vec![token], text: String::new() }));
+        self.agenda.push((
+            self.busy,
+            id,
+            Event::Token { tokens: vec![token], text: String::new(), last: false },
+        ));
     }
 
     fn act(&mut self, id: ActionId, action: Action) {

@@ -17,13 +17,14 @@ use crate::units::TokenId;
 const COMPLETIONS: &str = Route::Completions.path();
 const VERIFY: &str = "/v1/verify";
 
-/// The client's request with `stream`, `stream_options`, `return_token_ids` and, where it matters and the
+/// The client's request with `stream`, `stream_options` (usage on every event, so that the backend's own count
+/// of the prompt is known however early the ride is left), `return_token_ids` and, where it matters and the
 /// client sent none, `seed`. `prediction` is Foretell's to use and goes no further.
 pub fn first_ride(request: &Request, seed: u64) -> Call {
     let mut body = request.body.clone();
     body.shift_remove("prediction");
     body.insert("stream".into(), Value::Bool(true));
-    body.insert("stream_options".into(), json!({ "include_usage": true }));
+    body.insert("stream_options".into(), json!({ "include_usage": true, "continuous_usage_stats": true }));
     body.insert("return_token_ids".into(), Value::Bool(true));
     if request.sampling.temperature > 0.0 && request.sampling.seed.is_none() {
         body.insert("seed".into(), seed.into());

@@ -310,7 +310,7 @@ impl World<'_> {
     }
 
     fn disturb(&mut self, chaos: Chaos, session: &mut Session, now: &mut Tick) {
-        let junk = || Event::Token { tokens: vec![0, 0, 0], text: "junk".into() };
+        let junk = || Event::Token { tokens: vec![0, 0, 0], text: "junk".into(), last: false };
         match (chaos, self.under_way()) {
             (Chaos::Fault(fault), Some(id)) => {
                 self.drop_action(id);
@@ -452,7 +452,7 @@ impl World<'_> {
             let ahead = ride.sample(hooks);
             ride.ahead.push_back(ahead);
         }
-        (id, Event::Token { tokens, text })
+        (id, Event::Token { tokens, text, last: false })
     }
 }
 

@@ -99,7 +99,11 @@ impl Sink {
         Self {
             route: request.route,
             template: None,
-            additive: Additive { seed: request.sampling.seed.is_none(), ..Additive::of(request) },
+            additive: Additive {
+                usage: true,
+                seed: request.sampling.seed.is_none(),
+                ..Additive::of(request)
+            },
             prediction: request.prediction.is_some(),
             held: None,
             shape,
