@@ -127,9 +127,6 @@ impl Inner {
         ruling.rules.model = drafting.is_there();
         ruling.rules.verify_timeout = self.parts.verify_timeout;
         ruling.rules.draft_timeout = self.parts.draft_timeout;
-        if request.sampling.counts_output() {
-            ruling.rules.plans.retain(|plan| identity.dialect.counts_output(*plan));
-        }
         let key = (identity.epoch.clone(), ruling.name.clone());
         let control = Arc::clone(self.learnt.lock().entry(key).or_default());
         let limits = CallLimits { bytes_max: ruling.bytes_max, verify: self.parts.verify_timeout };
