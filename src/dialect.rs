@@ -44,9 +44,6 @@ pub struct Call {
 /// Why a draft cannot be put to this engine in this way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// The plan would lose a sampling parameter that counts output tokens.
-    #[error("plan {} cannot carry penalties or min_tokens", .0.name())]
-    Parameter(Plan),
     /// The call would be larger than a round may be.
     #[error("the call takes {bytes} bytes, more than {most}")]
     TooLong {
@@ -94,14 +91,6 @@ impl Dialect {
         }
     }
 
-    /// Whether a plan keeps sampling parameters that count output tokens.
-    pub const fn counts_output(self, plan: Plan) -> bool {
-        match (self, plan) {
-            (Self::Onnx, Plan::Tree) => true,
-            (Self::Onnx, Plan::FanOut) => false,
-        }
-    }
-
     /// Which stop text counts if one token completes several.
     pub const fn stop_order(self) -> StopOrder {
         match self {
@@ -141,7 +130,7 @@ impl Dialect {
         bytes_max: usize,
     ) -> Result<Call, Refusal> {
         let call = match self {
-            Self::Onnx => onnx::verify(context, draft, sampling, plan)?,
+            Self::Onnx => onnx::verify(context, draft, sampling, plan),
         };
         if call.body.len() > bytes_max {
             return Err(Refusal::TooLong { bytes: call.body.len(), most: bytes_max });

@@ -2,6 +2,7 @@
 
 pub mod backend;
 pub mod error;
+pub mod link;
 pub mod models;
 
 use std::sync::Arc;
@@ -9,6 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 pub use backend::{Backend, BackendSettings, InvalidUrl};
 pub use error::{SendError, SendErrorKind};
+pub use link::Answer;
 pub use models::ModelName;
 
 /// All backends, in the order of the configuration. Entries with the same name are replicas of one backend.

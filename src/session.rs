@@ -41,6 +41,8 @@ pub enum Event {
         tokens: Vec<TokenId>,
         /// The text that came with them.
         text: String,
+        /// The backend says with this very event that the ride ends here; `RideEnded` follows.
+        last: bool,
     },
     /// The ids of this request cannot be trusted: ride to the end, never leap.
     Doubt,

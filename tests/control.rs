@@ -156,7 +156,11 @@ impl Simulation<'_> {
         self.busy = self.busy.max(self.now) + took;
         let token = self.truth(self.ridden);
         self.ridden += 1;
-        self.agenda.push((self.busy, id, Event::Token { tokens: vec![token], text: String::new() }));
+        self.agenda.push((
+            self.busy,
+            id,
+            Event::Token { tokens: vec![token], text: String::new(), last: false },
+        ));
     }
 
     fn act(&mut self, id: ActionId, action: Action) {
@@ -284,7 +288,18 @@ struct Measured {
 
 /// Requests one after the other through one store, against plain rides of the same.
 fn run(machine: Machine, text: Text, requests: u64, len: usize) -> Measured {
-    let control = Arc::new(Control::new());
+    run_after(&Arc::new(Control::new()), &mut 0.0, machine, text, requests, len)
+}
+
+/// The same with a store and a clock that have seen other times.
+fn run_after(
+    control: &Arc<Control>,
+    clock: &mut f64,
+    machine: Machine,
+    text: Text,
+    requests: u64,
+    len: usize,
+) -> Measured {
     let rules = Rules {
         plans: vec![Plan::Tree],
         lookups: vec![LookupSpec::PromptLookup(Ngram::default())],
@@ -293,13 +308,13 @@ fn run(machine: Machine, text: Text, requests: u64, len: usize) -> Measured {
     };
     let ride = Rules { permission: foretell::session::Permission::Ride(RideReason::Policy), ..rules.clone() };
     let (mut plain, mut through, mut shadow) = (0.0, 0.0, 0.0);
-    let (mut clock, mut other) = (0.0, 0.0);
+    let mut other = 0.0;
     let mut measured = Measured { ratio: 0.0, leapt: 0, reasons: HashMap::new(), shadow_share: 0.0 };
     for number in 0..requests {
         let request = request(text, number, len);
         let alone = Arc::new(Control::new());
         plain += serve(machine, &request, &alone, ride.clone(), &mut other, number).0;
-        let (took, summary, shadowed) = serve(machine, &request, &control, rules.clone(), &mut clock, number);
+        let (took, summary, shadowed) = serve(machine, &request, control, rules.clone(), clock, number);
         through += took;
         shadow += shadowed;
         measured.leapt += usize::from(summary.speculated);
@@ -343,4 +358,16 @@ fn the_speed_is_in_its_range(
     println!("{seen}");
     assert!((low..=high).contains(&measured.ratio), "{seen}");
     assert!(measured.shadow_share < 0.02, "{seen}");
+}
+
+#[test]
+fn a_backend_that_turns_dear_is_left_and_one_that_turns_cheap_is_found_again() {
+    let (control, mut clock) = (Arc::new(Control::new()), 0.0);
+    let text = Text::Rewrite { edits: 0.05 };
+    let mut part = |machine, requests| run_after(&control, &mut clock, machine, text, requests, 200).ratio;
+    let cheap = part(SLOW, 10);
+    let dear = part(DEAR, 20);
+    let again = part(SLOW, 40);
+    println!("ratio cheap {cheap:.3}, dear {dear:.3}, again {again:.3}");
+    assert!(cheap > 2.0 && dear > 0.96 && again > 1.5, "cheap {cheap}, dear {dear}, again {again}");
 }

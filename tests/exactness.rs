@@ -6,5 +6,7 @@
 mod greedy;
 #[path = "exactness/law.rs"]
 mod law;
+#[path = "exactness/toy.rs"]
+mod toy;
 #[path = "exactness/world.rs"]
 mod world;

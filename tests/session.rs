@@ -76,7 +76,7 @@ impl Desk {
 
     fn token(&mut self, id: ActionId, token: TokenId) -> Vec<(ActionId, Action)> {
         let text = Letters.push(token);
-        self.tell(id, Event::Token { tokens: vec![token], text })
+        self.tell(id, Event::Token { tokens: vec![token], text, last: false })
     }
 
     /// The first ride, its prompt "abcabc" told.
@@ -214,7 +214,10 @@ fn doubt_means_the_backend_s_own_text_to_the_end() {
     let mut desk = desk();
     let ride = desk.ride();
     desk.tell(ride, Event::Doubt);
-    assert_eq!(desk.tell(ride, Event::Token { tokens: vec![0, 1], text: "anything".into() }), []);
+    assert_eq!(
+        desk.tell(ride, Event::Token { tokens: vec![0, 1], text: "anything".into(), last: false }),
+        []
+    );
     let end = summary(&desk.tell(ride, Event::RideEnded(Finish::Stop)));
     assert_eq!((end.finish, end.speculated), (Some(Finish::Stop), false));
     assert_eq!(desk.text, "anything");
@@ -225,9 +228,12 @@ fn text_that_a_parser_keeps_back_never_leaps() {
     let mut desk = desk();
     let ride = desk.ride();
     for token in 0..4 {
-        assert_eq!(desk.tell(ride, Event::Token { tokens: vec![token], text: String::new() }), []);
+        assert_eq!(
+            desk.tell(ride, Event::Token { tokens: vec![token], text: String::new(), last: false }),
+            []
+        );
     }
-    let asked = desk.tell(ride, Event::Token { tokens: vec![4], text: "e".into() });
+    let asked = desk.tell(ride, Event::Token { tokens: vec![4], text: "e".into(), last: false });
     assert_eq!((asked, desk.session.summary().reason), (vec![], Some(RideReason::NoDraft)));
 }
 

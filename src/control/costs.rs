@@ -2,8 +2,8 @@
 //!
 //! Time per ridden token is (last − first) / (n − 1) over every stretch of riding, so the wait for a first
 //! token never counts. The time of a verify call is a table over the number of draft nodes, made monotone
-//! and interpolated. What has not been measured for a while fades back to the prior, so that a bad moment
-//! does not close the door for good.
+//! and interpolated. What has not been measured for a while is forgotten, so that a bad moment does not close
+//! the door for good; every trial that loses doubles that while, so that a bad backend is not tried for ever.
 
 use crate::session::Plan;
 use crate::units::Tick;
@@ -17,8 +17,14 @@ const OUTLIER: f64 = 3.0;
 /// A gap counts at most as so many tokens more than it brought: bursts are normal, a stalled network is not
 /// the pace of the engine.
 const PAUSE_TOKENS: f64 = 24.0;
-/// Unused for this long, half of what is known fades (seconds).
-const FADE: f64 = 30.0;
+/// What no call has touched for so long is forgotten (seconds) ...
+const FORGET: f64 = 30.0;
+/// ... and at most for so long, after trials that lost.
+const FORGET_MOST: f64 = 960.0;
+/// After so many leapt tokens the pace of riding is measured again ...
+const PACE_OLD: f64 = 1_000.0;
+/// ... over so many tokens.
+const PACE_OVER: f64 = 16.0;
 /// Slope of the verify table before two points are known, in ride tokens per node.
 const SLOPE: f64 = 0.06;
 
@@ -46,14 +52,15 @@ impl Mean {
 /// Seconds of a verify call of one plan, by draft nodes.
 #[derive(Debug)]
 struct Table {
-    means: Vec<Mean>,
+    /// By number of nodes: the mean, and when it was last measured.
+    means: Vec<(Mean, Tick)>,
     /// What the means say for every number of nodes; empty while nothing is measured.
     curve: Vec<f64>,
 }
 
 impl Default for Table {
     fn default() -> Self {
-        Self { means: vec![Mean::default(); NODES_MAX + 1], curve: Vec::new() }
+        Self { means: vec![(Mean::default(), Tick::default()); NODES_MAX + 1], curve: Vec::new() }
     }
 }
 
@@ -69,6 +76,11 @@ pub struct Costs {
     switch_out: Mean,
     cancel: Mean,
     touched: Tick,
+    /// How long unused knowledge is kept (seconds).
+    forget: f64,
+    /// Leapt tokens that riding has not yet made up for, and whether the pace is due.
+    leapt: f64,
+    pace_old: bool,
 }
 
 impl Default for Costs {
@@ -83,6 +95,9 @@ impl Default for Costs {
             switch_out: Mean::default(),
             cancel: Mean::default(),
             touched: Tick::default(),
+            forget: FORGET,
+            leapt: 0.0,
+            pace_old: false,
         }
     }
 }
@@ -101,6 +116,24 @@ impl Costs {
         let keep = 0.98_f64.powf(tokens.min(64.0));
         self.ride_seconds = self.ride_seconds * keep + seconds;
         self.ride_tokens = self.ride_tokens * keep + tokens;
+        self.leapt = (self.leapt - tokens * PACE_OLD / PACE_OVER).max(0.0);
+        self.pace_old &= self.leapt > 0.0;
+    }
+
+    /// Notes tokens that came by leaping: the pace of riding gets older.
+    pub fn leapt(&mut self, tokens: usize) {
+        self.leapt += tokens as f64;
+        self.pace_old |= self.leapt >= PACE_OLD;
+    }
+
+    /// Whether the pace of riding is to be measured again.
+    pub fn pace_is_old(&self) -> bool {
+        self.pace_old
+    }
+
+    /// Notes how a stretch of leaping ended: what was learnt from one that lost is believed for longer.
+    pub fn streak_ended(&mut self, lost: bool) {
+        self.forget = if lost { (self.forget * 2.0).min(FORGET_MOST) } else { FORGET };
     }
 
     /// Notes a verify call in the middle of leaping.
@@ -109,9 +142,11 @@ impl Costs {
         self.touched = now;
         let slope = self.token_or_guess() * SLOPE;
         if let Some(table) = self.tables.get_mut(plan.index()) {
-            if let Some(mean) = table.means.get_mut(nodes.min(NODES_MAX)) {
+            if let Some((mean, at)) = table.means.get_mut(nodes.min(NODES_MAX)) {
                 mean.observe(seconds);
+                *at = now;
             }
+            table.drop_older(now, self.forget);
             table.rebuild(slope);
         }
     }
@@ -150,21 +185,15 @@ impl Costs {
         self.cancel.observe(seconds);
     }
 
-    /// Lets unused knowledge fade. Cheap; called at every decision.
+    /// Forgets what nothing has touched for long. Cheap; called at every decision.
     pub fn fade(&mut self, now: Tick) {
         let known = Plan::ALL.into_iter().any(|plan| self.verify_measured(plan));
-        if !known || now.seconds_since(self.touched) < FADE {
-            return;
+        if known && now.seconds_since(self.touched) >= self.forget {
+            self.tables = std::array::from_fn(|_| Table::default());
+            self.draft = Mean::default();
+            self.switch_in = Mean::default();
+            self.switch_out = Mean::default();
         }
-        self.touched = now;
-        let slope = self.token_or_guess() * SLOPE;
-        for table in &mut self.tables {
-            table.means.iter_mut().for_each(|mean| mean.weight *= 0.5);
-            table.rebuild(slope);
-        }
-        self.draft.weight *= 0.5;
-        self.switch_in.weight *= 0.5;
-        self.switch_out.weight *= 0.5;
     }
 
     /// Seconds per ridden token; `None` before four were timed.
@@ -219,11 +248,20 @@ impl Costs {
 }
 
 impl Table {
+    /// Forgets single entries that are old while others are fresh.
+    fn drop_older(&mut self, now: Tick, seconds: f64) {
+        for (mean, at) in &mut self.means {
+            if now.seconds_since(*at) > seconds {
+                *mean = Mean::default();
+            }
+        }
+    }
+
     /// Monotone (pool adjacent violators), then linear between measured points; beyond the last the slope
     /// of the last two, or the prior slope.
     fn rebuild(&mut self, slope: f64) {
         let mut blocks: Vec<(f64, f64, usize, usize)> = Vec::new();
-        for (nodes, mean) in self.means.iter().enumerate() {
+        for (nodes, (mean, _)) in self.means.iter().enumerate() {
             let Some(value) = mean.known() else { continue };
             let mut block = (value, mean.weight, nodes, nodes);
             while let Some(&(value, weight, first, _)) = blocks.last().filter(|last| last.0 > block.0) {
@@ -312,13 +350,31 @@ mod tests {
     }
 
     #[test]
-    fn unused_knowledge_fades_back_to_the_prior() {
+    fn what_is_not_used_is_forgotten_later_after_every_trial_that_lost() {
+        let after = |seconds: u64| Tick(seconds * 1_000_000);
         let mut costs = riding_at(0.010);
-        costs.verified(Plan::Tree, 4, 0.9, Tick(0));
+        costs.verified(Plan::Tree, 4, 0.9, after(0));
+        costs.fade(after(29));
         assert!(costs.verify(Plan::Tree, 4) > 0.5);
-        for minute in 1..6 {
-            costs.fade(Tick(minute * 60_000_000));
-        }
+        costs.fade(after(31));
         assert!(costs.verify(Plan::Tree, 4) < 0.02 && !costs.verify_measured(Plan::Tree));
+        costs.verified(Plan::Tree, 4, 0.9, after(31));
+        costs.streak_ended(true);
+        costs.fade(after(80));
+        assert!(costs.verify_measured(Plan::Tree));
+        costs.fade(after(92));
+        assert!(!costs.verify_measured(Plan::Tree));
+    }
+
+    #[test]
+    fn after_a_thousand_leapt_tokens_sixteen_are_ridden() {
+        let mut costs = riding_at(0.010);
+        costs.leapt(999);
+        assert!(!costs.pace_is_old());
+        costs.leapt(1);
+        (0..15).for_each(|_| costs.rode(0.010, 1));
+        assert!(costs.pace_is_old());
+        costs.rode(0.010, 1);
+        assert!(!costs.pace_is_old());
     }
 }

@@ -8,7 +8,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::{Call, Chunk, Context, Refusal, Unreadable};
+use super::{Call, Chunk, Context, Unreadable};
 use crate::draft::Tree;
 use crate::openai::{Request, Route, Sampling};
 use crate::session::{Plan, Row, Verdict};
@@ -17,13 +17,14 @@ use crate::units::TokenId;
 const COMPLETIONS: &str = Route::Completions.path();
 const VERIFY: &str = "/v1/verify";
 
-/// The client's request with `stream`, `stream_options`, `return_token_ids` and, where it matters and the
+/// The client's request with `stream`, `stream_options` (usage on every event, so that the backend's own count
+/// of the prompt is known however early the ride is left), `return_token_ids` and, where it matters and the
 /// client sent none, `seed`. `prediction` is Foretell's to use and goes no further.
 pub fn first_ride(request: &Request, seed: u64) -> Call {
     let mut body = request.body.clone();
     body.shift_remove("prediction");
     body.insert("stream".into(), Value::Bool(true));
-    body.insert("stream_options".into(), json!({ "include_usage": true }));
+    body.insert("stream_options".into(), json!({ "include_usage": true, "continuous_usage_stats": true }));
     body.insert("return_token_ids".into(), Value::Bool(true));
     if request.sampling.temperature > 0.0 && request.sampling.seed.is_none() {
         body.insert("seed".into(), seed.into());
@@ -39,18 +40,17 @@ pub fn ride(context: &Context<'_>, sampling: &Sampling, max_tokens: u32) -> Call
         max_tokens,
         stream: true,
         return_token_ids: true,
-        generated: context.output.len(),
+        generated: vec![context.output.len()],
         sampling: fields(sampling),
     };
     Call { path: COMPLETIONS, body: bytes(&body) }
 }
 
 /// The tree itself, or one prompt per node.
-pub fn verify(context: &Context<'_>, draft: &Tree, sampling: &Sampling, plan: Plan) -> Result<Call, Refusal> {
+pub fn verify(context: &Context<'_>, draft: &Tree, sampling: &Sampling, plan: Plan) -> Call {
     match plan {
-        Plan::Tree => Ok(tree(context, draft, sampling)),
-        Plan::FanOut if sampling.counts_output() => Err(Refusal::Parameter(plan)),
-        Plan::FanOut => Ok(fan_out(context, draft, sampling)),
+        Plan::Tree => tree(context, draft, sampling),
+        Plan::FanOut => fan_out(context, draft, sampling),
     }
 }
 
@@ -67,15 +67,18 @@ fn tree(context: &Context<'_>, draft: &Tree, sampling: &Sampling) -> Call {
 }
 
 fn fan_out(context: &Context<'_>, draft: &Tree, sampling: &Sampling) -> Call {
-    let roots = std::iter::once(whole(context, &[]));
-    let nodes = (0..draft.len()).map(|node| whole(context, &draft.path(node)));
+    let nodes = (0..draft.len()).map(|node| draft.path(node));
+    let paths: Vec<Vec<TokenId>> = std::iter::once(Vec::new()).chain(nodes).collect();
+    // Only what counts output must know how much of each prompt is output.
+    let counted = paths.iter().filter(|_| sampling.counts_output());
+    let generated = counted.map(|path| context.output.len() + path.len()).collect();
     let body = Completion {
         model: context.model,
-        prompt: roots.chain(nodes).collect(),
+        prompt: paths.iter().map(|path| whole(context, path)).collect(),
         max_tokens: 1,
         stream: false,
         return_token_ids: true,
-        generated: 0,
+        generated,
         sampling: fields(sampling),
     };
     Call { path: COMPLETIONS, body: bytes(&body) }
@@ -92,8 +95,9 @@ struct Completion<'a> {
     max_tokens: u32,
     stream: bool,
     return_token_ids: bool,
-    #[serde(skip_serializing_if = "is_zero")]
-    generated: usize,
+    /// One number per prompt: how many of its last ids are output.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    generated: Vec<usize>,
     #[serde(flatten)]
     sampling: Map<String, Value>,
 }
@@ -107,11 +111,6 @@ struct Verification<'a> {
     parents: Vec<i64>,
     #[serde(flatten)]
     sampling: Map<String, Value>,
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it with a reference")]
-fn is_zero(value: &usize) -> bool {
-    *value == 0
 }
 
 /// The sampling fields that differ from the target's defaults. `ignore_eos` goes always: whether the output
@@ -272,7 +271,7 @@ mod tests {
             features: Features::default(),
         });
         let sampling = Sampling { temperature: 0.5, seed: Some(9), ..Sampling::default() };
-        let call = verify(&CONTEXT, &draft, &sampling, Plan::Tree).unwrap();
+        let call = verify(&CONTEXT, &draft, &sampling, Plan::Tree);
         assert_eq!(call.path, "/v1/verify");
         assert_eq!(
             text(&call),
@@ -283,7 +282,7 @@ mod tests {
     #[test]
     fn a_fan_out_is_one_prompt_per_node() {
         let draft = Tree::chain(&[4, 5], Source::Model, Features::default());
-        let call = verify(&CONTEXT, &draft, &Sampling::default(), Plan::FanOut).unwrap();
+        let call = verify(&CONTEXT, &draft, &Sampling::default(), Plan::FanOut);
         assert_eq!(call.path, "/v1/completions");
         assert_eq!(
             text(&call),
@@ -292,11 +291,11 @@ mod tests {
     }
 
     #[test]
-    fn a_fan_out_that_would_lose_a_penalty_is_refused() {
+    fn a_fan_out_with_penalties_says_what_is_output() {
         let sampling = Sampling { presence_penalty: 0.5, ..Sampling::default() };
         let draft = Tree::chain(&[4], Source::Model, Features::default());
-        assert_eq!(verify(&CONTEXT, &draft, &sampling, Plan::FanOut), Err(Refusal::Parameter(Plan::FanOut)));
-        assert!(verify(&CONTEXT, &draft, &sampling, Plan::Tree).is_ok());
+        let call = verify(&CONTEXT, &draft, &sampling, Plan::FanOut);
+        assert!(text(&call).contains(r#""generated":[1,2]"#), "{}", text(&call));
     }
 
     #[test]
@@ -304,7 +303,7 @@ mod tests {
         let call = ride(&CONTEXT, &Sampling { temperature: 0.0, ..Sampling::default() }, 7);
         assert_eq!(
             text(&call),
-            r#"{"model":"m","prompt":[[1,2,3]],"max_tokens":7,"stream":true,"return_token_ids":true,"generated":1,"temperature":0.0}"#
+            r#"{"model":"m","prompt":[[1,2,3]],"max_tokens":7,"stream":true,"return_token_ids":true,"generated":[1],"temperature":0.0}"#
         );
     }
 

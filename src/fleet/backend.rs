@@ -13,25 +13,24 @@ use arc_swap::ArcSwap;
 use http::header::{AUTHORIZATION, HOST};
 use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{HeaderValue, Request, Response, Uri, Version};
-use hyper::body::Incoming;
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
-use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::{TokioExecutor, TokioTimer};
+use tower::ServiceExt;
 
 use super::error::SendError;
+use super::link::{Answer, Link, Pool};
 use super::models::{Fit, ModelName};
 use crate::gateway::listen::Body;
 
-type Pool = Client<HttpsConnector<HttpConnector>, Body>;
+type Connector = HttpsConnector<HttpConnector>;
 
 thread_local! {
-    static LANE: Cell<usize> = const { Cell::new(0) };
+    static LANE: Cell<Option<usize>> = const { Cell::new(None) };
 }
 
-/// Says which pool the calling thread uses from now on. Threads that never say use the first.
+/// Says which pool the calling thread uses from now on. Threads that never say share one of their own.
 pub fn set_lane(lane: usize) {
-    LANE.set(lane);
+    LANE.set(Some(lane));
 }
 
 /// How to reach one replica.
@@ -98,11 +97,11 @@ pub struct InvalidUrl {
 /// One replica: its address, its connections, and what is known about it.
 pub struct Backend {
     settings: BackendSettings,
-    scheme: Scheme,
-    authority: Authority,
+    address: Uri,
+    connector: Connector,
     host: HeaderValue,
     prefix: String,
-    pools: Vec<Pool>,
+    pools: Vec<Arc<Pool>>,
     dialect: ArcSwap<String>,
     speculates: AtomicBool,
     up: AtomicBool,
@@ -138,11 +137,11 @@ impl Backend {
         let path = parts.path_and_query.as_ref().map_or("", PathAndQuery::path).trim_end_matches('/');
         let prefix = path.strip_suffix("/v1").unwrap_or(path).to_owned();
         Ok(Self {
-            scheme,
-            authority,
+            address: address(scheme, authority).map_err(|error| invalid(&error.to_string()))?,
+            connector: connector(&settings)?,
             host,
             prefix,
-            pools: (0..settings.lanes.max(1)).map(|_| pool(&settings)).collect::<Result<_, _>>()?,
+            pools: (0..=settings.lanes).map(|_| Arc::new(Pool::new(settings.pool_idle))).collect(),
             dialect: ArcSwap::from_pointee(settings.dialect.clone()),
             speculates: AtomicBool::new(settings.speculates),
             up: AtomicBool::new(true),
@@ -199,12 +198,12 @@ impl Backend {
     }
 
     /// Sends `request`, whose target is a path of this server (its own scheme and host are ignored), and
-    /// returns when the answer's head is there. Dropping the future or the answer aborts the call. A pooled
-    /// connection that turns out dead before a byte was written is replaced by a fresh one, once.
+    /// returns when the answer's head is there. Dropping the future or the answer closes the connection. A
+    /// pooled connection that turns out dead before a byte was written is replaced by a fresh one.
     ///
     /// # Errors
     /// See [`SendError`]; none of them means that the backend answered.
-    pub async fn send(&self, mut request: Request<Body>) -> Result<Response<Incoming>, SendError> {
+    pub async fn send(&self, mut request: Request<Body>) -> Result<Response<Answer>, SendError> {
         *request.uri_mut() = self.target(request.uri())?;
         *request.version_mut() = Version::HTTP_11;
         if !self.settings.keep_client_host || !request.headers().contains_key(HOST) {
@@ -213,16 +212,13 @@ impl Backend {
         if let Some(authorization) = &self.settings.authorization {
             request.headers_mut().insert(AUTHORIZATION, authorization.clone());
         }
-        let lane = LANE.get() % self.pools.len().max(1);
-        let Some(pool) = self.pools.get(lane) else { return Err(self.unsendable("no connection pool")) };
-        let answer = pool.request(request);
+        let answer = self.call(request);
         let answer = match self.settings.first_byte {
             None => answer.await,
-            Some(after) => tokio::time::timeout(after, answer)
-                .await
-                .map_err(|_| SendError::FirstByteTimeout { backend: self.settings.name.clone(), after })?,
+            Some(after) => tokio::time::timeout(after, answer).await.unwrap_or_else(|_| {
+                Err(SendError::FirstByteTimeout { backend: self.settings.name.clone(), after })
+            }),
         };
-        let answer = answer.map_err(|error| SendError::of_client(&self.settings.name, &error));
         match &answer {
             Ok(_) => self.mark(true),
             Err(SendError::Connect { .. } | SendError::ConnectTimeout { .. }) => self.mark(false),
@@ -231,17 +227,40 @@ impl Backend {
         answer
     }
 
+    async fn call(&self, mut request: Request<Body>) -> Result<Response<Answer>, SendError> {
+        let lane = LANE.get().unwrap_or(self.settings.lanes).min(self.settings.lanes);
+        let Some(pool) = self.pools.get(lane) else { return Err(self.unsendable("no connection pool")) };
+        loop {
+            let pooled = pool.take();
+            let reused = pooled.is_some();
+            let mut link = match pooled {
+                Some(link) => link,
+                None => self.connect().await?,
+            };
+            let mut error = match link.call(request).await {
+                Ok(response) => return Ok(Answer::response(response, link, pool)),
+                Err(error) => error,
+            };
+            request = match error.take_message() {
+                Some(unsent) if reused => unsent,
+                _ => return Err(SendError::of_call(&self.settings.name, error.error())),
+            };
+        }
+    }
+
+    async fn connect(&self) -> Result<Link, SendError> {
+        let name = &self.settings.name;
+        let stream = self.connector.clone().oneshot(self.address.clone()).await;
+        let stream = stream.map_err(|error| SendError::of_connecting(name, error.as_ref()))?;
+        Link::new(stream).await.map_err(|error| SendError::of_call(name, &error))
+    }
+
     fn target(&self, asked: &Uri) -> Result<Uri, SendError> {
         let path = asked.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
-        let path = match self.prefix.as_str() {
+        Ok(Uri::from(match self.prefix.as_str() {
             "" => path,
             prefix => format!("{prefix}{path}").parse().map_err(|error| self.unsendable(error))?,
-        };
-        let mut parts = http::uri::Parts::default();
-        parts.scheme = Some(self.scheme.clone());
-        parts.authority = Some(self.authority.clone());
-        parts.path_and_query = Some(path);
-        Uri::from_parts(parts).map_err(|error| self.unsendable(error))
+        }))
     }
 
     fn unsendable(&self, detail: impl fmt::Display) -> SendError {
@@ -258,7 +277,11 @@ fn host_of(scheme: &Scheme, authority: &Authority) -> Option<HeaderValue> {
     HeaderValue::try_from(host).ok()
 }
 
-fn pool(settings: &BackendSettings) -> Result<Pool, InvalidUrl> {
+fn address(scheme: Scheme, authority: Authority) -> Result<Uri, http::Error> {
+    Uri::builder().scheme(scheme).authority(authority).path_and_query("/").build()
+}
+
+fn connector(settings: &BackendSettings) -> Result<Connector, InvalidUrl> {
     let mut tcp = HttpConnector::new();
     tcp.enforce_http(false);
     tcp.set_nodelay(true);
@@ -267,13 +290,7 @@ fn pool(settings: &BackendSettings) -> Result<Pool, InvalidUrl> {
     let tls = HttpsConnectorBuilder::new()
         .with_provider_and_webpki_roots(rustls::crypto::ring::default_provider())
         .map_err(|error| InvalidUrl { url: settings.url.clone(), detail: format!("TLS: {error}") })?;
-    let connector = tls.https_or_http().enable_http1().wrap_connector(tcp);
-    Ok(Client::builder(TokioExecutor::new())
-        .pool_idle_timeout(settings.pool_idle)
-        .pool_timer(TokioTimer::new())
-        .timer(TokioTimer::new())
-        .set_host(false)
-        .build(connector))
+    Ok(tls.https_or_http().enable_http1().wrap_connector(tcp))
 }
 
 #[cfg(test)]
@@ -286,12 +303,12 @@ mod tests {
     }
 
     #[rstest::rstest]
-    #[case("http://h:8000", "/v1/models?a=%20b", "http://h:8000/v1/models?a=%20b")]
-    #[case("http://h:8000/", "/x", "http://h:8000/x")]
-    #[case("http://h/v1", "/v1/models", "http://h/v1/models")]
-    #[case("https://h/base/", "/v1/models", "https://h/base/v1/models")]
-    #[case("https://h/base/v1/", "/v1/models", "https://h/base/v1/models")]
-    #[case("http://h", "http://other/p?q", "http://h/p?q")]
+    #[case("http://h:8000", "/v1/models?a=%20b", "/v1/models?a=%20b")]
+    #[case("http://h:8000/", "/x", "/x")]
+    #[case("http://h/v1", "/v1/models", "/v1/models")]
+    #[case("https://h/base/", "/v1/models", "/base/v1/models")]
+    #[case("https://h/base/v1/", "/v1/models", "/base/v1/models")]
+    #[case("http://h", "http://other/p?q", "/p?q")]
     fn the_path_goes_below_the_base(#[case] url: &str, #[case] path: &str, #[case] wanted: &str) {
         assert_eq!(target(url, path), wanted);
     }

@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use http::StatusCode;
 
+use super::link::chain;
+
 /// A call to a backend that got no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum SendError {
@@ -121,31 +123,24 @@ impl SendError {
         matches!(self, Self::RequestTooLarge)
     }
 
-    pub(super) fn of_client(backend: &str, error: &hyper_util::client::legacy::Error) -> Self {
+    pub(super) fn of_connecting(backend: &str, error: &(dyn StdError + 'static)) -> Self {
         let backend = backend.to_owned();
-        if error.is_connect() {
-            let timed_out =
-                find::<std::io::Error>(error).is_some_and(|io| io.kind() == std::io::ErrorKind::TimedOut);
-            return if timed_out {
-                Self::ConnectTimeout { backend }
-            } else {
-                Self::Connect { backend, detail: root(error) }
-            };
-        }
+        let late = find::<std::io::Error>(error).is_some_and(|io| io.kind() == std::io::ErrorKind::TimedOut);
+        if late { Self::ConnectTimeout { backend } } else { Self::Connect { backend, detail: root(error) } }
+    }
+
+    pub(super) fn of_call(backend: &str, error: &hyper::Error) -> Self {
+        let backend = backend.to_owned();
         if find::<http_body_util::LengthLimitError>(error).is_some() {
-            return Self::RequestTooLarge;
-        }
-        match find::<hyper::Error>(error) {
-            Some(hyper) if hyper.is_user() => Self::RequestBody { detail: root(error) },
-            Some(hyper) if hyper.is_parse() => Self::Protocol { backend, detail: root(error) },
-            Some(_) => Self::Closed { backend },
-            None => Self::Unsendable { backend, detail: root(error) },
+            Self::RequestTooLarge
+        } else if error.is_user() {
+            Self::RequestBody { detail: root(error) }
+        } else if error.is_parse() {
+            Self::Protocol { backend, detail: root(error) }
+        } else {
+            Self::Closed { backend }
         }
     }
-}
-
-fn chain<'a>(error: &'a (dyn StdError + 'static)) -> impl Iterator<Item = &'a (dyn StdError + 'static)> {
-    std::iter::successors(Some(error), |error| (*error).source())
 }
 
 fn find<'a, E: StdError + 'static>(error: &'a (dyn StdError + 'static)) -> Option<&'a E> {

@@ -22,7 +22,7 @@ use std::time::Duration;
 use futures_util::future::FutureExt;
 use http_body_util::BodyExt;
 use hyper::Response;
-use hyper::body::Incoming;
+
 use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
 use parking_lot::Mutex;
 
@@ -36,6 +36,7 @@ use self::ruling::{Rulebook, Ruling};
 use self::sink::{Outcome, Sink, TRAILERS};
 use self::watcher::Watcher;
 use crate::control::Control;
+use crate::fleet::Answer;
 use crate::gateway::assemble::Drafters;
 use crate::gateway::clock::Clock;
 use crate::gateway::errors::Failure;
@@ -131,9 +132,6 @@ impl Inner {
         ruling.rules.model = drafting.is_there();
         ruling.rules.verify_timeout = self.parts.verify_timeout;
         ruling.rules.draft_timeout = self.parts.draft_timeout;
-        if request.sampling.counts_output() {
-            ruling.rules.plans.retain(|plan| identity.dialect.counts_output(*plan));
-        }
         let key = (identity.epoch.clone(), ruling.name.clone());
         let control = Arc::clone(self.learnt.lock().entry(key).or_default());
         let limits = CallLimits {
@@ -244,7 +242,7 @@ impl Prepared {
         self,
         session: Session,
         ride: ActionId,
-        response: Response<Incoming>,
+        response: Response<Answer>,
         calls: Calls,
         request: &Request,
         trailers: bool,
@@ -328,14 +326,14 @@ fn head_with(
     response
 }
 
-fn is_stream(response: &Response<Incoming>) -> bool {
+fn is_stream(response: &Response<Answer>) -> bool {
     let kind = response.headers().get(header::CONTENT_TYPE);
     response.status().is_success()
         && kind.is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"))
 }
 
 /// Whatever the backend said instead of streaming (an error, as a rule) is its own answer to the client.
-fn pass_on(response: Response<Incoming>, report: Report) -> Response<Body> {
+fn pass_on(response: Response<Answer>, report: Report) -> Response<Body> {
     let (mut head, body) = response.into_parts();
     headers::strip_hop_by_hop(&mut head.headers);
     report.done();

@@ -13,14 +13,13 @@ use http::header::{CONNECTION, CONTENT_TYPE, UPGRADE};
 use http::{HeaderValue, Request, Response, StatusCode, request};
 use http_body::{Body as _, Frame, SizeHint};
 use http_body_util::BodyExt;
-use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
 
 use super::errors::Failure;
 use super::headers;
 use super::listen::{Body, BoxError};
 use super::tunnel::Tunnels;
-use crate::fleet::Backend;
+use crate::fleet::{self, Backend};
 use crate::observe::{Finished, Held, Observer};
 use crate::openai::{BypassReason, Path, Route};
 
@@ -188,7 +187,11 @@ impl Relay {
         response
     }
 
-    async fn exchange(&mut self, parts: request::Parts, body: Body) -> Result<Response<Incoming>, Failure> {
+    async fn exchange(
+        &mut self,
+        parts: request::Parts,
+        body: Body,
+    ) -> Result<Response<fleet::Answer>, Failure> {
         self.record.to(self.backend.name());
         let body = match self.limit {
             None => body,
@@ -209,7 +212,7 @@ impl Relay {
         })
     }
 
-    fn pass_back(mut self, response: Response<Incoming>) -> Response<Body> {
+    fn pass_back(mut self, response: Response<fleet::Answer>) -> Response<Body> {
         let (mut parts, body) = response.into_parts();
         headers::strip_hop_by_hop(&mut parts.headers);
         // Extensions of the backend's connection mean nothing on the client's.
@@ -219,17 +222,17 @@ impl Relay {
         if body.is_end_stream() {
             self.record.end(false);
         }
-        response.map(|()| Answer { body, record: self.record }.boxed_unsync())
+        response.map(|()| Relayed { body, record: self.record }.boxed_unsync())
     }
 }
 
 /// The body of a backend's answer on its way to the client.
-struct Answer {
-    body: Incoming,
+struct Relayed {
+    body: fleet::Answer,
     record: Record,
 }
 
-impl http_body::Body for Answer {
+impl http_body::Body for Relayed {
     type Data = Bytes;
     type Error = BoxError;
 

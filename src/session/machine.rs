@@ -42,6 +42,7 @@ enum Phase {
         id: ActionId,
         since: Tick,
         gamma: usize,
+        until: Tick,
     },
     Verify {
         id: ActionId,
@@ -145,7 +146,9 @@ impl Session {
                 let ride = *ride;
                 self.riding(ride, event, now);
             }
-            &Phase::Draft { id, since, gamma } if id == answers => self.drafting(since, gamma, event, now),
+            &Phase::Draft { id, since, gamma, .. } if id == answers => {
+                self.drafting(since, gamma, event, now);
+            }
             Phase::Verify { id, .. } if *id == answers => self.verifying(event, now),
             _ => {}
         }
@@ -174,9 +177,8 @@ impl Session {
     /// When [`Event::Timeout`] is wanted.
     pub fn deadline(&self) -> Option<Tick> {
         match &self.phase {
-            Phase::Draft { since, .. } => Some(since.after(self.rules.draft_timeout)),
             Phase::Verify { since, .. } => Some(since.after(self.rules.verify_timeout)),
-            Phase::Wait { until } => Some(*until),
+            Phase::Draft { until, .. } | Phase::Wait { until } => Some(*until),
             Phase::Ride(_) | Phase::Over => None,
         }
     }

@@ -53,13 +53,9 @@ struct Streak {
 /// First tokens of a source that must have been seen before it is trusted.
 const EVIDENCE: f64 = 4.0;
 /// Prompt tokens learnt at one token event, so that a long prompt delays no token by much.
-const BITE: usize = 4096;
+const BITE: usize = 1024;
 /// Tokens ridden after a streak that lost, doubled with every loss in a row.
 const PENANCE: usize = 16;
-/// After so many leapt tokens the pace of riding is measured again ...
-const REMEASURE_AFTER: usize = 1_000;
-/// ... over so many tokens.
-const REMEASURE_OVER: usize = 16;
 
 /// The pilot of one session.
 pub struct Pilot {
@@ -83,7 +79,6 @@ pub struct Pilot {
     streak: Option<Streak>,
     losses: u32,
     not_before: usize,
-    leapt: usize,
     model_not_before: usize,
     model_faults: u32,
     /// The model drafter has answered a shadow pass, so it has read the prompt.
@@ -117,7 +112,6 @@ impl Pilot {
             streak: None,
             losses: 0,
             not_before: 0,
-            leapt: 0,
             model_not_before: 0,
             model_faults: 0,
             warm: false,
@@ -212,8 +206,8 @@ impl Pilot {
             streak.rounds += 1;
             streak.tokens += tokens;
         }
-        self.leapt += tokens;
         self.control.with(|learnt| {
+            learnt.costs.leapt(tokens);
             if first {
                 learnt.costs.entered(self.plan, draft.len(), seconds, now);
             } else {
@@ -251,8 +245,13 @@ impl Pilot {
     /// Leaping ends. A streak that brought less than a ride would have is not repeated soon.
     pub fn leave(&mut self, done: usize, now: Tick) {
         let Some(streak) = self.streak.take() else { return };
-        let token = self.control.with(|learnt| learnt.costs.ride_token()).unwrap_or(0.0);
-        if now.seconds_since(streak.since) > streak.tokens as f64 * token {
+        let lost = self.control.with(|learnt| {
+            let token = learnt.costs.ride_token().unwrap_or(0.0);
+            let lost = now.seconds_since(streak.since) > streak.tokens as f64 * token;
+            learnt.costs.streak_ended(lost);
+            lost
+        });
+        if lost {
             self.losses = (self.losses + 1).min(5);
             self.not_before = self.not_before.max(done + (PENANCE << self.losses));
         } else {

@@ -102,7 +102,7 @@ pub struct Rules {
     pub segment: Option<u32>,
     /// How long a verify call may take.
     pub verify_timeout: Duration,
-    /// How long the model drafter may take.
+    /// How long the model drafter may take; two ridden tokens' time is granted in any case.
     pub draft_timeout: Duration,
 }
 

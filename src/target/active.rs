@@ -35,6 +35,11 @@ pub(super) struct Piece {
 }
 
 impl Piece {
+    /// Whether a draft stands behind the sequence.
+    pub(super) fn has_draft(&self) -> bool {
+        self.tokens.len() > self.sequence
+    }
+
     pub(super) fn feed(&self, lane: Lane) -> Feed<'_> {
         Feed { lane, tokens: &self.tokens, parents: self.parents.as_deref(), rows: self.rows }
     }

@@ -3,9 +3,30 @@
 use std::time::Duration;
 
 use prometheus::{
-    Encoder, Gauge, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry,
+    Encoder, Gauge, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, Opts, Registry,
     TextEncoder,
 };
+
+/// What a run of the model was for: its costliest part names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// One token per sequence.
+    Decode,
+    /// A draft among them.
+    Verify,
+    /// Prompts among them.
+    Prefill,
+}
+
+impl Kind {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Decode => "decode",
+            Self::Verify => "verify",
+            Self::Prefill => "prefill",
+        }
+    }
+}
 
 /// The target's metrics, in a registry of their own.
 #[derive(Debug)]
@@ -25,7 +46,7 @@ pub struct Metrics {
     pub(super) verify_accepted: IntCounter,
     pub(super) dropped: IntCounter,
     requests: IntCounterVec,
-    step_seconds: Histogram,
+    step_seconds: HistogramVec,
 }
 
 impl Metrics {
@@ -50,7 +71,7 @@ impl Metrics {
         registry.register(Box::new(kv_usage.clone()))?;
         let buckets = prometheus::exponential_buckets(0.000_5, 2.0, 14)?;
         let options = HistogramOpts::new("foretell_target_step_seconds", "Duration of one run of the model");
-        let step_seconds = Histogram::with_opts(options.buckets(buckets))?;
+        let step_seconds = HistogramVec::new(options.buckets(buckets), &["kind"])?;
         registry.register(Box::new(step_seconds.clone()))?;
         let answered =
             Opts::new("foretell_target_requests_total", "Requests answered, streams when they begin");
@@ -77,8 +98,8 @@ impl Metrics {
     }
 
     /// A run of the model has ended.
-    pub(super) fn step(&self, took: Duration, tokens: usize) {
-        self.step_seconds.observe(took.as_secs_f64());
+    pub(super) fn step(&self, kind: Kind, took: Duration, tokens: usize) {
+        self.step_seconds.with_label_values(&[kind.name()]).observe(took.as_secs_f64());
         self.computed_tokens.inc_by(tokens as u64);
     }
 

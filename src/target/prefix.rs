@@ -188,9 +188,12 @@ impl Lanes {
     }
 }
 
-/// Length of the common prefix.
+/// Length of the common prefix. Whole blocks first: they compare as bytes.
 pub(super) fn common(a: &[TokenId], b: &[TokenId]) -> usize {
-    a.iter().zip(b).take_while(|(a, b)| a == b).count()
+    const BLOCK: usize = 64;
+    let blocks = a.chunks_exact(BLOCK).zip(b.chunks_exact(BLOCK)).take_while(|(a, b)| a == b).count();
+    let same = blocks * BLOCK;
+    same + a.iter().zip(b).skip(same).take_while(|(a, b)| a == b).count()
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use super::active::{Active, Next, Piece};
 use super::job::Job;
-use super::metrics::Metrics;
+use super::metrics::{Kind, Metrics};
 use super::prefix::{Lanes, common};
 use crate::runtime::forward::{Feed, Forward, Lane, ModelConfig};
 
@@ -177,7 +177,11 @@ impl Scheduler {
         let feeds: Vec<Feed<'_>> = batch.iter().map(|(_, lane, piece)| piece.feed(*lane)).collect();
         let started = Instant::now();
         let logits = self.model.run(&feeds);
-        self.metrics.step(started.elapsed(), feeds.iter().map(|feed| feed.tokens.len()).sum());
+        self.metrics.step(
+            kind_of(batch),
+            started.elapsed(),
+            feeds.iter().map(|feed| feed.tokens.len()).sum(),
+        );
         let mut over = Vec::new();
         for (feed, (at, _, piece)) in batch.iter().enumerate() {
             let Some(active) = self.active.get_mut(*at) else { continue };
@@ -227,5 +231,15 @@ impl Scheduler {
         self.metrics.running.set(self.active.len() as i64);
         self.metrics.waiting.set(self.waiting.len() as i64);
         self.metrics.kv_usage.set(self.lanes.busy_tokens() as f64 / capacity as f64);
+    }
+}
+
+fn kind_of(batch: &[(usize, Lane, Piece)]) -> Kind {
+    if batch.iter().any(|(_, _, piece)| piece.has_draft()) {
+        Kind::Verify
+    } else if batch.iter().all(|(_, _, piece)| piece.tokens.len() == 1) {
+        Kind::Decode
+    } else {
+        Kind::Prefill
     }
 }

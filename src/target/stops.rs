@@ -60,7 +60,8 @@ impl Stops {
         let starts = self.held.char_indices().map(|(at, _)| at);
         let tails =
             starts.skip_while(|at| self.held.len() - at > longest).filter_map(|at| self.held.get(at..));
-        let mut tails = tails.filter(|tail| self.texts.iter().any(|stop| stop.starts_with(tail)));
+        let mut tails = tails
+            .filter(|tail| self.texts.iter().any(|stop| stop.len() > tail.len() && stop.starts_with(tail)));
         tails.next().map_or(0, str::len)
     }
 }

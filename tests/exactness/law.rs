@@ -4,100 +4,15 @@
 //! drafts, both plans and all patterns of switches. And a proof that can fail: planted bugs, each of which
 //! the same enumeration must catch.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::world::{Ask, Case, Hooks, plain, play};
+use crate::toy::{Law, Toy, distance, law};
+use crate::world::{Ask, Case, Hooks, plain, play, play_knowing};
+use foretell::control::{Control, Heat};
 use foretell::draft::{Features, LookupSpec, Ngram, Node, Source, Tree};
 use foretell::session::{Ending, Plan, Row, Rules, Verdict, accept};
 use foretell::units::TokenId;
 use rstest::rstest;
-
-// ---- exact enumeration of random choices -----------------------------------------------------------------
-
-/// Plays one path through all choices; the paths are visited in order.
-#[derive(Default)]
-struct Oracle {
-    tape: Vec<(usize, usize)>,
-    at: usize,
-    weight: f64,
-}
-
-impl Oracle {
-    fn pick(&mut self, weights: &[f64]) -> usize {
-        if self.at == self.tape.len() {
-            self.tape.push((0, weights.len()));
-        }
-        let choice = self.tape[self.at].0;
-        self.at += 1;
-        self.weight *= weights[choice];
-        choice
-    }
-}
-
-type Law = BTreeMap<String, f64>;
-
-fn law(mut run: impl FnMut(&mut Oracle) -> String) -> Law {
-    let mut law = Law::new();
-    let mut oracle = Oracle::default();
-    loop {
-        oracle.at = 0;
-        oracle.weight = 1.0;
-        let key = run(&mut oracle);
-        *law.entry(key).or_default() += oracle.weight;
-        oracle.tape.truncate(oracle.at);
-        while oracle.tape.last().is_some_and(|&(choice, of)| choice + 1 == of) {
-            oracle.tape.pop();
-        }
-        match oracle.tape.last_mut() {
-            Some(last) => last.0 += 1,
-            None => return law,
-        }
-    }
-}
-
-fn distance(a: &Law, b: &Law) -> f64 {
-    let keys: std::collections::BTreeSet<&String> = a.keys().chain(b.keys()).collect();
-    let of = |law: &Law, key: &String| law.get(key).copied().unwrap_or(0.0);
-    keys.into_iter().map(|key| (of(a, key) - of(b, key)).abs()).sum::<f64>() / 2.0
-}
-
-// ---- toys ------------------------------------------------------------------------------------------------
-
-/// A target that depends on the last two tokens and on how long the context is.
-#[derive(Clone, Copy)]
-struct Toy {
-    vocabulary: usize,
-    salt: u64,
-}
-
-impl Toy {
-    fn weights(self, context: &[TokenId]) -> Vec<f64> {
-        let tail = context
-            .iter()
-            .rev()
-            .take(2)
-            .fold(self.salt + context.len() as u64, |seed, &token| mix(seed ^ (u64::from(token) + 1)));
-        let raw: Vec<f64> =
-            (0..self.vocabulary).map(|token| 1.0 + (mix(tail + token as u64 * 77) % 9) as f64).collect();
-        let sum: f64 = raw.iter().sum();
-        raw.iter().map(|weight| weight / sum).collect()
-    }
-
-    fn favourite(self, context: &[TokenId], rank: usize) -> TokenId {
-        let weights = self.weights(context);
-        let mut order: Vec<usize> = (0..self.vocabulary).collect();
-        order.sort_by(|&a, &b| weights[b].total_cmp(&weights[a]));
-        order[rank % order.len()] as TokenId
-    }
-}
-
-fn mix(value: u64) -> u64 {
-    let mut z = value.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
-}
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Drafter {
@@ -222,6 +137,58 @@ fn one_hot_drafts_keep_the_law(
             assert!(tv < 1e-12, "gamma {gamma}, switches {switches:b}: {tv}");
         }
     }
+}
+
+/// A store that has seen so much acceptance and such cheap calls that sessions leap by their own judgement.
+fn confident(plan: Plan) -> Control {
+    let control = Control::new();
+    control.with(|learnt| {
+        (0..20).for_each(|_| learnt.costs.rode(0.010, 1));
+        for nodes in 0..4 {
+            learnt.costs.verified(plan, nodes, 0.004, foretell::units::Tick(1));
+        }
+        learnt.costs.entered(plan, 1, 0.004, foretell::units::Tick(1));
+        learnt.costs.left(0.010);
+        let lookup = Tree::chain(&[0], Source::PromptLookup, Features { match_len: 2, margin: 0.0 });
+        for node in [lookup.nodes()[0], node(0, None)] {
+            (0..20).for_each(|_| learnt.survival.observe(Heat::Greedy, &node, 0, true));
+        }
+        learnt.costs.drafted(4, 0.001);
+    });
+    control
+}
+
+#[rstest]
+fn the_session_s_own_judgement_keeps_the_law(
+    #[values(Drafter::Lookup, Drafter::Chain, Drafter::Bush)] drafter: Drafter,
+    #[values(Plan::FanOut, Plan::Tree)] plan: Plan,
+) {
+    let toy = Toy { vocabulary: 3, salt: 17 };
+    let mut case = Case { max: 5, ..case(toy, drafter, 2, plan) };
+    case.rules.gamma_fixed = None;
+    case.rules.gamma_max = 2;
+    let (mut leapt, mut rode) = (0, 0);
+    let law = law(|oracle| {
+        let outcome = play_knowing(
+            &case,
+            confident(plan),
+            &mut Hooks {
+                sample: &mut |ask| oracle.pick(&toy.weights(ask.context)) as TokenId,
+                draft: &mut |context, gamma| draft(drafter, toy, context, gamma),
+                allow: &mut |_, _| true,
+                chunk: &mut || 1,
+                chaos: &mut || None,
+                redraw: 0,
+                race: false,
+            },
+        );
+        leapt += u32::from(outcome.summary.speculated);
+        rode += u32::from(!outcome.summary.speculated);
+        key(&outcome.text, &outcome.tokens, outcome.summary.finish.expect("ended").name())
+    });
+    let tv = distance(&plain_law(toy, &case), &law);
+    assert!(tv < 1e-12, "{tv}");
+    assert!(leapt > 100 && rode > 0, "too tame: {leapt} leapt, {rode} rode");
 }
 
 #[rstest]

@@ -210,6 +210,11 @@ pub fn plain(case: &Case, sample: &mut dyn FnMut(&Ask<'_>) -> TokenId) -> (Strin
 
 /// Plays a request through the session.
 pub fn play(case: &Case, hooks: &mut Hooks<'_>) -> Outcome {
+    play_knowing(case, Control::new(), hooks)
+}
+
+/// The same, with what was learnt before.
+pub fn play_knowing(case: &Case, control: Control, hooks: &mut Hooks<'_>) -> Outcome {
     let mut world = World {
         case,
         client: Outcome { text: String::new(), tokens: Vec::new(), summary: empty() },
@@ -229,7 +234,7 @@ pub fn play(case: &Case, hooks: &mut Hooks<'_>) -> Outcome {
         seed: 1,
     };
     let mut now = Tick(1);
-    let mut session = Session::new(start, Arc::new(Control::new()), now);
+    let mut session = Session::new(start, Arc::new(control), now);
     for _ in 0..100_000 {
         while let Some((id, action)) = session.poll() {
             world.act(id, action, hooks);
@@ -305,7 +310,7 @@ impl World<'_> {
     }
 
     fn disturb(&mut self, chaos: Chaos, session: &mut Session, now: &mut Tick) {
-        let junk = || Event::Token { tokens: vec![0, 0, 0], text: "junk".into() };
+        let junk = || Event::Token { tokens: vec![0, 0, 0], text: "junk".into(), last: false };
         match (chaos, self.under_way()) {
             (Chaos::Fault(fault), Some(id)) => {
                 self.drop_action(id);
@@ -447,7 +452,7 @@ impl World<'_> {
             let ahead = ride.sample(hooks);
             ride.ahead.push_back(ahead);
         }
-        (id, Event::Token { tokens, text })
+        (id, Event::Token { tokens, text, last: false })
     }
 }
 

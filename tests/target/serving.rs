@@ -174,7 +174,7 @@ async fn the_small_routes_answer() {
     let metrics = server.get("/metrics").await.1;
     for name in [
         "verify_drafted_tokens_total 2",
-        "step_seconds_count 1",
+        "step_seconds_count{kind=\"verify\"} 1",
         "computed_tokens_total 5",
         "requests_waiting 0",
     ] {

@@ -8,13 +8,13 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full, Limited};
-use hyper::body::Incoming;
+
 use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
 
 use crate::dialect::{Call, Context, Dialect};
 use crate::draft::Tree;
-use crate::fleet::{Backend, SendError};
+use crate::fleet::{Answer, Backend, SendError};
 use crate::gateway::listen::{Body, BoxError};
 use crate::openai::Sampling;
 use crate::session::{Event, Fault, Plan};
@@ -74,7 +74,7 @@ impl Calls {
     }
 
     /// Sends the client's own request.
-    pub async fn first(&self, call: Call) -> Result<Response<Incoming>, SendError> {
+    pub async fn first(&self, call: Call) -> Result<Response<Answer>, SendError> {
         self.send(call, None).await
     }
 
@@ -85,7 +85,7 @@ impl Calls {
         output: Vec<TokenId>,
         max_tokens: u32,
         round: u32,
-    ) -> Result<Response<Incoming>, Fault> {
+    ) -> Result<Response<Answer>, Fault> {
         let context = Context { model: &self.model, prompt: &prompt, output: &output };
         let call = self.dialect.ride(&context, &self.sampling, max_tokens);
         let response = self.send(call, Some(round)).await.map_err(|_| Fault::Ride)?;
@@ -147,7 +147,7 @@ impl Calls {
         Ok(Event::Verdict(verdict))
     }
 
-    async fn send(&self, call: Call, round: Option<u32>) -> Result<Response<Incoming>, SendError> {
+    async fn send(&self, call: Call, round: Option<u32>) -> Result<Response<Answer>, SendError> {
         let mut request = Request::new(full(call.body.into()));
         *request.method_mut() = Method::POST;
         if let Ok(uri) = call.path.parse() {

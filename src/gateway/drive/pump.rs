@@ -220,10 +220,15 @@ impl Pump {
                 self.first_only(id, &chunk);
                 if !chunk.tokens.is_empty() || !chunk.text.is_empty() {
                     let ended = chunk.finish.as_deref().map(finish);
-                    if ended.is_some() {
+                    let last = ended.is_some();
+                    if last {
                         self.read_usage().await;
                     }
-                    self.session.handle(id, Event::Token { tokens: chunk.tokens, text: chunk.text }, now);
+                    self.session.handle(
+                        id,
+                        Event::Token { tokens: chunk.tokens, text: chunk.text, last },
+                        now,
+                    );
                     self.end_if(id, ended);
                 } else if let Some(reason) = chunk.finish.as_deref() {
                     let ended = finish(reason);

@@ -8,10 +8,11 @@ use std::collections::VecDeque;
 use futures_util::future::BoxFuture;
 use http_body_util::BodyExt;
 use hyper::Response;
-use hyper::body::Incoming;
+
 use serde_json::Value;
 
 use crate::dialect::{Chunk, Dialect};
+use crate::fleet::Answer;
 use crate::openai::sse;
 use crate::session::{ActionId, Fault};
 
@@ -26,11 +27,11 @@ pub enum Heard {
     Broken(Fault),
 }
 
-type Opening = BoxFuture<'static, Result<Response<Incoming>, Fault>>;
+type Opening = BoxFuture<'static, Result<Response<Answer>, Fault>>;
 
 enum State {
     Opening(Opening),
-    Reading(Incoming),
+    Reading(Answer),
     Closed,
 }
 
@@ -46,7 +47,7 @@ pub struct Ride {
 
 impl Ride {
     /// A ride whose answer has begun.
-    pub fn begun(id: ActionId, dialect: Dialect, body: Incoming) -> Self {
+    pub fn begun(id: ActionId, dialect: Dialect, body: Answer) -> Self {
         Self::new(id, dialect, State::Reading(body))
     }
 

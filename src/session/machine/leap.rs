@@ -8,6 +8,10 @@ use crate::session::pilot::Step;
 use crate::session::{Action, Event, Fault, RideReason, Verdict, accept};
 use crate::units::Tick;
 
+/// A draft is waited for at least so many ridden tokens: where drafter and backend share their cores, the
+/// first one waits for what the ride left behind.
+const PATIENCE: f64 = 2.0;
+
 impl Session {
     /// Does a leaping step. `began` is when the round began, for its cost.
     pub(super) fn leap(&mut self, step: Step, began: Tick, now: Tick) {
@@ -18,7 +22,10 @@ impl Session {
             }
             Step::Draft(gamma) => {
                 let id = self.act(Action::Draft { gamma });
-                self.phase = Phase::Draft { id, since: now, gamma };
+                let pace = self.pilot.control().with(|learnt| learnt.costs.ride_token()).unwrap_or(0.0);
+                let patience =
+                    self.rules.draft_timeout.max(Duration::from_secs_f64(PATIENCE * pace.min(1.0)));
+                self.phase = Phase::Draft { id, since: now, gamma, until: now.after(patience) };
             }
             Step::Verify(draft) => self.verify(draft, 0, began, now),
         }

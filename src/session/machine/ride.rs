@@ -19,7 +19,7 @@ impl Session {
     pub(super) fn riding(&mut self, ride: Ride, event: Event, now: Tick) {
         match event {
             Event::Prompt(ids) => self.know_prompt(ids),
-            Event::Token { tokens, text } => self.token(ride, tokens, text, now),
+            Event::Token { tokens, text, last } => self.token(ride, tokens, text, last, now),
             Event::Doubt => self.doubt = true,
             Event::RideEnded(finish) => self.ride_ended(ride, finish, now),
             Event::Fault(Fault::RetryAfter(pause)) if !ride.first => self.wait(pause, now),
@@ -42,7 +42,9 @@ impl Session {
         }
     }
 
-    pub(super) fn token(&mut self, ride: Ride, tokens: Vec<TokenId>, text: String, now: Tick) {
+    /// Tokens of a ride. At the last ones there is nothing to choose: the backend has ended the output, by a
+    /// rule that may not be known here.
+    pub(super) fn token(&mut self, ride: Ride, tokens: Vec<TokenId>, text: String, last: bool, now: Tick) {
         let from = self.output.tokens().len();
         let count = tokens.len();
         let ride = self.timed(ride, count, now);
@@ -61,6 +63,9 @@ impl Session {
         }
         if self.trusted() {
             self.pilot.ridden(self.output.tokens(), from);
+        }
+        if last {
+            return;
         }
         match self.step(false, now) {
             Step::Ride(reason) => {

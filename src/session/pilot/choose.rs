@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{BITE, EVIDENCE, Pilot, REMEASURE_AFTER, REMEASURE_OVER, Stand, Step};
+use super::{BITE, EVIDENCE, Pilot, Stand, Step};
 use crate::control::{Learnt, Quote, Run, Terms, best_cut, pays};
 use crate::draft::{Budget, Source, Tree, merge};
 use crate::session::RideReason;
@@ -18,10 +18,8 @@ impl Pilot {
         if !self.caught_up(stand.done) || (!stand.leaping && stand.done < self.not_before) {
             return Step::Ride(RideReason::NoGain);
         }
-        if stand.leaping && self.leapt >= REMEASURE_AFTER {
-            self.leapt = 0;
-            self.not_before = stand.done + REMEASURE_OVER;
-            return Step::Ride(RideReason::Observe);
+        if self.control.with(|learnt| learnt.costs.pace_is_old()) {
+            return Step::Ride(RideReason::Switchback);
         }
         let room = stand.room.nodes.min(self.gamma_max);
         let budget = Budget { nodes: room, depth: stand.room.depth };
