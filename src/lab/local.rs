@@ -78,11 +78,7 @@ pub async fn proxy(process: &str, policies: &[&str]) -> Result<Running, LocalErr
 ///
 /// # Errors
 /// What is wrong with the configuration, or why nothing listens.
-pub async fn proxy_with(
-    process: &str,
-    policies: &[&str],
-    drafters: Drafters,
-) -> Result<Running, LocalError> {
+pub async fn proxy_with(process: &str, policies: &[&str], drafters: Drafters) -> Result<Running, LocalError> {
     let mut process = process::parse("process", process)?;
     let policies = parse(policies, &process)?;
     let free = SocketAddr::from(([127, 0, 0, 1], 0));

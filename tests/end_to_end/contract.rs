@@ -6,6 +6,7 @@ use foretell::openai::Route;
 use serde_json::{Value, json};
 
 use crate::house::{Answer, Ask, FORCED, House, Plan, events, get, metric, send};
+use crate::middlebox::{Fate, Fault, Kind};
 use crate::wire::{Wire, post};
 
 const PROMPT: &str = "take the fox, take the dog: let mut taken = String::new(); ";
@@ -83,7 +84,8 @@ async fn a_stream_tells_what_is_known_when_it_begins_and_the_rest_in_usage_and_t
             let declared = header(&answer, "trailer").unwrap();
             assert_eq!(declared, "x-foretell-path, x-foretell-reason, x-foretell-accepted, x-foretell-drift");
             let trailers = &answer.message.trailers;
-            let trailer = |name: &str| trailers.iter().find_map(|line| line.strip_prefix(&format!("{name}: ")));
+            let trailer =
+                |name: &str| trailers.iter().find_map(|line| line.strip_prefix(&format!("{name}: ")));
             assert_eq!(trailer("x-foretell-path"), Some(path), "{trailers:?}");
             assert_eq!(trailer("x-foretell-reason"), reason);
             assert_eq!(trailer("x-foretell-drift"), Some("0"));
@@ -138,7 +140,7 @@ async fn a_prediction_is_accepted_and_its_tokens_are_counted() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_not_eligible_is_relayed_with_its_reason() {
-    let house = House::build(Plan { more: "limits: { sessions: 1 }\n".into(), ..Plan::default() }).await;
+    let house = House::build(Plan::default()).await;
     let with = |fields: Value| {
         let mut ask = ask(Route::Completions, false);
         ask.fields.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
@@ -158,6 +160,40 @@ async fn what_is_not_eligible_is_relayed_with_its_reason() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn beyond_the_limit_of_sessions_requests_are_relayed() {
+    let house = House::build(Plan { more: "limits: { sessions: 0 }\n".into(), ..Plan::default() }).await;
+    for ask in Ask::all(&ask(Route::Chat, false).fields) {
+        let answer = house.through(&ask, "one too many").await;
+        assert_eq!(answer.plain, house.direct(&ask).await.plain);
+        let told = (header(&answer, "x-foretell-path"), header(&answer, "x-foretell-reason"));
+        assert_eq!(told, (Some("bypassed"), Some("sessions")));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_first_call_that_is_refused_is_the_clients_own_refusal() {
+    let house = House::build(Plan::default()).await;
+    for (at, ask) in Ask::all(&ask(Route::Chat, false).fields).iter().enumerate() {
+        for status in [400, 429, 500, 503] {
+            let id = format!("refused-{at}-{status}");
+            house.middlebox.fate(&id, Fate::at(Kind::First, 0, Fault::Later(status, 3)));
+            let request = ask.bytes(&format!("x-request-id: {id}\r\n"));
+            let answer = Wire::connect(house.front()).await.ask(request).await;
+            assert_eq!((answer.head.status(), answer.head.get("retry-after")), (status, Some("3")));
+            assert_eq!(answer.json()["error"]["message"], "not now");
+            assert_eq!(house.middlebox.seen(&id).len(), 1, "no call after a refusal");
+        }
+        let id = format!("reset-{at}");
+        house.middlebox.fate(&id, Fate::at(Kind::First, 0, Fault::Reset));
+        let request = ask.bytes(&format!("x-request-id: {id}\r\n"));
+        let answer = Wire::connect(house.front()).await.ask(request).await;
+        assert_eq!((answer.head.status(), house.middlebox.seen(&id).len()), (502, 1), "{}", answer.text());
+        assert!(answer.json()["error"]["code"].is_string(), "{}", answer.text());
+    }
+    House::assert_calm();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn in_mode_observe_everything_rides_and_off_relays() {
     let house = House::build(Plan { more: "mode: observe\n".into(), ..Plan::default() }).await;
     for ask in Ask::all(&ask(Route::Chat, false).fields) {
@@ -170,16 +206,13 @@ async fn in_mode_observe_everything_rides_and_off_relays() {
             set_mode(&house, mode).await;
             let answer = house.through(&ask, mode).await;
             assert_eq!(answer.plain, plain.plain, "{mode}");
-            match path {
-                "bypassed" => {
-                    assert_eq!(header(&answer, "x-foretell-path"), Some(path));
-                    assert_eq!(header(&answer, "x-foretell-reason"), Some("off"));
-                }
-                _ => {
-                    let told = answer.foretell();
-                    assert_eq!((&told["path"], &told["reason"]), (&json!(path), &reason), "{mode}");
-                    assert_eq!(told["rounds"].as_u64().unwrap() > 0, mode == "auto");
-                }
+            if path == "bypassed" {
+                assert_eq!(header(&answer, "x-foretell-path"), Some(path));
+                assert_eq!(header(&answer, "x-foretell-reason"), Some("off"));
+            } else {
+                let told = answer.foretell();
+                assert_eq!((&told["path"], &told["reason"]), (&json!(path), &reason), "{mode}");
+                assert_eq!(told["rounds"].as_u64().unwrap() > 0, mode == "auto");
             }
         }
     }
@@ -230,7 +263,7 @@ async fn the_mode_changes_under_a_running_stream_and_the_text_stays() {
             let told = &usage["foretell"];
             assert_eq!(told["path"], "speculated", "it leapt before: {told}");
             let calls = house.middlebox.seen(&id);
-            let rides = calls.iter().filter(|seen| seen.kind == crate::middlebox::Kind::Ride).count();
+            let rides = calls.iter().filter(|seen| seen.kind == Kind::Ride).count();
             assert!(rides > 0, "{id}: it rode on when the mode went off: {calls:?}");
             let reason = if last == "off" { json!("observe") } else { Value::Null };
             assert_eq!(told["reason"], reason, "{id} {told}");
@@ -251,7 +284,10 @@ async fn the_admin_api_shows_sessions_replicas_and_policies() {
     let rounds = session["rounds"].as_array().unwrap();
     assert_eq!(json!(rounds.len()), told["rounds"]);
     let sum = |name: &str| rounds.iter().map(|round| round[name].as_u64().unwrap()).sum::<u64>();
-    assert_eq!((json!(sum("drafted")), json!(sum("accepted"))), (told["drafted"].clone(), told["accepted"].clone()));
+    assert_eq!(
+        (json!(sum("drafted")), json!(sum("accepted"))),
+        (told["drafted"].clone(), told["accepted"].clone())
+    );
     for round in rounds {
         assert!(round["verify_ms"].as_f64().unwrap() > 0.0);
         let drafter = if round["drafted"] == 0 { "none" } else { "prompt_lookup" };
@@ -267,7 +303,9 @@ async fn the_admin_api_shows_sessions_replicas_and_policies() {
     let policies = get(house.admin(), "/api/policies").await.json();
     let entry = &policies["policies"][0];
     assert_eq!((&entry["mode"], &entry["synchronized"]), (&json!("auto"), &json!(true)));
-    for line in ["foretell_leaps_total ", "foretell_leap_draft_tokens_total ", "foretell_leap_accepted_tokens_total "] {
+    for line in
+        ["foretell_leaps_total ", "foretell_leap_draft_tokens_total ", "foretell_leap_accepted_tokens_total "]
+    {
         assert!(house.metric(line).await > 0.5, "{line}");
     }
 }
@@ -286,9 +324,13 @@ async fn a_good_reload_is_taken_and_a_bad_one_is_refused_by_line() {
     let ask = ask(Route::Completions, false);
     let answer = house.through(&ask, "reloaded").await;
     assert_eq!(header(&answer, "x-foretell-policy"), Some(named.as_str()));
-    assert_eq!((&answer.foretell()["path"], &answer.foretell()["reason"]), (&json!("ridden"), &json!("policy")));
+    assert_eq!(
+        (&answer.foretell()["path"], &answer.foretell()["reason"]),
+        (&json!("ridden"), &json!("policy"))
+    );
 
-    std::fs::write(&file, "version: 1\nname: other\ngamma: { max: 99 }\ndrafters: [{ kind: modle }]\n").unwrap();
+    std::fs::write(&file, "version: 1\nname: other\ngamma: { max: 99 }\ndrafters: [{ kind: modle }]\n")
+        .unwrap();
     let refused = send(house.admin(), "/api/reload", "", &json!({})).await;
     assert_eq!(refused.head.status(), 422);
     let errors = refused.json();
@@ -348,7 +390,9 @@ async fn a_client_that_leaves_frees_the_target_at_once() {
     let step = Duration::from_millis(4);
     let house = House::build(Plan { step, ..Plan::default() }).await;
     for (at, (stream, wish)) in
-        [(true, ""), (true, "x-foretell: ride\r\n"), (false, ""), (false, "x-foretell: ride\r\n")].into_iter().enumerate()
+        [(true, ""), (true, "x-foretell: ride\r\n"), (false, ""), (false, "x-foretell: ride\r\n")]
+            .into_iter()
+            .enumerate()
     {
         let mut ask = ask(Route::Completions, stream);
         ask.fields["max_tokens"] = json!(3000);
@@ -374,7 +418,10 @@ async fn a_client_that_leaves_frees_the_target_at_once() {
             assert!(left.elapsed() < Duration::from_millis(100), "{id}: {running} running, {open} open");
         }
         let calls = house.middlebox.seen(&id).len();
-        assert!((house.metric("foretell_client_disconnects_total ").await - (at + 1) as f64).abs() < 0.5, "{id}");
+        assert!(
+            (house.metric("foretell_client_disconnects_total ").await - (at + 1) as f64).abs() < 0.5,
+            "{id}"
+        );
         let plain = Ask { stream: false, ..self::ask(Route::Completions, false) };
         assert_eq!(house.through(&plain, "next").await.plain, house.direct(&plain).await.plain);
         assert_eq!(house.middlebox.seen(&id).len(), calls, "{id}: no calls after it left");

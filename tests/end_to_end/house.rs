@@ -36,6 +36,9 @@ pub struct House {
     pub proxy: Running,
 }
 
+/// Starts the model drafters, given the target's vocabulary.
+pub type Hire<'a> = Box<dyn FnOnce(&Arc<Tokenizer>) -> Drafters + 'a>;
+
 /// What can be different from house to house.
 pub struct Plan<'a> {
     pub plans: &'a str,
@@ -43,7 +46,7 @@ pub struct Plan<'a> {
     /// More lines of the process file.
     pub more: String,
     pub step: Duration,
-    pub drafters: Box<dyn FnOnce(&Arc<Tokenizer>) -> Drafters + 'a>,
+    pub drafters: Hire<'a>,
 }
 
 impl Default for Plan<'_> {
@@ -142,7 +145,12 @@ impl Ask {
 
     /// The same request, sent in all four ways.
     pub fn all(fields: &Value) -> Vec<Self> {
-        let ways = [(Route::Completions, false), (Route::Completions, true), (Route::Chat, false), (Route::Chat, true)];
+        let ways = [
+            (Route::Completions, false),
+            (Route::Completions, true),
+            (Route::Chat, false),
+            (Route::Chat, true),
+        ];
         ways.into_iter().map(|(route, stream)| Self::new(route, stream, fields.clone())).collect()
     }
 
@@ -191,7 +199,8 @@ pub struct Answer {
 
 impl Answer {
     pub fn read(ask: &Ask, message: Message) -> Self {
-        let values = if ask.stream && message.head.status() == 200 { events(&message) } else { vec![message.json()] };
+        let values =
+            if ask.stream && message.head.status() == 200 { events(&message) } else { vec![message.json()] };
         let mut plain = Plain { status: message.head.status(), ..Plain::default() };
         let (mut usage, mut ids, mut prompt_ids) = (Value::Null, Vec::new(), Vec::new());
         for value in &values {

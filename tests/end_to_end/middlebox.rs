@@ -10,7 +10,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use serde_json::Value;
 
-use crate::wire::{Message, Server, Wire, chunk};
+use crate::wire::{Head, Message, Server, Wire, chunk};
 
 /// What a call is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -135,7 +135,8 @@ async fn serve(mut client: Wire, target: SocketAddr, ledger: Arc<Mutex<Ledger>>)
             pass(&mut client, &request, target, end).await;
         }
         Some(Fault::GarbageAfter(events)) => {
-            let end = Piecemeal { after: Some((events, b"data: {\"id\":!\n\n".to_vec())), ..Piecemeal::whole() };
+            let end =
+                Piecemeal { after: Some((events, b"data: {\"id\":!\n\n".to_vec())), ..Piecemeal::whole() };
             pass(&mut client, &request, target, end).await;
         }
         Some(Fault::ErrorAfter(events)) => {
@@ -200,7 +201,8 @@ impl Piecemeal {
         let mut pieces = Vec::new();
         while !bytes.is_empty() {
             *state = state.wrapping_add(2);
-            let size = if single { 1 } else { 1 + (foretell::runtime::noise::hash(*state, 0, 0, 0) % 97) as usize };
+            let size =
+                if single { 1 } else { 1 + (foretell::runtime::noise::hash(*state, 0, 0, 0) % 97) as usize };
             let (piece, rest) = bytes.split_at(size.min(bytes.len()));
             pieces.push(piece);
             bytes = rest;
@@ -212,15 +214,26 @@ impl Piecemeal {
 fn head_for_target(request: &Message) -> Vec<u8> {
     let mut head = format!("{}\r\n", request.head.line);
     for (name, value) in &request.head.fields {
-        if !name.eq_ignore_ascii_case("connection") && !name.eq_ignore_ascii_case("transfer-encoding") {
-            head.push_str(&format!("{name}: {value}\r\n"));
+        if !["connection", "transfer-encoding", "content-length"].contains(&name.as_str()) {
+            head.extend([name, ": ", value, "\r\n"]);
         }
     }
-    if request.head.get("content-length").is_none() {
-        head.push_str(&format!("content-length: {}\r\n", request.body.len()));
-    }
-    head.push_str("connection: close\r\n\r\n");
+    head.extend(["content-length: ", &request.body.len().to_string(), "\r\nconnection: close\r\n\r\n"]);
     [head.as_bytes(), &request.body].concat()
+}
+
+/// The head of an answer; what is cut in pieces has no length.
+fn head_for_client(head: &Head, cut: bool) -> String {
+    let mut lines = format!("{}\r\n", head.line);
+    for (name, value) in &head.fields {
+        if name != "connection" && !(cut && name == "content-length") {
+            lines.extend([name, ": ", value, "\r\n"]);
+        }
+    }
+    if cut && head.get("transfer-encoding").is_none() {
+        lines.push_str("transfer-encoding: chunked\r\n");
+    }
+    lines + "connection: close\r\n\r\n"
 }
 
 async fn pass(client: &mut Wire, request: &Message, target: SocketAddr, mut piecemeal: Piecemeal) {
@@ -231,33 +244,26 @@ async fn pass(client: &mut Wire, request: &Message, target: SocketAddr, mut piec
         () = client.closed() => return,
     };
     let Some(head) = head else { return };
-    let chunked = head.get("transfer-encoding").is_some();
-    let mut lines = format!("{}\r\n", head.line);
-    for (name, value) in head.fields.iter().filter(|(name, _)| !name.eq_ignore_ascii_case("connection")) {
-        let length = name.eq_ignore_ascii_case("content-length") && piecemeal.random.is_some();
-        if !length {
-            lines.push_str(&format!("{name}: {value}\r\n"));
-        }
-    }
-    if !chunked && piecemeal.random.is_some() {
-        lines.push_str("transfer-encoding: chunked\r\n");
-    }
-    lines.push_str("connection: close\r\n\r\n");
-    if !client.try_send(lines).await {
+    let cut = piecemeal.random.is_some();
+    if !client.try_send(head_for_client(&head, cut)).await {
         return;
     }
-    if !chunked {
-        let Some(message) = upstream.body(head).await else { return };
-        if piecemeal.random.is_none() {
-            client.try_send(message.body).await;
-            return;
-        }
-        for piece in piecemeal.cut(&message.body) {
-            client.try_send(chunk(piece)).await;
-        }
-        client.try_send("0\r\n\r\n").await;
+    if head.get("transfer-encoding").is_some() {
+        return pass_events(client, &mut upstream, piecemeal).await;
+    }
+    let Some(message) = upstream.body(head).await else { return };
+    if !cut {
+        client.try_send(message.body).await;
         return;
     }
+    for piece in piecemeal.cut(&message.body) {
+        client.try_send(chunk(piece)).await;
+    }
+    client.try_send("0\r\n\r\n").await;
+}
+
+/// The target sends an event in a chunk.
+async fn pass_events(client: &mut Wire, upstream: &mut Wire, mut piecemeal: Piecemeal) {
     let mut events = 0;
     loop {
         let bytes = tokio::select! {
@@ -276,10 +282,7 @@ async fn pass(client: &mut Wire, request: &Message, target: SocketAddr, mut piec
             return;
         }
         events += 1;
-        let mut framed = Vec::new();
-        for piece in piecemeal.cut(&bytes) {
-            framed.extend(chunk(piece));
-        }
+        let framed: Vec<u8> = piecemeal.cut(&bytes).into_iter().flat_map(chunk).collect();
         if !client.try_send(framed).await {
             return;
         }

@@ -159,7 +159,9 @@ fn taste(tokenizer: &Tokenizer, token: TokenId) -> f64 {
     let text = tokenizer.decode(&[token], false).unwrap();
     match text.as_str() {
         // Part of a character.
-        "\u{FFFD}" if ["Ã", "¼", "©", "â", "Ģ", "Ķ"].contains(&tokenizer.token(token).unwrap().as_str()) => 2.5,
+        "\u{FFFD}" if ["Ã", "¼", "©", "â", "Ģ", "Ķ"].contains(&tokenizer.token(token).unwrap().as_str()) => {
+            2.5
+        }
         "\u{FFFD}" => -4.0,
         text if text.chars().all(|c| c.is_alphanumeric() || c == ' ') => 2.0,
         _ => 0.5,
@@ -191,7 +193,8 @@ impl Forward for Babble {
 
     fn commit(&mut self, lane: Lane, base: usize, path: &[usize]) -> Result<(), ModelError> {
         let rows = self.rows(lane);
-        let kept = path.iter().enumerate().map(|(at, &node)| (rows[base + node].0, (base + at).checked_sub(1)));
+        let kept =
+            path.iter().enumerate().map(|(at, &node)| (rows[base + node].0, (base + at).checked_sub(1)));
         let kept: Vec<Row> = kept.collect();
         rows.truncate(base);
         rows.extend(kept);

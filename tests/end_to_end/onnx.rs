@@ -67,7 +67,13 @@ fn workload(line: &str) -> Option<(Route, Value)> {
 
 fn own_text() -> Vec<(Route, Value)> {
     let mut text = std::fs::read_to_string(root().join("README.md")).unwrap_or_default();
-    for name in ["src/session.rs", "src/dialect.rs", "src/gateway.rs", "src/target/server.rs", "src/config/process.rs"] {
+    for name in [
+        "src/session.rs",
+        "src/dialect.rs",
+        "src/gateway.rs",
+        "src/target/server.rs",
+        "src/config/process.rs",
+    ] {
         text.push_str(&std::fs::read_to_string(root().join(name)).unwrap());
     }
     let letters: Vec<char> = text.chars().collect();
@@ -152,8 +158,9 @@ fn process(target: &LocalTarget, plans: &str) -> String {
     let drafter = folder("FORETELL_TEST_DRAFTER", "draft-same");
     format!(
         "version: 1\ntimeouts: {{ verify: 20s, draft: 2s }}\nbackends:\n  - name: toy\n    replicas: [\"http://{}\"]\n    \
-         plans: {{ allow: {plans} }}\ndrafters: {{ draft-same: {{ path: {drafter:?}, device: cpu, slots: 8 }} }}\n",
-        target.address
+         plans: {{ allow: {plans} }}\ndrafters: {{ draft-same: {{ path: \"{}\", device: cpu, slots: 8 }} }}\n",
+        target.address,
+        drafter.display()
     )
 }
 
@@ -167,7 +174,8 @@ async fn a_hundred_prompts_read_as_the_target_alone(#[case] drafter: &str, #[cas
     watch_panics();
     let options = Options { device: DeviceChoice::Cpu, lanes: 16, threads: 2, ..Options::default() };
     let model = folder("FORETELL_TEST_MODEL", "target");
-    let opened = open(&model, Some("toy".into()), &options).expect("the model opens (make fetches ONNX Runtime)");
+    let opened =
+        open(&model, Some("toy".into()), &options).expect("the model opens (make fetches ONNX Runtime)");
     let target = LocalTarget::start(opened.app).await.unwrap();
     let policy = format!("version: 1\nname: forced\ndrafters: [{drafter}]\ngamma: {{ max: 8, fixed: 4 }}\n");
     let proxy = local::proxy(&process(&target, plans), &[&policy]).await.unwrap();

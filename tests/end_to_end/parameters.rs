@@ -42,7 +42,8 @@ async fn every_carried_parameter_keeps_the_text(#[case] plans: &str) {
     let (mut leapt, mut accepted) = (0, 0);
     for setting in settings(&house) {
         for seed in 0..3 {
-            let mut fields = json!({"prompt": PROMPT, "max_tokens": 32, "seed": seed, "return_token_ids": true});
+            let mut fields =
+                json!({"prompt": PROMPT, "max_tokens": 32, "seed": seed, "return_token_ids": true});
             fields.as_object_mut().unwrap().extend(setting.as_object().unwrap().clone());
             for ask in Ask::all(&fields) {
                 let plain = house.direct(&ask).await;
