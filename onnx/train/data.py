@@ -1,0 +1,75 @@
+"""Batches: which text, in what share, in what order.
+
+Rows are of five kinds. Text alone teaches a small model to copy only late, if at
+all; random tokens that are repeated make copying the only thing there is to learn,
+and a few such rows in the mix keep it.
+"""
+
+import numpy as np
+import torch
+
+REWRITE_ID = 5
+FIRST_TEXT_ID = 6
+MIX = {"code": 0.46, "prose": 0.12, "chat": 0.08, "rewrite": 0.27, "repeat": 0.07}
+
+
+class Data:
+    def __init__(self, folder, vocabulary, seed, part="train"):
+        self.rng = np.random.default_rng(seed)
+        self.vocabulary = vocabulary
+        self.ids, self.offsets, self.at = {}, {}, {}
+        for kind in ("code", "prose", "chat", "rewrite"):
+            arrays = np.load(f"{folder}/{part}-{kind}.npz")
+            self.ids[kind], self.offsets[kind], self.at[kind] = arrays["ids"], arrays["offsets"], 0
+
+    def stream(self, kind, length):
+        """The next `length` tokens of a pool, documents joined end to end."""
+        ids = self.ids[kind]
+        if self.at[kind] + length > len(ids):
+            self.at[kind] = int(self.rng.integers(0, 200))
+        row = ids[self.at[kind]:self.at[kind] + length]
+        self.at[kind] += length - 1
+        return row
+
+    def rewrites(self, length):
+        """Whole rewrite documents, so that piece and copy stand in one row."""
+        ids, offsets, row, n = self.ids["rewrite"], self.offsets["rewrite"], [], 0
+        while n < length:
+            i = self.at["rewrite"]
+            self.at["rewrite"] = (i + 1) % (len(offsets) - 1)
+            doc = ids[offsets[i]:offsets[i + 1]]
+            if n and n + len(doc) > length and length - n > 160 and len(doc) > 200:
+                continue
+            if len(doc) <= length:
+                row.append(doc)
+                n += len(doc)
+        return np.concatenate(row)[:length]
+
+    def repeat(self, length):
+        """Random tokens, a separator, the same tokens; only the copies are learnt."""
+        n = int(self.rng.integers(12, length // 2 - 2))
+        if self.rng.random() < 0.5:
+            piece = self.rng.integers(FIRST_TEXT_ID, self.vocabulary, n)
+        else:
+            code = self.ids["code"]
+            piece = code[self.rng.integers(0, len(code), n)]
+        period = np.concatenate([piece, [REWRITE_ID]])
+        row = np.tile(period, length // (n + 1) + 1)[:length]
+        weights = (np.arange(1, length) > n + 1).astype(np.float32)
+        return row, weights
+
+    def batch(self, rows, length, mix=None):
+        """(inputs, targets, weights) of `rows` rows of `length` tokens."""
+        mix = mix or MIX
+        kinds = self.rng.choice(list(mix), rows, p=np.array(list(mix.values())) / sum(mix.values()))
+        ids = np.empty((rows, length + 1), np.int64)
+        weights = np.ones((rows, length), np.float32)
+        for r, kind in enumerate(kinds):
+            if kind == "repeat":
+                ids[r], weights[r] = self.repeat(length + 1)
+            elif kind == "rewrite":
+                ids[r] = self.rewrites(length + 1)
+            else:
+                ids[r] = self.stream(kind, length + 1)
+        ids = torch.from_numpy(ids)
+        return ids[:, :-1], ids[:, 1:], torch.from_numpy(weights)
