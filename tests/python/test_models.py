@@ -33,6 +33,7 @@ class Slots:
     def __init__(self, model, config, lanes, length):
         options = ort.SessionOptions()
         options.intra_op_num_threads = 1
+        options.log_severity_level = 3  # this cache is copied, not bound in place
         self.session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
         self.length, self.layers = length, config["num_hidden_layers"]
         shape = (lanes, config["num_key_value_heads"], length, config["head_dim"])
