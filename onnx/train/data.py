@@ -45,10 +45,19 @@ class Data:
                 n += len(doc)
         return np.concatenate(row)[:length]
 
-    def repeat(self, length):
-        """Random tokens, a separator, the same tokens; only the copies are learnt."""
-        n = int(self.rng.integers(12, length // 2 - 2))
-        if self.rng.random() < 0.5:
+    def repeat(self, length, spread=None):
+        """Random tokens, a separator, the same tokens; only the copies are learnt.
+
+        `spread` bounds how far the distance to the copy varies. With one distance a head
+        can copy by position, which is learnt in dozens of steps; widened by and by, only
+        matching what came before still works, and that is copying.
+        """
+        most = (length - 2) // 2
+        if spread is None:
+            n = int(self.rng.integers(12, most))
+        else:
+            n = most - int(self.rng.integers(0, min(spread, most - 8)))
+        if spread is not None or self.rng.random() < 0.5:
             piece = self.rng.integers(FIRST_TEXT_ID, self.vocabulary, n)
         else:
             code = self.ids["code"]
@@ -58,7 +67,7 @@ class Data:
         weights = (np.arange(1, length) > n + 1).astype(np.float32)
         return row, weights
 
-    def batch(self, rows, length, mix=None):
+    def batch(self, rows, length, mix=None, spread=None):
         """(inputs, targets, weights) of `rows` rows of `length` tokens."""
         mix = mix or MIX
         kinds = self.rng.choice(list(mix), rows, p=np.array(list(mix.values())) / sum(mix.values()))
@@ -66,7 +75,7 @@ class Data:
         weights = np.ones((rows, length), np.float32)
         for r, kind in enumerate(kinds):
             if kind == "repeat":
-                ids[r], weights[r] = self.repeat(length + 1)
+                ids[r], weights[r] = self.repeat(length + 1, spread)
             elif kind == "rewrite":
                 ids[r] = self.rewrites(length + 1)
             else:

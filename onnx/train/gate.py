@@ -5,7 +5,7 @@ given the true text so far, have said the true token? So the rounds are counted 
 the target's plain greedy output, without running them, and the count is exact.
 Outputs that loop are left out: they flatter every drafter.
 
-    gate.py MODELS_DIR POOLS_DIR [WORKLOAD...]
+    gate.py MODELS_DIR POOLS_DIR REPORT.json [WORKLOAD...]
 """
 
 import json
@@ -89,7 +89,7 @@ def main():
     drafters = {n: Model(models / n) for n in ("draft-same", "draft-other") if (models / n / "model.onnx").exists()}
     report = {"step_ms": {n: round(step_time(m), 3) for n, m in {"target": target, **drafters}.items()},
               "verify_5_ms": round(step_time(target, tokens=5), 3)}
-    for name in sys.argv[3:] or ("completion", "rewrite", "prose", "chat", "hostile"):
+    for name in sys.argv[4:] or ("completion", "rewrite", "prose", "chat", "hostile"):
         lines = [json.loads(line) for line in open(pools / f"{name}.jsonl")][:96]
         kept = [(p, o) for _, p, o in in_batches(target, lines) if len(o) >= 48 and loop_share(p, o) < 0.2]
         row = {"prompts": len(lines), "not_looping": len(kept)}
@@ -111,7 +111,8 @@ def main():
                                       "E[N]": round(sums[2] / max(sums[3], 1), 3)}
         report[name] = row
         print(name, json.dumps(row), flush=True)
-    print(json.dumps(report, indent=1))
+    pathlib.Path(sys.argv[3]).write_text(json.dumps(report, indent=1) + "\n")
+    print(json.dumps(report["step_ms"]), report["verify_5_ms"])
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ class Model:
             binding.bind_ortvalue_output(f"present_{name}", value)
         binding.bind_output("logits")
         self.session.run_with_iobinding(binding)
-        return binding.copy_outputs_to_cpu()[0]
+        return binding.get_outputs()[-1].numpy()  # outputs stand in the order of binding
 
     def greedy(self, prompts, limits):
         """Plain outputs at temperature 0, without the end token."""

@@ -5,7 +5,11 @@ thousand steps it is worth about a third of the training time. The schedule goes
 the wall clock, not by steps, so that the run ends on time whatever else the machine
 does; the order of the data is fixed by the seed.
 
-    train.py SIZE IDS_DIR OUT_DIR MINUTES [--resume]
+The drafter with its own vocabulary starts from draft-same: the layers know nothing of
+token numbers, and each of its tokens begins as the mean of the pieces that the other
+tokenizer cuts it into (most tokens are in both vocabularies).
+
+    train.py SIZE IDS_DIR OUT_DIR MINUTES [--resume] [--start CHECKPOINT TOKENIZER OWN_TOKENIZER]
 """
 
 import pathlib
@@ -14,6 +18,7 @@ import time
 
 import torch
 import torch._dynamo
+from tokenizers import Tokenizer
 
 from data import Data
 from model import SIZES, Llama, chunked_loss
@@ -22,8 +27,8 @@ SEED = 20
 torch._dynamo.config.recompile_limit = 32
 MUON_RATE, ADAM_RATE = 0.02, 0.003
 # Copying does not come from text in so short a run: once the text is half learnt, random tokens and
-# their repetition are all there is until the loss on the copies is low.
-COPY_FROM, MOST_COPYING = 0.3, 300
+# their repetition are all there is, first at one distance, then at ever more, until the copies are right.
+COPY_FROM, MOST_COPYING = 0.29, 300
 
 
 class Muon:
@@ -87,11 +92,30 @@ def save(path, model, **more):
     pathlib.Path(f"{path}.new").rename(path)
 
 
+def start_from(model, checkpoint, tokenizer, own_tokenizer):
+    """The weights of a model with another vocabulary, as far as they mean the same."""
+    state = torch.load(checkpoint, weights_only=False)["model"]
+    table = state["model.embed_tokens.weight"]
+    theirs, own = Tokenizer.from_file(tokenizer), Tokenizer.from_file(own_tokenizer)
+    new = torch.empty_like(model.model.embed_tokens.weight)
+    for i in range(len(new)):
+        same = theirs.token_to_id(own.id_to_token(i))
+        if same is not None:
+            new[i] = table[same]
+        elif pieces := theirs.encode(own.decode([i])).ids:
+            new[i] = table[pieces].mean(0)
+        else:
+            new[i] = table.mean(0)
+    model.load_state_dict({**state, "model.embed_tokens.weight": new})
+
+
 def main():
     name, folder, out, minutes = sys.argv[1], sys.argv[2], pathlib.Path(sys.argv[3]), float(sys.argv[4])
     torch.manual_seed(SEED)
     out.mkdir(parents=True, exist_ok=True)
     model = Llama(SIZES[name])
+    if "--start" in sys.argv:
+        start_from(model, *sys.argv[sys.argv.index("--start") + 1:][:3])
     for layer in model.model.layers:
         layer.compile(dynamic=False)
     data = Data(folder, model.size["vocab_size"], SEED)
@@ -99,19 +123,20 @@ def main():
     others = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
     muon = Muon(matrices)
     adam = torch.optim.AdamW(others, lr=ADAM_RATE, betas=(0.9, 0.95), eps=1e-10, weight_decay=0.0)
-    budget, spent, step, tokens, copying, copy_loss = minutes * 60, 0.0, 0, 0, 0, 99.0
+    hold = 0.3 if "--start" in sys.argv else 0.55
+    budget, spent, step, tokens, copying, copy_loss, spread = minutes * 60, 0.0, 0, 0, 0, 9.0, 1
     if "--resume" in sys.argv:
         state = torch.load(out / "last.pt", weights_only=False)
         model.load_state_dict(state["model"])
         muon.momenta = state["muon"]
         adam.load_state_dict(state["adam"])
         spent, step, tokens, copying = state["spent"], state["step"], state["tokens"], state["copying"]
-        data.at, data.rng, copy_loss = state["at"], state["rng"], state["copy_loss"]
+        data.at, data.rng, copy_loss, spread = (state[k] for k in ("at", "rng", "copy_loss", "spread"))
     start, saved, shown, recent = time.time() - spent, time.time(), time.time(), []
     while (spent := time.time() - start) < budget:
         progress = spent / budget
-        if progress >= COPY_FROM and copying < MOST_COPYING and copy_loss > 0.3:
-            x, y, w = data.batch(48, 128, {"repeat": 1.0})
+        if name == "target" and progress >= COPY_FROM and copying < MOST_COPYING and spread < 100:
+            x, y, w = data.batch(48, 128, {"repeat": 1.0}, spread)
             copying += 1
         elif progress > 0.8 and step % 2:
             x, y, w = data.batch(6, 1024)
@@ -120,15 +145,19 @@ def main():
         with torch.autocast("cpu", torch.bfloat16):
             loss, _ = chunked_loss(model, model(x), y, w)
         loss.backward()
-        scale = rate_at(progress, step)
+        scale = rate_at(progress, step, hold) * (0.5 if x.shape[1] == 128 else 1.0)
         for group in adam.param_groups:
             group["lr"] = ADAM_RATE * scale
         adam.step()
         muon.step(MUON_RATE * scale, 0.85 + 0.1 * min(1.0, step / 300))
         model.zero_grad(set_to_none=True)
         step, tokens = step + 1, tokens + x.numel()
-        if copying and x.shape[1] == 128:
-            copy_loss = float(loss.detach())
+        if x.shape[1] == 128:
+            copy_loss = 0.7 * copy_loss + 0.3 * float(loss.detach())
+            if copy_loss < 1.0:
+                spread, copy_loss = spread * 2, 2.0
+            if copying % 10 == 0:
+                print("copying", copying, spread, round(float(loss.detach()), 3), flush=True)
         recent.append(float(loss.detach()))
         if step % 25 == 0:
             now = time.time()
@@ -138,7 +167,7 @@ def main():
         if time.time() - saved > 240:
             saved = time.time()
             save(out / "last.pt", model, muon=muon.momenta, adam=adam.state_dict(), spent=spent,
-                 step=step, tokens=tokens, copying=copying, copy_loss=copy_loss,
+                 step=step, tokens=tokens, copying=copying, copy_loss=copy_loss, spread=spread,
                  at=data.at, rng=data.rng)
             print(step, "held-out", evaluate(model, folder), flush=True)
     report = evaluate(model, folder, rows=48)
