@@ -8,9 +8,10 @@ and a few such rows in the mix keep it.
 import numpy as np
 import torch
 
+END_ID = 0
 REWRITE_ID = 5
 FIRST_TEXT_ID = 6
-MIX = {"code": 0.46, "prose": 0.12, "chat": 0.08, "rewrite": 0.27, "repeat": 0.07}
+MIX = {"code": 0.49, "prose": 0.12, "chat": 0.09, "rewrite": 0.25, "repeat": 0.05}
 
 
 class Data:
@@ -53,19 +54,22 @@ class Data:
         matching what came before still works, and that is copying.
         """
         most = (length - 2) // 2
-        if spread is None:
-            n = int(self.rng.integers(12, most))
-        else:
-            n = most - int(self.rng.integers(0, min(spread, most - 8)))
-        if spread is not None or self.rng.random() < 0.5:
-            piece = self.rng.integers(FIRST_TEXT_ID, self.vocabulary, n)
-        else:
-            code = self.ids["code"]
-            piece = code[self.rng.integers(0, len(code), n)]
-        period = np.concatenate([piece, [REWRITE_ID]])
-        row = np.tile(period, length // (n + 1) + 1)[:length]
-        weights = (np.arange(1, length) > n + 1).astype(np.float32)
-        return row, weights
+        row, weights = np.zeros(0, np.int64), np.zeros(0, np.float32)
+        while len(row) < length:
+            if spread is None:
+                n = int(self.rng.integers(12, min(most, 200)))
+            else:
+                n = most - int(self.rng.integers(0, min(spread, most - 8)))
+            if spread is not None or self.rng.random() < 0.5:
+                piece = self.rng.integers(FIRST_TEXT_ID, self.vocabulary, n)
+            else:
+                code = self.ids["code"]
+                piece = code[self.rng.integers(0, len(code), n)]
+            # copied once, then an end: a third copy would teach it to loop
+            row = np.concatenate([row, piece, [REWRITE_ID], piece, [END_ID]])
+            weights = np.concatenate([weights, np.zeros(n + 2), np.ones(n)])
+        # weights stand at the token that is predicted, so they start at the second one
+        return row[:length], weights[1:length].astype(np.float32)
 
     def batch(self, rows, length, mix=None, spread=None):
         """(inputs, targets, weights) of `rows` rows of `length` tokens."""

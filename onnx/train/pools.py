@@ -16,7 +16,7 @@ import sys
 from tokenizers import Tokenizer
 
 MODEL = "foretell-target"
-COUNT = 320
+COUNT = 1200
 
 
 def completion(prompt, limit):
@@ -55,8 +55,8 @@ class Pools:
         """Starts of held-out files, or of their later classes and functions."""
         for doc in read(self.corpus / "held/code.jsonl"):
             text = doc["text"]
-            starts = [0] + [m.start() for m in re.finditer(r"^(?=class |def |@)", text, re.M)][1::4]
-            for start in starts[:4]:
+            starts = [0] + [m.start() for m in re.finditer(r"^(?=class |def |@)", text, re.M)][1::3]
+            for start in starts[:9]:
                 if prompt := self.head(text[start:start + 4000], 100, 400):
                     yield completion(prompt, self.rng.choice((128, 160, 200)))
 
@@ -68,7 +68,7 @@ class Pools:
     def prose(self):
         for doc in read(self.corpus / "held/prose.jsonl"):
             paragraphs = doc["text"].split("\n\n")
-            for i in range(0, len(paragraphs) - 4, 5):
+            for i in range(0, len(paragraphs) - 4, 4):
                 if prompt := self.head("\n\n".join(paragraphs[i:i + 12]) + "\n", 60, 250):
                     if sum(c.isalpha() or c == " " for c in prompt) > 0.85 * len(prompt):
                         yield completion(prompt, self.rng.choice((128, 160)))

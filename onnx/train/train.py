@@ -28,7 +28,7 @@ torch._dynamo.config.recompile_limit = 32
 MUON_RATE, ADAM_RATE = 0.02, 0.003
 # Copying does not come from text in so short a run: once the text is half learnt, random tokens and
 # their repetition are all there is, first at one distance, then at ever more, until the copies are right.
-COPY_FROM, MOST_COPYING = 0.29, 300
+COPY_FROM, MOST_COPYING = 0.29, 400
 
 
 class Muon:
