@@ -84,10 +84,9 @@ class Pools:
         """Checksums, numbers, foreign words: real text that offers a drafter no hold."""
         import base64
         docs = read(self.corpus / "held/code.jsonl") + read(self.corpus / "held/prose.jsonl")
-        for i, doc in enumerate(docs):
+        for doc, kind in ((doc, kind) for doc in docs for kind in range(4)):
             raw = doc["text"].encode()
             chunks = [raw[k:k + 700] for k in range(0, min(len(raw), 20_000), 700)]
-            kind = i % 4
             if kind == 0:
                 lines = [f"{hashlib.sha256(c).hexdigest()}  {doc['name'].rsplit('/', 1)[-1]}.{k:03d}"
                          for k, c in enumerate(chunks[:8])]
