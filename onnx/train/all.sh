@@ -24,15 +24,15 @@ done
 "$py" train.py target "$work/ids-same" "$work/target" 60
 "$py" export.py "$work/target/final.pt" "$work/tok-same" "$models/target"
 
-"$py" own_text.py "$models/target" "$work/ids-same" "$work/own.npz" 5
-"$py" distil.py "$work/target/final.pt" "$work/ids-same" "$work/draft-same" 20 --own "$work/own.npz"
+"$py" own_text.py "$models/target" "$work/ids-same" "$work/own.npz" 2
+"$py" distil.py "$work/target/final.pt" "$work/ids-same" "$work/draft-same" 16 --own "$work/own.npz"
 "$py" export.py "$work/draft-same/final.pt" "$work/tok-same" "$models/draft-same"
 
-"$py" train.py draft-other "$work/ids-other" "$work/draft-other" 12 \
+"$py" train.py draft-other "$work/ids-other" "$work/draft-other" 6 \
     --start "$work/draft-same/final.pt" "$work/tok-same/tokenizer.json" "$work/tok-other/tokenizer.json"
 "$py" export.py "$work/draft-other/final.pt" "$work/tok-other" "$models/draft-other"
 
 "$py" pools.py "$work" "$work/tok-same/tokenizer.json" "$work/pools"
 "$py" choose_workloads.py "$work/pools" "$root/tests/workloads" "$models/target"
-"$py" gate.py "$models" "$work/pools" "$work/gate.json"
+"$py" gate.py "$models" "$root/tests/workloads" "$work/gate.json"
 "$py" card.py "$models" "$work" "$work/gate.json"

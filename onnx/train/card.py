@@ -15,7 +15,8 @@ ROLES = {
     "target": ("The model that Foretell's demo, tests and benchmarks speculate for: a Llama of six layers with a "
                "byte-level BPE vocabulary of 8,192.",
                "From nothing; Muon and AdamW, batches of 12 x 512 tokens, later also 6 x 1024, a stage of repeated "
-               "random tokens that teaches copying."),
+               "random tokens that teaches copying. The committed run tried random distances first, which taught "
+               "nothing, and was taken back to before them."),
     "draft-same": ("A drafter for `target` with the same vocabulary: two layers.",
                    "Starts as the target's embedding, first and last layer; distilled (Kullback-Leibler) on the corpus "
                    "and on text that the target wrote."),
@@ -46,10 +47,10 @@ def acceptance(name, gate):
         elif row.get(name):
             rows.append(f"| {workload} | {row['not_looping']} of {row['prompts']} | {row[name]['hit']} | {row[name]['E[N]']} |")
     if name == "target":
-        head = ("Prompt lookup on the target's plain greedy output (held-out prompts, looping outputs left out):\n\n"
+        head = ("Prompt lookup on the target's plain greedy output (the prompts of tests/workloads, looping outputs left out):\n\n"
                 "| workload | prompts | acceptance where it proposes | E[N], gamma 4 | E[N], gamma 8 |\n|---|---|---|---|---|\n")
     else:
-        head = ("Against the target's plain greedy output (held-out prompts, looping outputs left out). `agreement`: how "
+        head = ("Against the target's plain greedy output (the prompts of tests/workloads, looping outputs left out). `agreement`: how "
                 "often the drafter's first choice is the target's; E[N]: tokens per round at gamma 4"
                 + (", counted in the drafter's own tokens" if name == "draft-other" else "") + ".\n\n"
                 "| workload | prompts | agreement | E[N] |\n|---|---|---|---|\n")

@@ -17,14 +17,15 @@ import numpy as np
 import torch
 import torch._dynamo
 
-from data import MIX, Data
+from data import Data
 from model import SIZES, Llama
 from train import Muon, rate_at, save
 
 SEED = 21
 KEPT_LAYERS = (0, 5)
 MUON_RATE, ADAM_RATE = 0.01, 0.001
-OWN_SHARE = 0.4
+OWN_SHARE = 0.25
+MIX = {"code": 0.6, "prose": 0.15, "chat": 0.12, "rewrite": 0.13}
 torch._dynamo.config.recompile_limit = 32
 
 

@@ -5,7 +5,7 @@ given the true text so far, have said the true token? So the rounds are counted 
 the target's plain greedy output, without running them, and the count is exact.
 Outputs that loop are left out: they flatter every drafter.
 
-    gate.py MODELS_DIR POOLS_DIR REPORT.json [WORKLOAD...]
+    gate.py MODELS_DIR WORKLOADS_DIR REPORT.json [WORKLOAD...]
 """
 
 import json
