@@ -13,6 +13,8 @@ PYTHON  ?= python3
 PYPATH  := $(CACHE)/python
 BIN     := target/release/foretell
 INFLATE ?= 8
+PAIRS   ?= 10
+TURN    ?= 20
 CARGO_FEATURES ?=
 INFLATED = $(CACHE)/models/target-x$(INFLATE)
 
@@ -44,7 +46,8 @@ bench: build $(INFLATED)/model.onnx ## Through Foretell against direct, every wo
 	tests/bench.sh $(INFLATED)
 
 bench-relay: build ## Foretell against nginx as plain reverse proxies
-	tests/relay/bench.sh
+	@command -v nginx >/dev/null || PATH=$$PATH:/usr/sbin command -v nginx >/dev/null || { echo "needs nginx (Debian package nginx)" >&2; exit 1; }
+	PATH=$$PATH:/usr/sbin $(BIN) bench-relay --pairs $(PAIRS) --seconds $(TURN)
 
 models: ## Train the bundled models again (about 100 minutes on two cores)
 	onnx/train/all.sh
@@ -62,7 +65,7 @@ clean:
 	rm -rf $(CACHE)
 
 $(ORT): onnx/fetch.sh
-	onnx/fetch.sh $(CACHE)/onnxruntime-1.31.1
+	FORETELL_CACHE=$(CACHE) onnx/fetch.sh >/dev/null
 	@touch $@
 
 $(PYPATH)/.done: onnx/export/requirements.txt

@@ -3,6 +3,7 @@
 //! 0 done, 1 could not start or could not reach, 2 a comparison fell short, 64 bad configuration or usage.
 
 pub mod bench;
+pub mod bench_relay;
 pub mod check;
 pub mod demo;
 pub mod explain;
@@ -42,6 +43,9 @@ enum Command {
     Explain(explain::ExplainArgs),
     /// Measure a server directly and through Foretell, alternating
     Bench(bench::BenchArgs),
+    /// Compare Foretell with nginx as plain reverse proxies
+    #[command(hide = true)]
+    BenchRelay(bench_relay::BenchRelayArgs),
     /// Find out what a server can verify (not built yet)
     #[command(disable_help_flag = true)]
     Probe(NotBuilt),
@@ -82,6 +86,7 @@ pub fn main() -> ExitCode {
         Command::Check(args) => told(check::run(&args, &Environment, stdout)),
         Command::Explain(args) => told(explain::run(&args, &Environment, stdout)),
         Command::Bench(args) => on_runtime("bench", bench::run(&args, stdout)).into(),
+        Command::BenchRelay(args) => bench_relay::run(&args, stdout).into(),
         Command::Probe(_) => not_built("probe"),
         Command::Sim(_) => not_built("sim"),
         Command::Drain(_) => not_built("drain"),

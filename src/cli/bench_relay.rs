@@ -1,0 +1,55 @@
+//! `foretell bench-relay`: Foretell against nginx, as plain reverse proxies.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::lab::Exit;
+use crate::lab::relay::{self, Options};
+
+/// Compare Foretell with nginx as plain reverse proxies before the same server, turn by turn.
+#[derive(Clone, Debug, clap::Args)]
+pub struct BenchRelayArgs {
+    /// Pairs of turns
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    pub pairs: usize,
+    /// Seconds of a turn
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    pub seconds: u64,
+    /// The nginx program
+    #[arg(long, value_name = "F", default_value = "nginx")]
+    pub nginx: PathBuf,
+    /// Its configuration
+    #[arg(long, value_name = "F", default_value = "tests/relay/nginx.conf")]
+    pub config: PathBuf,
+    /// Write the figures as JSON
+    #[arg(long, value_name = "F")]
+    pub json: Option<PathBuf>,
+}
+
+/// Runs it: a line per turn to standard error, the comparison to `out`.
+pub fn run(args: &BenchRelayArgs, out: &mut dyn Write) -> Exit {
+    let options = Options {
+        nginx: args.nginx.clone(),
+        config: args.config.clone(),
+        pairs: args.pairs,
+        turn: Duration::from_secs(args.seconds),
+        ..Options::default()
+    };
+    let report = match relay::run(&options, |line| eprintln!("{line}")) {
+        Ok(report) => report,
+        Err(error) => {
+            eprintln!("foretell bench-relay: {error}");
+            return Exit::Unreachable;
+        }
+    };
+    // A reader who closed the pipe has seen enough; the exit code still counts.
+    let _ = write!(out, "{}", report.to_text());
+    if let Some(path) = &args.json {
+        if let Err(error) = std::fs::write(path, report.to_json().to_string()) {
+            eprintln!("foretell bench-relay: {}: {error}", path.display());
+            return Exit::Unreachable;
+        }
+    }
+    if report.holds() { Exit::Done } else { Exit::FellShort }
+}
