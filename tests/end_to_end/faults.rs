@@ -16,7 +16,7 @@ use crate::middlebox::{Fate, Fault, Kind};
 const TOKENS: usize = 24;
 const PROMPT: &str = "for piece in text.split(',') { taken.push_str(piece) } — take the fox, take the dog: ";
 /// Cases under way at once.
-const WIDE: usize = 8;
+const WIDE: usize = 16;
 
 const WRONG_VERDICTS: [Fault; 15] = [
     Fault::Status(500),
