@@ -97,9 +97,9 @@ impl Settings {
     }
 }
 
-/// Half of the cores: the other half drafts.
+/// One thread per core, as they are idle most of the time; few chunks then wait behind another one.
 pub fn default_workers() -> usize {
-    std::thread::available_parallelism().map_or(1, |cores| (cores.get() / 2).clamp(1, 8))
+    std::thread::available_parallelism().map_or(1, |cores| cores.get().min(8))
 }
 
 /// Who drives eligible requests, and what the admin API can do with the configuration.

@@ -36,7 +36,7 @@ pub(super) struct Link {
 
 impl Link {
     pub(super) async fn new(stream: Stream) -> Result<Self, hyper::Error> {
-        let (sender, driver) = Builder::new().handshake(stream).await?;
+        let (sender, driver) = Builder::new().writev(false).handshake(stream).await?;
         Ok(Self { sender, driver: Some(Box::pin(driver.with_upgrades())) })
     }
 

@@ -119,6 +119,8 @@ fn builder(bounds: Bounds) -> auto::Builder<TokioExecutor> {
         .timer(TokioTimer::new())
         .header_read_timeout(bounds.header_timeout)
         .max_headers(bounds.headers)
+        // Answers are mostly small chunks: copying one into a single write is cheaper than gathering it.
+        .writev(false)
         .max_buf_size(bounds.header_bytes.max(8 << 10));
     builder.http2().timer(TokioTimer::new()).max_header_list_size(bounds.header_bytes as u32);
     builder
@@ -151,12 +153,12 @@ where
     let builder = builder(bounds);
     let served = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);
     tokio::pin!(served);
-    let mut stopping = false;
-    let mut waiting = true;
+    let (mut stopping, mut waiting) = (false, true);
     let deadline = tokio::time::sleep(bounds.header_timeout);
     tokio::pin!(deadline);
     loop {
         tokio::select! {
+            biased;
             outcome = served.as_mut() => {
                 if let Err(error) = outcome {
                     tracing::debug!(%error, "connection ended");

@@ -1,11 +1,13 @@
 //! One request from its head to the hand-over: to the relay or to the driver.
 
 use std::net::IpAddr;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
+use futures_util::FutureExt;
 use http::header::CONNECTION;
 use http::{HeaderValue, Method, Request, Response, Version, request};
 use http_body_util::BodyExt;
@@ -278,7 +280,11 @@ impl Proxy {
             observer: Arc::clone(&self.shared.observer),
             slot: Slot { _held: held, _permit: permit },
         });
-        answer.await
+        // A broken driver may cost this answer, never the client's connection.
+        AssertUnwindSafe(answer).catch_unwind().await.unwrap_or_else(|_| {
+            tracing::error!("the driver of a session panicked");
+            Failure::Internal.response()
+        })
     }
 
     /// The client's wish. One that cannot be read is taken for the strictest.

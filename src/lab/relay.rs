@@ -36,6 +36,8 @@ pub struct Options {
     pub nginx: PathBuf,
     /// Its configuration.
     pub config: PathBuf,
+    /// Foretell's configuration: no line per request, since nginx writes none.
+    pub foretell_config: PathBuf,
     /// How many pairs of turns.
     pub pairs: usize,
     /// Length of a turn.
@@ -50,6 +52,7 @@ impl Default for Options {
             foretell: std::env::current_exe().unwrap_or_else(|_| "foretell".into()),
             nginx: "nginx".into(),
             config: "tests/relay/nginx.conf".into(),
+            foretell_config: "tests/relay/foretell.yaml".into(),
             pairs: 10,
             turn: Duration::from_secs(20),
             load: Load::default(),
@@ -203,7 +206,7 @@ impl Report {
 pub fn run(options: &Options, mut tell: impl FnMut(&str)) -> Result<Report, RelayError> {
     let backend = backend::start(options.load.event_bytes)?;
     let nginx = Nginx::start(&options.nginx, &options.config, backend)?;
-    let foretell = Foretell::start(&options.foretell, backend)?;
+    let foretell = Foretell::start(&options.foretell, &options.foretell_config, backend)?;
     let mut turn = |name: &str, through: Option<&dyn Child>| {
         let busy = || through.map_or(Duration::ZERO, Child::busy);
         let before = busy();

@@ -119,6 +119,31 @@ async fn a_request_that_the_driver_gives_back_is_relayed_unchanged() {
     assert_eq!(answer.head.get("x-foretell-path"), Some("bypassed"));
 }
 
+struct Broken;
+
+impl Drive for Broken {
+    fn drive(&self, _exchange: Exchange) -> BoxFuture<http::Response<Body>> {
+        Box::pin(async { panic!("a planted fault") })
+    }
+}
+
+#[tokio::test]
+async fn a_driver_that_panics_costs_one_answer_and_nothing_else() {
+    let server = plain().await;
+    let mut settings = house::settings(server.address);
+    settings.backends[0].speculates = true;
+    let brains = Brains { drive: Some(Arc::new(Broken)), hooks: None };
+    let gateway = Gateway::start(settings, brains).await.unwrap();
+    let mut client = Wire::connect(gateway.addresses[0]).await;
+    let answer = client.ask(post("/v1/completions", "", BODY)).await;
+    assert_eq!(
+        (answer.head.status(), &answer.json()["error"]["code"]),
+        (500, &serde_json::json!("internal_error"))
+    );
+    assert_eq!(client.ask(post("/v1/embeddings", "", BODY)).await.head.status(), 200);
+    assert!(gateway.shared.observer.metrics().text().contains("foretell_requests_in_flight 0"));
+}
+
 #[tokio::test]
 async fn requests_go_where_their_model_is_whether_driven_or_relayed() {
     let here = Server::answering(|_| ok("", b"here")).await;

@@ -1,6 +1,7 @@
 //! What a relay must do beyond passing bodies on.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use http_body_util::{BodyExt, Full};
 use hyper_util::rt::{TokioExecutor, TokioIo};
@@ -231,6 +232,53 @@ async fn a_backend_that_closes_idle_connections_is_never_noticed() {
         let answer = client.ask(post("/v1/embeddings", "", b"{}")).await;
         assert_eq!((answer.head.status(), answer.text().as_str()), (200, "once"), "request {n}");
     }
+}
+
+#[tokio::test]
+async fn a_connection_to_the_backend_is_used_again_and_closed_when_idle() {
+    let (tell, mut seen) = mpsc::unbounded_channel();
+    let server = Server::start(move |mut wire| {
+        let tell = tell.clone();
+        async move {
+            tell.send("opened").unwrap();
+            while let Some(request) = wire.message().await {
+                match request.text().as_str() {
+                    "stream" => wire.send([EVENTS.as_bytes(), b"3\r\nabc\r\n0\r\n\r\n"].concat()).await,
+                    "empty" => wire.send(ok("", b"")).await,
+                    _ => wire.send(ok("", &vec![b'x'; 100_000])).await,
+                }
+            }
+            tell.send("closed").unwrap();
+        }
+    })
+    .await;
+    let mut settings = house::settings(server.address);
+    settings.backends[0].pool_idle = Duration::from_millis(200);
+    let gateway = house::start(settings).await;
+    let mut client = Wire::connect(gateway.addresses[0]).await;
+    for _ in 0..5 {
+        for kind in ["stream", "empty", "long"] {
+            assert_eq!(client.ask(post("/v1/embeddings", "", kind.as_bytes())).await.head.status(), 200);
+        }
+    }
+    assert_eq!(seen.recv().await, Some("opened"));
+    assert_eq!(tokio::time::timeout(crate::wire::PATIENCE, seen.recv()).await.unwrap(), Some("closed"));
+    assert!(seen.try_recv().is_err());
+}
+
+#[rstest::rstest]
+#[case::silent("")]
+#[case::a_letter("P")]
+#[case::half_a_head("POST /v1/completions HTTP/1.1\r\nhost: a\r\n")]
+#[tokio::test]
+async fn a_client_that_does_not_say_what_it_wants_is_hung_up_on(#[case] says: &str) {
+    let (server, _seen) = listening("").await;
+    let mut settings = house::settings(server.address);
+    settings.limits.head.header_timeout = Duration::from_millis(50);
+    let gateway = house::start(settings).await;
+    let mut client = Wire::connect(gateway.addresses[0]).await;
+    client.send(says).await;
+    client.closed().await;
 }
 
 #[tokio::test]

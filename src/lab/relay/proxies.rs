@@ -42,13 +42,13 @@ pub(super) struct Foretell {
 }
 
 impl Foretell {
-    pub(super) fn start(program: &Path, backend: SocketAddr) -> Result<Self, RelayError> {
+    pub(super) fn start(program: &Path, config: &Path, backend: SocketAddr) -> Result<Self, RelayError> {
         let (address, admin) = (free()?, free()?);
         let mut command = Command::new(program);
         command.args(["serve", "--backend", &format!("http://{backend}"), "--dialect", "openai"]);
         command.args(["--listen", &address.to_string(), "--admin", &admin.to_string()]);
         // nginx writes no access log either.
-        command.env("FORETELL_LOG_LEVEL", "warn").stdin(Stdio::null());
+        command.arg("--config").arg(config).stdin(Stdio::null());
         let process = command.spawn().map_err(RelayError::io(program.display().to_string()))?;
         let started = Self { process, address };
         listening(address, "foretell")?;

@@ -1,0 +1,227 @@
+"""The bundled models compute what they should, in every form they are written in.
+
+The reference is numpy in double precision on the safetensors export; nothing here
+needs PyTorch. Run: python tests/python/test_models.py
+"""
+
+import pathlib
+import sys
+import tempfile
+import unittest
+
+import numpy as np
+import onnxruntime as ort
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+sys.path[:0] = [str(ROOT / "onnx/export"), str(ROOT / "onnx/train")]
+
+import bundle  # noqa: E402
+import gguf  # noqa: E402
+import graph  # noqa: E402
+import inflate  # noqa: E402
+import reference  # noqa: E402
+import safetensors  # noqa: E402
+
+MODELS = ROOT / "onnx/models"
+NAMES = ("target", "draft-same", "draft-other")
+TEXT = "def read_lines(path):\n    with open(path) as file:\n        return [line.strip() for line in file]\n"
+
+
+class Slots:
+    """A slot cache around an ONNX session: what the runtime does, in a few lines of numpy."""
+
+    def __init__(self, model, config, lanes, length):
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = 1
+        options.log_severity_level = 3  # this cache is copied, not bound in place
+        self.session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        self.length, self.layers = length, config["num_hidden_layers"]
+        shape = (lanes, config["num_key_value_heads"], length, config["head_dim"])
+        self.cache = {f"past_{kind}.{i}": np.zeros(shape, np.float32)
+                      for i in range(self.layers) for kind in "kv"}
+
+    def run(self, ids, positions, index, count, mask):
+        """Writes `ids` at row `index` of every lane; `mask` is boolean [lanes, tokens, length]."""
+        ids = np.asarray(ids, np.int64)
+        feeds = {
+            "input_ids": ids, "positions": np.asarray(positions, np.int64),
+            "write_index": np.asarray(index, np.int64), "kv_len": np.asarray(count, np.int64),
+            "mask": np.where(mask, 0.0, -1e9).astype(np.float32)[:, None],
+            "rows": np.tile(np.arange(ids.shape[1]), (len(ids), 1)), **self.cache,
+        }
+        names = [o.name for o in self.session.get_outputs()]
+        out = dict(zip(names, self.session.run(None, feeds)))
+        self.cache = {n: out[n.replace("past", "present")] for n in self.cache}
+        return out["logits"]
+
+    def commit(self, lane, rows, index):
+        """Moves the rows of an accepted branch together, from `index` on."""
+        for array in self.cache.values():
+            array[lane, :, index:index + len(rows)] = array[lane][:, rows].copy()
+
+
+def causal(starts, counts, width, length):
+    """Each lane's new tokens see the rows up to their own."""
+    mask = np.zeros((len(starts), width, length), bool)
+    for lane, (start, count) in enumerate(zip(starts, counts)):
+        for i in range(width):
+            mask[lane, i, :start + min(i, count - 1) + 1] = True
+    return mask
+
+
+def chain_logits(model, config, ids):
+    """Logits of one whole sequence in one run."""
+    slots = Slots(model, config, 1, len(ids))
+    return slots.run([ids], [range(len(ids))], [0], [len(ids)], causal([0], [len(ids)], len(ids), len(ids)))[0]
+
+
+def relative_error(got, want):
+    return np.abs(got - want).max() / np.abs(want).max()
+
+
+def token_ids(name, text=TEXT):
+    from tokenizers import Tokenizer
+    return Tokenizer.from_file(str(MODELS / name / "tokenizer.json")).encode(text).ids
+
+
+class Logits(unittest.TestCase):
+    """ONNX against the reference, on the safetensors of the same model."""
+
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+
+    def parts(self, name):
+        safetensors.export(MODELS / name, self.folder.name)
+        weights = bundle.read_safetensors(pathlib.Path(self.folder.name) / "model.safetensors")
+        return weights, bundle.load(MODELS / name)[1], str(MODELS / name / "model.onnx")
+
+    def test_batch_of_different_lengths(self):
+        for name in NAMES:
+            with self.subTest(name):
+                weights, config, model = self.parts(name)
+                ids = token_ids(name)
+                lanes = [ids[:7], ids, ids[3:15]]
+                width, counts = max(map(len, lanes)), [len(lane) for lane in lanes]
+                padded = [lane + [0] * (width - len(lane)) for lane in lanes]
+                got = Slots(model, config, 3, 64).run(
+                    padded, [range(width)] * 3, [0] * 3, counts, causal([0] * 3, counts, width, 64))
+                for lane, tokens in enumerate(lanes):
+                    want = reference.logits(weights, config, tokens)
+                    self.assertLess(relative_error(got[lane, :len(tokens)], want), 1e-3)
+
+    def test_with_past(self):
+        for name in NAMES:
+            with self.subTest(name):
+                weights, config, model = self.parts(name)
+                ids = token_ids(name)
+                want, at = reference.logits(weights, config, ids), 0
+                slots = Slots(model, config, 1, 64)
+                for step in (9, 1, 5, len(ids) - 15):
+                    got = slots.run([ids[at:at + step]], [range(at, at + step)], [at], [at + step],
+                                    causal([at], [step], step, 64))
+                    self.assertLess(relative_error(got[0], want[at:at + step]), 1e-3)
+                    at += step
+
+    def test_tree_mask_and_commit_of_a_side_branch(self):
+        for name in NAMES:
+            with self.subTest(name):
+                weights, config, model = self.parts(name)
+                ids = token_ids(name)
+                past, n = ids[:10], 10
+                # two branches under the last token: rows 10, 11, 12 and rows 13, 14, 15 (the true text)
+                wrong, right = [7, 8, 9], ids[10:13]
+                slots = Slots(model, config, 1, 64)
+                slots.run([past], [range(n)], [0], [n], causal([0], [n], n, 64))
+                mask = np.zeros((1, 6, 64), bool)
+                mask[0, :, :n] = True
+                for branch in (0, 3):
+                    for i in range(3):
+                        mask[0, branch + i, n + branch:n + branch + i + 1] = True
+                got = slots.run([wrong + right], [[10, 11, 12] * 2], [n], [n + 6], mask)[0]
+                for branch, tokens in ((0, wrong), (3, right)):
+                    want = reference.logits(weights, config, past + tokens)[n:]
+                    self.assertLess(relative_error(got[branch:branch + 3], want), 1e-3)
+                full = np.tri(16, dtype=bool)
+                full[n:, n:] = mask[0, :, n:n + 6]
+                want = reference.logits(weights, config, past + wrong + right,
+                                        [*range(n), 10, 11, 12, 10, 11, 12], full)[n:]
+                self.assertLess(relative_error(got, want), 1e-3)
+                slots.commit(0, [13, 14, 15], n)
+                got = slots.run([ids[13:16]], [range(13, 16)], [13], [16], causal([13], [3], 3, 64))[0]
+                want = reference.logits(weights, config, ids[:16])[13:]
+                self.assertLess(relative_error(got, want), 1e-3)
+
+    def test_plain_attention_computes_the_same(self):
+        weights, config, model = self.parts("target")
+        ids = token_ids("target")
+        plain = graph.build(weights, config, plain_attention=True).SerializeToString()
+        self.assertLess(relative_error(chain_logits(plain, config, ids), chain_logits(model, config, ids)), 1e-4)
+
+
+class Formats(unittest.TestCase):
+    """Every format holds the same 16-bit values."""
+
+    def test_safetensors_and_gguf_hold_the_committed_values(self):
+        for name in NAMES:
+            with self.subTest(name), tempfile.TemporaryDirectory() as folder:
+                out = pathlib.Path(folder)
+                weights, config = bundle.load(MODELS / name)
+                safetensors.export(MODELS / name, out)
+                gguf.export(MODELS / name, out / "model.gguf")
+                for read in (bundle.read_safetensors(out / "model.safetensors"),
+                             gguf.read(out / "model.gguf", config)):
+                    self.assertEqual(sorted(read), sorted(weights))
+                    for tensor, array in weights.items():
+                        self.assertEqual(read[tensor].tobytes(), array.tobytes(), tensor)
+
+    def test_q_and_k_are_reordered_for_neighbouring_pairs(self):
+        rows = np.arange(16, dtype=np.float16)[:, None]
+        moved = gguf.permute(rows, 2)
+        self.assertEqual(moved[:, 0].tolist()[:8], [0, 4, 1, 5, 2, 6, 3, 7])
+        self.assertTrue((gguf.unpermute(moved, 2) == rows).all())
+
+
+class Inflate(unittest.TestCase):
+    """A dearer model, the same function, in all three formats."""
+
+    def check(self, depth, width, equal):
+        name = "draft-same"
+        weights, config = bundle.load(MODELS / name)
+        ids = token_ids(name)
+        want = chain_logits(str(MODELS / name / "model.onnx"), config, ids)
+        bigger, wide = inflate.inflate(weights, config, depth, width)
+        for form in ("onnx", "safetensors", "gguf"):
+            with self.subTest(form), tempfile.TemporaryDirectory() as folder:
+                out = pathlib.Path(folder)
+                inflate.write(MODELS / name, out, form, bigger, wide)
+                if form == "onnx":
+                    model = str(out / "model.onnx")
+                else:
+                    read = (bundle.read_safetensors(out / "model.safetensors") if form == "safetensors"
+                            else gguf.read(out / "model.gguf", wide))
+                    model = graph.build(read, wide).SerializeToString()
+                got = chain_logits(model, wide, ids)
+                if equal:
+                    self.assertTrue((got == want).all())
+                else:
+                    self.assertLess(relative_error(got, want), 1e-5)
+
+    def test_depth_is_bit_equal(self):
+        self.check(8, 1, True)
+
+    def test_width_changes_nothing(self):
+        self.check(1, 4, False)
+
+    def test_depth_and_width_together(self):
+        self.check(2, 4, False)
+
+    def test_idle_layers_do_compute(self):
+        weights, config = inflate.deepen(*bundle.load(MODELS / "draft-same"), 2)
+        self.assertEqual(config["num_hidden_layers"], 2 * bundle.load(MODELS / "draft-same")[1]["num_hidden_layers"])
+        self.assertTrue(np.abs(weights["model.layers.1.self_attn.q_proj.weight"]).max() > 0)
+        self.assertFalse(weights["model.layers.1.self_attn.o_proj.weight"].any())
+
+
+if __name__ == "__main__":
+    unittest.main()
