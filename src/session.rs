@@ -129,6 +129,15 @@ impl Finish {
     }
 }
 
+/// Which stop of the client's ended the output; none of them does at an end-of-text token.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Stopped {
+    /// This stop text.
+    Text(String),
+    /// This stop token.
+    Token(TokenId),
+}
+
 /// What went wrong with an action. Any of them ends in a ride.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {

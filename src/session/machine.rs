@@ -13,7 +13,7 @@ use std::sync::Arc;
 use super::output::Output;
 use super::pilot::Pilot;
 use super::start::{Rules, Start};
-use super::{Action, ActionId, Delta, Event, Finish, RidePlan, RideReason, Summary};
+use super::{Action, ActionId, Delta, Event, Finish, RidePlan, RideReason, Stopped, Summary};
 use crate::control::Control;
 use crate::draft::Tree;
 use crate::units::{Tick, TokenId};
@@ -167,6 +167,11 @@ impl Session {
     /// The output so far: every token that is the past.
     pub fn output(&self) -> &[TokenId] {
         self.output.tokens()
+    }
+
+    /// Which stop of the client's ended the output.
+    pub fn stopped(&self) -> Option<&Stopped> {
+        self.output.stopped()
     }
 
     /// How the request has gone so far.

@@ -5,7 +5,7 @@
 //! the backend's left off.
 
 use super::start::{Ending, Limit, StopOrder};
-use super::{Decode, Delta, Finish};
+use super::{Decode, Delta, Finish, Stopped};
 use crate::units::TokenId;
 
 /// Output so far.
@@ -25,6 +25,7 @@ pub struct Output {
     sent: usize,
     agrees: bool,
     finish: Option<Finish>,
+    stopped: Option<Stopped>,
 }
 
 impl Output {
@@ -42,6 +43,7 @@ impl Output {
             sent: 0,
             agrees: true,
             finish: None,
+            stopped: None,
         }
     }
 
@@ -58,6 +60,11 @@ impl Output {
     /// Why the output is over, judged by the tokens.
     pub fn finish(&self) -> Option<Finish> {
         self.finish
+    }
+
+    /// Which stop of the client's ended the output.
+    pub fn stopped(&self) -> Option<&Stopped> {
+        self.stopped.as_ref()
     }
 
     /// Whether the backend's text has been what the tokens decode to.
@@ -146,13 +153,17 @@ impl Output {
             return;
         }
         let by_id = self.ending.stop_token_ids.contains(&token);
-        let ends = by_id || (!self.ending.ignore_eos && self.ending.eos.contains(&token));
+        let of_text = !self.ending.ignore_eos && self.ending.eos.contains(&token);
+        let ends = by_id || of_text;
         if !ends || (by_id && self.ending.include_stop) {
             let piece = self.decode.push(token);
             self.append(&piece);
         }
         if self.finish.is_none() && (ends || self.rest() == Some(0)) {
             self.flush(if ends { Finish::Stop } else { Finish::Length });
+            if by_id && !of_text && self.stopped.is_none() {
+                self.stopped = Some(Stopped::Token(token));
+            }
         }
     }
 
@@ -170,14 +181,15 @@ impl Output {
         if piece.is_empty() || self.tokens.len() <= self.ending.min_tokens as usize {
             return;
         }
-        if let Some((start, end)) = self.stopped(before) {
+        if let Some((start, end)) = self.stop_text(before) {
+            self.stopped = self.text.get(start..end).map(|stop| Stopped::Text(stop.to_owned()));
             self.text.truncate(if self.ending.include_stop { end } else { start });
             self.finish = Some(Finish::Stop);
         }
     }
 
     /// Where the stop text lies that was completed after byte `before`.
-    fn stopped(&self, before: usize) -> Option<(usize, usize)> {
+    fn stop_text(&self, before: usize) -> Option<(usize, usize)> {
         let bytes = self.text.as_bytes();
         let mut found = self.ending.stop.iter().filter(|stop| !stop.is_empty()).filter_map(|stop| {
             let len = stop.len();

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use foretell::openai::Route;
+use foretell::runtime::noise;
 use foretell::session::Decode;
 use futures_util::stream::{self, StreamExt};
 use parking_lot::Mutex;
@@ -15,7 +16,7 @@ use crate::middlebox::{Fate, Fault, Kind};
 const TOKENS: usize = 24;
 const PROMPT: &str = "for piece in text.split(',') { taken.push_str(piece) } — take the fox, take the dog: ";
 /// Cases under way at once.
-const WIDE: usize = 8;
+const WIDE: usize = 16;
 
 const WRONG_VERDICTS: [Fault; 15] = [
     Fault::Status(500),
@@ -122,8 +123,8 @@ struct Case {
     header: &'static str,
     plain: Answer,
     fate: Fate,
-    /// Faults that must have struck.
-    strikes: usize,
+    /// Faults that must have struck; `None` for at least one.
+    strikes: Option<usize>,
 }
 
 /// Sends every case; each must end as if nothing had happened. Returns `path/reason` of each.
@@ -135,7 +136,8 @@ async fn all_as_plain(house: &House, cases: Vec<Case>) -> Vec<(String, String)> 
         let answer = case.ask.send(house.front(), &fields).await;
         let calls = house.middlebox.seen(&case.id);
         let struck = house.middlebox.struck(&case.id);
-        if (&answer.plain, &answer.ids, struck) != (&case.plain.plain, &case.plain.ids, case.strikes) {
+        let fated = case.strikes.map_or(struck > 0, |strikes| strikes == struck);
+        if !fated || (&answer.plain, &answer.ids) != (&case.plain.plain, &case.plain.ids) {
             let (got, wanted) = (&answer.plain, &case.plain.plain);
             let (ids, wanted_ids) = (&answer.ids, &case.plain.ids);
             let calls: Vec<String> =
@@ -143,7 +145,7 @@ async fn all_as_plain(house: &House, cases: Vec<Case>) -> Vec<(String, String)> 
             let calls = calls.join(", ");
             let id = &case.id;
             wrong.lock().push(format!(
-                "{id}: struck {struck} of {}, {calls}\n  {got:?} {ids:?}\n  {wanted:?} {wanted_ids:?}",
+                "{id}: struck {struck} of {:?}, {calls}\n  {got:?} {ids:?}\n  {wanted:?} {wanted_ids:?}",
                 case.strikes
             ));
         }
@@ -200,7 +202,7 @@ async fn every_wrong_verdict_in_every_state_ends_in_the_plain_text(#[case] plans
                     let id = format!("{}.{stream}.{}.{fault:?}", route.name(), state.name).replace(' ', "_");
                     let fate = Fate::at(Kind::Verify, state.verify, fault);
                     let (ask, plain) = (ask.clone(), plain.clone());
-                    cases.push(Case { id, ask, header: "", plain, fate, strikes: 1 });
+                    cases.push(Case { id, ask, header: "", plain, fate, strikes: Some(1) });
                 }
             }
         }
@@ -252,12 +254,65 @@ async fn a_later_ride_that_is_refused_or_breaks_off_once_goes_on() {
                     let fate =
                         Fate::at(Kind::Verify, state.verify, Fault::Status(500)).and(Kind::Ride, 0, fault);
                     let (ask, plain) = (ask.clone(), plain.clone());
-                    cases.push(Case { id, ask, header: "", plain, fate, strikes: 2 });
+                    cases.push(Case { id, ask, header: "", plain, fate, strikes: Some(2) });
                 }
             }
         }
     }
     all_as_plain(&house, cases).await;
+}
+
+/// Faults wherever chance has them, often several to a request; no ride is refused twice in a row.
+fn misfortune(seed: u64) -> Fate {
+    const OF_VERDICTS: [Fault; 12] = [
+        Fault::Status(500),
+        Fault::Status(404),
+        Fault::Later(429, 0),
+        Fault::Garbage,
+        Fault::Empty,
+        Fault::RowLess,
+        Fault::RowMore,
+        Fault::Alien,
+        Fault::Half,
+        Fault::Reset,
+        Fault::Cuts(0),
+        Fault::Cuts(1),
+    ];
+    let draw =
+        |kind: Kind, index: usize, of: usize| noise::hash(seed, kind as u32, index as u64, 0) as usize % of;
+    let mut fate = Fate::default();
+    for index in (0..120).filter(|&index| draw(Kind::Verify, index, 4) == 0) {
+        fate = fate.and(Kind::Verify, index, OF_VERDICTS[draw(Kind::Verify, index + 500, OF_VERDICTS.len())]);
+    }
+    for index in (0..60).step_by(2).filter(|&index| draw(Kind::Ride, index, 2) == 0) {
+        let after = draw(Kind::Ride, index + 500, 12);
+        let faults = [
+            Fault::CutAfter(after),
+            Fault::GarbageAfter(after),
+            Fault::ErrorAfter(after),
+            Fault::Status(500),
+        ];
+        fate = fate.and(Kind::Ride, index, faults[draw(Kind::Ride, index + 900, faults.len())]);
+    }
+    fate
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_faults_in_one_request_end_in_the_plain_text() {
+    let house = House::build(Plan::default()).await;
+    let mut cases = Vec::new();
+    for seed in 0..60 {
+        let mut fields = fields(seed);
+        fields["max_tokens"] = json!(180);
+        fields["ignore_eos"] = json!(true);
+        let ask = Ask::all(&fields)[seed as usize % 4].clone();
+        let plain = house.direct(&ask).await;
+        let fate = misfortune(seed).and(Kind::Verify, 0, Fault::Half);
+        cases.push(Case { id: format!("unlucky.{seed}"), ask, header: "", plain, fate, strikes: None });
+    }
+    let told = all_as_plain(&house, cases).await;
+    let struck: usize = told.iter().map(|(id, _)| house.middlebox.struck(id)).sum();
+    assert!(struck > 3 * told.len(), "{struck} faults in {} requests", told.len());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -274,7 +329,14 @@ async fn a_first_ride_that_breaks_off_goes_on_by_ids() {
                     let id = format!("{}.{stream}.{}.{fault:?}", route.name(), state.name).replace(' ', "_");
                     let fate = Fate::at(Kind::First, 0, fault);
                     let (ask, plain) = (ask.clone(), plain.clone());
-                    cases.push(Case { id, ask, header: "x-foretell: ride\r\n", plain, fate, strikes: 1 });
+                    cases.push(Case {
+                        id,
+                        ask,
+                        header: "x-foretell: ride\r\n",
+                        plain,
+                        fate,
+                        strikes: Some(1),
+                    });
                 }
             }
         }

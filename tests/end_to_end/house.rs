@@ -22,7 +22,7 @@ use crate::wire::{Message, Wire, post};
 
 pub const CONTEXT: usize = 4096;
 /// Long enough for a busy machine to answer in, short enough to be waited for in a test.
-pub const VERIFY_TIMEOUT: Duration = Duration::from_millis(400);
+pub const VERIFY_TIMEOUT: Duration = Duration::from_millis(1500);
 
 /// Leap at every token, from the request's own text.
 pub const FORCED: &str = "version: 1\nname: forced\ndrafters: [{ kind: prompt_lookup, ngram: { min: 1, max: 8 } }]\n\
@@ -73,7 +73,7 @@ impl House {
         let target = LocalTarget::start(App::new("toy".into(), engine, words, metrics)).await.unwrap();
         let middlebox = Middlebox::before(target.address).await;
         let process = format!(
-            "version: 1\ntimeouts: {{ verify: {}ms, draft: 100ms }}\nbackends:\n  - name: toy\n    replicas: [\"http://{}\"]\n    \
+            "version: 1\ntimeouts: {{ verify: {}ms, draft: 1500ms }}\nbackends:\n  - name: toy\n    replicas: [\"http://{}\"]\n    \
              plans: {{ allow: {} }}\n{}",
             VERIFY_TIMEOUT.as_millis(),
             middlebox.address,
@@ -184,6 +184,8 @@ pub struct Plain {
     pub status: u16,
     pub text: String,
     pub finish: String,
+    /// `stop_reason` of the last choice that has one.
+    pub stop: String,
     pub completion_tokens: u64,
     pub prompt_tokens: u64,
 }
@@ -210,6 +212,7 @@ impl Answer {
                 if let Some(finish) = choice["finish_reason"].as_str() {
                     plain.finish.push_str(finish);
                 }
+                plain.stop.push_str(&choice["stop_reason"].to_string().replace("null", ""));
                 ids.extend(numbers(&choice["token_ids"]));
                 prompt_ids.extend(numbers(&choice["prompt_token_ids"]));
             }

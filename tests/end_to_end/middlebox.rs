@@ -64,6 +64,7 @@ pub struct Seen {
     pub kind: Kind,
     /// Tokens of prompt and output that it carries, where it carries ids.
     pub context: usize,
+    pub seed: Option<u64>,
 }
 
 /// What one request is in for: the n-th call of a kind and what happens to it.
@@ -167,7 +168,7 @@ fn note(request: &Message, ledger: &Mutex<Ledger>) -> Option<Fault> {
     let seen = ledger.seen.entry(id.to_owned()).or_default();
     let index = seen.iter().filter(|seen| seen.kind == kind).count();
     let context = body["context"].as_array().or_else(|| body["prompt"][0].as_array()).map_or(0, Vec::len);
-    seen.push(Seen { kind, context });
+    seen.push(Seen { kind, context, seed: body["seed"].as_u64() });
     let fits = |&&(of, at, _): &&(Option<Kind>, Option<usize>, Fault)| {
         of.is_none_or(|of| of == kind) && at.is_none_or(|at| at == index)
     };

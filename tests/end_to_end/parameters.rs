@@ -66,10 +66,19 @@ async fn every_carried_parameter_keeps_the_text(#[case] plans: &str) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_a_seed_the_answer_is_the_one_that_its_own_seed_gives() {
     let house = House::build(Plan::default()).await;
-    let fields = json!({"prompt": PROMPT, "max_tokens": 32, "temperature": 0.9});
-    let ask = Ask::new(foretell::openai::Route::Completions, false, fields);
-    let one = house.through(&ask, "one").await;
-    let two = house.through(&ask, "two").await;
-    assert_eq!((one.plain.status, two.plain.status), (200, 200));
-    assert_ne!(one.plain.text, two.plain.text, "a seed of its own for every request");
+    let mut texts = Vec::new();
+    for (at, mut ask) in
+        Ask::all(&json!({"prompt": PROMPT, "max_tokens": 32, "temperature": 0.9})).into_iter().enumerate()
+    {
+        let id = format!("unseeded-{at}");
+        let answer = house.through(&ask, &id).await;
+        let calls = house.middlebox.seen(&id);
+        let seed = calls[0].seed.expect("the first ride carries a seed");
+        assert!(calls.len() > 2 && calls.iter().all(|call| call.seed == Some(seed)), "{calls:?}");
+        assert!(!answer.message.text().contains(&seed.to_string()), "the client did not ask for it");
+        ask.fields["seed"] = json!(seed);
+        assert_eq!(answer.plain, house.direct(&ask).await.plain, "{id}");
+        texts.push(answer.plain.text);
+    }
+    assert!(texts.windows(2).any(|pair| pair[0] != pair[1]), "a seed of its own for every request");
 }

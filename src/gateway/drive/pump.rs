@@ -98,7 +98,8 @@ impl Pump {
         let prompt_tokens = self.session.prompt().len() as u64;
         let usage = self.usage.as_ref().and_then(Usage::from_backend);
         let usage = usage.unwrap_or_else(|| Usage::new(prompt_tokens));
-        let outcome = Outcome { summary, policy, usage };
+        let stopped = self.session.stopped().cloned();
+        let outcome = Outcome { summary, stopped, policy, usage };
         let answer = self.sink.finish(&outcome).await;
         (outcome, self.watcher, answer)
     }

@@ -14,7 +14,7 @@ use crate::gateway::listen::{Body, BoxError};
 use crate::openai::answer::{Additive, Template, strip};
 use crate::openai::usage::{Leapt, Path, Usage};
 use crate::openai::{Request, Route, sse};
-use crate::session::{Delta, Finish, RideReason, Summary};
+use crate::session::{Delta, RideReason, Stopped, Summary};
 
 /// Frames that may wait for a slow client before the backend is no longer read.
 const BACKLOG: usize = 32;
@@ -24,6 +24,8 @@ const BACKLOG: usize = 32;
 pub struct Outcome {
     /// The session's own account.
     pub summary: Summary,
+    /// Which stop of the client's ended the output.
+    pub stopped: Option<Stopped>,
     /// `name@revision` of the policy.
     pub policy: String,
     /// The backend's own usage where its stream told it, else counted here.
@@ -39,6 +41,16 @@ impl Outcome {
     /// Why it did not leap, or not to the end.
     pub fn reason(&self) -> Option<&'static str> {
         self.summary.reason.map(RideReason::name)
+    }
+
+    /// Names the stop in the answer's choice, where the backend has a field for it.
+    fn say_stop(&self, answer: &mut Value) {
+        let Some(field) = answer.pointer_mut("/choices/0/stop_reason") else { return };
+        *field = match &self.stopped {
+            Some(Stopped::Text(text)) => json!(text),
+            Some(Stopped::Token(token)) => json!(token),
+            None => Value::Null,
+        };
     }
 
     /// The usage that the client sees. `prediction`: the client sent its own predicted output.
@@ -144,22 +156,22 @@ impl Sink {
     /// Sends what [`Sink::emit`] took.
     pub async fn release(&mut self) -> Result<(), Gone> {
         match self.held.take() {
-            Some(delta) => self.write(delta, None).await,
+            Some(delta) => self.write(delta).await,
             None => Ok(()),
         }
     }
 
-    async fn write(&mut self, delta: Delta, finish: Option<Finish>) -> Result<(), Gone> {
+    async fn write(&mut self, delta: Delta) -> Result<(), Gone> {
         if let Shape::Whole { text, tokens } = &mut self.shape {
             text.push_str(&delta.text);
             tokens.extend(delta.tokens);
             return Ok(());
         }
-        if let (Some(frame), None) = (&self.frame, finish) {
+        if let Some(frame) = &self.frame {
             return self.send(Frame::data(frame.around(&delta.text))).await;
         }
         let Some(template) = &self.template else { return Ok(()) };
-        let chunk = template.chunk(&delta.text, &delta.tokens, finish);
+        let chunk = template.chunk(&delta.text, &delta.tokens, None);
         self.event(&chunk).await
     }
 
@@ -168,12 +180,19 @@ impl Sink {
     pub async fn finish(mut self, outcome: &Outcome) -> Result<Option<Vec<u8>>, Gone> {
         let last = self.held.take().unwrap_or(Delta { tokens: Vec::new(), text: String::new() });
         let finish = outcome.summary.finish;
-        self.write(last, finish).await?;
+        if let (Shape::Stream { .. }, Some(template)) = (&self.shape, &self.template) {
+            let mut chunk = template.chunk(&last.text, &last.tokens, finish);
+            outcome.say_stop(&mut chunk);
+            self.event(&chunk).await?;
+        } else {
+            self.write(last).await?;
+        }
         let usage = outcome.usage(self.prediction);
         match &self.shape {
             Shape::Whole { text, tokens } => {
                 let Some(template) = &self.template else { return Ok(None) };
-                let answer = template.whole(text, tokens, finish, usage);
+                let mut answer = template.whole(text, tokens, finish, usage);
+                outcome.say_stop(&mut answer);
                 Ok(serde_json::to_vec(&answer).ok())
             }
             Shape::Stream { usage: wanted, trailers, .. } => {
