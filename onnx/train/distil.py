@@ -33,7 +33,7 @@ class ChunkedKL(torch.autograd.Function):
     """KL(teacher || student) over the vocabulary, a chunk of tokens at a time."""
 
     @staticmethod
-    def forward(ctx, hidden, weight, teacher_hidden, teacher_weight, weights, chunk=1024):
+    def forward(ctx, hidden, weight, teacher_hidden, teacher_weight, weights, chunk=256):
         hidden, w = hidden.to(torch.bfloat16), weight.to(torch.bfloat16)
         dh, dw = torch.empty_like(hidden), torch.zeros_like(weight)
         total, loss, same = weights.sum().clamp_min(1.0), 0.0, 0.0

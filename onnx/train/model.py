@@ -168,6 +168,6 @@ class ChunkedLoss(torch.autograd.Function):
         return dh * gradient, dw * gradient, None, None, None
 
 
-def chunked_loss(model, hidden, targets, weights, chunk=1024):
+def chunked_loss(model, hidden, targets, weights, chunk=256):
     return ChunkedLoss.apply(hidden.reshape(-1, hidden.shape[-1]), model.model.embed_tokens.weight,
                              targets.reshape(-1), weights.reshape(-1), chunk)
