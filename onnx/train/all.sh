@@ -33,6 +33,6 @@ done
 "$py" export.py "$work/draft-other/final.pt" "$work/tok-other" "$models/draft-other"
 
 "$py" pools.py "$work" "$work/tok-same/tokenizer.json" "$work/pools"
-"$py" choose_workloads.py "$work/pools" "$root/tests/workloads" "$models/target"
+"$py" choose_workloads.py "$work/pools" "$root/tests/workloads" "$models"
 "$py" gate.py "$models" "$root/tests/workloads" "$work/gate.json"
 "$py" card.py "$models" "$work" "$work/gate.json"

@@ -4,13 +4,13 @@ A small model at temperature 0 likes to fall into loops, and loops flatter draft
 that look things up. So a prompt is kept only if less than a fifth of the 8-grams of
 its plain output repeat an earlier one, cut shorter (96, then 64 tokens) where the
 loop comes late, and if enough is left to measure. The choice is by the target's own
-output; no drafter is asked. `hostile` is drawn from what the other pools leave over
-and from its own: the 50 outputs that the target itself was least sure of, which no
-drafter can guess. (Tables of checksums would be hostile to a large model; this one
-answers them with loops.)
+output; no drafter is asked, but for `hostile`: that one is what the other pools leave
+over (and its own), and of it the 50 outputs of which prompt lookup and the drafter with
+the same vocabulary guess the least. (Tables of checksums would be hostile to a large
+model; this one answers them with loops.)
 
-    choose_workloads.py POOLS_DIR OUT_DIR MODEL_DIR             in this process
-    choose_workloads.py POOLS_DIR OUT_DIR MODEL_DIR http://...  from a server
+    choose_workloads.py POOLS_DIR OUT_DIR MODELS_DIR             in this process
+    choose_workloads.py POOLS_DIR OUT_DIR MODELS_DIR http://...  from a server
 """
 
 import json
@@ -19,46 +19,49 @@ import pathlib
 import sys
 import urllib.request
 
-import numpy as np
-
+from gate import GAMMA, lookup, rounds
 from generate import Model, loop_share
 
 COUNT, SHORTEST, MOST_LOOPS, BATCH = 50, 48, 0.2, 32
 CUTS = (96, 64)
-MOST_TRIED = {"rewrite": 320, "completion": 1100, "prose": 1000, "chat": 900, "hostile": 96}
-LEFT_OVER = {"rewrite": 0, "completion": 60, "prose": 15, "chat": 15, "hostile": 0}
+MOST_TRIED = {"rewrite": 320, "completion": 900, "prose": 900, "chat": 1200, "hostile": 64}
+LEFT_OVER = {"rewrite": 0, "completion": 120, "prose": 60, "chat": 30, "hostile": 0}
 
 
 def in_process(model, lines):
-    """(line, prompt ids, output ids, log probabilities) by this process's own decoding."""
+    """(line, prompt ids, output ids) by this process's own decoding."""
     ids = [model.prompt_ids(line) for line in lines]
-    outputs = model.greedy(ids, [line["body"]["max_tokens"] for line in lines])
-    return zip(lines, ids, outputs, model.sureness)
+    return zip(lines, ids, model.greedy(ids, [line["body"]["max_tokens"] for line in lines]))
 
 
 def from_server(model, lines, url):
     """The same from an OpenAI-compatible server."""
     for line in lines:
         chat = line["route"] == "chat"
-        body = {**line["body"], "logprobs": True if chat else 1}
         request = urllib.request.Request(
             url.rstrip("/") + ("/v1/chat/completions" if chat else "/v1/completions"),
-            json.dumps(body).encode(), {"content-type": "application/json"})
+            json.dumps(line["body"]).encode(), {"content-type": "application/json"})
         with urllib.request.urlopen(request, timeout=120) as answer:
             choice = json.load(answer)["choices"][0]
         text = choice["message"]["content"] if chat else choice["text"]
-        logprobs = ([t["logprob"] for t in choice["logprobs"]["content"]] if chat
-                    else choice["logprobs"]["token_logprobs"])
-        yield line, model.prompt_ids(line), model.tokenizer.encode(text).ids, logprobs
+        yield line, model.prompt_ids(line), model.tokenizer.encode(text).ids
 
 
-def without_loop(line, prompt, output, sureness):
-    """(mean log probability, line with the longest limit at which nothing loops), or None."""
+def guessed(drafter, prompt, output):
+    """Tokens per round of the better of prompt lookup and the drafter."""
+    guesses = drafter.guesses(prompt + output)
+    tokens, count = rounds([guesses[i - 1] == t for i, t in enumerate(prompt + output)][len(prompt):], GAMMA)
+    _, _, _, looked = lookup(prompt, output, GAMMA)
+    return tokens / min(count, looked)
+
+
+def without_loop(line, prompt, output):
+    """(prompt, output, line) at the longest limit at which nothing loops, or None."""
     for limit in (line["body"]["max_tokens"], *CUTS):
         part = output[:limit]
         if len(part) >= SHORTEST and loop_share(prompt, part) < MOST_LOOPS:
             limit = min(limit, line["body"]["max_tokens"])
-            return float(np.mean(sureness[:len(part)])), {**line, "body": {**line["body"], "max_tokens": limit}}
+            return prompt, part, {**line, "body": {**line["body"], "max_tokens": limit}}
     return None
 
 
@@ -78,17 +81,19 @@ def choose(name, pools, texts):
 
 def main():
     pools, out = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
-    model = Model(sys.argv[3], int(os.environ.get("OMP_NUM_THREADS", "2")))
+    threads = int(os.environ.get("OMP_NUM_THREADS", "2"))
+    model = Model(pathlib.Path(sys.argv[3]) / "target", threads)
     url = sys.argv[4] if len(sys.argv) > 4 else None
     out.mkdir(parents=True, exist_ok=True)
     rest = []
     for name in ("rewrite", "completion", "prose", "chat", "hostile"):
         found = choose(name, pools, lambda part: from_server(model, part, url) if url else in_process(model, part))
         if name == "hostile":
-            found = sorted(found + rest, key=lambda pair: pair[0])
+            drafter = Model(pathlib.Path(sys.argv[3]) / "draft-same", threads)
+            found = sorted(found + rest, key=lambda one: guessed(drafter, one[0], one[1]))
         else:
             rest += found[COUNT:] if name != "rewrite" else []
-        lines = [line for _, line in found[:COUNT]]
+        lines = [line for _, _, line in found[:COUNT]]
         limits = sorted(line["body"]["max_tokens"] for line in lines)
         print(f"{name}: {len(lines)} chosen, limits {limits[:1]} to {limits[-1:]}", flush=True)
         with open(out / f"{name}.jsonl", "w") as file:

@@ -62,23 +62,20 @@ class Model:
         return binding.get_outputs()[-1].numpy()  # outputs stand in the order of binding
 
     def greedy(self, prompts, limits):
-        """Plain outputs at temperature 0, without the end token; `self.sureness` is kept beside them."""
+        """Plain outputs at temperature 0, without the end token."""
         lanes, width = len(prompts), max(map(len, prompts))
         cache = self.cache(lanes, width + max(limits) + 1)
         counts = np.array([len(p) for p in prompts])
         padded = np.array([p + [0] * (width - len(p)) for p in prompts])
         logits = self.run(cache, padded, np.zeros(lanes), counts, counts[:, None] - 1)[:, 0]
         out, live = [[] for _ in prompts], np.ones(lanes, bool)
-        self.sureness = [[] for _ in prompts]  # log probability of each chosen token
         while True:
             token = logits.argmax(-1)
-            best = -np.log(np.exp(logits - logits.max(-1, keepdims=True)).sum(-1))
             for lane in np.flatnonzero(live):
                 if token[lane] == self.end:
                     live[lane] = False
                 else:
                     out[lane].append(int(token[lane]))
-                    self.sureness[lane].append(float(best[lane]))
                     live[lane] = len(out[lane]) < limits[lane]
             if not live.any():
                 return out
