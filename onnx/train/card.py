@@ -73,10 +73,10 @@ def main():
 {role}
 
 * Licence: Apache-2.0 for the weights; the texts' own licences are below.
-* Size: {parameters:,} parameters ({size['num_hidden_layers']} layers, hidden {size['hidden_size']}, {size['num_attention_heads']} heads, {size['num_key_value_heads']} KV heads of {size['head_dim']}, feed-forward {size['intermediate_size']}, vocabulary {size['vocab_size']:,}, tied embedding), {megabytes:.1f} MB, float16 values; context 2,048 (trained at up to 1,024).
+* Size: {parameters:,} parameters ({size['num_hidden_layers']} layers, hidden {size['hidden_size']}, {size['num_attention_heads']} heads, {size['num_key_value_heads']} KV heads of {size['head_dim']}, feed-forward {size['intermediate_size']}, vocabulary {size['vocab_size']:,}, tied embedding), {megabytes:.1f} MB, float16 values; context 2,048 (trained at up to {'1,024' if name == 'target' else '512'}).
 * Training: {how} {state['steps']:,} steps in {state['minutes']:g} minutes on two cores shared with other work. `onnx/train/all.sh` repeats it; schedules go by the clock, so numbers vary with the machine.
 * {meaning}: {report}.
-* Step: {gate['step_ms'][name]} ms for one token at cache length 512, two CPU threads (target: {gate['step_ms']['target']} ms).
+* Step: {gate['step_ms'][name]} ms for one token at cache length 512, two CPU threads of a busy machine (target: {gate['step_ms']['target']} ms).
 
 ## Data
 

@@ -24,8 +24,8 @@ from generate import Model, loop_share
 
 COUNT, SHORTEST, MOST_LOOPS, BATCH = 50, 48, 0.2, 32
 CUTS = (96, 64)
-MOST_TRIED = {"rewrite": 320, "completion": 900, "prose": 900, "chat": 1200, "hostile": 64}
-LEFT_OVER = {"rewrite": 0, "completion": 120, "prose": 60, "chat": 30, "hostile": 0}
+MOST_TRIED = {"rewrite": 320, "completion": 900, "prose": 900, "chat": 1200, "hostile": 32}
+LEFT_OVER = {"rewrite": 0, "completion": 60, "prose": 15, "chat": 15, "hostile": 0}
 
 
 def in_process(model, lines):
