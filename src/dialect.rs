@@ -2,7 +2,7 @@
 //!
 //! PURE codecs; one file per engine, one variant of [`Dialect`]. A dialect never talks: it turns a context
 //! and a draft into a [`Call`], and the bytes that come back into a [`Chunk`] or a
-//! [`Verdict`](crate::session::Verdict). Adding an engine is one file, one variant, one golden set; the
+//! [`Verdict`]. Adding an engine is one file, one variant, one golden set; the
 //! compiler lists the rest.
 
 pub mod onnx;

@@ -1,6 +1,7 @@
 //! The gateway from outside: a client and a backend that speak raw bytes, and Foretell between them.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
+#[allow(dead_code, reason = "shared with the end-to-end tests")]
 #[path = "support/wire.rs"]
 mod wire;
 

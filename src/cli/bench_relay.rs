@@ -45,11 +45,11 @@ pub fn run(args: &BenchRelayArgs, out: &mut dyn Write) -> Exit {
     };
     // A reader who closed the pipe has seen enough; the exit code still counts.
     let _ = write!(out, "{}", report.to_text());
-    if let Some(path) = &args.json {
-        if let Err(error) = std::fs::write(path, report.to_json().to_string()) {
-            eprintln!("foretell bench-relay: {}: {error}", path.display());
-            return Exit::Unreachable;
-        }
+    let written =
+        args.json.as_ref().map_or(Ok(()), |path| std::fs::write(path, report.to_json().to_string()));
+    if let Err(error) = written {
+        eprintln!("foretell bench-relay: --json: {error}");
+        return Exit::Unreachable;
     }
     if report.holds() { Exit::Done } else { Exit::FellShort }
 }

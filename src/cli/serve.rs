@@ -10,7 +10,7 @@ use crate::gateway::{Ended, Gateway};
 use crate::lab::Exit;
 use crate::observe::log;
 
-/// Run the proxy before a server. Flags win over FORETELL_<FLAG>, the file, and the defaults.
+/// Run the proxy before a server. Flags win over `FORETELL_FLAG`, the file, and the defaults.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ServeArgs {
     #[command(flatten)]
@@ -22,7 +22,9 @@ pub fn run(args: &ServeArgs) -> Exit {
     let loaded = match load::load(&args.flags, &Environment) {
         Ok(loaded) => loaded,
         Err(problems) => {
-            problems.iter().for_each(|problem| eprintln!("{problem}"));
+            for problem in &problems {
+                eprintln!("{problem}");
+            }
             return Exit::Usage;
         }
     };

@@ -123,13 +123,19 @@ fn fields(sampling: &Sampling) -> Map<String, Value> {
             fields.insert(name.into(), value);
         }
     };
+    #[expect(clippy::float_cmp, reason = "only the very default may be left out")]
+    let same = |a: f64, b: f64| a == b;
     put("temperature", sampling.temperature.into(), false);
-    put("top_p", sampling.top_p.into(), sampling.top_p == plain.top_p);
+    put("top_p", sampling.top_p.into(), same(sampling.top_p, plain.top_p));
     put("top_k", sampling.top_k.into(), sampling.top_k.is_none());
-    put("min_p", sampling.min_p.into(), sampling.min_p == plain.min_p);
+    put("min_p", sampling.min_p.into(), same(sampling.min_p, plain.min_p));
     put("presence_penalty", sampling.presence_penalty.into(), sampling.presence_penalty == 0.0);
     put("frequency_penalty", sampling.frequency_penalty.into(), sampling.frequency_penalty == 0.0);
-    put("repetition_penalty", sampling.repetition_penalty.into(), sampling.repetition_penalty == 1.0);
+    put(
+        "repetition_penalty",
+        sampling.repetition_penalty.into(),
+        same(sampling.repetition_penalty, plain.repetition_penalty),
+    );
     let bias: Map<String, Value> =
         sampling.logit_bias.iter().map(|(token, bias)| (token.to_string(), (*bias).into())).collect();
     put("logit_bias", bias.into(), sampling.logit_bias.is_empty());
@@ -156,7 +162,7 @@ pub fn chunk(event: &Value) -> Result<Chunk, Unreadable> {
     let Some(choice) = choices.first() else { return Ok(chunk) };
     let delta = choice.get("delta");
     let text = delta.map_or_else(|| choice.get("text"), |delta| delta.get("content"));
-    chunk.text = text.and_then(Value::as_str).unwrap_or_default().to_owned();
+    text.and_then(Value::as_str).unwrap_or_default().clone_into(&mut chunk.text);
     chunk.tokens = choice.get("token_ids").and_then(ids).unwrap_or_default();
     chunk.prompt = [choice, event].into_iter().find_map(|place| place.get("prompt_token_ids").and_then(ids));
     chunk.finish = choice.get("finish_reason").and_then(Value::as_str).map(str::to_owned);

@@ -23,6 +23,11 @@ impl Clock {
         Tick(u64::try_from(self.origin.elapsed().as_micros()).unwrap_or(u64::MAX))
     }
 
+    /// The moment `ago` before this one, as far as the clock has run.
+    pub fn before(&self, ago: Duration) -> Tick {
+        Tick(self.now().0.saturating_sub(u64::try_from(ago.as_micros()).unwrap_or(u64::MAX)))
+    }
+
     /// How long until `tick`; zero if it has passed.
     pub fn until(&self, tick: Tick) -> Duration {
         tick - self.now()

@@ -151,6 +151,7 @@ impl Inner {
     }
 
     #[cfg(not(feature = "onnx"))]
+    #[expect(clippy::unused_self, reason = "the shape that the drafting with a runtime has")]
     fn drafting(&self, _: &Ruling, _: &Identity, _: &Sampling) -> Drafting {
         Drafting::none()
     }
@@ -166,6 +167,7 @@ impl Prepared {
     async fn begin(self, exchange: Exchange) -> Response<Body> {
         let Exchange { parts, request, backend, id, started, observer, slot, modes, wants_trailers, .. } =
             exchange;
+        let accepted = self.clock.before(started.elapsed());
         let name = backend.name().to_owned();
         let finished = Finished {
             id: id.clone(),
@@ -204,8 +206,9 @@ impl Prepared {
         let Some((ride, Action::Ride(RidePlan::First))) = session.poll() else {
             return Failure::Internal.response();
         };
+        let watcher = Watcher::new(accepted);
         let allowed = move || modes.of(&name) == Mode::Auto;
-        self.answer(session, ride, response, calls, &request, wants_trailers, allowed, report).await
+        self.answer(session, ride, response, calls, &request, wants_trailers, watcher, allowed, report).await
     }
 
     fn start(&self, request: &Request) -> Start {
@@ -246,6 +249,7 @@ impl Prepared {
         calls: Calls,
         request: &Request,
         trailers: bool,
+        watcher: Watcher,
         allowed: impl Fn() -> bool + Send + Sync + 'static,
         mut report: Report,
     ) -> Response<Body> {
@@ -253,10 +257,10 @@ impl Prepared {
         let ride = Ride::begun(ride, self.identity.dialect, body);
         let policy = self.ruling.name.clone();
         let headers = head.headers;
-        let watcher = Watcher::new(self.clock.now());
-        let (sink, stream) = match request.stream {
-            true => Sink::stream(request, trailers),
-            false => (Sink::whole(request), super::errors::full(Vec::new())),
+        let (sink, stream) = if request.stream {
+            Sink::stream(request, trailers)
+        } else {
+            (Sink::whole(request), super::errors::full(Vec::new()))
         };
         let drafting = self.drafting;
         let pump = Pump::new(session, ride, calls, drafting, watcher, self.clock, sink, Box::new(allowed));

@@ -120,7 +120,7 @@ mod without_runtime {
 
     /// No model drafters: this build has no runtime.
     #[derive(Default)]
-    pub struct Drafters;
+    pub struct Drafters {}
 
     impl Drafters {
         /// Nothing to load.

@@ -53,6 +53,11 @@ pub struct Drafting {
 pub struct Drafting;
 
 #[cfg(not(feature = "onnx"))]
+#[expect(
+    clippy::unused_self,
+    clippy::needless_pass_by_value,
+    reason = "the shape that the drafting with a runtime has"
+)]
 impl Drafting {
     /// No drafter.
     pub fn none() -> Self {

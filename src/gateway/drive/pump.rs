@@ -55,6 +55,7 @@ pub struct Pump {
 
 impl Pump {
     /// A pump whose first ride has begun to answer.
+    #[expect(clippy::too_many_arguments, reason = "everything that one session moves")]
     pub fn new(
         session: Session,
         ride: Ride,

@@ -17,18 +17,18 @@ pub struct Report {
     started: Instant,
     finished: Option<Finished>,
     _slot: Slot,
-    _stream: Option<Held>,
+    stream: Option<Held>,
 }
 
 impl Report {
     /// A record that says so far that the client left.
     pub fn new(observer: Arc<Observer>, started: Instant, finished: Finished, slot: Slot) -> Self {
-        Self { observer, started, finished: Some(finished), _slot: slot, _stream: None }
+        Self { observer, started, finished: Some(finished), _slot: slot, stream: None }
     }
 
     /// Counts the answer as an open stream until the end.
     pub fn streams(&mut self) {
-        self._stream = Some(self.observer.metrics().hold_stream());
+        self.stream = Some(self.observer.metrics().hold_stream());
     }
 
     /// The status that the client got.
@@ -59,6 +59,7 @@ impl Report {
             finished.duration = self.started.elapsed();
             finished.client_gone |= dropped;
             self.observer.finish(finished);
+            self.stream = None;
         }
     }
 }

@@ -20,7 +20,7 @@ use crate::session::{ActionId, Fault};
 #[derive(Debug)]
 pub enum Heard {
     /// A token event: as JSON, and read by the dialect.
-    Chunk(Value, Chunk),
+    Chunk(Value, Box<Chunk>),
     /// The stream is complete (`[DONE]`, or its end).
     End,
     /// It broke off, or cannot be read.
@@ -93,7 +93,7 @@ impl Ride {
         }
         let Ok(value) = serde_json::from_str::<Value>(&event.data) else { return self.broken(Fault::Ride) };
         match self.dialect.chunk(&value) {
-            Ok(chunk) => Heard::Chunk(value, chunk),
+            Ok(chunk) => Heard::Chunk(value, Box::new(chunk)),
             Err(_) => self.broken(Fault::Ride),
         }
     }
