@@ -315,6 +315,7 @@ async fn a_good_reload_is_taken_and_a_bad_one_is_refused_by_line() {
     let dir = tempfile::tempdir().unwrap();
     let more = format!("policies: {{ dir: {:?} }}\n", dir.path());
     let house = House::build(Plan { more, ..Plan::default() }).await;
+    assert_eq!(house.metric("foretell_config_synchronized ").await.to_string(), "1", "from the start");
     let file = dir.path().join("a.yaml");
     std::fs::write(&file, FORCED.replace("name: forced", "name: other\nmode: ride")).unwrap();
     let done = send(house.admin(), "/api/reload", "", &json!({})).await;

@@ -9,6 +9,7 @@ use crate::config::load::load_policies;
 use crate::config::problem::Problem;
 use crate::config::process::Process;
 use crate::config::store::PolicyStore;
+use crate::config::values::Revision;
 use crate::gateway::Shared;
 use crate::gateway::drive::identity::Identities;
 use crate::observe::Observer;
@@ -32,7 +33,17 @@ impl ConfigHooks {
         identities: Arc<Identities>,
         shared: &Shared,
     ) -> Self {
-        Self { process, store, drafters, identities, observer: Arc::clone(&shared.observer) }
+        let hooks = Self { process, store, drafters, identities, observer: Arc::clone(&shared.observer) };
+        hooks.tell(true);
+        hooks
+    }
+
+    /// Shows in the metrics which policies are in force, and whether they are those of the files.
+    fn tell(&self, taken: bool) {
+        let policies = self.store.current();
+        let labels: Vec<String> = policies.policies().iter().map(|policy| policy.label()).collect();
+        let version = Revision::of(labels.join(",").as_bytes()).to_string();
+        self.observer.metrics().configured(&version, taken);
     }
 }
 
@@ -68,8 +79,7 @@ impl Hooks for ConfigHooks {
             })
         };
         let outcome = self.store.reload(parse, build);
-        let metrics = self.observer.metrics();
-        metrics.configured(env!("CARGO_PKG_VERSION"), outcome.is_ok());
+        self.tell(outcome.is_ok());
         Some(match outcome {
             Ok(_) => Ok(json!({ "policies": self.policies() })),
             Err(problems) => Err(problems.iter().map(file_error).collect()),
