@@ -34,7 +34,7 @@ serve-demo: build $(INFLATED)/model.onnx ## The same, and then keep serving, wit
 test: test-rust test-python ## Every test
 
 test-rust: $(ORT)
-	@if cargo nextest --version >/dev/null 2>&1; then cargo nextest run $(CARGO_FEATURES); else cargo test --all-targets $(CARGO_FEATURES); fi
+	@if cargo nextest --version >/dev/null 2>&1; then cargo nextest run --no-fail-fast $(CARGO_FEATURES); else cargo test --no-fail-fast --all-targets $(CARGO_FEATURES); fi
 
 test-python: $(ORT) $(PYPATH)/.done
 	PYTHONPATH=$(PYPATH) $(PYTHON) -m unittest discover -s tests/python -t tests/python

@@ -124,9 +124,15 @@ async fn both_sides_are_asked_the_same_streamed_and_seeded() {
     assert!(out.contains("no formula gain: no metrics pages were given"), "{out}");
 
     let (direct, through) = (direct.seen.lock().unwrap(), through.seen.lock().unwrap());
+    assert_eq!(
+        direct.len(),
+        30,
+        "each alternation's five prompts are read once, unclocked, by the server itself"
+    );
+    let direct: Vec<_> = direct.iter().filter(|body| body["max_tokens"] != 1).cloned().collect();
     assert_eq!(direct.len(), 20);
-    assert_eq!(*direct, *through);
-    for body in direct.iter() {
+    assert_eq!(direct, *through);
+    for body in &direct {
         assert_eq!((body["temperature"].as_f64(), body["max_tokens"].as_u64()), (Some(0.7), Some(5)));
         assert_eq!((&body["stream"], &body["stream_options"]["include_usage"]), (&true.into(), &true.into()));
     }
