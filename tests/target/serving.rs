@@ -124,6 +124,8 @@ async fn a_long_prompt_does_not_stop_its_neighbours() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_waits_for_a_lane_is_counted_and_served() {
+    // Long enough that the first still runs when the last has arrived, however slow its connection is.
+    const TOKENS: u64 = 400;
     let (model, permits) = Fake::new(1, 512).gated();
     let server = Arc::new(serve(model).await);
     let asked: Vec<_> = (0..3)
@@ -133,7 +135,7 @@ async fn what_waits_for_a_lane_is_counted_and_served() {
                 server
                     .ask(
                         "/v1/completions",
-                        &json!({"prompt": [i, 1, 2], "max_tokens": 3, "ignore_eos": true}),
+                        &json!({"prompt": [i, 1, 2], "max_tokens": TOKENS, "ignore_eos": true}),
                     )
                     .await
             })
@@ -151,11 +153,11 @@ async fn what_waits_for_a_lane_is_counted_and_served() {
         // The scheduler looks at its queue between two runs.
         let _ = permits.send(());
     }
-    for _ in 0..9 {
+    for _ in 0..3 * (TOKENS + 8) {
         let _ = permits.send(());
     }
     for answer in asked {
-        assert_eq!(answer.await.unwrap()["usage"]["completion_tokens"], 3);
+        assert_eq!(answer.await.unwrap()["usage"]["completion_tokens"], TOKENS);
     }
     assert_eq!(state, (1.0, 2.0), "one runs and two wait");
     assert!(server.metric("foretell_target_kv_usage_ratio").await.abs() < 1e-12);
