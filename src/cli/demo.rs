@@ -155,7 +155,8 @@ holdback: { start: 0, floor: 0 }
             about: About {
                 model: opened.name,
                 parameters: plain.parameters,
-                device: opened.device,
+                // The word, without why it was taken.
+                device: opened.device.split(',').next().unwrap_or_default().to_owned(),
                 inflate: (shown.layers / plain.layers.max(1)) as u32,
                 drafters: vec!["prompt_lookup".to_owned(), "draft-same".to_owned()],
             },
