@@ -344,6 +344,22 @@ fn a_fixed_gamma_is_warned_of() {
 }
 
 #[test]
+fn what_a_policy_names_and_this_version_has_not_is_warned_of() {
+    let folder = tempfile::tempdir().unwrap();
+    let policy = "version: 1\nname: x\ndrafters: [{ kind: prompt_lookup }, { kind: suffix, scope: request }]\n\
+                  accept: { rule: typical }\n";
+    write(folder.path(), "policies/a.yaml", policy);
+    let loaded = load_from(folder.path(), "version: 1").unwrap();
+    assert_eq!(
+        loaded.warnings,
+        [
+            "policy x: drafter suffix is not built yet; it drafts nothing",
+            "policy x: accept.rule typical is not built yet; the exact rule holds"
+        ]
+    );
+}
+
+#[test]
 fn a_reload_is_taken_whole_or_not_at_all() {
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), "policies/a.yaml", "version: 1\nname: x\n");

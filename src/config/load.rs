@@ -4,7 +4,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use super::flags::{Flags, Overrides, Strings};
-use super::policy::{self, Drafter, Placed, Policy, PolicySet};
+use super::policy::{self, Drafter, Placed, Policy, PolicySet, Rule};
 use super::problem::{Problem, Refusal};
 use super::process::{self, Process};
 use super::yaml::FILE_BYTES;
@@ -158,14 +158,25 @@ fn undeclared(file: &str, placed: &Placed, process: &Process) -> Vec<Problem> {
 }
 
 fn warnings(policies: &PolicySet) -> Vec<String> {
-    let fixed = policies.policies().iter().filter_map(|policy| {
-        let gamma = policy.gamma.fixed?;
-        Some(format!(
-            "policy {}: gamma.fixed: {gamma} leaps whatever it costs; it is for tests and sweeps",
-            policy.name
-        ))
-    });
-    fixed.collect()
+    let of = |policy: &Policy| {
+        let fixed = policy
+            .gamma
+            .fixed
+            .map(|gamma| format!("gamma.fixed: {gamma} leaps whatever it costs; it is for tests and sweeps"));
+        let drafters = policy.drafters.iter().filter(|drafter| !drafter.is_built());
+        let missing = drafters.map(|drafter| match drafter {
+            Drafter::Model { .. } => {
+                "this vocabulary of a model is not built yet; it drafts nothing".to_owned()
+            }
+            other => format!("drafter {} is not built yet; it drafts nothing", other.kind()),
+        });
+        let rule = policy.accept.rule;
+        let lossy = (rule != Rule::Exact)
+            .then(|| format!("accept.rule {} is not built yet; the exact rule holds", rule.name()));
+        let told = fixed.into_iter().chain(missing).chain(lossy);
+        told.map(|warning| format!("policy {}: {warning}", policy.name)).collect::<Vec<_>>()
+    };
+    policies.policies().iter().flat_map(|policy| of(policy)).collect()
 }
 
 /// The policy files of a folder, by name. A folder that is not there has none.

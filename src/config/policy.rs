@@ -214,6 +214,19 @@ pub enum Drafter {
 }
 
 impl Drafter {
+    /// Whether this version has it; one that it has not drafts nothing, and `check` says so.
+    pub const fn is_built(&self) -> bool {
+        match self {
+            Self::PromptLookup { .. }
+            | Self::Model { vocabulary: Vocabulary::Auto | Vocabulary::Same, .. } => true,
+            Self::Suffix { .. }
+            | Self::Phrasebook { .. }
+            | Self::Recycling
+            | Self::Prediction
+            | Self::Model { .. } => false,
+        }
+    }
+
     /// The name of its kind.
     pub const fn kind(&self) -> &'static str {
         match self {
