@@ -160,7 +160,16 @@ async fn what_waits_for_a_lane_is_counted_and_served() {
         assert_eq!(answer.await.unwrap()["usage"]["completion_tokens"], TOKENS);
     }
     assert_eq!(state, (1.0, 2.0), "one runs and two wait");
-    assert!(server.metric("foretell_target_kv_usage_ratio").await.abs() < 1e-12);
+    // The last answer leaves a moment before its lane is free.
+    let mut kv_usage = 1.0;
+    for _ in 0..1000 {
+        kv_usage = server.metric("foretell_target_kv_usage_ratio").await;
+        if kv_usage < 1e-12 {
+            break;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+    }
+    assert!(kv_usage < 1e-12, "{kv_usage}");
 }
 
 #[tokio::test]
