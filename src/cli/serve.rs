@@ -59,7 +59,7 @@ async fn serve(loaded: Loaded) -> Exit {
     for (backend, identity) in running.identities.all() {
         let known = identity.map_or_else(
             || "relayed: not known to verify (yet)".to_owned(),
-            |identity| format!("{} serves {}", identity.dialect.name(), identity.epoch.model),
+            |identity| format!("{} serves {}", identity.engine.dialect.name(), identity.epoch.model),
         );
         eprintln!("backend {} at {}: {known}", backend.name(), backend.url());
     }

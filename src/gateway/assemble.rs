@@ -19,7 +19,7 @@ pub use drafters::{DrafterError, Drafters, LoadedDrafter};
 
 use self::hooks::ConfigHooks;
 use super::drain::DrainTimes;
-use super::drive::identity::Identities;
+use super::drive::identity::{Asking, Identities};
 use super::drive::ruling::Rulebook;
 use super::drive::{Driver, Parts};
 use super::listen::Bounds;
@@ -101,7 +101,12 @@ pub async fn start_with(
     let tokenizers: HashMap<&str, Option<PathBuf>> =
         process.backends.iter().map(|backend| (backend.name.as_str(), tokenizer(backend))).collect();
     let asked = shared.fleet.backends().iter().filter(|backend| may_speculate(&process, backend.name()));
-    let asked = asked.map(|backend| (Arc::clone(backend), tokenizers.get(backend.name()).cloned().flatten()));
+    let asked = asked.map(|backend| {
+        let tokenizer = tokenizers.get(backend.name()).cloned().flatten();
+        let configured = process.backends.iter().find(|configured| configured.name == backend.name());
+        let dialect = configured.and_then(|configured| configured.dialect.spoken());
+        (Arc::clone(backend), Asking { dialect, tokenizer })
+    });
     let identities = Arc::new(Identities::new(asked));
     let plans =
         process.backends.iter().map(|backend| (backend.name.clone(), backend.plans.clone())).collect();
@@ -125,11 +130,11 @@ pub async fn start_with(
     Ok(Running { gateway, identities, drafters, _asking: watching.drop_guard() })
 }
 
-/// Whether a backend may be one that verifies: the only dialect built so far is our own target's.
+/// Whether a backend may be one that verifies.
 fn may_speculate(process: &Process, name: &str) -> bool {
     let backend = process.backends.iter().find(|backend| backend.name == name);
     backend.is_some_and(|backend| {
-        !backend.billed && matches!(backend.dialect, process::Dialect::Auto | process::Dialect::Onnx)
+        !backend.billed
     })
 }
 

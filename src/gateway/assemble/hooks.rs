@@ -90,9 +90,9 @@ impl Hooks for ConfigHooks {
         let (_, identity) = self.identities.all().nth(index)?;
         let identity = identity?;
         let epoch = &identity.epoch;
-        let plans: Vec<_> = identity.dialect.plans().iter().map(|plan| plan.name()).collect();
+        let plans: Vec<_> = identity.engine.plans.iter().map(|plan| plan.name()).collect();
         Some(json!({
-            "dialect": identity.dialect.name(),
+            "dialect": identity.engine.dialect.name(),
             "epoch": format!("{}/{}/{}/{}/{}", epoch.backend, epoch.model, epoch.version, epoch.started,
                 epoch.vocabulary.get(..8).unwrap_or(&epoch.vocabulary)),
             "plans": plans,
