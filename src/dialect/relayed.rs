@@ -6,8 +6,8 @@ use serde_json::Value;
 
 use super::recognise::{OLLAMA_VERSION, VERSION};
 use super::{
-    Answers, Asked, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Question, Refusal,
-    RideKind, Round, Unreadable, shared,
+    Answers, Asked, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Question,
+    Refusal, RideKind, Round, Unreadable, shared,
 };
 use crate::openai::{Additive, BypassReason, Request, Sampling};
 use crate::session::{Plan, StopOrder, Verdict};

@@ -133,9 +133,7 @@ pub async fn start_with(
 /// Whether a backend may be one that verifies.
 fn may_speculate(process: &Process, name: &str) -> bool {
     let backend = process.backends.iter().find(|backend| backend.name == name);
-    backend.is_some_and(|backend| {
-        !backend.billed
-    })
+    backend.is_some_and(|backend| !backend.billed)
 }
 
 fn tokenizer(backend: &Backend) -> Option<PathBuf> {
