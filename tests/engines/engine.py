@@ -88,7 +88,7 @@ def command(engine, variant, port, extra=()):
         if variant != "inflated":
             argv += ["-ctk", "f32", "-ctv", "f32", "-fa", "off"]
         if variant == "house":
-            argv += ["--repeat-penalty", str(HOUSE["repetition_penalty"]), "--repeat-last-n", "-1",
+            argv += ["--repeat-penalty", str(HOUSE["repetition_penalty"]), "--repeat-last-n", "2048",
                      "--temp", str(HOUSE["temperature"])]
         return argv + list(extra), dict(os.environ)
     environment = {**os.environ, "VLLM_TARGET_DEVICE": "cpu", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",
