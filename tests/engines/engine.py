@@ -1,7 +1,8 @@
 """The real engines as the tests and benches start them: exports, command lines, start and end.
 
     plain      the bundled target in 32 bits, for exactness
-    house      the same with an operator's habits: repetition_penalty 1.05 and temperature 0.7 as server defaults
+    house      the same with an operator's habits: repetition_penalty 1.05 and temperature 0.7 as server defaults,
+               and on vLLM a reasoning parser that moves text out of `content`
     inflated   the same function at the cost of a bigger model (onnx/export/inflate.py), for speed
 
 Exports lie in the cache under models/engines and are made once; a model directory's name says how it was made.
@@ -96,6 +97,8 @@ def command(engine, variant, port, extra=()):
     argv = [binary(engine), "serve", place, "--served-model-name", NAME, "--host", "127.0.0.1", "--port", str(port),
             "--dtype", "bfloat16" if variant == "inflated" else "float32", "--enforce-eager", "--block-size", "32",
             "--enable-scale-out", "--enable-prompt-tokens-details", "--max-logprobs", "-1"]
+    if variant == "house":
+        argv += ["--reasoning-parser-plugin", str(HERE / "parser_plugin.py"), "--reasoning-parser", "first_line"]
     return argv + list(extra), environment
 
 

@@ -41,6 +41,7 @@ def compact(text):
 def record(folder, url, name, method, path, body=None, keep=None):
     """`keep` is a pattern: of a text page only the lines that it matches are kept."""
     status, kind, text = ask(url, method, path, body)
+    text = text.replace(str(engine.MODELS), "models").replace(str(engine.MODELS).replace("/", "\\/"), "models")
     shown = body.decode() if isinstance(body, bytes) else body
     out = {"request": {"method": method, "path": path, "body": shown}, "status": status, "content_type": kind}
     if kind.startswith("text/event-stream"):
@@ -121,7 +122,9 @@ def vllm(url, folder):
     r("chat_eos_stream", "/v1/chat/completions",
       {**chat, "logit_bias": {"0": 100}, "return_token_ids": True, "stream": True})
     r("chat_render", "/v1/chat/completions/render", chat)
+    r("chat_render_defaults", "/v1/chat/completions/render", {"model": M, "messages": CHAT})
     r("completion_render", "/v1/completions/render", {**ids, "prompt": CODE})
+    r("completion_render_defaults", "/v1/completions/render", {"model": M, "prompt": prompt})
     # never without detokenize:false: with a warm prefix that form ends the engine
     score = {"max_tokens": 1, "temperature": 0, "prompt_logprobs": 1, "skip_reading_prefix_cache": False,
              "detokenize": False}
@@ -228,6 +231,13 @@ def llama(url, folder):
     r("chat_stream_logprobs", "/v1/chat/completions",
       {**chat, "max_tokens": 3, "stream": True, "logprobs": True, "top_logprobs": 1})
     r("chat_eos", "/v1/chat/completions", {**chat, "logit_bias": {"0": 100}})
+    r("chat_end_token_is_eos_too", "/v1/chat/completions", {**chat, "logit_bias": {"4": 100}, "verbose": True})
+    r("completion_verbose_tokens", "/v1/completions", {**oai, "max_tokens": 2, "verbose": True, "return_tokens": True})
+    r("completion_stream_verbose", "/v1/completions", {**oai, "max_tokens": 2, "verbose": True, "stream": True})
+    r("chat_verbose_tokens", "/v1/chat/completions",
+      {**chat, "max_tokens": 2, "verbose": True, "return_tokens": True})
+    r("chat_stream_verbose", "/v1/chat/completions", {**chat, "max_tokens": 2, "verbose": True, "stream": True})
+    r("native_stream_fields", "/completion", {**ids, "n_predict": 2, "stream": True, "response_fields": short})
     errors(r, oai, chat)
     r("error_native_too_long", "/completion", {**ids, "prompt": [9] * 2100})
     r("error_native_wrong_type", "/completion", {**ids, "n_predict": "many"})
@@ -246,14 +256,21 @@ def house(name, url, folder):
         r("house_props", "/props")
         r("house_completion", "/v1/completions", {"prompt": CODE, "max_tokens": 4, "seed": 1})
         return
+    prompt = json.loads(ask(url, "POST", "/tokenize", {"model": M, "prompt": CODE})[2])["tokens"]
     r("house_completion_render", "/v1/completions/render", {"model": M, "prompt": CODE, "max_tokens": 4})
     r("house_chat_render", "/v1/chat/completions/render", {"model": M, "messages": CHAT})
     r("house_chat_render_explicit", "/v1/chat/completions/render",
       {"model": M, "messages": CHAT, "temperature": 0, "repetition_penalty": 1.0, "seed": 3, "stop": ["x"]})
     r("house_completion", "/v1/completions",
-      {"model": M, "prompt": CODE, "max_tokens": 4, "seed": 1, "return_token_ids": True})
+      {"model": M, "prompt": CODE, "max_tokens": 8, "seed": 1, "return_token_ids": True})
     r("house_generate", "/inference/v1/generate",
-      {"model": M, "token_ids": [9, 10, 11], "sampling_params": {"max_tokens": 2, "detokenize": False}})
+      {"model": M, "token_ids": prompt, "sampling_params": {"max_tokens": 8, "seed": 1, "detokenize": False}})
+    explicit = {"max_tokens": 8, "seed": 1, "detokenize": False, **engine.HOUSE}
+    r("house_generate_explicit", "/inference/v1/generate",
+      {"model": M, "token_ids": prompt, "sampling_params": explicit})
+    chat = {"model": M, "messages": CHAT, "temperature": 0, "max_tokens": 12, "return_token_ids": True}
+    r("house_chat", "/v1/chat/completions", chat)
+    r("house_chat_stream", "/v1/chat/completions", {**chat, "stream": True})
 
 
 def main():
