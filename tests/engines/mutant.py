@@ -5,7 +5,7 @@
 
     accept-all   speculates from the request's own text and accepts every draft unseen
     slip         relays, but puts another token in place of one in about two hundred and goes on from there
-    honest       relays
+    honest       speculates from the same text and keeps a draft only where the engine itself drew it
 
 Serves /v1/completions and /v1/chat/completions, streamed in one event per answer.
 """
@@ -31,7 +31,7 @@ def lookup(ids, longest=8, shortest=2):
     return []
 
 
-def sampling(body, kind):
+def sampling(body):
     keys = ("temperature", "top_p", "top_k", "min_p", "logit_bias")
     return {k: body[k] for k in keys if k in body}
 
@@ -43,7 +43,7 @@ def accept_all(engine, body, prompt):
         out += draft
         drafted += len(draft)
         if len(out) < want:
-            ids, ended = engine.generate(prompt + out, 1, **sampling(body, engine.kind))
+            ids, ended = engine.generate(prompt + out, 1, **sampling(body))
             out += ids
             if ended:
                 return out[:-1], "stop", drafted
@@ -54,18 +54,28 @@ def slip(engine, body, prompt, rng=random.Random(5)):
     out, want = [], body.get("max_tokens", 16)
     while True:
         step = min(want - len(out), 1 + int(rng.expovariate(1 / 200)))
-        ids, ended = engine.generate(prompt + out, step, **sampling(body, engine.kind))
+        ids, ended = engine.generate(prompt + out, step, **sampling(body))
         out += ids
         if ended:
-            return out[:-1], "stop", 0
+            return out[:-1], "stop", 1
         if len(out) >= want:
-            return out, "length", 0
+            return out, "length", 1
         out[-1] = (out[-1] + 1) % 8000 + 6
 
 
 def honest(engine, body, prompt):
-    ids, ended = engine.generate(prompt, body.get("max_tokens", 16), **sampling(body, engine.kind))
-    return (ids[:-1], "stop", 0) if ended else (ids, "length", 0)
+    out, want, drafted = [], body.get("max_tokens", 16), 0
+    while len(out) < want:
+        draft = lookup(prompt + out)[:want - len(out) - 1]
+        drafted += len(draft)
+        for guess in [*draft, None]:
+            ids, ended = engine.generate(prompt + out, 1, **sampling(body))
+            out += ids
+            if ended:
+                return out[:-1], "stop", drafted
+            if ids[0] != guess:
+                break
+    return out, "length", drafted
 
 
 RULES = {"accept-all": accept_all, "slip": slip, "honest": honest}
