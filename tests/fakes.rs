@@ -4,8 +4,12 @@
 #[path = "fakes/mod.rs"]
 mod fakes;
 
+#[path = "fakes/checks/client.rs"]
+mod client;
 #[path = "fakes/checks/core.rs"]
 mod core;
+#[path = "fakes/checks/vllm.rs"]
+mod vllm;
 #[path = "support/wire.rs"]
 #[allow(dead_code)]
 mod wire;

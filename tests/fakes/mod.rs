@@ -16,10 +16,12 @@ pub mod fault;
 pub mod fields;
 pub mod house;
 pub mod http;
+pub mod openai;
 pub mod sample;
 pub mod sequence;
 pub mod server;
 pub mod toy;
+pub mod vllm;
 
 pub use fault::{Fault, When};
 pub use house::{Defaults, House, Load, Pace, Setup, Tally};
