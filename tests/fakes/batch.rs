@@ -90,7 +90,9 @@ impl Batch {
             if pieces.is_empty() {
                 return all;
             }
-            pieces.into_iter().for_each(|(at, piece)| all[at].push(piece));
+            for (at, piece) in pieces {
+                all[at].push(piece);
+            }
         }
     }
 

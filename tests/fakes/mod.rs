@@ -20,6 +20,7 @@ pub mod openai;
 pub mod sample;
 pub mod sequence;
 pub mod server;
+pub mod sglang;
 pub mod toy;
 pub mod vllm;
 

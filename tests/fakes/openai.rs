@@ -60,7 +60,7 @@ impl Exposition {
             if labels.is_empty() { format!("{name} {value}") } else { format!("{name}{{{labels}}} {value}") };
         let family = name.strip_suffix("_total").unwrap_or(name);
         let family = if kind == "counter" { family } else { name };
-        self.0.push_str(&format!("# HELP {family} {family}\n# TYPE {family} {kind}\n{line}\n"));
+        self.0.extend(["# HELP ", family, " ", family, "\n# TYPE ", family, " ", kind, "\n", &line, "\n"]);
     }
 
     pub fn gauge(&mut self, name: &str, labels: &str, value: impl std::fmt::Display) {

@@ -170,7 +170,9 @@ impl Sampling {
             let kept: Vec<(usize, f32)> =
                 allowed.iter().map(|&id| (id as usize, logits[id as usize])).collect();
             logits.fill(f32::NEG_INFINITY);
-            kept.iter().for_each(|&(id, logit)| logits[id] = logit);
+            for (id, logit) in kept {
+                logits[id] = logit;
+            }
         }
         for &(token, bias) in &self.bias {
             logits[token as usize] += bias;
@@ -188,7 +190,7 @@ impl Sampling {
 
     fn penalise(&self, logits: &mut [f32], context: &Context, prompt: usize) {
         let pipeline = self.pipeline;
-        if self.repetition != 1.0 {
+        if (self.repetition - 1.0).abs() > 0.0 {
             for token in pipeline.repetition.of(context, prompt).into_keys() {
                 let logit = &mut logits[token as usize];
                 let by = self.repetition as f32;

@@ -38,8 +38,9 @@ pub struct Piece {
     pub text: String,
     /// The model's logits at this place.
     pub raw: Row,
-    /// The logits after bias and penalties.
+    /// The logits after bias, penalties and temperature.
     pub processed: Row,
+    pub temperature: f64,
     pub finish: Option<Finish>,
 }
 
@@ -91,6 +92,10 @@ impl Sequence {
         }
         let raw = toy.row(&self.context, self.context.len());
         let (token, processed) = self.sampling.draw(&raw, &self.context, self.prompt, toy.eos());
+        let processed = match self.sampling.temperature {
+            temperature if temperature > 0.0 => processed.cooled(temperature),
+            _ => processed,
+        };
         self.context.push(token);
         self.finish = self.ended_by(token, toy.eos());
         let hidden = matches!(self.finish, Some(Finish::Eos | Finish::StopToken(_)));
@@ -99,7 +104,8 @@ impl Sequence {
             self.cut_at_stop();
         }
         let text = self.tell();
-        Some(Piece { token, text, raw, processed, finish: self.finish.clone() })
+        let temperature = self.sampling.temperature;
+        Some(Piece { token, text, raw, processed, temperature, finish: self.finish.clone() })
     }
 
     fn ended_by(&self, token: TokenId, eos: TokenId) -> Option<Finish> {
@@ -124,6 +130,18 @@ impl Sequence {
         {
             self.text.push_str(&after[before.len()..]);
             self.window = (read, tokens.len());
+        }
+    }
+
+    /// What is left of the text when half a character never got its other half.
+    pub fn tail(&self, toy: &Toy) -> String {
+        let tokens = self.context.tokens();
+        let (prefix, read) = self.window;
+        let before = toy.decode(&tokens[prefix..read], self.sampling.skip_special);
+        let after = toy.decode(&tokens[prefix..], self.sampling.skip_special);
+        match self.finish {
+            Some(Finish::Length) => after.get(before.len()..).unwrap_or_default().to_owned(),
+            _ => String::new(),
         }
     }
 

@@ -27,7 +27,9 @@ pub struct Context {
 impl Context {
     pub fn new(tokens: &[TokenId]) -> Self {
         let mut context = Self { tokens: Vec::with_capacity(tokens.len() + 64), hashes: vec![0x51ED] };
-        tokens.iter().for_each(|&token| context.push(token));
+        for &token in tokens {
+            context.push(token);
+        }
         context
     }
 
@@ -99,7 +101,7 @@ impl Toy {
         let pool = drawn.filter(|&token| plain(token)).take(POOL).collect();
         let tail = (0..size).map(tail).collect();
         let eos = tokenizer.id("<|endoftext|>").unwrap();
-        Self { tokenizer, eos, template, template_source, temper, tail, pool }
+        Self { tokenizer, template, template_source, temper, eos, tail, pool }
     }
 
     pub fn vocabulary(&self) -> usize {
@@ -147,7 +149,7 @@ impl Toy {
         }
         if self.temper.tie_every.is_some_and(|every| (fate >> 20).is_multiple_of(every)) {
             let top = logits.iter().copied().fold(f32::MIN, f32::max);
-            let twin = if logits[pick(0)] == top { pick(1) } else { pick(0) };
+            let twin = if logits[pick(0)] < top { pick(0) } else { pick(1) };
             logits[twin] = top;
         }
         Row(logits)
@@ -159,6 +161,11 @@ impl Toy {
 pub struct Row(pub Vec<f32>);
 
 impl Row {
+    /// The logits at a temperature.
+    pub fn cooled(&self, temperature: f64) -> Self {
+        Self(self.0.iter().map(|&logit| (f64::from(logit) / temperature) as f32).collect())
+    }
+
     /// The best token; the lowest id of several.
     pub fn best(&self) -> TokenId {
         let mut best = 0;

@@ -164,7 +164,7 @@ async fn faults_strike_the_nth_call_of_a_kind_where_they_should() {
 #[tokio::test]
 async fn a_client_that_leaves_ends_its_generation() {
     let fake = Fake::start(Least::new("one")).await;
-    fake.house.pace.lock().step = Duration::from_secs(3600);
+    fake.house.pace.lock().step = Duration::from_hours(1);
     let mut wire = Wire::connect(fake.address).await;
     wire.send(post("/events", "", b"{}")).await;
     while fake.house.running() == 0 {
@@ -180,7 +180,7 @@ async fn a_client_that_leaves_ends_its_generation() {
 #[tokio::test]
 async fn who_finds_no_seat_waits() {
     let fake = Fake::start(Least::new("one")).await;
-    fake.house.pace.lock().step = Duration::from_secs(3600);
+    fake.house.pace.lock().step = Duration::from_hours(1);
     let mut wires = Vec::new();
     for _ in 0..3 {
         wires.push(Wire::connect(fake.address).await);

@@ -142,9 +142,10 @@ impl Vllm {
             }
             for (at, piece) in pieces {
                 let (thought, said) = partings[at].push(&piece.text, piece.finish.is_some());
-                let delta = match thought.is_empty() {
-                    true => json!({"content": said}),
-                    false => json!({"reasoning": thought, "reasoning_content": thought}),
+                let delta = if thought.is_empty() {
+                    json!({"content": said})
+                } else {
+                    json!({"reasoning": thought, "reasoning_content": thought})
                 };
                 let mut choice = json!({"index": at, "delta": delta,
                     "logprobs": chat.logprobs.map(|top| self.chat_logprobs(std::slice::from_ref(&piece), top)),
