@@ -91,7 +91,9 @@ impl Sglang {
             return out.reset();
         }
         let done = match request.route() {
-            ("GET", "/health" | "/health_generate") => return out.empty(200).await,
+            ("GET", "/health" | "/health_generate") | ("POST", "/abort_request") => {
+                return out.empty(200).await;
+            }
             ("GET", "/metrics") if self.options.metrics => return out.text(200, &self.metrics()).await,
             ("GET", "/v1/loads") => Ok(self.loads()),
             ("GET", "/server_info" | "/get_server_info") => Ok(self.server_info()),
@@ -99,7 +101,6 @@ impl Sglang {
             ("GET", "/v1/models") => Ok(self.models()),
             ("POST", "/tokenize" | "/v1/tokenize") => self.tokenize(&request),
             ("POST", "/detokenize" | "/v1/detokenize") => self.detokenize(&request),
-            ("POST", "/abort_request") => return out.empty(200).await,
             ("POST" | "PUT", "/generate") => return self.generate(&request, out).await,
             ("POST", "/v1/completions") => return self.completions(&request, out).await,
             ("POST", "/v1/chat/completions") => return self.chat(&request, out).await,

@@ -100,6 +100,9 @@ async fn an_unknown_field_is_refused_by_its_name() {
     assert_eq!(refusal(fake.address, GENERATE, body).await.0, 400);
     assert_eq!(refusal(fake.address, GENERATE, json!({"sampling_params": greedy(1)})).await.0, 400);
     assert_eq!(refusal(fake.address, GENERATE, json!({"input_ids": [9000]})).await.0, 400);
+    let prefill =
+        ask(fake.address, GENERATE, json!({"input_ids": [5, 6], "sampling_params": greedy(0)})).await;
+    assert_eq!((ids(&prefill["output_ids"]).len(), fake.house.tally().computed), (0, 2));
     // The OpenAI routes ignore what they do not know.
     ask(fake.address, "/v1/completions", json!({"prompt": [5], "max_tokens": 1, "prediction": {}})).await;
 }
@@ -216,7 +219,7 @@ async fn load_is_told_and_metrics_are_behind_a_flag() {
     let fake = sglang(|options| options.metrics = true).await;
     fake.house.pretend.lock().running = 5;
     let text = get(fake.address, "/metrics").await.text();
-    assert_eq!((gauge(&text, "sglang:num_running_reqs{"), gauge(&text, "sglang:page_size{")), (5.0, 1.0));
+    assert_eq!((gauge(&text, "sglang:num_running_reqs{"), gauge(&text, "sglang:page_size{")), ("5.0", "1.0"));
 }
 
 #[tokio::test]

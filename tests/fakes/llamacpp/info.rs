@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use super::super::fields::Fields;
 use super::super::http::{Out, Request, Sent};
 use super::super::openai::{Exposition, created};
+use super::params::settings;
 use super::{Llama, Refusal, refuse};
 
 impl Llama {
@@ -14,7 +15,7 @@ impl Llama {
     pub(super) fn props(&self) -> Value {
         let params = self.params(&Fields::default()).ok();
         let end = self.house.toy.name(self.house.toy.eos());
-        json!({"default_generation_settings": {"params": params.map(|params| self.settings(&params)),
+        json!({"default_generation_settings": {"params": params.map(|params| settings(&params)),
                 "n_ctx": self.house.setup.max_len},
             "total_slots": self.options.slots, "model_alias": self.house.setup.model, "model_ftype": "all F32",
             "model_path": "model.gguf", "modalities": {"vision": false, "video": false, "audio": false},

@@ -11,7 +11,7 @@ use super::super::http::{Gone, Out, Request, Sent};
 use super::super::sample::Noise;
 use super::super::sequence::{Finish, Hold, Piece, Sequence};
 use super::super::toy::Context;
-use super::params::Params;
+use super::params::{Params, settings};
 use super::slots::{Deferred, Held, Task};
 use super::{Llama, Refusal, refuse};
 
@@ -88,7 +88,7 @@ impl Llama {
         let mut sampling = params.sampling.clone();
         sampling.noise = match sampling.noise {
             Noise::Restarting(seed) => Noise::Restarting(seed.wrapping_add(child as u64)),
-            noise => noise,
+            Noise::Position(seed) => Noise::Position(seed),
         };
         let room = self.house.setup.max_len - prompt.len();
         sampling.max_tokens = params.n_predict.unwrap_or(room).min(room);
@@ -124,7 +124,9 @@ impl Llama {
                 if step.is_empty() {
                     break;
                 }
-                step.into_iter().for_each(|(at, piece)| pieces[at].push(piece));
+                for (at, piece) in step {
+                    pieces[at].push(piece);
+                }
             }
             for (at, pieces) in pieces.iter().enumerate() {
                 let index = wave.batch.sequences[at].index;
@@ -212,9 +214,11 @@ impl Llama {
         let fed = (sequence.context.len() - usize::from(count > 0)).max(usize::from(count > 0));
         let full = sequence.context.len() >= self.house.setup.max_len;
         let prompt = self.house.toy.decode(&sequence.context.tokens()[..sequence.prompt], false);
+        let mut settings = settings(params);
+        settings["stop"] = json!(params.sampling.stop);
         let mut body = json!({"index": sequence.index, "content": text, "tokens": tokens, "id_slot": wave.slot(at),
             "stop": true, "model": self.house.setup.model, "tokens_predicted": count,
-            "tokens_evaluated": sequence.prompt, "generation_settings": self.settings(params), "prompt": prompt,
+            "tokens_evaluated": sequence.prompt, "generation_settings": settings, "prompt": prompt,
             "has_new_line": sequence.text.contains('\n'), "truncated": full, "stop_type": stop,
             "stopping_word": word, "tokens_cached": fed, "timings": timings(wave, at)});
         if let Some(pieces) = pieces.filter(|_| params.n_probs > 0) {

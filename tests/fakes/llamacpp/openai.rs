@@ -60,7 +60,7 @@ impl Llama {
         Ok(self.house.toy.encode(&self.chat_text(fields)?))
     }
 
-    fn frame(&self, head: &Head, object: &str, choices: Value) -> Value {
+    fn frame(&self, head: &Head, object: &str, choices: &Value) -> Value {
         json!({"choices": choices, "created": head.created, "model": self.house.setup.model,
             "system_fingerprint": "b1-0c1e570", "object": object, "id": head.id})
     }
@@ -76,7 +76,9 @@ impl Llama {
                 if step.is_empty() {
                     break;
                 }
-                step.into_iter().for_each(|(at, piece)| pieces[at].push(piece));
+                for (at, piece) in step {
+                    pieces[at].push(piece);
+                }
             }
             for (at, pieces) in pieces.iter().enumerate() {
                 let sequence = &wave.batch.sequences[at];
@@ -85,7 +87,7 @@ impl Llama {
             first.get_or_insert_with(|| (usage(&wave, 0), timings(&wave, 0)));
         }
         let object = if head.chat { "chat.completion" } else { "text_completion" };
-        let mut body = self.frame(head, object, Value::from(choices));
+        let mut body = self.frame(head, object, &Value::from(choices));
         (body["usage"], body["timings"]) = first.unwrap_or_default();
         body
     }
@@ -163,7 +165,7 @@ impl Llama {
             return if piece.incomplete {
                 vec![]
             } else {
-                vec![self.frame(head, "text_completion", json!([choice]))]
+                vec![self.frame(head, "text_completion", &json!([choice]))]
             };
         }
         let mut deltas = Vec::new();
@@ -183,7 +185,7 @@ impl Llama {
             if let Some(logprobs) = logprobs.as_ref().filter(|_| at + 1 == last) {
                 choice["logprobs"] = logprobs.clone();
             }
-            self.frame(head, "chat.completion.chunk", json!([choice]))
+            self.frame(head, "chat.completion.chunk", &json!([choice]))
         };
         deltas.into_iter().enumerate().map(event).collect()
     }
@@ -194,15 +196,15 @@ impl Llama {
         if !head.chat {
             let choice =
                 json!({"text": "", "index": sequence.index, "logprobs": null, "finish_reason": reason});
-            let mut event = self.frame(head, "text_completion", json!([choice]));
+            let mut event = self.frame(head, "text_completion", &json!([choice]));
             event["usage"] = usage(wave, at);
             event["timings"] = timings(wave, at);
             return vec![event];
         }
         let choice = json!({"finish_reason": reason, "index": sequence.index, "delta": {}});
-        let mut events = vec![self.frame(head, "chat.completion.chunk", json!([choice]))];
+        let mut events = vec![self.frame(head, "chat.completion.chunk", &json!([choice]))];
         if head.usage {
-            let mut event = self.frame(head, "chat.completion.chunk", json!([]));
+            let mut event = self.frame(head, "chat.completion.chunk", &json!([]));
             event["usage"] = usage(wave, at);
             events.push(event);
         }

@@ -7,6 +7,29 @@ use super::super::fields::{Fields, Wrong, ids};
 use super::super::sample::{Counts, Noise, Pipeline, Sampling, fresh_seed};
 use super::{Llama, Refusal};
 
+/// What llama-server can do and this fake cannot.
+const BEYOND: &[&str] = &[
+    "grammar",
+    "json_schema",
+    "response_format",
+    "tools",
+    "mirostat",
+    "dry_multiplier",
+    "xtc_probability",
+    "typical_p",
+    "dynatemp_range",
+    "top_n_sigma",
+    "adaptive_target",
+    "min_keep",
+    "n_indent",
+    "t_max_predict_ms",
+    "n_cache_reuse",
+    "samplers",
+    "n_keep",
+    "n_discard",
+    "lora",
+];
+
 /// Stands for no seed.
 const RANDOM: u32 = u32::MAX;
 
@@ -30,6 +53,9 @@ pub struct Params {
 
 impl Llama {
     pub(super) fn params(&self, fields: &Fields) -> Result<Params, Refusal> {
+        if let Some(message) = fields.beyond(BEYOND) {
+            return Err(Refusal::of(501, "not_supported_error", &message));
+        }
         let defaults = self.house.defaults.lock().clone();
         let first =
             |names: &[&str]| names.iter().map(|name| fields.int(name)).find(|it| !matches!(it, Ok(None)));
@@ -160,28 +186,28 @@ impl Llama {
         error["n_ctx"] = json!(longest);
         Err(Refusal(status, error))
     }
+}
 
-    /// The settings as the server tells them: singles that were stored as floats of 32 bits.
-    pub(super) fn settings(&self, params: &Params) -> Value {
-        let sampling = &params.sampling;
-        let single = |value: f64| f64::from(value as f32);
-        let most = params.n_predict.map_or(-1, |most| most as i64);
-        let mut all = json!({"seed": params.seed, "temperature": single(sampling.temperature), "dynatemp_range": 0.0,
-            "dynatemp_exponent": 1.0, "top_k": sampling.top_k, "top_p": single(sampling.top_p),
-            "min_p": single(sampling.min_p), "top_n_sigma": -1.0, "xtc_probability": 0.0, "xtc_threshold": single(0.1),
-            "typical_p": 1.0, "repeat_last_n": params.repeat_last_n, "repeat_penalty": single(sampling.repetition),
-            "presence_penalty": single(sampling.presence), "frequency_penalty": single(sampling.frequency),
-            "dry_multiplier": 0.0, "dry_base": 1.75, "dry_allowed_length": 2, "dry_penalty_last_n": 64, "mirostat": 0,
-            "mirostat_tau": 5.0, "mirostat_eta": single(0.1), "adaptive_target": -1.0, "adaptive_decay": single(0.9)});
-        let rest = json!({"max_tokens": most, "n_predict": most, "n_keep": 0, "n_discard": 0,
-            "ignore_eos": sampling.ban_eos, "stream": params.stream, "n_probs": params.n_probs, "min_keep": 0,
-            "chat_format": "Content-only", "reasoning_format": "none", "reasoning_in_content": false,
-            "generation_prompt": "",
-            "samplers": ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"],
-            "speculative.types": "none", "timings_per_token": false, "post_sampling_probs": params.post_sampling,
-            "backend_sampling": false, "lora": []});
-        let rest = rest.as_object().expect("an object").clone();
-        all.as_object_mut().expect("an object").extend(rest);
-        all
-    }
+/// The settings as the server tells them: singles that were stored as floats of 32 bits.
+pub(super) fn settings(params: &Params) -> Value {
+    let sampling = &params.sampling;
+    let single = |value: f64| f64::from(value as f32);
+    let most = params.n_predict.map_or(-1, |most| most as i64);
+    let mut all = json!({"seed": params.seed, "temperature": single(sampling.temperature), "dynatemp_range": 0.0,
+        "dynatemp_exponent": 1.0, "top_k": sampling.top_k, "top_p": single(sampling.top_p),
+        "min_p": single(sampling.min_p), "top_n_sigma": -1.0, "xtc_probability": 0.0, "xtc_threshold": single(0.1),
+        "typical_p": 1.0, "repeat_last_n": params.repeat_last_n, "repeat_penalty": single(sampling.repetition),
+        "presence_penalty": single(sampling.presence), "frequency_penalty": single(sampling.frequency),
+        "dry_multiplier": 0.0, "dry_base": 1.75, "dry_allowed_length": 2, "dry_penalty_last_n": 64, "mirostat": 0,
+        "mirostat_tau": 5.0, "mirostat_eta": single(0.1), "adaptive_target": -1.0, "adaptive_decay": single(0.9)});
+    let rest = json!({"max_tokens": most, "n_predict": most, "n_keep": 0, "n_discard": 0,
+        "ignore_eos": sampling.ban_eos, "stream": params.stream, "n_probs": params.n_probs, "min_keep": 0,
+        "chat_format": "Content-only", "reasoning_format": "none", "reasoning_in_content": false,
+        "generation_prompt": "",
+        "samplers": ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"],
+        "speculative.types": "none", "timings_per_token": false, "post_sampling_probs": params.post_sampling,
+        "backend_sampling": false, "lora": []});
+    let rest = rest.as_object().expect("an object").clone();
+    all.as_object_mut().expect("an object").extend(rest);
+    all
 }

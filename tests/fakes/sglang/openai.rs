@@ -34,6 +34,20 @@ impl Sglang {
 
     fn open(&self, request: &Request, chat: bool) -> Result<Asked, Refusal> {
         let fields = Fields::of(request)?;
+        let beyond = [
+            "stop_regex",
+            "json_schema",
+            "regex",
+            "ebnf",
+            "response_format",
+            "tools",
+            "echo",
+            "suffix",
+            "best_of",
+        ];
+        if let Some(message) = fields.beyond(&beyond) {
+            return Err(Refusal::openai(501, message));
+        }
         let prompts =
             if chat { vec![self.chat_prompt(&fields)?] } else { fields.prompts(&self.house.toy)? };
         if prompts.is_empty() || prompts.iter().any(Vec::is_empty) {
