@@ -29,9 +29,11 @@ pub struct Options {
     pub preferred: Value,
     /// `--enable-cache-report`: the OpenAI routes tell cached tokens.
     pub cache_report: bool,
+    /// `--sampling-defaults`: `model` gives the chat route what the model's files say, `openai` does not.
+    pub sampling_defaults: &'static str,
     /// `--speculative-algorithm`
     pub speculative: Option<&'static str>,
-    /// The block of the setup is the page size.
+    /// The block of the setup is the page size; 0 is `--disable-radix-cache`.
     pub setup: Setup,
 }
 
@@ -43,6 +45,7 @@ impl Default for Options {
             incremental: false,
             preferred: Value::Null,
             cache_report: false,
+            sampling_defaults: "model",
             speculative: None,
             setup: Setup { block: 1, blocks: 262_144, ..Setup::default() },
         }

@@ -285,7 +285,7 @@ fn the_cache_forgets_what_was_used_least_recently() {
 #[test]
 fn a_row_costs_the_same_at_any_length() {
     let toy = Toy::new(Temper::default());
-    let long = Context::new(&[50; 32_768]);
+    let long = Context::new(&vec![50; 32_768]);
     let began = std::time::Instant::now();
     (32_000..32_200).for_each(|len| drop(toy.row(&long, len)));
     assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());

@@ -72,6 +72,11 @@ async fn whole_pages_are_cached() {
         assert_eq!(answer["meta_info"]["cached_tokens"], cached);
         assert_eq!(get(fake.address, "/server_info").await.json()["page_size"], page);
     }
+    let fake = sglang(|options| options.setup.block = 0).await;
+    plain(&fake, &prompt(41), 1).await;
+    plain(&fake, &prompt(41), 1).await;
+    assert_eq!(fake.house.tally().cached, 0);
+    assert_eq!(get(fake.address, "/server_info").await.json()["disable_radix_cache"], true);
 }
 
 #[tokio::test]
@@ -204,7 +209,15 @@ async fn defaults_of_the_model_reach_the_chat_route_alone() {
     assert_ne!(text(json!({"max_new_tokens": 30, "temperature": 0})).await, want);
     let shown =
         get(fake.address, "/server_info").await.text() + &get(fake.address, "/model_info").await.text();
-    assert!(!shown.contains("1.9"));
+    assert!(!shown.contains("1.9") && shown.contains("\"sampling_defaults\":\"model\""));
+    let open = sglang(|options| {
+        options.setup.defaults.temperature = Some(0.0);
+        options.sampling_defaults = "openai";
+    });
+    let open = open.await;
+    let body = json!({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 30, "top_k": 4});
+    let first = ask(open.address, "/v1/chat/completions", body.clone()).await["choices"][0].clone();
+    assert_ne!(first, ask(open.address, "/v1/chat/completions", body).await["choices"][0]);
 }
 
 #[tokio::test]

@@ -63,7 +63,8 @@ impl Sglang {
         if asked == Some(0) {
             return Err(Refusal::openai(400, "max_tokens must be positive"));
         }
-        let defaults = if chat { self.model_defaults() } else { Map::new() };
+        let by_model = chat && self.options.sampling_defaults == "model";
+        let defaults = if by_model { self.model_defaults() } else { Map::new() };
         let options = fields.object("stream_options")?;
         let (mut sequences, mut choices) = (Vec::new(), 1);
         for prompt in &prompts {
