@@ -64,7 +64,7 @@ def agreed(engine, ids, one, other):
     low, high = 0, len(ids)
     while low < high:
         middle = (low + high + 1) // 2
-        if len(engine.detokenize(ids[:middle])) <= same:
+        if len(engine.text(ids[:middle])) <= same:
             low = middle
         else:
             high = middle - 1

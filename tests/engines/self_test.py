@@ -41,7 +41,7 @@ class Statistics(unittest.TestCase):
         self.assertEqual(stats.more_often(0, 1000, 5, 1000), 1.0)
 
 
-def planted(kind, direct, tokens=1500, draws=300):
+def planted(kind, direct, tokens=2000, draws=300):
     """Table lines of (what, whether it came out as it must)."""
     def quiet(_):
         pass
