@@ -13,6 +13,7 @@ import os
 import pathlib
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -104,6 +105,13 @@ def command(engine, variant, port, extra=()):
     if variant == "house":
         argv += ["--reasoning-parser-plugin", str(HERE / "parser_plugin.py"), "--reasoning-parser", "first_line"]
     return argv + list(extra), environment
+
+
+def free_port():
+    """One that nobody listens on; servers of several runs must not meet."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
 
 
 def get(url, timeout=5):
