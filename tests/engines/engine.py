@@ -13,6 +13,7 @@ import os
 import pathlib
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -30,7 +31,11 @@ HOUSE = {"repetition_penalty": 1.05, "temperature": 0.7}
 # found by measuring: a decode step of at least 60 ms on two cores (docs/engines.md)
 INFLATE = {"llama": (int(os.environ.get("LLAMA_DEPTH", "1")), int(os.environ.get("LLAMA_WIDTH", "16"))),
            "vllm": (int(os.environ.get("VLLM_DEPTH", "1")), int(os.environ.get("VLLM_WIDTH", "16")))}
-THREADS = os.environ.get("ENGINE_THREADS", "2")
+# one thread is as fast on the plain model, and does not spin against its twin where cores are shared
+def threads(variant):
+    return os.environ.get("ENGINE_THREADS", "2" if variant == "inflated" else "1")
+
+
 
 
 def binary(engine):
@@ -85,7 +90,7 @@ def command(engine, variant, port, extra=()):
     place = str(model(engine, variant))
     if engine == "llama":
         argv = [binary(engine), "-m", place, "--alias", NAME, "--host", "127.0.0.1", "--port", str(port),
-                "-t", THREADS, "-c", "18432", "-np", "9", "-kvu", "--no-cache-idle-slots", "--metrics", "--no-webui"]
+                "-t", threads(variant), "-c", "18432", "-np", "9", "-kvu", "--no-cache-idle-slots", "--metrics", "--no-webui"]
         if variant != "inflated":
             argv += ["-ctk", "f32", "-ctv", "f32", "-fa", "off"]
         if variant == "house":
@@ -93,13 +98,20 @@ def command(engine, variant, port, extra=()):
                      "--temp", str(HOUSE["temperature"])]
         return argv + list(extra), dict(os.environ)
     environment = {**os.environ, "VLLM_TARGET_DEVICE": "cpu", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",
-                   "VLLM_CPU_KVCACHE_SPACE": "2" if variant == "inflated" else "1", "OMP_NUM_THREADS": THREADS}
+                   "VLLM_CPU_KVCACHE_SPACE": "2" if variant == "inflated" else "1", "OMP_NUM_THREADS": threads(variant)}
     argv = [binary(engine), "serve", place, "--served-model-name", NAME, "--host", "127.0.0.1", "--port", str(port),
             "--dtype", "bfloat16" if variant == "inflated" else "float32", "--enforce-eager", "--block-size", "32",
             "--enable-scale-out", "--enable-prompt-tokens-details", "--max-logprobs", "-1"]
     if variant == "house":
         argv += ["--reasoning-parser-plugin", str(HERE / "parser_plugin.py"), "--reasoning-parser", "first_line"]
     return argv + list(extra), environment
+
+
+def free_port():
+    """One that nobody listens on; servers of several runs must not meet."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
 
 
 def get(url, timeout=5):

@@ -64,7 +64,7 @@ def agreed(engine, ids, one, other):
     low, high = 0, len(ids)
     while low < high:
         middle = (low + high + 1) // 2
-        if len(engine.detokenize(ids[:middle])) <= same:
+        if len(engine.text(ids[:middle])) <= same:
             low = middle
         else:
             high = middle - 1
@@ -307,10 +307,11 @@ holdback: { start: 0, floor: 0 }
 class Run:
     """The engine and Foretell before it, on ports of their own."""
 
-    def __init__(self, kind, foretell, out, port=8400, variant="plain", policy=POLICY, sidecar=True):
-        self.kind, self.foretell, self.out, self.port, self.variant = kind, foretell, out, port, variant
+    def __init__(self, kind, foretell, out, variant="plain", policy=POLICY, sidecar=True):
+        self.kind, self.foretell, self.out, self.variant = kind, foretell, out, variant
         self.policy, self.wanted = policy, sidecar
-        self.url, self.through = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{port + 1}"
+        self.port, self.front, self.admin = (engines.free_port() for _ in range(3))
+        self.url, self.through = (f"http://127.0.0.1:{port}" for port in (self.port, self.front))
         self.server = self.sidecar = None
 
     def restart(self):
@@ -329,14 +330,14 @@ class Run:
         models = "" if self.kind == "onnx" else MODELS.format(root=engines.ROOT)
         dialect = {"llama": "llamacpp"}.get(self.kind, self.kind)
         config = self.out / f"{self.kind}.yaml"
-        config.write_text(CONFIG.format(port=self.port + 1, admin=self.port + 2, dialect=dialect, url=self.url,
+        config.write_text(CONFIG.format(port=self.front, admin=self.admin, dialect=dialect, url=self.url,
                                         root=engines.ROOT, policies=policies, models=models))
         try:
             self.restart()
             if not self.wanted:
                 return self
             self.sidecar = engines.Server([self.foretell, "serve", "--config", config], None,
-                                          f"http://127.0.0.1:{self.port + 2}", self.out / "foretell.log", "/readyz", 30)
+                                          f"http://127.0.0.1:{self.admin}", self.out / "foretell.log", "/readyz", 30)
         except BaseException:
             self.__exit__()
             raise

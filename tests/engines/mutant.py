@@ -4,7 +4,7 @@
     mutant.py accept-all|slip|honest KIND ENGINE_URL [--port N]
 
     accept-all   speculates from the request's own text and accepts every draft unseen
-    slip         relays, but puts another token in place of one in about two hundred and goes on from there
+    slip         relays, but puts another token in place of one in about a hundred and goes on from there
     honest       speculates from the same text and keeps a draft only where the engine itself drew it
 
 Serves /v1/completions and /v1/chat/completions, streamed in one event per answer.
@@ -46,18 +46,18 @@ def accept_all(engine, body, prompt):
             ids, ended = engine.generate(prompt + out, 1, **sampling(body))
             out += ids
             if ended:
-                return out[:-1], "stop", drafted
+                return out, "stop", drafted
     return out, "length", drafted
 
 
 def slip(engine, body, prompt, rng=random.Random(5)):
     out, want = [], body.get("max_tokens", 16)
     while True:
-        step = min(want - len(out), 1 + int(rng.expovariate(1 / 200)))
+        step = min(want - len(out), 1 + int(rng.expovariate(1 / 100)))
         ids, ended = engine.generate(prompt + out, step, **sampling(body))
         out += ids
         if ended:
-            return out[:-1], "stop", 1
+            return out, "stop", 1
         if len(out) >= want:
             return out, "length", 1
         out[-1] = (out[-1] + 1) % 8000 + 6
@@ -72,7 +72,7 @@ def honest(engine, body, prompt):
             ids, ended = engine.generate(prompt + out, 1, **sampling(body))
             out += ids
             if ended:
-                return out[:-1], "stop", drafted
+                return out, "stop", drafted
             if ids[0] != guess:
                 break
     return out, "length", drafted
@@ -82,7 +82,7 @@ RULES = {"accept-all": accept_all, "slip": slip, "honest": honest}
 
 
 def choice(chat, stream, text, ids, finish):
-    out = {"index": 0, "finish_reason": finish, "token_ids": ids}
+    out = {"index": 0, "finish_reason": finish, **({} if ids is None else {"token_ids": ids})}
     key = ("delta" if stream else "message") if chat else None
     return {**out, key: {"role": "assistant", "content": text}} if key else {**out, "text": text}
 
@@ -108,10 +108,11 @@ def handler(engine, rule):
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
             prompt = body["prompt"] if isinstance(body.get("prompt"), list) else engine.tokenize(body)
             ids, finish, drafted = rule(engine, body, prompt)
-            text, chat, stream = engine.detokenize(ids), "messages" in body, body.get("stream", False)
+            text, chat, stream = engine.text(ids), "messages" in body, body.get("stream", False)
+            told = None if engine.kind == "llama" else ids  # its client routes tell none
             usage = {"prompt_tokens": len(prompt), "completion_tokens": len(ids),
                      "foretell": {"path": "speculated", "rounds": 1, "drafted": drafted, "accepted": drafted}}
-            answer = {"choices": [choice(chat, stream, text, ids, finish)], "usage": usage}
+            answer = {"choices": [choice(chat, stream, text, told, finish)], "usage": usage}
             if stream:
                 self.send("text/event-stream", f"data: {json.dumps(answer)}\n\ndata: [DONE]\n\n".encode())
             else:

@@ -277,9 +277,9 @@ def main():
     for name in sys.argv[1:] or engine.ENGINES:
         folder = GOLDENS / {"llama": "llamacpp", "vllm": "vllm"}[name]
         log = engine.CACHE / "engines" / f"record-{name}.log"
-        with engine.start(name, "plain", 8395, log) as server:
+        with engine.start(name, "plain", engine.free_port(), log) as server:
             {"llama": llama, "vllm": vllm}[name](server.url, folder)
-        with engine.start(name, "house", 8395, log) as server:
+        with engine.start(name, "house", engine.free_port(), log) as server:
             house(name, server.url, folder)
 
 

@@ -41,7 +41,7 @@ class Statistics(unittest.TestCase):
         self.assertEqual(stats.more_often(0, 1000, 5, 1000), 1.0)
 
 
-def planted(kind, direct, tokens=1500, draws=300):
+def planted(kind, direct, tokens=2000, draws=300):
     """Table lines of (what, whether it came out as it must)."""
     def quiet(_):
         pass
@@ -69,7 +69,7 @@ def main():
     args = parser.parse_args()
     checked = unittest.TextTestRunner(verbosity=0).run(unittest.defaultTestLoader.loadTestsFromTestCase(Statistics))
     failed = not checked.wasSuccessful()
-    with exact.Run(args.kind, args.foretell, pathlib.Path(args.out), port=8410, sidecar=False) as run:
+    with exact.Run(args.kind, args.foretell, pathlib.Path(args.out), sidecar=False) as run:
         for what, good, figures in planted(args.kind, wire.Engine(args.kind, run.url)):
             print(f"{args.kind:6} {'ok' if good else 'FAILED':8} {what}: {figures}", flush=True)
             failed |= not good

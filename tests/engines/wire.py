@@ -1,12 +1,21 @@
 """HTTP to an engine or to Foretell before it, and what differs between the engines' answers."""
 
+import functools
 import http.client
 import json
+import pathlib
 import threading
 import time
 import urllib.parse
 
 _connections = threading.local()
+
+
+@functools.cache
+def special():
+    """Ids of the bundled tokenizer's special tokens."""
+    path = pathlib.Path(__file__).resolve().parent.parent.parent / "onnx/models/target/tokenizer.json"
+    return {token["id"] for token in json.loads(path.read_text())["added_tokens"] if token["special"]}
 
 
 class Refused(Exception):
@@ -110,6 +119,10 @@ class Engine:
         if self.kind == "llama":
             return call(self.url, "/detokenize", {"tokens": ids})["content"]
         return call(self.url, "/detokenize", {"model": self.model, "tokens": ids})["prompt"]
+
+    def text(self, ids):
+        """What a client reads: both engines leave special tokens out of the text, but not out of the ids."""
+        return self.detokenize([i for i in ids if i not in special()])
 
     def generate(self, ids, count, **sampling):
         """(ids, ended by itself) of a continuation of `ids`, by the engine's token route."""
