@@ -1,4 +1,4 @@
-//! Sending a request once more, elsewhere, when not a byte of an answer came.
+//! Sending a request once more, elsewhere, when no answer to it has begun.
 //!
 //! A request that never left is sent to another replica. One that was written may have reached an engine: it
 //! is sent again only if doing it twice changes nothing, and after a hang-up, never after a wait. Nobody's
@@ -48,7 +48,7 @@ impl RetryBudget {
 }
 
 impl Fleet {
-    /// Sends `request` to `backend`; if not a byte of an answer came, once more to another replica of it (or by
+    /// Sends `request` to `backend`; if no answer to it begins, once more to another replica of it (or by
     /// a fresh connection, where an old one was dead), which `backend` then is. `repeatable` is the request's
     /// body if it may be sent again although it may have arrived.
     ///
