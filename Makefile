@@ -33,7 +33,7 @@ serve-demo: build $(INFLATED)/model.onnx ## The same, and then keep serving, wit
 
 test: test-rust test-python ## Every test
 
-test-rust: $(ORT)
+test-rust: $(ORT) $(PYPATH)/.done
 	@if cargo nextest --version >/dev/null 2>&1; then cargo nextest run --no-fail-fast $(CARGO_FEATURES); else cargo test --no-fail-fast --all-targets $(CARGO_FEATURES); fi
 
 test-python: $(ORT) $(PYPATH)/.done
@@ -68,8 +68,8 @@ $(ORT): onnx/fetch.sh
 	FORETELL_CACHE=$(CACHE) onnx/fetch.sh >/dev/null
 	@touch $@
 
-$(PYPATH)/.done: onnx/export/requirements.txt
-	$(PYTHON) -m pip install --quiet --disable-pip-version-check --upgrade --target $(PYPATH) -r $<
+$(PYPATH)/.done: onnx/export/requirements.txt tests/python/requirements.txt
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check --upgrade --target $(PYPATH) $(addprefix -r ,$^)
 	@touch $@
 
 $(CACHE)/models/target-x%/model.onnx: onnx/models/target/model.onnx onnx/export/inflate.py $(PYPATH)/.done

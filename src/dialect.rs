@@ -1,24 +1,103 @@
 //! How each engine is spoken to: what to send, how to read the answer.
 //!
-//! PURE codecs; one file per engine, one variant of [`Dialect`]. A dialect never talks: it turns a context
-//! and a draft into a [`Call`], and the bytes that come back into a [`Chunk`] or a
-//! [`Verdict`]. Adding an engine is one file, one variant, one golden set; the
-//! compiler lists the rest.
+//! PURE codecs; one file per engine, one variant of [`Dialect`], one implementation of [`Codec`]. A dialect
+//! never talks: it turns a context and a draft into [`Call`]s, and the bytes that come back into a [`Chunk`]
+//! or a [`Verdict`]. Adding an engine is one file, one variant, one golden set; the compiler lists the rest.
 
+pub mod engine;
 pub mod onnx;
+pub mod recognise;
+pub mod relayed;
+pub mod score;
+pub mod shared;
+pub mod vllm;
 
 use serde_json::Value;
 
 use crate::draft::Tree;
-use crate::openai::{Request, Sampling};
+use crate::openai::{Additive, BypassReason, Request, Sampling};
 use crate::session::{Plan, StopOrder, Verdict};
 use crate::units::TokenId;
 
-/// The engines that can be asked to verify. Every other server is relayed.
+pub use engine::{Engine, Load, MaxTokens, Noise, RowShape};
+pub use recognise::{Answers, Foreign, Question};
+
+/// The engines that are told apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Dialect {
     /// Our own ONNX target (`foretell target`).
     Onnx,
+    /// vLLM.
+    Vllm,
+    /// SGLang.
+    Sglang,
+    /// The server of llama.cpp.
+    LlamaCpp,
+    /// Hugging Face TGI.
+    Tgi,
+    /// `trtllm-serve` of TensorRT-LLM.
+    TrtLlm,
+    /// Triton with TensorRT engines.
+    Triton,
+    /// LMDeploy.
+    Lmdeploy,
+    /// OpenAI's own API, other hosted ones, and servers that nobody knows.
+    OpenAi,
+    /// Ollama.
+    Ollama,
+    /// The server of mlx-lm.
+    Mlx,
+}
+
+impl Dialect {
+    /// All of them.
+    pub const ALL: [Self; 11] = [
+        Self::Onnx,
+        Self::Vllm,
+        Self::Sglang,
+        Self::LlamaCpp,
+        Self::Tgi,
+        Self::TrtLlm,
+        Self::Triton,
+        Self::Lmdeploy,
+        Self::OpenAi,
+        Self::Ollama,
+        Self::Mlx,
+    ];
+
+    /// The name in configuration, metrics and logs.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Onnx => "onnx",
+            Self::Vllm => "vllm",
+            Self::Sglang => "sglang",
+            Self::LlamaCpp => "llamacpp",
+            Self::Tgi => "tgi",
+            Self::TrtLlm => "trtllm",
+            Self::Triton => "triton",
+            Self::Lmdeploy => "lmdeploy",
+            Self::OpenAi => "openai",
+            Self::Ollama => "ollama",
+            Self::Mlx => "mlx",
+        }
+    }
+
+    /// How it is spoken.
+    pub const fn codec(self) -> &'static dyn Codec {
+        match self {
+            Self::Onnx => &onnx::Onnx,
+            Self::Vllm => &vllm::Vllm,
+            Self::Sglang => &relayed::Relayed(Self::Sglang),
+            Self::LlamaCpp => &relayed::Relayed(Self::LlamaCpp),
+            Self::Tgi => &relayed::Relayed(Self::Tgi),
+            Self::TrtLlm => &relayed::Relayed(Self::TrtLlm),
+            Self::Triton => &relayed::Relayed(Self::Triton),
+            Self::Lmdeploy => &relayed::Relayed(Self::Lmdeploy),
+            Self::OpenAi => &relayed::Relayed(Self::OpenAi),
+            Self::Ollama => &relayed::Relayed(Self::Ollama),
+            Self::Mlx => &relayed::Relayed(Self::Mlx),
+        }
+    }
 }
 
 /// Everything the target is to condition on.
@@ -32,6 +111,39 @@ pub struct Context<'a> {
     pub output: &'a [TokenId],
 }
 
+impl Context<'_> {
+    /// Prompt and output together, and what may follow them.
+    pub fn whole(&self, path: &[TokenId]) -> Vec<TokenId> {
+        [self.prompt, self.output, path].concat()
+    }
+
+    /// Tokens of prompt and output.
+    pub fn len(&self) -> usize {
+        self.prompt.len() + self.output.len()
+    }
+
+    /// Whether there is no token at all.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// A draft to be put to the engine.
+#[derive(Clone, Copy, Debug)]
+pub struct Round<'a> {
+    /// What it follows.
+    pub context: Context<'a>,
+    /// The draft.
+    pub draft: &'a Tree,
+    /// How the target samples.
+    pub sampling: &'a Sampling,
+    /// How the draft is verified.
+    pub plan: Plan,
+    /// Seeds what is drawn here where the engine tells probabilities and no sample ([`score`]); shared with
+    /// nobody.
+    pub dice: u64,
+}
+
 /// One HTTP call: `POST path` with a JSON body.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Call {
@@ -39,6 +151,15 @@ pub struct Call {
     pub path: &'static str,
     /// The JSON body.
     pub body: Vec<u8>,
+}
+
+/// A draft as it is put to the engine: all calls are to be answered, in any order.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Asked {
+    /// The calls.
+    pub calls: Vec<Call>,
+    /// How many of the draft's nodes they ask for, from the first on.
+    pub nodes: usize,
 }
 
 /// Why a draft cannot be put to this engine in this way.
@@ -52,6 +173,9 @@ pub enum Refusal {
         /// The bound.
         most: usize,
     },
+    /// The engine does not do this.
+    #[error("this engine has no plan {0}")]
+    NoPlan(&'static str),
 }
 
 /// The answer is not what this dialect speaks.
@@ -68,87 +192,123 @@ pub struct Chunk {
     pub tokens: Vec<TokenId>,
     /// The text that the backend sent with them.
     pub text: String,
-    /// `finish_reason`, on the last event of the choice.
+    /// `finish_reason` in OpenAI's words, on the last event of the choice.
     pub finish: Option<String>,
+    /// The last of `tokens` ended the text and is none of it.
+    pub ends: bool,
     /// The backend's own usage, where it sent one.
     pub usage: Option<Value>,
     /// The event carries text whose ids are not known, or something else that is not plain output.
     pub doubtful: bool,
 }
 
-impl Dialect {
-    /// The name in configuration, metrics and logs.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Onnx => "onnx",
-        }
-    }
+/// Which ride an event belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RideKind {
+    /// The client's own request, on its own route.
+    First,
+    /// On from the whole context, by [`Codec::ride`].
+    Later,
+}
 
-    /// The plans this engine can serve, best first.
-    pub const fn plans(self) -> &'static [Plan] {
-        match self {
-            Self::Onnx => &[Plan::Tree, Plan::FanOut],
-        }
-    }
+/// What asking beside the first ride has brought.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Beside {
+    /// The ids of the prompt.
+    Prompt(Vec<TokenId>),
+    /// One more call has to be made.
+    Ask(Call),
+}
+
+/// How one engine is spoken to. The engine itself, as it was found, is an argument everywhere.
+pub trait Codec: Sync {
+    /// What else to ask the server about itself, given its answers so far; none when it is all known. Every
+    /// question must be safe on every version and cost no more than one token.
+    fn questions(&self, answers: &Answers) -> Vec<Question>;
+
+    /// The engine that gave these answers.
+    ///
+    /// # Errors
+    /// [`Foreign`]: it is none that can be asked to verify.
+    fn engine(&self, answers: &Answers) -> Result<Engine, Foreign>;
+
+    /// Why this engine cannot carry this request exactly, whatever the plan. `sampling` is the effective one.
+    fn refuses(&self, engine: &Engine, request: &Request, sampling: &Sampling) -> Option<BypassReason>;
+
+    /// The plans that are exact for this request, best first. `sampling` is the effective one; `settled` tells
+    /// whether nothing in it is a guess about the server's defaults.
+    fn plans(&self, engine: &Engine, request: &Request, sampling: &Sampling, settled: bool) -> Vec<Plan>;
+
+    /// How long the output of this request may become, if the client does not say.
+    fn max_tokens(&self, engine: &Engine, request: &Request) -> MaxTokens;
 
     /// Which stop text counts if one token completes several.
-    pub const fn stop_order(self) -> StopOrder {
-        match self {
-            Self::Onnx => StopOrder::FirstComplete,
-        }
-    }
+    fn stop_order(&self) -> StopOrder;
 
-    /// Whether a seeded request above temperature 0 may leap: its noise is a function of the place alone.
-    pub const fn seeded_leaps(self) -> bool {
-        match self {
-            Self::Onnx => true,
-        }
-    }
-
-    /// The client's own request with the additive fields that this dialect needs. `seed` is sent if the
+    /// The client's own request with the additive fields that this dialect needs. `seed` may be sent if the
     /// client sent none, so that a model drafter can share the noise.
-    pub fn first_ride(self, request: &Request, seed: u64) -> Call {
-        match self {
-            Self::Onnx => onnx::first_ride(request, seed),
-        }
+    fn first_ride(&self, engine: &Engine, request: &Request, seed: u64) -> Call;
+
+    /// What [`Codec::first_ride`] added, so that it is taken out of the answer.
+    fn additive(&self, engine: &Engine, request: &Request) -> Additive;
+
+    /// The call that brings the prompt's ids, if the first ride does not tell them.
+    fn beside(&self, engine: &Engine, request: &Request) -> Option<Call> {
+        let _ = (engine, request);
+        None
+    }
+
+    /// Reads the answer to a call of [`Codec::beside`], or of [`Beside::Ask`].
+    ///
+    /// # Errors
+    /// [`Unreadable`].
+    fn read_beside(&self, engine: &Engine, request: &Request, body: &[u8]) -> Result<Beside, Unreadable> {
+        let _ = (engine, request, body);
+        Err(Unreadable("nothing was asked"))
     }
 
     /// A ride from the whole context, by token ids.
-    pub fn ride(self, context: &Context<'_>, sampling: &Sampling, max_tokens: u32) -> Call {
-        match self {
-            Self::Onnx => onnx::ride(context, sampling, max_tokens),
-        }
-    }
-
-    /// The call that verifies `draft` after the context.
-    pub fn verify(
-        self,
-        context: &Context<'_>,
-        draft: &Tree,
-        sampling: &Sampling,
-        plan: Plan,
-        bytes_max: usize,
-    ) -> Result<Call, Refusal> {
-        let call = match self {
-            Self::Onnx => onnx::verify(context, draft, sampling, plan),
-        };
-        if call.body.len() > bytes_max {
-            return Err(Refusal::TooLong { bytes: call.body.len(), most: bytes_max });
-        }
-        Ok(call)
-    }
+    fn ride(&self, engine: &Engine, context: &Context<'_>, sampling: &Sampling, max_tokens: u32) -> Call;
 
     /// Reads one event of a ride.
-    pub fn chunk(self, event: &Value) -> Result<Chunk, Unreadable> {
-        match self {
-            Self::Onnx => onnx::chunk(event),
-        }
+    ///
+    /// # Errors
+    /// [`Unreadable`].
+    fn chunk(&self, engine: &Engine, kind: RideKind, event: &Value) -> Result<Chunk, Unreadable>;
+
+    /// The calls that verify a draft.
+    ///
+    /// # Errors
+    /// [`Refusal`].
+    fn verify(&self, engine: &Engine, round: &Round<'_>) -> Result<Asked, Refusal>;
+
+    /// Reads the answers to the calls of [`Codec::verify`], in their order.
+    ///
+    /// # Errors
+    /// [`Unreadable`].
+    fn verdict(
+        &self,
+        engine: &Engine,
+        round: &Round<'_>,
+        asked: &Asked,
+        bodies: &[Vec<u8>],
+    ) -> Result<Verdict, Unreadable>;
+
+    /// Asks the engine for the ids of a text, without special tokens.
+    fn tokenize(&self, engine: &Engine, text: &str) -> Option<Question> {
+        let _ = (engine, text);
+        None
     }
 
-    /// Reads the answer to a verify call for a draft of `nodes` nodes.
-    pub fn verdict(self, plan: Plan, nodes: usize, body: &[u8]) -> Result<Verdict, Unreadable> {
-        match self {
-            Self::Onnx => onnx::verdict(plan, nodes, body),
-        }
+    /// Reads what [`Codec::tokenize`] is answered.
+    fn tokens(&self, body: &[u8]) -> Option<Vec<TokenId>> {
+        let answer: Value = serde_json::from_slice(body).ok()?;
+        shared::ids(answer.get("tokens")?)
     }
+
+    /// Where the engine tells its load.
+    fn load_path(&self, engine: &Engine) -> Option<&'static str>;
+
+    /// Reads what [`Codec::load_path`] answers.
+    fn load(&self, body: &str) -> Option<Load>;
 }

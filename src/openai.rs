@@ -20,5 +20,5 @@ pub use control_header::Control;
 pub use eligibility::{Finding, Judgement, judge, understand};
 pub use reason::BypassReason;
 pub use request::{Prompt, PromptSize, Request, Route};
-pub use sampling::Sampling;
+pub use sampling::{Defaults, Said, Sampling, SamplingField};
 pub use usage::{Leapt, Path, Usage};

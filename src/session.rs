@@ -41,8 +41,8 @@ pub enum Event {
         tokens: Vec<TokenId>,
         /// The text that came with them.
         text: String,
-        /// The backend says with this very event that the ride ends here; `RideEnded` follows.
-        last: bool,
+        /// Whether the backend says with this very event that the ride ends here; `RideEnded` follows.
+        tail: Tail,
     },
     /// The ids of this request cannot be trusted: ride to the end, never leap.
     Doubt,
@@ -62,6 +62,18 @@ pub enum Event {
     Timeout,
     /// The operator changed the mode; `true` means leaping is allowed.
     Mode(bool),
+}
+
+/// Whether a ride ends with an event.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Tail {
+    /// More may follow.
+    #[default]
+    Open,
+    /// It ends here.
+    Last,
+    /// It ends here, and the last token is one that ends the text and is none.
+    Stop,
 }
 
 /// What the driver is to do.
@@ -145,6 +157,8 @@ pub enum Fault {
     Draft,
     /// A verify call failed: refused, unreadable, too late.
     Verify,
+    /// The round would be larger than its plan allows.
+    TooLong,
     /// The backend said when to come back (429 or 503 with `Retry-After`).
     RetryAfter(std::time::Duration),
     /// A ride broke off.

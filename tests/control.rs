@@ -13,7 +13,7 @@ use foretell::control::Control;
 use foretell::draft::{Features, LookupSpec, Ngram, Source, Tree};
 use foretell::session::{
     Action, ActionId, Decode, Ending, Event, Finish, Limit, Plan, RidePlan, RideReason, Row, Rules, Session,
-    Start, Summary, Verdict,
+    Start, Summary, Tail, Verdict,
 };
 use foretell::units::{Tick, TokenId};
 use rstest::rstest;
@@ -159,7 +159,7 @@ impl Simulation<'_> {
         self.agenda.push((
             self.busy,
             id,
-            Event::Token { tokens: vec![token], text: String::new(), last: false },
+            Event::Token { tokens: vec![token], text: String::new(), tail: Tail::Open },
         ));
     }
 
@@ -202,7 +202,7 @@ impl Simulation<'_> {
                         let path = place.map(|node| draft.path(node)).unwrap_or_default();
                         let index = self.done + path.len();
                         let real = path.iter().enumerate().all(|(i, &t)| t == self.truth(self.done + i));
-                        Row { sample: if real { self.truth(index) } else { 7 }, logprob: None }
+                        Row::of(if real { self.truth(index) } else { 7 })
                     })
                     .collect();
                 let steps = draft.len().div_ceil(4) as f64;

@@ -12,6 +12,8 @@ mod house;
 mod middlebox;
 #[path = "end_to_end/model.rs"]
 mod model;
+#[path = "end_to_end/official_client.rs"]
+mod official_client;
 #[cfg(feature = "onnx")]
 #[path = "end_to_end/onnx.rs"]
 mod onnx;

@@ -9,7 +9,7 @@ use foretell::control::Control;
 use foretell::draft::{Features, LookupSpec, Ngram, Source, Tree};
 use foretell::session::{
     Action, ActionId, Decode, Ending, Event, Fault, Finish, Limit, Permission, Plan, RidePlan, RideReason,
-    Row, Rules, Session, Start, Summary, Verdict,
+    Row, Rules, Session, Start, Summary, Tail, Verdict,
 };
 use foretell::units::{Tick, TokenId};
 use rstest::rstest;
@@ -76,7 +76,7 @@ impl Desk {
 
     fn token(&mut self, id: ActionId, token: TokenId) -> Vec<(ActionId, Action)> {
         let text = Letters.push(token);
-        self.tell(id, Event::Token { tokens: vec![token], text, last: false })
+        self.tell(id, Event::Token { tokens: vec![token], text, tail: Tail::Open })
     }
 
     /// The first ride, its prompt "abcabc" told.
@@ -113,7 +113,7 @@ fn desk() -> Desk {
 }
 
 fn rows(samples: &[TokenId]) -> Event {
-    let rows = samples.iter().map(|&sample| Row { sample, logprob: None }).collect();
+    let rows = samples.iter().copied().map(Row::of).collect();
     Event::Verdict(Verdict { rows, computed: None })
 }
 
@@ -143,7 +143,8 @@ fn a_round_emits_the_accepted_run_and_one_token_more() {
 #[rstest]
 #[case::refused(Event::Fault(Fault::Verify), RideReason::VerifyFault)]
 #[case::drafter(Event::Fault(Fault::Draft), RideReason::VerifyFault)]
-#[case::a_row_short(rows(&[1, 2]), RideReason::VerifyFault)]
+#[case::a_row_more(rows(&[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]), RideReason::VerifyFault)]
+#[case::too_long(Event::Fault(Fault::TooLong), RideReason::ContextTooLong)]
 #[case::busy(Event::Fault(Fault::RetryAfter(Duration::from_secs(9))), RideReason::RetryAfter)]
 fn a_verify_call_that_fails_ends_in_a_ride(#[case] event: Event, #[case] reason: RideReason) {
     let mut desk = desk();
@@ -215,7 +216,7 @@ fn doubt_means_the_backend_s_own_text_to_the_end() {
     let ride = desk.ride();
     desk.tell(ride, Event::Doubt);
     assert_eq!(
-        desk.tell(ride, Event::Token { tokens: vec![0, 1], text: "anything".into(), last: false }),
+        desk.tell(ride, Event::Token { tokens: vec![0, 1], text: "anything".into(), tail: Tail::Open }),
         []
     );
     let end = summary(&desk.tell(ride, Event::RideEnded(Finish::Stop)));
@@ -229,11 +230,11 @@ fn text_that_a_parser_keeps_back_never_leaps() {
     let ride = desk.ride();
     for token in 0..4 {
         assert_eq!(
-            desk.tell(ride, Event::Token { tokens: vec![token], text: String::new(), last: false }),
+            desk.tell(ride, Event::Token { tokens: vec![token], text: String::new(), tail: Tail::Open }),
             []
         );
     }
-    let asked = desk.tell(ride, Event::Token { tokens: vec![4], text: "e".into(), last: false });
+    let asked = desk.tell(ride, Event::Token { tokens: vec![4], text: "e".into(), tail: Tail::Open });
     assert_eq!((asked, desk.session.summary().reason), (vec![], Some(RideReason::NoDraft)));
 }
 
@@ -336,4 +337,39 @@ fn a_ride_in_pieces_goes_on_and_a_short_piece_is_the_end() {
     desk.token(on, 3);
     let end = summary(&desk.tell(on, Event::RideEnded(Finish::Length)));
     assert_eq!((end.finish, desk.text.as_str()), (Some(Finish::Length), "abcd"));
+}
+
+#[test]
+fn a_place_that_one_plan_cannot_decide_is_taken_by_the_next_and_then_by_a_ride() {
+    let mut desk = Desk::new(Rules { plans: vec![Plan::Score, Plan::FanOut], ..rules() }, Ending::default());
+    let ride = desk.ride();
+    let asked = desk.token(ride, 0);
+    let [_, (score, Action::Verify(draft, Plan::Score))] = &asked[..] else { panic!("{asked:?}") };
+    let asked = desk.tell(*score, rows(&[]));
+    let [(fan_out, Action::Verify(again, Plan::FanOut))] = &asked[..] else { panic!("{asked:?}") };
+    assert_eq!((again, desk.text.as_str()), (draft, "a"));
+    let asked = desk.tell(*fan_out, rows(&[]));
+    rides_on(&asked);
+    assert_eq!((desk.text.as_str(), desk.session.summary().rounds), ("a", 0));
+}
+
+#[test]
+fn a_place_left_open_inside_a_run_ends_the_round_before_it() {
+    let mut desk = desk();
+    let (verify, _) = desk.leap();
+    let asked = desk.tell(verify, rows(&[1, 2]));
+    assert_eq!(desk.text, "abc");
+    assert!(matches!(asked[..], [(_, Action::Verify(..))]), "{asked:?}");
+    assert_eq!((desk.session.summary().accepted, desk.session.summary().output_tokens), (2, 3));
+}
+
+#[test]
+fn a_token_that_the_backend_says_ends_the_text_ends_it_without_being_text() {
+    let mut desk = desk();
+    let (verify, _) = desk.leap();
+    let ends = Row { ends: true, ..Row::of(1) };
+    let asked = desk
+        .tell(verify, Event::Verdict(Verdict { rows: vec![ends, Row::of(2), Row::of(3)], computed: None }));
+    let end = summary(&asked);
+    assert_eq!((end.finish, end.output_tokens, desk.text.as_str()), (Some(Finish::Stop), 2, "a"));
 }

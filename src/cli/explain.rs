@@ -207,8 +207,8 @@ fn no_plan(
         Some(_) if !known => Some((BypassReason::Route, None)),
         Some(_) if billed => Some((BypassReason::Billed, None)),
         // Without a configured backend nothing is known against it.
-        None | Some(Dialect::Auto | Dialect::Onnx) => None,
-        Some(_) => Some((BypassReason::NoPlan, None)),
+        Some(Dialect::Ollama | Dialect::Mlx | Dialect::OpenAi) => Some((BypassReason::NoPlan, None)),
+        None | Some(_) => None,
     }
 }
 

@@ -59,9 +59,9 @@ async fn serve(loaded: Loaded) -> Exit {
     for (backend, identity) in running.identities.all() {
         let known = identity.map_or_else(
             || "relayed: not known to verify (yet)".to_owned(),
-            |identity| format!("{} serves {}", identity.dialect.name(), identity.epoch.model),
+            |identity| format!("{} serves {}", identity.engine.dialect.name(), identity.epoch.model),
         );
-        eprintln!("backend {} at {}: {known}", backend.name(), backend.url());
+        eprintln!("backend {} at {}: {known}", backend.label(), backend.url());
     }
     match running.until_signal().await {
         Ended::Drained { cut: 0 } => {}

@@ -14,9 +14,18 @@ pub struct Merged {
     pub survival: Vec<f64>,
 }
 
+/// What may be made of several drafts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shape {
+    /// A tree.
+    Tree,
+    /// A chain: the likeliest path.
+    Chain,
+}
+
 /// Merges drafts. `accept(node, depth)` is the probability that a node is accepted given that its parent
 /// is; depth counts from 0. A node proposed twice keeps the better of both. Cut to `budget`.
-pub fn merge(drafts: &[Tree], budget: Budget, accept: impl Fn(&Node, usize) -> f64) -> Merged {
+pub fn merge(drafts: &[Tree], budget: Budget, shape: Shape, accept: impl Fn(&Node, usize) -> f64) -> Merged {
     let mut all = Tree::default();
     let mut survival: Vec<f64> = Vec::new();
     let mut depths: Vec<usize> = Vec::new();
@@ -37,12 +46,12 @@ pub fn merge(drafts: &[Tree], budget: Budget, accept: impl Fn(&Node, usize) -> f
             placed.push(at);
         }
     }
-    cut(&all, &survival, &depths, budget)
+    cut(&all, &survival, &depths, budget, shape)
 }
 
 /// The best nodes, parents before children: survival never rises along a path, and ties go to the
 /// shallower, so a stable sort keeps parents first.
-fn cut(all: &Tree, survival: &[f64], depths: &[usize], budget: Budget) -> Merged {
+fn cut(all: &Tree, survival: &[f64], depths: &[usize], budget: Budget, shape: Shape) -> Merged {
     let mut order: Vec<(usize, &Node, f64, usize)> = all
         .nodes()
         .iter()
@@ -52,6 +61,14 @@ fn cut(all: &Tree, survival: &[f64], depths: &[usize], budget: Budget) -> Merged
         .filter(|&(_, _, _, depth)| depth < budget.depth)
         .collect();
     order.sort_by(|a, b| b.2.total_cmp(&a.2).then(a.3.cmp(&b.3)));
+    if shape == Shape::Chain {
+        let mut last = None;
+        order.retain(|&(index, node, _, _)| {
+            let follows = node.parent == last;
+            last = if follows { Some(index) } else { last };
+            follows
+        });
+    }
     order.truncate(budget.nodes);
     let mut merged = Merged::default();
     let mut moved: Vec<(usize, usize)> = Vec::new();
@@ -67,6 +84,17 @@ fn cut(all: &Tree, survival: &[f64], depths: &[usize], budget: Budget) -> Merged
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn of_a_tree_the_likeliest_path_is_a_chain() {
+        let model = Tree::chain(&[1, 2, 3], Source::Model, Features::default());
+        let lookup = Tree::chain(&[1, 5, 6], Source::PromptLookup, Features::default());
+        let accept = |node: &Node, _| if node.source == Source::Model { 0.9 } else { 0.5 };
+        let budget = Budget { nodes: 9, depth: 9 };
+        let merged = merge(&[lookup, model], budget, Shape::Chain, accept);
+        assert!(merged.tree.is_chain());
+        assert_eq!(merged.tree.path(2), [1, 2, 3]);
+    }
     use crate::draft::{Features, Source};
     use proptest::prelude::*;
 
@@ -81,7 +109,7 @@ mod tests {
     fn a_common_beginning_is_one_path_and_the_cut_goes_by_survival() {
         let lookup = Tree::chain(&[1, 2, 3], Source::PromptLookup, Features::default());
         let model = Tree::chain(&[1, 4, 5], Source::Model, Features::default());
-        let merged = merge(&[model, lookup], Budget { nodes: 4, depth: 8 }, accept);
+        let merged = merge(&[model, lookup], Budget { nodes: 4, depth: 8 }, Shape::Tree, accept);
         let tokens: Vec<u32> = merged.tree.nodes().iter().map(|node| node.token).collect();
         assert_eq!(tokens, [1, 2, 3, 4]);
         assert_eq!(merged.tree.path(3), [1, 4]);
@@ -98,7 +126,7 @@ mod tests {
                 .iter()
                 .map(|chain| Tree::chain(chain, Source::Model, Features::default()))
                 .collect();
-            let merged = merge(&drafts, Budget { nodes, depth }, |_, _| p);
+            let merged = merge(&drafts, Budget { nodes, depth }, Shape::Tree, |_, _| p);
             prop_assert!(merged.tree.len() <= nodes && merged.survival.len() == merged.tree.len());
             prop_assert!(merged.survival.windows(2).all(|pair| pair[0] >= pair[1]));
             for node in 0..merged.tree.len() {

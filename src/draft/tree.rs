@@ -122,6 +122,12 @@ impl Tree {
         path
     }
 
+    /// How many nodes from the first on are a chain.
+    pub fn stem(&self) -> usize {
+        let follows = |(index, node): &(usize, &Node)| node.parent == index.checked_sub(1);
+        self.nodes.iter().enumerate().take_while(follows).count()
+    }
+
     /// Whether every node is the only child of its parent.
     pub fn is_chain(&self) -> bool {
         self.nodes.iter().enumerate().all(|(index, node)| node.parent == index.checked_sub(1))

@@ -6,7 +6,6 @@
 mod drafters;
 mod hooks;
 
-use std::collections::HashMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,7 +17,7 @@ pub use drafters::{DrafterError, Drafters, LoadedDrafter};
 
 use self::hooks::ConfigHooks;
 use super::drain::DrainTimes;
-use super::drive::identity::Identities;
+use super::drive::identity::{Asking, Identities};
 use super::drive::ruling::Rulebook;
 use super::drive::{Driver, Parts};
 use super::listen::{Bounds, Endpoint};
@@ -103,14 +102,9 @@ pub async fn start_with(
     drafters.extend(&process, &policies)?;
     let drafters = Arc::new(drafters);
     let shared = Shared::new(&settings)?;
-    let tokenizers: HashMap<&str, Option<PathBuf>> =
-        process.backends.iter().map(|backend| (backend.name.as_str(), tokenizer(backend))).collect();
-    let asked = shared.fleet.replicas().into_iter().filter(|backend| may_speculate(&process, backend.name()));
-    let asked = asked.map(|backend| {
-        let tokenizer = tokenizers.get(backend.name()).cloned().flatten();
-        (backend, tokenizer)
-    });
-    let identities = Arc::new(Identities::new(asked));
+    let asked = process.backends.iter().filter(|backend| may_speculate(backend));
+    let asked = asked.map(|backend| (backend.name.clone(), asking(backend)));
+    let identities = Arc::new(Identities::new(&shared.fleet, asked.collect()));
     let plans =
         process.backends.iter().map(|backend| (backend.name.clone(), backend.plans.clone())).collect();
     let store = Arc::new(PolicyStore::new(policies));
@@ -133,12 +127,15 @@ pub async fn start_with(
     Ok(Running { gateway, identities, drafters, _asking: watching.drop_guard() })
 }
 
-/// Whether a backend may be one that verifies: the only dialect built so far is our own target's.
-fn may_speculate(process: &Process, name: &str) -> bool {
-    let backend = process.backends.iter().find(|backend| backend.name == name);
-    backend.is_some_and(|backend| {
-        !backend.billed && matches!(backend.dialect, process::Dialect::Auto | process::Dialect::Onnx)
-    })
+/// Whether a backend may be one that verifies.
+fn may_speculate(backend: &Backend) -> bool {
+    let spoken = backend.dialect == process::Dialect::Auto || backend.dialect.spoken().is_some();
+    !backend.billed && spoken
+}
+
+/// How the replicas of a backend are asked who they are.
+fn asking(backend: &Backend) -> Asking {
+    Asking { dialect: backend.dialect.spoken(), tokenizer: tokenizer(backend) }
 }
 
 fn tokenizer(backend: &Backend) -> Option<PathBuf> {

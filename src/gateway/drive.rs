@@ -32,10 +32,11 @@ use self::identity::{Epoch, Identities, Identity};
 use self::pump::Pump;
 use self::report::Report;
 use self::ride::Ride;
-use self::ruling::{Rulebook, Ruling};
+use self::ruling::{Effective, Rulebook, Ruling};
 use self::sink::{Outcome, Sink, TRAILERS};
 use self::watcher::Watcher;
 use crate::control::Control;
+use crate::dialect::MaxTokens;
 use crate::fleet::Answer;
 use crate::gateway::assemble::Drafters;
 use crate::gateway::clock::Clock;
@@ -45,15 +46,13 @@ use crate::gateway::headers;
 use crate::gateway::listen::{Body, BoxError};
 use crate::gateway::mode::Mode;
 use crate::observe::Finished;
-use crate::openai::{BypassReason, Path, Prompt, Request, Route, Sampling};
+use crate::openai::{BypassReason, Path, Prompt, Request, Sampling};
 use crate::session::{Action, ActionId, Ending, Limit, RidePlan, Session, Start};
 use crate::units::TokenId;
 
 const POLICY: HeaderName = HeaderName::from_static("x-foretell-policy");
 /// `eligible`: a stream may leap, or not; its end is not known when its head is sent.
 const ELIGIBLE: HeaderValue = HeaderValue::from_static("eligible");
-/// What a completion without `max_tokens` is limited to, by OpenAI's and vLLM's own default.
-const COMPLETION_TOKENS: u32 = 16;
 
 /// What the driver is made of.
 pub struct Parts {
@@ -92,7 +91,7 @@ impl Drive for Driver {
         let inner = Arc::clone(&self.inner);
         async move {
             match inner.prepare(&exchange) {
-                Ok(prepared) => prepared.begin(exchange).await,
+                Ok(prepared) => Box::pin(prepared.begin(exchange)).await,
                 Err(reason) => exchange.relay(reason).await,
             }
         }
@@ -115,19 +114,16 @@ struct Prepared {
 impl Inner {
     fn prepare(&self, exchange: &Exchange) -> Result<Prepared, BypassReason> {
         let request = &exchange.request;
-        let identity = self.parts.identities.of(&exchange.backend).ok_or(BypassReason::NoPlan)?;
+        let identity = self.parts.identities.of(&exchange.backend)?;
+        let effective = Effective::of(&identity.engine, request)?;
         let mode = exchange.modes.of(exchange.backend.name());
-        let mut ruling = self.parts.rulebook.rule(exchange, &identity, mode)?;
-        let seeded = request.sampling.temperature > 0.0 && request.sampling.seed.is_some();
-        if seeded && !identity.dialect.seeded_leaps() {
-            return Err(BypassReason::Seed);
-        }
-        // Until `min_tokens` the target's sampler avoids the stop tokens too, which later calls do not name.
-        if request.sampling.min_tokens > 0 && !request.stop_token_ids.is_empty() {
-            return Err(BypassReason::Parameter);
-        }
+        let mut ruling = self.parts.rulebook.rule(exchange, &identity.engine, &effective, mode)?;
         let seed = request.sampling.seed.unwrap_or_else(fresh_seed);
-        let sampling = Sampling { seed: Some(seed), ..request.sampling.clone() };
+        let sampling = if identity.engine.shares_noise() {
+            Sampling { seed: Some(seed), ..effective.sampling }
+        } else {
+            effective.sampling
+        };
         let drafting = self.drafting(&ruling, &identity, &sampling);
         ruling.rules.model = drafting.is_there();
         ruling.rules.verify_timeout = self.parts.verify_timeout;
@@ -147,7 +143,9 @@ impl Inner {
     #[cfg(feature = "onnx")]
     fn drafting(&self, ruling: &Ruling, identity: &Identity, sampling: &Sampling) -> Drafting {
         let drafter = ruling.model.as_deref().and_then(|name| self.parts.drafters.get(name, identity));
-        Drafting::new(drafter, sampling.clone(), self.parts.draft_timeout)
+        // Without the target's own noise its likeliest sample is the likeliest token.
+        let temperature = if identity.engine.shares_noise() { sampling.temperature } else { 0.0 };
+        Drafting::new(drafter, Sampling { temperature, ..sampling.clone() }, self.parts.draft_timeout)
     }
 
     #[cfg(not(feature = "onnx"))]
@@ -165,6 +163,7 @@ fn fresh_seed() -> u64 {
 impl Prepared {
     /// Sends the first ride and answers with what comes back.
     async fn begin(self, exchange: Exchange) -> Response<Body> {
+        let spare = exchange.spare();
         let Exchange { parts, request, backend, id, started, observer, slot, modes, wants_trailers, .. } =
             exchange;
         let accepted = self.clock.before(started.elapsed());
@@ -179,17 +178,23 @@ impl Prepared {
         let mut report = Report::new(observer, started, finished, slot);
         let calls = Calls::new(
             backend,
-            self.identity.dialect,
+            Arc::clone(&self.identity.engine),
             parts.headers,
             id,
             request.model.clone(),
             self.sampling.clone(),
+            fresh_seed(),
             self.limits,
         );
-        let call = self.identity.dialect.first_ride(&request, self.seed);
+        let call = self.identity.engine.first_ride(&request, self.seed);
         let response = match calls.first(call).await {
             Ok(response) => response,
             Err(error) => {
+                // Nothing has been answered: another replica may, without a session.
+                if let Some(other) = spare.elsewhere(&error) {
+                    report.forget();
+                    return spare.relay(other).await;
+                }
                 let failure = Failure::from(error);
                 report.status(failure.status().as_u16());
                 report.done();
@@ -208,32 +213,43 @@ impl Prepared {
         };
         let watcher = Watcher::new(accepted);
         let allowed = move || modes.of(&name) == Mode::Auto;
-        self.answer(session, ride, response, calls, &request, wants_trailers, watcher, allowed, report).await
+        Box::pin(self.answer(
+            session,
+            ride,
+            response,
+            calls,
+            &request,
+            wants_trailers,
+            watcher,
+            allowed,
+            report,
+        ))
+        .await
     }
 
     fn start(&self, request: &Request) -> Start {
-        let context = u32::try_from(self.identity.context).unwrap_or(u32::MAX);
         let prompt: &[TokenId] = match &request.prompt {
             Prompt::Ids(ids) => ids,
             Prompt::Text(_) | Prompt::Messages(_) => &[],
         };
-        let default = match request.route {
-            Route::Completions => Some(COMPLETION_TOKENS),
-            Route::Chat => None,
+        let engine = &self.identity.engine;
+        let max_tokens = match engine.limit(request) {
+            MaxTokens::Tokens(tokens) => Some(tokens),
+            MaxTokens::Context | MaxTokens::Unknown => None,
         };
         Start {
             prompt: (!prompt.is_empty()).then(|| prompt.to_vec()),
-            limit: Limit { max_tokens: request.max_tokens.or(default), context: Some(context) },
+            limit: Limit { max_tokens, context: engine.context.and_then(|most| u32::try_from(most).ok()) },
             ending: Ending {
                 stop: request.stop.clone(),
-                stop_order: self.identity.dialect.stop_order(),
+                stop_order: engine.dialect.codec().stop_order(),
                 include_stop: request.include_stop,
                 stop_token_ids: request.stop_token_ids.clone(),
-                eos: self.identity.eos.clone(),
+                eos: engine.eos.clone(),
                 ignore_eos: request.sampling.ignore_eos,
                 min_tokens: request.sampling.min_tokens,
             },
-            temperature: request.sampling.temperature,
+            temperature: self.sampling.temperature,
             decode: Box::new(self.identity.tokenizer.detokenizer(prompt, true)),
             rules: self.ruling.rules.clone(),
             seed: self.seed,
@@ -254,16 +270,23 @@ impl Prepared {
         mut report: Report,
     ) -> Response<Body> {
         let (head, body) = response.into_parts();
-        let ride = Ride::begun(ride, self.identity.dialect, body);
+        let engine = &self.identity.engine;
+        let (id, beside, additive) = (ride, engine.beside(request), engine.additive(request));
+        let ride = Ride::begun(ride, Arc::clone(engine), body);
         let policy = self.ruling.name.clone();
         let headers = head.headers;
         let (sink, stream) = if request.stream {
-            Sink::stream(request, trailers)
+            Sink::stream(request, additive, trailers)
         } else {
-            (Sink::whole(request), super::errors::full(Vec::new()))
+            (Sink::whole(request, additive), super::errors::full(Vec::new()))
         };
         let drafting = self.drafting;
-        let pump = Pump::new(session, ride, calls, drafting, watcher, self.clock, sink, Box::new(allowed));
+        let asked = beside.map(|call| calls.clone().beside(Arc::new(request.clone()), call));
+        let mut pump =
+            Pump::new(session, ride, calls, drafting, watcher, self.clock, sink, Box::new(allowed));
+        if let Some(asked) = asked {
+            pump.ask_beside(id, asked);
+        }
         if request.stream {
             report.streams();
             tokio::spawn(async move {

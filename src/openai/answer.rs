@@ -17,15 +17,12 @@ pub struct Additive {
     pub usage: bool,
     /// `return_token_ids` was added.
     pub token_ids: bool,
-    /// `seed` was added.
-    pub seed: bool,
 }
 
 impl Additive {
-    /// What a first ride of `request` adds, if it asks for everything that Foretell needs; a seed is never
-    /// counted here, because only one dialect adds it.
+    /// What a first ride of `request` adds, if it asks for everything that Foretell needs.
     pub fn of(request: &Request) -> Self {
-        Self { usage: !request.include_usage, token_ids: !request.return_token_ids, seed: false }
+        Self { usage: !request.include_usage, token_ids: !request.return_token_ids }
     }
 }
 
@@ -46,9 +43,6 @@ pub fn strip(answer: &mut Value, additive: Additive) {
             for name in TOKEN_IDS {
                 choice.shift_remove(name);
             }
-        }
-        if additive.seed {
-            choice.shift_remove("seed");
         }
     }
 }
@@ -177,7 +171,7 @@ mod tests {
                 "finish_reason": null}], "prompt_token_ids": [1, 2]})
     }
 
-    const ALL: Additive = Additive { usage: true, token_ids: true, seed: false };
+    const ALL: Additive = Additive { usage: true, token_ids: true };
 
     #[test]
     fn a_chunk_differs_from_the_first_only_where_it_must() {

@@ -8,6 +8,7 @@ use super::messages;
 use super::parameters::Field;
 use super::reason::BypassReason as R;
 use super::request::{Prompt, Request};
+use super::sampling::SamplingField;
 use crate::units::TokenId;
 
 /// Puts the value of one carried parameter into the request.
@@ -16,6 +17,9 @@ use crate::units::TokenId;
 /// The reason why this value may not leap.
 pub fn read(field: Field, value: &Value, request: &mut Request) -> Result<(), R> {
     let sampling = &mut request.sampling;
+    if let Some(said) = sampling_field(field) {
+        sampling.said = sampling.said.with(said);
+    }
     match field {
         Field::Model => {
             value.as_str().filter(|id| !id.is_empty()).ok_or(R::Body)?.clone_into(&mut request.model);
@@ -52,6 +56,20 @@ pub fn read(field: Field, value: &Value, request: &mut Request) -> Result<(), R>
         Field::Choices => choices(value)?,
     }
     Ok(())
+}
+
+/// The field for which servers have a default of their own, if it is one.
+fn sampling_field(field: Field) -> Option<SamplingField> {
+    match field {
+        Field::Temperature => Some(SamplingField::Temperature),
+        Field::TopP => Some(SamplingField::TopP),
+        Field::TopK => Some(SamplingField::TopK),
+        Field::MinP => Some(SamplingField::MinP),
+        Field::PresencePenalty => Some(SamplingField::PresencePenalty),
+        Field::FrequencyPenalty => Some(SamplingField::FrequencyPenalty),
+        Field::RepetitionPenalty => Some(SamplingField::RepetitionPenalty),
+        _ => None,
+    }
 }
 
 fn boolean(value: &Value) -> Result<bool, R> {

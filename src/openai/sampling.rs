@@ -2,6 +2,81 @@
 
 use crate::units::TokenId;
 
+/// The sampling fields for which servers have defaults of their own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs)] // each is the parameter of its name
+pub enum SamplingField {
+    Temperature,
+    TopP,
+    TopK,
+    MinP,
+    PresencePenalty,
+    FrequencyPenalty,
+    RepetitionPenalty,
+}
+
+impl SamplingField {
+    /// All of them.
+    pub const ALL: [Self; 7] = [
+        Self::Temperature,
+        Self::TopP,
+        Self::TopK,
+        Self::MinP,
+        Self::PresencePenalty,
+        Self::FrequencyPenalty,
+        Self::RepetitionPenalty,
+    ];
+}
+
+/// Which fields somebody has set, as opposed to left to the server.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Said(u8);
+
+impl Said {
+    /// With one more.
+    #[must_use]
+    pub const fn with(self, field: SamplingField) -> Self {
+        Self(self.0 | 1 << field as u8)
+    }
+
+    /// Whether it was set.
+    pub const fn has(self, field: SamplingField) -> bool {
+        self.0 & (1 << field as u8) != 0
+    }
+}
+
+/// What a server puts where the client says nothing.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Defaults {
+    /// See [`Sampling::temperature`].
+    pub temperature: f64,
+    /// See [`Sampling::top_p`].
+    pub top_p: f64,
+    /// See [`Sampling::top_k`].
+    pub top_k: Option<u32>,
+    /// See [`Sampling::min_p`].
+    pub min_p: f64,
+    /// See [`Sampling::presence_penalty`].
+    pub presence_penalty: f64,
+    /// See [`Sampling::frequency_penalty`].
+    pub frequency_penalty: f64,
+    /// See [`Sampling::repetition_penalty`].
+    pub repetition_penalty: f64,
+}
+
+impl Defaults {
+    /// OpenAI's own.
+    pub const OPENAI: Self = Self {
+        temperature: 1.0,
+        top_p: 1.0,
+        top_k: None,
+        min_p: 0.0,
+        presence_penalty: 0.0,
+        frequency_penalty: 0.0,
+        repetition_penalty: 1.0,
+    };
+}
+
 /// Effective sampling of one request. Defaults are OpenAI's.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampling {
@@ -27,22 +102,35 @@ pub struct Sampling {
     pub min_tokens: u32,
     /// The end-of-text token does not end the output.
     pub ignore_eos: bool,
+    /// Which of the fields the client has set; what it has not is the server's, or OpenAI's where the
+    /// server's is not known.
+    pub said: Said,
 }
 
 impl Default for Sampling {
     fn default() -> Self {
+        let Defaults {
+            temperature,
+            top_p,
+            top_k,
+            min_p,
+            presence_penalty,
+            frequency_penalty,
+            repetition_penalty,
+        } = Defaults::OPENAI;
         Self {
-            temperature: 1.0,
-            top_p: 1.0,
-            top_k: None,
-            min_p: 0.0,
-            presence_penalty: 0.0,
-            frequency_penalty: 0.0,
-            repetition_penalty: 1.0,
+            temperature,
+            top_p,
+            top_k,
+            min_p,
+            presence_penalty,
+            frequency_penalty,
+            repetition_penalty,
             logit_bias: Vec::new(),
             seed: None,
             min_tokens: 0,
             ignore_eos: false,
+            said: Said::default(),
         }
     }
 }
@@ -51,5 +139,70 @@ impl Sampling {
     /// Whether a logit depends on the output so far, so that output must not be passed off as prompt.
     pub fn counts_output(&self) -> bool {
         self.presence_penalty != 0.0 || self.frequency_penalty != 0.0 || self.min_tokens > 0
+    }
+
+    /// The client's fields, and the server's where the client has set none.
+    #[must_use]
+    pub fn with_defaults(&self, defaults: &Defaults) -> Self {
+        use SamplingField as F;
+        fn pick<T>(said: Said, field: SamplingField, own: T, default: T) -> T {
+            if said.has(field) { own } else { default }
+        }
+        let said = self.said;
+        Self {
+            temperature: pick(said, F::Temperature, self.temperature, defaults.temperature),
+            top_p: pick(said, F::TopP, self.top_p, defaults.top_p),
+            top_k: pick(said, F::TopK, self.top_k, defaults.top_k),
+            min_p: pick(said, F::MinP, self.min_p, defaults.min_p),
+            presence_penalty: pick(
+                said,
+                F::PresencePenalty,
+                self.presence_penalty,
+                defaults.presence_penalty,
+            ),
+            frequency_penalty: pick(
+                said,
+                F::FrequencyPenalty,
+                self.frequency_penalty,
+                defaults.frequency_penalty,
+            ),
+            repetition_penalty: pick(
+                said,
+                F::RepetitionPenalty,
+                self.repetition_penalty,
+                defaults.repetition_penalty,
+            ),
+            ..self.clone()
+        }
+    }
+
+    /// Whether the client has left nothing to the server.
+    pub fn says_all(&self) -> bool {
+        SamplingField::ALL.into_iter().all(|field| self.said.has(field))
+    }
+
+    /// Whether the most probable token is always taken, and nothing but the logits says which that is.
+    #[expect(clippy::float_cmp, reason = "a penalty of exactly one is none")]
+    pub fn plainly_greedy(&self) -> bool {
+        self.temperature == 0.0
+            && !self.counts_output()
+            && self.repetition_penalty == 1.0
+            && self.logit_bias.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_server_fills_in_only_what_the_client_left_open() {
+        let said = Said::default().with(SamplingField::Temperature);
+        let own = Sampling { temperature: 0.0, said, ..Sampling::default() };
+        let server = Defaults { temperature: 0.6, repetition_penalty: 1.05, ..Defaults::OPENAI };
+        let effective = own.with_defaults(&server);
+        assert_eq!((effective.temperature, effective.repetition_penalty), (0.0, 1.05));
+        assert!(own.plainly_greedy() && !effective.plainly_greedy());
+        assert!(!own.says_all());
     }
 }

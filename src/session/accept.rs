@@ -16,18 +16,25 @@ pub struct Accepted {
     pub tokens: Vec<TokenId>,
     /// The draft nodes that were accepted, from the top down.
     pub nodes: Vec<usize>,
+    /// The backend said that the last of the tokens ends the text.
+    pub ends: bool,
 }
 
-/// Walks the draft by the samples. `None` if the verdict does not have one row more than the draft nodes.
+/// Walks the draft by the samples, up to the first place that is not decided; no tokens if that is the
+/// first. `None` if the verdict has more rows than the draft has places.
 pub fn walk(draft: &Tree, verdict: &Verdict) -> Option<Accepted> {
-    if verdict.rows.len() != draft.len() + 1 {
+    if verdict.rows.len() > draft.len() + 1 {
         return None;
     }
     let mut accepted = Accepted::default();
     let mut place = None;
     loop {
-        let row = verdict.rows.get(place.map_or(0, |node| node + 1))?;
+        let Some(row) = verdict.rows.get(place.map_or(0, |node| node + 1)) else { return Some(accepted) };
         accepted.tokens.push(row.sample);
+        if row.ends {
+            accepted.ends = true;
+            return Some(accepted);
+        }
         let Some(node) = draft.child(place, row.sample) else { return Some(accepted) };
         accepted.nodes.push(node);
         place = Some(node);
@@ -41,7 +48,7 @@ mod tests {
     use crate::session::Row;
 
     fn rows(samples: &[TokenId]) -> Verdict {
-        let rows = samples.iter().map(|&sample| Row { sample, logprob: None }).collect();
+        let rows = samples.iter().copied().map(Row::of).collect();
         Verdict { rows, computed: None }
     }
 
@@ -51,7 +58,24 @@ mod tests {
         let run = walk(&draft, &rows(&[1, 2, 9, 4])).expect("fits");
         assert_eq!((run.tokens, run.nodes), (vec![1, 2, 9], vec![0, 1]));
         assert_eq!(walk(&draft, &rows(&[1, 2, 3, 4])).expect("fits").tokens, [1, 2, 3, 4]);
-        assert_eq!(walk(&draft, &rows(&[1, 2, 3])), None);
+        assert_eq!(walk(&draft, &rows(&[1, 2, 3, 4, 5])), None);
+    }
+
+    #[test]
+    fn the_walk_stops_before_the_first_place_that_is_not_decided() {
+        let draft = Tree::chain(&[1, 2, 3], Source::Model, Features::default());
+        let run = walk(&draft, &rows(&[1, 2])).expect("fits");
+        assert_eq!((run.tokens, run.nodes), (vec![1, 2], vec![0, 1]));
+        assert_eq!(walk(&draft, &rows(&[])).expect("fits"), Accepted::default());
+    }
+
+    #[test]
+    fn nothing_follows_a_token_that_ends_the_text() {
+        let draft = Tree::chain(&[1, 2], Source::Model, Features::default());
+        let mut verdict = rows(&[1, 2, 3]);
+        verdict.rows[0].ends = true;
+        let run = walk(&draft, &verdict).expect("fits");
+        assert_eq!((run.tokens, run.nodes, run.ends), (vec![1], vec![], true));
     }
 
     #[test]

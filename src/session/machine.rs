@@ -50,6 +50,8 @@ enum Phase {
         began: Tick,
         draft: Tree,
         modelled: usize,
+        /// Which of the plans is tried.
+        place: usize,
     },
     /// The backend asked for a pause and no ride is under way.
     Wait {
@@ -71,8 +73,9 @@ pub struct Session {
     allowed: bool,
     /// No leap before this, because the backend said so.
     pause: Option<Tick>,
-    /// After a fault: no leap before so many output tokens.
+    /// After a fault: no leap before so many output tokens, for this reason.
     fault_until: usize,
+    fault_reason: RideReason,
     /// Rides in a row that broke off without a token.
     broken: u32,
     over: bool,
@@ -95,6 +98,7 @@ impl Session {
             allowed: true,
             pause: None,
             fault_until: 0,
+            fault_reason: RideReason::VerifyFault,
             broken: 0,
             over: false,
             queue: VecDeque::new(),

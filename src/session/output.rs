@@ -87,7 +87,7 @@ impl Output {
     /// Takes what the first ride brought; the text goes to the client as it is.
     pub fn ride(&mut self, tokens: Vec<TokenId>, text: String) -> Delta {
         for &token in &tokens {
-            self.take(token);
+            self.take(token, false);
         }
         if self.agrees {
             self.backend.push_str(&text);
@@ -126,14 +126,15 @@ impl Output {
         Delta { tokens: Vec::new(), text: self.release() }
     }
 
-    /// Takes tokens in order until the output is over; the rest never existed.
-    pub fn extend(&mut self, tokens: &[TokenId]) -> Delta {
+    /// Takes tokens in order until the output is over; the rest never existed. `ends`: the backend says that
+    /// the last of them ends the text.
+    pub fn extend(&mut self, tokens: &[TokenId], ends: bool) -> Delta {
         let mut taken = Vec::with_capacity(tokens.len());
-        for &token in tokens {
+        for (index, &token) in tokens.iter().enumerate() {
             if self.finish.is_some() {
                 break;
             }
-            self.take(token);
+            self.take(token, ends && index + 1 == tokens.len());
             taken.push(token);
         }
         Delta { tokens: taken, text: self.release() }
@@ -147,14 +148,14 @@ impl Output {
         Delta { tokens: Vec::new(), text: self.release() }
     }
 
-    fn take(&mut self, token: TokenId) {
+    fn take(&mut self, token: TokenId, told: bool) {
         self.tokens.push(token);
         if self.finish.is_some() {
             return;
         }
         let by_id = self.ending.stop_token_ids.contains(&token);
         let of_text = !self.ending.ignore_eos && self.ending.eos.contains(&token);
-        let ends = by_id || of_text;
+        let ends = by_id || of_text || told;
         if !ends || (by_id && self.ending.include_stop) {
             let piece = self.decode.push(token);
             self.append(&piece);
@@ -263,9 +264,9 @@ mod tests {
     #[test]
     fn a_stop_text_across_tokens_is_held_back_and_cut() {
         let mut out = output(&["cd"], 99);
-        assert_eq!(out.extend(&[0, 1, 2]).text, "ab");
-        assert_eq!(out.extend(&[4]).text, "ce");
-        let last = out.extend(&[2, 3, 0, 1]);
+        assert_eq!(out.extend(&[0, 1, 2], false).text, "ab");
+        assert_eq!(out.extend(&[4], false).text, "ce");
+        let last = out.extend(&[2, 3, 0, 1], false);
         assert_eq!((last.text.as_str(), last.tokens.as_slice()), ("", &[2, 3][..]));
         assert_eq!(out.finish(), Some(Finish::Stop));
     }
@@ -275,7 +276,7 @@ mod tests {
         let cut = |order, stop: &[&str]| {
             let mut out = output(stop, 99);
             out.ending.stop_order = order;
-            out.extend(&[0, 1]);
+            out.extend(&[0, 1], false);
             // One token that is "cdef".
             out.append("cdef");
             out.text
@@ -287,15 +288,22 @@ mod tests {
     #[test]
     fn half_a_character_never_goes_out_and_the_limit_counts_tokens() {
         let mut out = output(&[], 3);
-        assert_eq!(out.extend(&[0, 26]).text, "a");
-        assert_eq!(out.extend(&[27, 1, 1]), Delta { tokens: vec![27], text: "é".into() });
+        assert_eq!(out.extend(&[0, 26], false).text, "a");
+        assert_eq!(out.extend(&[27, 1, 1], false), Delta { tokens: vec![27], text: "é".into() });
         assert_eq!(out.finish(), Some(Finish::Length));
     }
 
     #[test]
     fn end_of_text_is_a_token_but_no_text() {
         let mut out = output(&[], 9);
-        assert_eq!(out.extend(&[0, 25, 1]), Delta { tokens: vec![0, 25], text: "a".into() });
+        assert_eq!(out.extend(&[0, 25, 1], false), Delta { tokens: vec![0, 25], text: "a".into() });
+        assert_eq!(out.finish(), Some(Finish::Stop));
+    }
+
+    #[test]
+    fn a_token_that_the_backend_says_ends_the_text_is_no_text() {
+        let mut out = output(&[], 9);
+        assert_eq!(out.extend(&[0, 1], true), Delta { tokens: vec![0, 1], text: "a".into() });
         assert_eq!(out.finish(), Some(Finish::Stop));
     }
 
@@ -305,7 +313,7 @@ mod tests {
         assert_eq!(out.ride(vec![0, 1, 2], "a".into()).text, "a");
         assert!(out.level());
         assert_eq!(out.take_over().text, "bc");
-        assert_eq!(out.extend(&[3]).text, "d");
+        assert_eq!(out.extend(&[3], false).text, "d");
     }
 
     #[test]

@@ -78,7 +78,8 @@ pub enum Permission {
 pub struct Rules {
     /// Whether the session may leap at all.
     pub permission: Permission,
-    /// Verify plans of the replica; the first is used, none means ride.
+    /// Verify plans of the replica for this request, best first: a place that one of them cannot decide is
+    /// taken by the next. None means ride.
     pub plans: Vec<Plan>,
     /// Most draft nodes of one round.
     pub gamma_max: usize,

@@ -365,7 +365,7 @@ fn mutant_law(toy: Toy, case: &Case, gamma: usize, siblings: usize, mutant: Muta
                 .map(|place| {
                     let path = place.map(|node| tree.path(node)).unwrap_or_default();
                     let full: Vec<TokenId> = context.iter().chain(&path).copied().collect();
-                    Row { sample: oracle.pick(&toy.weights(&full)) as TokenId, logprob: None }
+                    Row::of(oracle.pick(&toy.weights(&full)) as TokenId)
                 })
                 .collect();
             let run = (mutant.walk)(&tree, &Verdict { rows, computed: None });

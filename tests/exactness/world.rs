@@ -8,7 +8,7 @@ use foretell::control::Control;
 use foretell::draft::Tree;
 use foretell::session::{
     Action, ActionId, Decode, Ending, Event, Fault, Finish, Limit, RidePlan, Row, Rules, Session, Start,
-    Summary, Verdict,
+    Summary, Tail, Verdict,
 };
 use foretell::units::{Tick, TokenId};
 
@@ -310,7 +310,7 @@ impl World<'_> {
     }
 
     fn disturb(&mut self, chaos: Chaos, session: &mut Session, now: &mut Tick) {
-        let junk = || Event::Token { tokens: vec![0, 0, 0], text: "junk".into(), last: false };
+        let junk = || Event::Token { tokens: vec![0, 0, 0], text: "junk".into(), tail: Tail::Open };
         match (chaos, self.under_way()) {
             (Chaos::Fault(fault), Some(id)) => {
                 self.drop_action(id);
@@ -410,7 +410,7 @@ impl World<'_> {
             if hooks.race && place.is_none() && draft.child(place, sample).is_none() {
                 sample = (hooks.sample)(&ask);
             }
-            rows.push(Row { sample, logprob: None });
+            rows.push(Row::of(sample));
         }
         Verdict { rows, computed: None }
     }
@@ -452,7 +452,7 @@ impl World<'_> {
             let ahead = ride.sample(hooks);
             ride.ahead.push_back(ahead);
         }
-        (id, Event::Token { tokens, text, last: false })
+        (id, Event::Token { tokens, text, tail: Tail::Open })
     }
 }
 

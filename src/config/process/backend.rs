@@ -30,6 +30,25 @@ pub enum Dialect {
 }
 
 impl Dialect {
+    /// The dialect that is meant; `None` for `auto`.
+    pub const fn spoken(self) -> Option<crate::dialect::Dialect> {
+        use crate::dialect::Dialect as Spoken;
+        Some(match self {
+            Self::Auto => return None,
+            Self::Onnx => Spoken::Onnx,
+            Self::Vllm => Spoken::Vllm,
+            Self::Sglang => Spoken::Sglang,
+            Self::LlamaCpp => Spoken::LlamaCpp,
+            Self::Tgi => Spoken::Tgi,
+            Self::TrtLlm => Spoken::TrtLlm,
+            Self::Triton => Spoken::Triton,
+            Self::Ollama => Spoken::Ollama,
+            Self::Lmdeploy => Spoken::Lmdeploy,
+            Self::Mlx => Spoken::Mlx,
+            Self::OpenAi => Spoken::OpenAi,
+        })
+    }
+
     /// All, with their names in files.
     pub const NAMES: &'static [(&'static str, Self)] = &[
         ("auto", Self::Auto),
@@ -198,7 +217,9 @@ impl PlanName {
         match self {
             Self::FanOut => Some(Plan::FanOut),
             Self::Tree => Some(Plan::Tree),
-            Self::Score | Self::Native | Self::Prediction => None,
+            Self::Score => Some(Plan::Score),
+            Self::Native => Some(Plan::Native),
+            Self::Prediction => None,
         }
     }
 }

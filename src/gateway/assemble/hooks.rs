@@ -88,11 +88,11 @@ impl Hooks for ConfigHooks {
     }
 
     fn replica(&self, replica: &Arc<Backend>) -> Option<Value> {
-        let identity = self.identities.of(replica)?;
+        let identity = self.identities.of(replica).ok()?;
         let epoch = &identity.epoch;
-        let plans: Vec<_> = identity.dialect.plans().iter().map(|plan| plan.name()).collect();
+        let plans: Vec<_> = identity.engine.plans.iter().map(|plan| plan.name()).collect();
         Some(json!({
-            "dialect": identity.dialect.name(),
+            "dialect": identity.engine.dialect.name(),
             "epoch": format!("{}/{}/{}/{}/{}", epoch.backend, epoch.model, epoch.version, epoch.started,
                 epoch.vocabulary.get(..8).unwrap_or(&epoch.vocabulary)),
             "plans": plans,

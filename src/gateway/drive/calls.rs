@@ -12,11 +12,11 @@ use http_body_util::{BodyExt, Full, Limited};
 use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
 
-use crate::dialect::{Call, Context, Dialect};
+use crate::dialect::{Asked, Beside, Call, Context, Engine, Refusal, Round};
 use crate::draft::Tree;
 use crate::fleet::{Answer, Backend, SendError};
 use crate::gateway::listen::{Body, BoxError};
-use crate::openai::Sampling;
+use crate::openai::{self, Sampling};
 use crate::session::{Event, Fault, Plan};
 use crate::units::TokenId;
 
@@ -26,11 +26,12 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 #[derive(Clone)]
 pub struct Calls {
     backend: Arc<Backend>,
-    dialect: Dialect,
+    engine: Arc<Engine>,
     headers: HeaderMap,
     request_id: String,
     model: String,
     sampling: Sampling,
+    dice: u64,
     limits: CallLimits,
 }
 
@@ -47,14 +48,16 @@ pub struct CallLimits {
 
 impl Calls {
     /// Calls for one request: `headers` are the client's end-to-end ones; `sampling` carries the seed that
-    /// the session's noise is drawn with.
+    /// the session's noise is drawn with; `dice` seeds what is drawn here ([`crate::dialect::score`]).
+    #[expect(clippy::too_many_arguments, reason = "what the calls of one session have in common")]
     pub fn new(
         backend: Arc<Backend>,
-        dialect: Dialect,
+        engine: Arc<Engine>,
         headers: HeaderMap,
         request_id: String,
         model: String,
         sampling: Sampling,
+        dice: u64,
         limits: CallLimits,
     ) -> Self {
         let mut headers = headers;
@@ -65,12 +68,12 @@ impl Calls {
         }
         headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        Self { backend, dialect, headers, request_id, model, sampling, limits }
+        Self { backend, engine, headers, request_id, model, sampling, dice, limits }
     }
 
-    /// The dialect that is spoken.
-    pub fn dialect(&self) -> Dialect {
-        self.dialect
+    /// The engine that is spoken to.
+    pub fn engine(&self) -> &Arc<Engine> {
+        &self.engine
     }
 
     /// Sends the client's own request.
@@ -87,7 +90,7 @@ impl Calls {
         round: u32,
     ) -> Result<Response<Answer>, Fault> {
         let context = Context { model: &self.model, prompt: &prompt, output: &output };
-        let call = self.dialect.ride(&context, &self.sampling, max_tokens);
+        let call = self.engine.ride(&context, &self.sampling, max_tokens);
         let response = self.send(call, Some(round)).await.map_err(|_| Fault::Ride)?;
         match response.status() {
             StatusCode::OK => Ok(response),
@@ -97,6 +100,20 @@ impl Calls {
                 Err(retry_after(response.headers()))
             }
             _ => Err(Fault::Ride),
+        }
+    }
+
+    /// The ids of the prompt, asked for beside the first ride. Any trouble is doubt.
+    pub async fn beside(self, request: Arc<openai::Request>, first: Call) -> Event {
+        let mut call = first;
+        loop {
+            let asked = tokio::time::timeout(self.limits.verify, self.answer(call, None)).await;
+            let Ok(Ok(body)) = asked else { return Event::Doubt };
+            match self.engine.read_beside(&request, &body) {
+                Ok(Beside::Prompt(ids)) => return Event::Prompt(ids),
+                Ok(Beside::Ask(next)) => call = next,
+                Err(_) => return Event::Doubt,
+            }
         }
     }
 
@@ -110,32 +127,27 @@ impl Calls {
         round: u32,
     ) -> Event {
         let context = Context { model: &self.model, prompt: &prompt, output: &output };
-        let call = match self.dialect.verify(&context, &draft, &self.sampling, plan, self.limits.bytes_max) {
-            Ok(call) => call,
+        let put = Round { context, draft: &draft, sampling: &self.sampling, plan, dice: self.dice };
+        let asked = match self.engine.verify(&put, self.limits.bytes_max) {
+            Ok(asked) => asked,
             Err(refusal) => {
                 tracing::debug!(%refusal, "draft not sent");
-                return Event::Fault(Fault::Verify);
+                let too_long = matches!(refusal, Refusal::TooLong { .. });
+                return Event::Fault(if too_long { Fault::TooLong } else { Fault::Verify });
             }
         };
-        match tokio::time::timeout(self.limits.verify, self.ask(call, plan, draft.len(), round)).await {
+        match tokio::time::timeout(self.limits.verify, self.ask(&put, asked, round)).await {
             Ok(Ok(event)) => event,
             Ok(Err(fault)) => Event::Fault(fault),
             Err(_) => Event::Fault(Fault::Verify),
         }
     }
 
-    async fn ask(&self, call: Call, plan: Plan, nodes: usize, round: u32) -> Result<Event, Fault> {
-        let response = self.send(call, Some(round)).await.map_err(|_| Fault::Verify)?;
-        match response.status() {
-            StatusCode::OK => {}
-            StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
-                return Err(retry_after(response.headers()));
-            }
-            _ => return Err(Fault::Verify),
-        }
-        let body = Limited::new(response.into_body(), self.limits.bytes_max).collect().await;
-        let body = body.map_err(|_| Fault::Verify)?.to_bytes();
-        let verdict = self.dialect.verdict(plan, nodes, &body).map_err(|unreadable| {
+    /// Makes all calls of a round at once.
+    async fn ask(&self, put: &Round<'_>, asked: Asked, round: u32) -> Result<Event, Fault> {
+        let answers = asked.calls.iter().map(|call| self.answer(call.clone(), Some(round)));
+        let bodies = futures_util::future::try_join_all(answers).await?;
+        let verdict = self.engine.verdict(put, &asked, &bodies).map_err(|unreadable| {
             tracing::debug!(%unreadable, "verdict refused");
             Fault::Verify
         })?;
@@ -145,6 +157,19 @@ impl Calls {
             return Err(Fault::Verify);
         }
         Ok(Event::Verdict(verdict))
+    }
+
+    async fn answer(&self, call: Call, round: Option<u32>) -> Result<Vec<u8>, Fault> {
+        let response = self.send(call, round).await.map_err(|_| Fault::Verify)?;
+        match response.status() {
+            StatusCode::OK => {}
+            StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
+                return Err(retry_after(response.headers()));
+            }
+            _ => return Err(Fault::Verify),
+        }
+        let body = Limited::new(response.into_body(), self.limits.bytes_max).collect().await;
+        Ok(body.map_err(|_| Fault::Verify)?.to_bytes().to_vec())
     }
 
     async fn send(&self, call: Call, round: Option<u32>) -> Result<Response<Answer>, SendError> {

@@ -3,22 +3,26 @@
 //! Everything learnt is keyed by this [`Epoch`]; a restarted engine or another tokenizer is a new one and
 //! starts clean. Until the identity is known, requests are relayed.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use arc_swap::ArcSwapOption;
-use http_body_util::{BodyExt, Empty, Limited};
-use hyper::{Request, StatusCode};
-use serde::Deserialize;
+use arc_swap::ArcSwap;
+use bytes::Bytes;
+use futures_util::future::join_all;
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::{Method, Request, StatusCode, header};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::dialect::Dialect;
-use crate::fleet::Backend;
+use crate::dialect::recognise::{self, Told};
+use crate::dialect::{Answers, Dialect, Engine, Question};
+use crate::fleet::{Backend, Fleet};
 use crate::gateway::listen::{Body, BoxError};
+use crate::openai::BypassReason;
 use crate::text::Tokenizer;
-use crate::units::TokenId;
 
 /// A tokenizer file is a few MiB; more than this is not one.
 const TOKENIZER_BYTES: usize = 64 << 20;
@@ -28,6 +32,13 @@ const WITHIN: Duration = Duration::from_secs(5);
 const RETRY: Duration = Duration::from_millis(500);
 /// How soon a known backend is asked whether it is still the same.
 const RECHECK: Duration = Duration::from_secs(5);
+/// Turns of questions after which a server is given up.
+const TURNS: usize = 8;
+/// Where our own target hands out its tokenizer.
+const TOKENIZER: &str = "/tokenizer.json";
+/// A text on which tokenizers that differ are likely to differ.
+const SAMPLE: &str =
+    "The naïve façade — 1,234.56 \u{4f60}\u{597d} \u{1f600}\n\tdef f(x):  return x**2  # ok?\r\n";
 
 /// What everything learnt is keyed by.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -38,7 +49,7 @@ pub struct Epoch {
     pub model: String,
     /// The engine's own version.
     pub version: String,
-    /// Unix seconds of its start, as it tells.
+    /// Unix seconds of its start, as it tells; of one that does not tell, how often it has been away.
     pub started: u64,
     /// Hash of the vocabulary, hexadecimal.
     pub vocabulary: String,
@@ -49,14 +60,28 @@ pub struct Epoch {
 pub struct Identity {
     /// The key of everything learnt.
     pub epoch: Epoch,
-    /// How it is spoken to.
-    pub dialect: Dialect,
+    /// How it is spoken to, and what it can do.
+    pub engine: Arc<Engine>,
     /// Its vocabulary.
     pub tokenizer: Arc<Tokenizer>,
-    /// Tokens that end an output.
-    pub eos: Vec<TokenId>,
-    /// Most tokens of prompt and output together.
-    pub context: usize,
+}
+
+/// What is known about a backend.
+#[derive(Clone)]
+pub enum Standing {
+    /// Who it is.
+    Known(Arc<Identity>),
+    /// It is relayed, for this reason.
+    Relayed(BypassReason),
+}
+
+/// How a backend is to be asked, as configured.
+#[derive(Clone, Debug, Default)]
+pub struct Asking {
+    /// Its dialect; `None` finds out.
+    pub dialect: Option<Dialect>,
+    /// The tokenizer of its model; `None` asks the backend for it.
+    pub tokenizer: Option<PathBuf>,
 }
 
 /// Why a backend is not known.
@@ -66,135 +91,190 @@ pub enum Unknown {
     #[error("not reachable: {0}")]
     Unreachable(String),
     /// It answers, but not as an engine that Foretell can ask to verify.
-    #[error("not an engine that can verify: {0}")]
-    Foreign(String),
+    #[error("not an engine that can verify: {1}")]
+    Foreign(BypassReason, String),
 }
 
-#[derive(Deserialize)]
-struct Version {
-    version: String,
-    #[serde(default)]
-    engine: Option<String>,
+impl Unknown {
+    fn foreign(why: impl Into<String>) -> Self {
+        Self::Foreign(BypassReason::NoPlan, why.into())
+    }
+
+    fn tokenizer(why: impl Into<String>) -> Self {
+        Self::Foreign(BypassReason::Tokenizer, why.into())
+    }
 }
 
-#[derive(Deserialize)]
-struct Models {
-    data: Vec<Model>,
-}
-
-#[derive(Deserialize)]
-struct Model {
-    id: String,
-    #[serde(default)]
-    created: u64,
-    #[serde(default)]
-    max_model_len: Option<usize>,
-}
-
-#[derive(Deserialize)]
-struct TokenizerInfo {
-    eos_token_ids: Vec<TokenId>,
-}
-
-/// Asks the backend who it is, by calls that cost it nothing. If it still is who it was `before`, the
-/// vocabulary is not fetched again.
+/// Asks the backend who it is, by calls that cost it nothing or one token. If it still is who it was `before`,
+/// the vocabulary is not fetched again. `away`: how often it has been away.
 ///
 /// # Errors
 /// [`Unknown`]: it cannot be reached, or is no engine that can verify.
 pub async fn ask(
     backend: &Backend,
-    tokenizer: Option<&Path>,
+    asking: &Asking,
     before: Option<&Arc<Identity>>,
+    away: u64,
 ) -> Result<Arc<Identity>, Unknown> {
-    let version: Version = json(backend, "/version").await?;
-    if version.engine.as_deref() != Some("foretell") {
-        return Err(Unknown::Foreign(format!("version {}", version.version)));
-    }
-    let models: Models = json(backend, "/v1/models").await?;
-    let model =
-        models.data.into_iter().next().ok_or_else(|| Unknown::Foreign("it serves no model".into()))?;
+    let mut engine = recognise(backend, asking.dialect).await?;
+    let started = engine.started.unwrap_or(away);
     let same = |epoch: &Epoch| {
-        epoch.version == version.version && epoch.model == model.id && epoch.started == model.created
+        epoch.version == engine.version && epoch.model == engine.model && epoch.started == started
     };
     if let Some(before) = before.filter(|before| same(&before.epoch)) {
         return Ok(Arc::clone(before));
     }
-    let info: TokenizerInfo = json(backend, "/tokenizer_info").await?;
-    let file = match tokenizer {
-        Some(path) => {
-            tokio::fs::read(path).await.map_err(|e| Unknown::Foreign(format!("{}: {e}", path.display())))?
-        }
-        None => get(backend, "/tokenizer.json").await?,
-    };
-    let tokenizer = Tokenizer::from_bytes(&file).map_err(|error| Unknown::Foreign(error.to_string()))?;
+    let tokenizer = tokenizer(backend, asking.tokenizer.as_deref(), &engine).await?;
+    engine.special = (0..tokenizer.end()).filter(|&id| tokenizer.is_special(id)).collect();
     let epoch = Epoch {
         backend: backend.name().to_owned(),
-        model: model.id,
-        version: version.version,
-        started: model.created,
+        model: engine.model.clone(),
+        version: engine.version.clone(),
+        started,
         vocabulary: tokenizer.fingerprint().to_string(),
     };
-    let context = model.max_model_len.ok_or_else(|| Unknown::Foreign("it tells no context length".into()))?;
-    let (tokenizer, eos) = (Arc::new(tokenizer), info.eos_token_ids);
-    Ok(Arc::new(Identity { epoch, dialect: Dialect::Onnx, tokenizer, eos, context }))
+    Ok(Arc::new(Identity { epoch, engine: Arc::new(engine), tokenizer: Arc::new(tokenizer) }))
 }
 
-async fn json<T: for<'a> Deserialize<'a>>(backend: &Backend, path: &str) -> Result<T, Unknown> {
-    let body = get(backend, path).await?;
-    serde_json::from_slice(&body).map_err(|error| Unknown::Foreign(format!("{path}: {error}")))
+/// Which engine it is, and what it can do.
+///
+/// # Errors
+/// [`Unknown`].
+pub async fn recognise(backend: &Backend, dialect: Option<Dialect>) -> Result<Engine, Unknown> {
+    let mut answers = Answers::default();
+    for question in recognise::introduction() {
+        answers.add(&question.path, put(backend, &question).await?);
+    }
+    let dialect = dialect.or_else(|| recognise::dialect_of(&answers));
+    let dialect = dialect.ok_or_else(|| Unknown::foreign("none of the engines that are told apart"))?;
+    for _ in 0..TURNS {
+        let questions = dialect.codec().questions(&answers);
+        if questions.is_empty() {
+            break;
+        }
+        for question in questions {
+            answers.add(&question.path, put(backend, &question).await?);
+        }
+    }
+    dialect.codec().engine(&answers).map_err(|foreign| Unknown::foreign(foreign.to_string()))
 }
 
-async fn get(backend: &Backend, path: &str) -> Result<Vec<u8>, Unknown> {
+/// The tokenizer of the backend's model: from the file, or from the backend itself; and whether the backend
+/// agrees with it.
+async fn tokenizer(backend: &Backend, file: Option<&Path>, engine: &Engine) -> Result<Tokenizer, Unknown> {
+    let bytes = match file {
+        Some(path) => {
+            let read = tokio::fs::read(path).await;
+            read.map_err(|error| Unknown::tokenizer(format!("{}: {error}", path.display())))?
+        }
+        None => match put(backend, &Question::get(TOKENIZER)).await? {
+            Told { status: 200, body, .. } => body,
+            _ => return Err(Unknown::tokenizer("its tokenizer is not configured, and it hands none out")),
+        },
+    };
+    let tokenizer = Tokenizer::from_bytes(&bytes).map_err(|error| Unknown::tokenizer(error.to_string()))?;
+    if let Some(question) = engine.dialect.codec().tokenize(engine, SAMPLE) {
+        let told = put(backend, &question).await?;
+        let theirs = engine.dialect.codec().tokens(&told.body);
+        let own = tokenizer.encode(SAMPLE, false).ok();
+        if told.status == 200 && theirs.is_some() && theirs != own {
+            return Err(Unknown::tokenizer(
+                "the tokenizer is not the backend's: they cut a text differently",
+            ));
+        }
+    }
+    Ok(tokenizer)
+}
+
+/// Puts a question to the backend.
+async fn put(backend: &Backend, question: &Question) -> Result<Told, Unknown> {
     let asked = async {
-        let empty: Body = Empty::new().map_err(|never| -> BoxError { match never {} }).boxed_unsync();
-        let mut request = Request::new(empty);
-        *request.uri_mut() = path.parse().map_err(|_| Unknown::Foreign(format!("{path}: no path")))?;
+        let body = question.body.as_ref().map(|body| Bytes::from(body.to_string()));
+        let method = if body.is_some() { Method::POST } else { Method::GET };
+        let full: Body = Full::new(body.unwrap_or_default())
+            .map_err(|never| -> BoxError { match never {} })
+            .boxed_unsync();
+        let mut request = Request::new(full);
+        *request.uri_mut() =
+            question.path.parse().map_err(|_| Unknown::foreign(format!("{}: no path", question.path)))?;
+        if method == Method::POST {
+            let json = header::HeaderValue::from_static("application/json");
+            request.headers_mut().insert(header::CONTENT_TYPE, json);
+        }
+        *request.method_mut() = method;
         let unreachable = |error: &dyn std::fmt::Display| Unknown::Unreachable(error.to_string());
         let response = backend.send(request).await.map_err(|error| unreachable(&error))?;
-        if response.status() != StatusCode::OK {
-            return Err(Unknown::Foreign(format!("{path} answers {}", response.status())));
+        let status = response.status();
+        let server = response.headers().get(header::SERVER).and_then(|server| server.to_str().ok());
+        let server = server.map(ToOwned::to_owned);
+        // An engine that loads its model says so with 503.
+        if status == StatusCode::SERVICE_UNAVAILABLE {
+            return Err(Unknown::Unreachable(format!("{} answers {status}", question.path)));
         }
         let body = Limited::new(response.into_body(), TOKENIZER_BYTES).collect().await;
-        body.map(|body| body.to_bytes().to_vec()).map_err(|error| unreachable(&error))
+        let body = body.map_err(|error| unreachable(&error))?.to_bytes().to_vec();
+        Ok(Told { status: status.as_u16(), server, body })
     };
     match tokio::time::timeout(WITHIN, asked).await {
         Ok(answer) => answer,
-        Err(_) => Err(Unknown::Unreachable(format!("{path}: no answer within {} s", WITHIN.as_secs()))),
+        Err(_) => {
+            Err(Unknown::Unreachable(format!("{}: no answer within {} s", question.path, WITHIN.as_secs())))
+        }
     }
 }
 
 /// One backend and what is known about it.
 struct Known {
     backend: Arc<Backend>,
-    tokenizer: Option<PathBuf>,
-    identity: ArcSwapOption<Identity>,
+    asking: Asking,
+    standing: ArcSwap<Standing>,
+    away: AtomicU64,
 }
 
-/// Who is behind each backend, asked again and again.
+/// Who is behind each replica, asked again and again. Follows the fleet, whose replicas come and go.
 pub struct Identities {
-    known: Vec<Known>,
+    fleet: Arc<Fleet>,
+    asking: HashMap<String, Asking>,
+    known: ArcSwap<Vec<Arc<Known>>>,
     changed: watch::Sender<u64>,
 }
 
 impl Identities {
-    /// Nothing known yet about these backends; each with a tokenizer file, or the backend's own.
-    pub fn new(backends: impl IntoIterator<Item = (Arc<Backend>, Option<PathBuf>)>) -> Self {
-        let known = backends
-            .into_iter()
-            .map(|(backend, tokenizer)| Known { backend, tokenizer, identity: ArcSwapOption::empty() })
-            .collect();
-        Self { known, changed: watch::Sender::new(0) }
+    /// Nothing known yet about the replicas of a fleet. Only those of the backends in `asking` will be asked.
+    pub fn new(fleet: &Arc<Fleet>, asking: HashMap<String, Asking>) -> Self {
+        let changed = watch::Sender::new(0);
+        let all = Self { fleet: Arc::clone(fleet), asking, known: ArcSwap::default(), changed };
+        all.follow();
+        all
     }
 
-    /// What is known about a backend.
-    pub fn of(&self, backend: &Arc<Backend>) -> Option<Arc<Identity>> {
-        let known = self.known.iter().find(|known| Arc::ptr_eq(&known.backend, backend))?;
-        known.identity.load_full()
+    /// Takes in the replicas that have come, and forgets those that are gone.
+    fn follow(&self) {
+        let before = self.known.load();
+        let known = |backend: Arc<Backend>| {
+            let same = before.iter().find(|known| Arc::ptr_eq(&known.backend, &backend));
+            let new = || Some(Arc::new(Known::new(self.asking.get(backend.name())?.clone(), &backend)));
+            same.cloned().or_else(new)
+        };
+        self.known.store(Arc::new(self.fleet.replicas().into_iter().filter_map(known).collect()));
     }
 
-    /// Everything that is known: name, address, identity.
-    pub fn all(&self) -> impl Iterator<Item = (&Arc<Backend>, Option<Arc<Identity>>)> {
-        self.known.iter().map(|known| (&known.backend, known.identity.load_full()))
+    /// Who a backend is.
+    ///
+    /// # Errors
+    /// Why its requests are relayed.
+    pub fn of(&self, backend: &Arc<Backend>) -> Result<Arc<Identity>, BypassReason> {
+        let all = self.known.load();
+        let known = all.iter().find(|known| Arc::ptr_eq(&known.backend, backend));
+        match &**known.ok_or(BypassReason::NoPlan)?.standing.load() {
+            Standing::Known(identity) => Ok(Arc::clone(identity)),
+            Standing::Relayed(reason) => Err(*reason),
+        }
+    }
+
+    /// Everything that is known: replica, identity.
+    pub fn all(&self) -> Vec<(Arc<Backend>, Option<Arc<Identity>>)> {
+        self.known.load().iter().map(|known| (Arc::clone(&known.backend), known.identity())).collect()
     }
 
     /// Resolves once every backend has been asked at least once.
@@ -203,51 +283,72 @@ impl Identities {
         let _ = self.changed.subscribe().wait_for(|rounds| *rounds > 0).await;
     }
 
-    /// Asks every backend for ever: often while it is unknown, seldom once it is known. A backend that stops
+    /// Asks every replica for ever: often while one is unknown, seldom once all are known. A replica that stops
     /// answering keeps its identity (its requests fail by themselves); one that answers as another is another.
     pub async fn keep_asking(&self, stop: CancellationToken) {
+        let mut changes = self.fleet.changes();
         loop {
-            let mut all_known = true;
-            for known in &self.known {
-                all_known &= known.refresh().await;
-            }
+            self.follow();
+            // Side by side: one that does not answer must not keep the others waiting.
+            let known = self.known.load_full();
+            let settled = join_all(known.iter().map(|known| known.refresh())).await;
             self.changed.send_modify(|rounds| *rounds += 1);
-            let pause = if all_known { RECHECK } else { RETRY };
+            let pause = if settled.iter().all(|settled| *settled) { RECHECK } else { RETRY };
             tokio::select! {
                 () = stop.cancelled() => return,
                 () = tokio::time::sleep(pause) => {}
+                Ok(()) = changes.changed() => {}
             }
         }
     }
 }
 
 impl Known {
-    /// Asks once. Returns whether the backend is known now.
+    fn new(asking: Asking, backend: &Arc<Backend>) -> Self {
+        let unknown = Standing::Relayed(BypassReason::NoPlan);
+        let standing = ArcSwap::from_pointee(unknown);
+        Self { backend: Arc::clone(backend), asking, standing, away: AtomicU64::new(0) }
+    }
+
+    fn identity(&self) -> Option<Arc<Identity>> {
+        match &**self.standing.load() {
+            Standing::Known(identity) => Some(Arc::clone(identity)),
+            Standing::Relayed(_) => None,
+        }
+    }
+
+    /// Asks once. Returns whether it is settled what the backend is.
     async fn refresh(&self) -> bool {
-        let before = self.identity.load_full();
-        match ask(&self.backend, self.tokenizer.as_deref(), before.as_ref()).await {
+        let before = self.identity();
+        let away = self.away.load(Ordering::Relaxed);
+        match ask(&self.backend, &self.asking, before.as_ref(), away).await {
             Ok(identity) => {
                 if before.as_ref().is_none_or(|before| before.epoch != identity.epoch) {
                     tracing::info!(
                         backend = self.backend.name(),
+                        dialect = identity.engine.dialect.name(),
+                        version = identity.engine.version,
                         model = identity.epoch.model,
                         "backend known"
                     );
-                    self.backend.set_dialect(identity.dialect.name(), true);
-                    self.identity.store(Some(identity));
+                    self.backend.set_dialect(identity.engine.dialect.name(), true);
+                    self.standing.store(Arc::new(Standing::Known(identity)));
                 }
                 true
             }
-            Err(Unknown::Foreign(why)) => {
+            Err(Unknown::Foreign(reason, why)) => {
                 if before.is_some() || self.backend.dialect().as_str() == "auto" {
                     tracing::info!(backend = self.backend.name(), why, "backend is relayed");
                 }
                 self.backend.set_dialect("relay", false);
-                self.identity.store(None);
+                self.standing.store(Arc::new(Standing::Relayed(reason)));
                 true
             }
             Err(Unknown::Unreachable(why)) => {
                 tracing::debug!(backend = self.backend.name(), why, "backend not reached");
+                if before.is_some() {
+                    self.away.fetch_add(1, Ordering::Relaxed);
+                }
                 before.is_some()
             }
         }

@@ -3,6 +3,7 @@
 //! There is no decision here. The pump owns the sockets, the drafter's seat and the client's sink; the
 //! session owns every choice.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
@@ -18,7 +19,7 @@ use super::sink::{Gone, Outcome, Sink};
 use super::watcher::Watcher;
 use crate::gateway::clock::Clock;
 use crate::openai::usage::Usage;
-use crate::session::{Action, ActionId, Event, Fault, Finish, RidePlan, Session, Summary};
+use crate::session::{Action, ActionId, Event, Fault, Finish, RidePlan, Session, Summary, Tail};
 
 /// Events of the world that answer no action.
 const WORLD: ActionId = ActionId::WORLD;
@@ -85,6 +86,11 @@ impl Pump {
         }
     }
 
+    /// Learns the prompt's ids beside the first ride, where that does not tell them.
+    pub fn ask_beside(&mut self, ride: ActionId, asked: impl Future<Output = Event> + Send + 'static) {
+        self.pend(ride, asked.map(Reply::event));
+    }
+
     /// Runs the session to its end. Returns the account, and the bytes of a whole answer.
     pub async fn run(mut self, policy: String) -> (Outcome, Watcher, Result<Option<Vec<u8>>, Gone>) {
         let summary = loop {
@@ -138,7 +144,7 @@ impl Pump {
         self.ended = None;
         let (prompt, output) = (self.session.prompt().to_vec(), self.session.output().to_vec());
         let opening = self.calls.clone().ride(prompt, output, max_tokens, self.round).boxed();
-        self.ride = Some(Ride::opening(id, self.calls.dialect(), opening));
+        self.ride = Some(Ride::opening(id, Arc::clone(self.calls.engine()), opening));
     }
 
     fn start_draft(&mut self, id: ActionId, gamma: usize) {
@@ -222,13 +228,17 @@ impl Pump {
                 self.first_only(id, &chunk);
                 if !chunk.tokens.is_empty() || !chunk.text.is_empty() {
                     let ended = chunk.finish.as_deref().map(finish);
-                    let last = ended.is_some();
-                    if last {
+                    let tail = match (&ended, chunk.ends) {
+                        (None, _) => Tail::Open,
+                        (Some(_), true) => Tail::Stop,
+                        (Some(_), false) => Tail::Last,
+                    };
+                    if tail != Tail::Open {
                         self.read_usage().await;
                     }
                     self.session.handle(
                         id,
-                        Event::Token { tokens: chunk.tokens, text: chunk.text, last },
+                        Event::Token { tokens: chunk.tokens, text: chunk.text, tail },
                         now,
                     );
                     self.end_if(id, ended);

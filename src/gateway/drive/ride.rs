@@ -11,7 +11,9 @@ use hyper::Response;
 
 use serde_json::Value;
 
-use crate::dialect::{Chunk, Dialect};
+use std::sync::Arc;
+
+use crate::dialect::{Chunk, Engine, RideKind};
 use crate::fleet::Answer;
 use crate::openai::sse;
 use crate::session::{ActionId, Fault};
@@ -39,25 +41,33 @@ enum State {
 pub struct Ride {
     /// The action that it answers.
     pub id: ActionId,
-    dialect: Dialect,
+    engine: Arc<Engine>,
+    kind: RideKind,
     state: State,
     decoder: sse::Decoder,
     events: VecDeque<sse::Message>,
 }
 
 impl Ride {
-    /// A ride whose answer has begun.
-    pub fn begun(id: ActionId, dialect: Dialect, body: Answer) -> Self {
-        Self::new(id, dialect, State::Reading(body))
+    /// The first ride, whose answer has begun.
+    pub fn begun(id: ActionId, engine: Arc<Engine>, body: Answer) -> Self {
+        Self::new(id, engine, RideKind::First, State::Reading(body))
     }
 
-    /// A ride whose call is under way.
-    pub fn opening(id: ActionId, dialect: Dialect, opening: Opening) -> Self {
-        Self::new(id, dialect, State::Opening(opening))
+    /// A later ride, whose call is under way.
+    pub fn opening(id: ActionId, engine: Arc<Engine>, opening: Opening) -> Self {
+        Self::new(id, engine, RideKind::Later, State::Opening(opening))
     }
 
-    fn new(id: ActionId, dialect: Dialect, state: State) -> Self {
-        Self { id, dialect, state, decoder: sse::Decoder::new(sse::EVENT_BYTES), events: VecDeque::new() }
+    fn new(id: ActionId, engine: Arc<Engine>, kind: RideKind, state: State) -> Self {
+        Self {
+            id,
+            engine,
+            kind,
+            state,
+            decoder: sse::Decoder::new(sse::EVENT_BYTES),
+            events: VecDeque::new(),
+        }
     }
 
     /// The next thing that the ride says. Dropping the future loses nothing.
@@ -92,7 +102,7 @@ impl Ride {
             return self.end();
         }
         let Ok(value) = serde_json::from_str::<Value>(&event.data) else { return self.broken(Fault::Ride) };
-        match self.dialect.chunk(&value) {
+        match self.engine.chunk(self.kind, &value) {
             Ok(chunk) => Heard::Chunk(value, Box::new(chunk)),
             Err(_) => self.broken(Fault::Ride),
         }

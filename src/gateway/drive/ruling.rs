@@ -10,15 +10,15 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::identity::Identity;
 use crate::config::policy::{Drafter, Facts, Holdback, Policy, PolicyMode, Vocabulary};
 use crate::config::process::Plans;
 use crate::config::store::PolicyStore;
+use crate::dialect::Engine;
 use crate::draft::LookupSpec;
 use crate::draft::prompt_lookup::Ngram;
 use crate::gateway::handover::Exchange;
 use crate::gateway::mode::Mode;
-use crate::openai::{BypassReason, Control};
+use crate::openai::{BypassReason, Control, Request, Sampling};
 use crate::session::{Permission, Plan, RideReason, Rules};
 
 /// Requests after which the share of held-back ones has halved.
@@ -36,6 +36,33 @@ pub struct Ruling {
     pub bytes_max: usize,
 }
 
+/// How the target samples for one request, and how its drafts can be verified exactly.
+pub struct Effective {
+    /// The client's fields and the server's.
+    pub sampling: Sampling,
+    /// Best first.
+    pub plans: Vec<Plan>,
+}
+
+impl Effective {
+    /// What this engine makes of a request.
+    ///
+    /// # Errors
+    /// Why it cannot leap here.
+    pub fn of(engine: &Engine, request: &Request) -> Result<Self, BypassReason> {
+        let (sampling, settled) = engine.sampling(request);
+        if let Some(reason) = engine.refuses(request, &sampling) {
+            return Err(reason);
+        }
+        let plans = engine.plans(request, &sampling, settled);
+        match (plans.is_empty(), settled) {
+            (false, _) => Ok(Self { sampling, plans }),
+            (true, true) => Err(BypassReason::NoPlan),
+            (true, false) => Err(BypassReason::DefaultsUnknown),
+        }
+    }
+}
+
 /// The policies that hold now, and the bounds of the backends.
 pub struct Rulebook {
     policies: Arc<PolicyStore>,
@@ -51,7 +78,13 @@ impl Rulebook {
     }
 
     /// What the first matching policy, the process and the client allow this request.
-    pub fn rule(&self, exchange: &Exchange, identity: &Identity, mode: Mode) -> Result<Ruling, BypassReason> {
+    pub fn rule(
+        &self,
+        exchange: &Exchange,
+        engine: &Engine,
+        effective: &Effective,
+        mode: Mode,
+    ) -> Result<Ruling, BypassReason> {
         let request = &exchange.request;
         let facts = Facts {
             model: &request.model,
@@ -59,32 +92,36 @@ impl Rulebook {
             tenant: None,
             route: request.route,
             headers: &exchange.parts.headers,
-            temperature: request.sampling.temperature,
+            temperature: effective.sampling.temperature,
             prompt_tokens: request.prompt_size().tokens,
         };
         let policies = self.policies.current();
         let policy = policies.first_match(&facts).ok_or(BypassReason::NoPolicy)?;
-        let permission = permission(mode, policy.mode, exchange.control)?;
-        let plans = self.plans.get(exchange.backend.name()).ok_or(BypassReason::NoPlan)?;
-        let allowed: Vec<Plan> = plans.allow.iter().filter_map(|name| name.plan()).collect();
+        let permission = match permission(mode, policy.mode, exchange.control)? {
+            Permission::Leap if engine.speculates => Permission::Ride(RideReason::BackendSpeculates),
+            permission => permission,
+        };
+        let bounds = self.plans.get(exchange.backend.name()).ok_or(BypassReason::NoPlan)?;
+        let allowed: Vec<Plan> = bounds.allow.iter().filter_map(|name| name.plan()).collect();
+        let plans = effective.plans.iter().copied().filter(|plan| allowed.contains(plan)).collect();
         let gamma = |gamma: u32| match exchange.control {
             Some(Control::Gamma(most)) => gamma.min(u32::from(most)) as usize,
             _ => gamma as usize,
         };
         let rules = Rules {
             permission,
-            plans: identity.dialect.plans().iter().copied().filter(|plan| allowed.contains(plan)).collect(),
+            plans,
             gamma_max: gamma(policy.gamma.max),
             gamma_fixed: policy.gamma.fixed.map(gamma),
             margin: policy.gamma.margin,
             stay: policy.gamma.stay,
             lookups: policy.drafters.iter().filter_map(lookup).collect(),
-            context_max: identity.context.min(plans.context_max as usize),
+            context_max: engine.context.unwrap_or(usize::MAX).min(bounds.context_max as usize),
             holdback: self.held_back(policy),
             ..Rules::default()
         };
         let model = policy.drafters.iter().find_map(model).map(ToOwned::to_owned);
-        let bytes_max = usize::try_from(plans.bytes_max).unwrap_or(usize::MAX);
+        let bytes_max = usize::try_from(bounds.bytes_max).unwrap_or(usize::MAX);
         Ok(Ruling { name: policy.label(), rules, model, bytes_max })
     }
 

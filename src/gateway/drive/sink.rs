@@ -94,30 +94,26 @@ pub struct Gone;
 
 impl Sink {
     /// An event stream: the sink, and the body to answer with.
-    pub fn stream(request: &Request, trailers: bool) -> (Self, Body) {
+    pub fn stream(request: &Request, additive: Additive, trailers: bool) -> (Self, Body) {
         let (frames, out) = mpsc::channel(BACKLOG);
         let shape = Shape::Stream { frames, usage: request.include_usage, trailers };
         let body = StreamBody::new(futures_util::stream::unfold(out, |mut out| async move {
             out.recv().await.map(|frame| (frame, out))
         }));
-        (Self::new(request, shape), BodyExt::boxed_unsync(body))
+        (Self::new(request, additive, shape), BodyExt::boxed_unsync(body))
     }
 
     /// One JSON answer, when all is known.
-    pub fn whole(request: &Request) -> Self {
-        Self::new(request, Shape::Whole { text: String::new(), tokens: Vec::new() })
+    pub fn whole(request: &Request, additive: Additive) -> Self {
+        Self::new(request, additive, Shape::Whole { text: String::new(), tokens: Vec::new() })
     }
 
-    fn new(request: &Request, shape: Shape) -> Self {
+    fn new(request: &Request, additive: Additive, shape: Shape) -> Self {
         Self {
             route: request.route,
             template: None,
             frame: None,
-            additive: Additive {
-                usage: true,
-                seed: request.sampling.seed.is_none(),
-                ..Additive::of(request)
-            },
+            additive,
             prediction: request.prediction.is_some(),
             held: None,
             shape,
@@ -297,7 +293,7 @@ mod tests {
     fn a_frame_around_a_text_is_the_template_written_out() {
         let first = json!({"id": "c", "object": "text_completion", "created": 1, "model": "text",
             "choices": [{"index": 0, "text": "a", "logprobs": null, "finish_reason": null, "token_ids": [1]}]});
-        let additive = Additive { usage: true, token_ids: true, seed: true };
+        let additive = Additive { usage: true, token_ids: true };
         let template = Template::from_first_chunk(&first, Route::Completions, additive).unwrap();
         let frame = PlainFrame::of(&template).unwrap();
         for text in ["", "plain", "\"quoted\"\n\t\\", "é€𝄞", "\u{1}text\u{1}"] {

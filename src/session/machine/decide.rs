@@ -58,7 +58,7 @@ impl Session {
             return Some(RideReason::RetryAfter);
         }
         if self.output.tokens().len() < self.fault_until {
-            return Some(RideReason::VerifyFault);
+            return Some(self.fault_reason);
         }
         if self.context() + 1 > self.rules.context_max {
             return Some(RideReason::ContextTooLong);

@@ -32,12 +32,17 @@ impl Session {
     }
 
     pub(super) fn verify(&mut self, draft: Tree, modelled: usize, began: Tick, now: Tick) {
-        let Some(&plan) = self.rules.plans.first() else {
-            return self.leap(Step::Ride(RideReason::NoDraft), began, now);
+        self.verify_by(0, draft, modelled, began, now);
+    }
+
+    /// Puts the draft to the backend by the plan at this place of the list; beyond its end, rides one token.
+    fn verify_by(&mut self, place: usize, draft: Tree, modelled: usize, began: Tick, now: Tick) {
+        let Some(&plan) = self.rules.plans.get(place) else {
+            return self.fault_ride(RideReason::NoDraft, now);
         };
         self.summary.reason = None;
         let id = self.act(Action::Verify(draft.clone(), plan));
-        self.phase = Phase::Verify { id, since: now, began, draft, modelled };
+        self.phase = Phase::Verify { id, since: now, began, draft, modelled, place };
     }
 
     pub(super) fn drafting(&mut self, since: Tick, gamma: usize, event: Event, now: Tick) {
@@ -64,18 +69,27 @@ impl Session {
         match event {
             Event::Verdict(verdict) => self.judged(&verdict, now),
             Event::Fault(Fault::RetryAfter(pause)) => self.verify_paused(pause, now),
+            // The context only grows.
+            Event::Fault(Fault::TooLong) => {
+                self.fault_ride(RideReason::ContextTooLong, now);
+                self.fault_until = usize::MAX;
+            }
             Event::Fault(_) => self.verify_failed(now),
             _ => {}
         }
     }
 
     pub(super) fn judged(&mut self, verdict: &Verdict, now: Tick) {
-        let Phase::Verify { began, draft, modelled, .. } = std::mem::replace(&mut self.phase, Phase::Over)
+        let Phase::Verify { began, draft, modelled, place, .. } =
+            std::mem::replace(&mut self.phase, Phase::Over)
         else {
             return;
         };
         let Some(accepted) = accept::walk(&draft, verdict) else { return self.verify_failed(now) };
-        let delta = self.output.extend(&accepted.tokens);
+        if accepted.tokens.is_empty() {
+            return self.verify_by(place + 1, draft, modelled, began, now);
+        }
+        let delta = self.output.extend(&accepted.tokens, accepted.ends);
         self.summary.speculated = true;
         self.summary.rounds += 1;
         self.summary.drafted += draft.len() as u32;
@@ -101,6 +115,7 @@ impl Session {
     }
 
     pub(super) fn fault_ride(&mut self, reason: RideReason, now: Tick) {
+        self.fault_reason = reason;
         self.fault_until = self.pilot.not_before().max(self.output.tokens().len() + 1);
         self.leap(Step::Ride(reason), now, now);
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{Phase, Ride, Session};
 use crate::session::pilot::Step;
-use crate::session::{Action, Event, Fault, Finish, RidePlan, RideReason};
+use crate::session::{Action, Event, Fault, Finish, RidePlan, RideReason, Tail};
 use crate::units::{Tick, TokenId};
 
 /// Longest pause asked for by the backend that a session without a ride sits out.
@@ -19,7 +19,7 @@ impl Session {
     pub(super) fn riding(&mut self, ride: Ride, event: Event, now: Tick) {
         match event {
             Event::Prompt(ids) => self.know_prompt(ids),
-            Event::Token { tokens, text, last } => self.token(ride, tokens, text, last, now),
+            Event::Token { tokens, text, tail } => self.token(ride, tokens, text, tail, now),
             Event::Doubt => self.doubt = true,
             Event::RideEnded(finish) => self.ride_ended(ride, finish, now),
             Event::Fault(Fault::RetryAfter(pause)) if !ride.first => self.wait(pause, now),
@@ -44,11 +44,15 @@ impl Session {
 
     /// Tokens of a ride. At the last ones there is nothing to choose: the backend has ended the output, by a
     /// rule that may not be known here.
-    pub(super) fn token(&mut self, ride: Ride, tokens: Vec<TokenId>, text: String, last: bool, now: Tick) {
+    pub(super) fn token(&mut self, ride: Ride, tokens: Vec<TokenId>, text: String, tail: Tail, now: Tick) {
         let from = self.output.tokens().len();
         let count = tokens.len();
         let ride = self.timed(ride, count, now);
-        let delta = if ride.first { self.output.ride(tokens, text) } else { self.output.extend(&tokens) };
+        let delta = if ride.first {
+            self.output.ride(tokens, text)
+        } else {
+            self.output.extend(&tokens, tail == Tail::Stop)
+        };
         self.emit(delta);
         if count == 0 {
             return;
@@ -64,7 +68,7 @@ impl Session {
         if self.trusted() {
             self.pilot.ridden(self.output.tokens(), from);
         }
-        if last {
+        if tail != Tail::Open {
             return;
         }
         match self.step(false, now) {

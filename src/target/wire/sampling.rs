@@ -27,6 +27,7 @@ pub(super) fn sampling(fields: &mut Fields<'_>, served: Served<'_>) -> Result<Sa
         seed: seed(fields)?,
         min_tokens: fields.size("min_tokens", u32::MAX as usize)?.unwrap_or(0) as u32,
         ignore_eos: fields.flag("ignore_eos", false)?,
+        ..default
     })
 }
 

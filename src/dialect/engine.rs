@@ -1,0 +1,222 @@
+//! An engine as it was found: everything about one server that decides how it may be asked.
+
+use super::{Asked, Beside, Call, Chunk, Context, Dialect, Refusal, RideKind, Round, Unreadable};
+use crate::openai::{Additive, BypassReason, Defaults, Request, Sampling};
+use crate::session::{Plan, Verdict};
+use crate::units::TokenId;
+use serde_json::Value;
+
+/// What the noise of a seeded request depends on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Noise {
+    /// Seed, absolute position and token: continuing by ids gives the same text.
+    Place,
+    /// It restarts with every call, or nobody knows.
+    #[default]
+    Call,
+    /// A seed is ignored: there is nothing to preserve.
+    Ignored,
+}
+
+/// Which rows a list of prompt log-probabilities has where a prefix was cached.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RowShape {
+    /// One for each token of the prompt; those of cached tokens are garbage.
+    #[default]
+    Full,
+    /// Only those that were computed, at the end.
+    Tail,
+}
+
+/// How long an output becomes that the client does not limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MaxTokens {
+    /// So many tokens.
+    Tokens(u32),
+    /// Up to the end of the context.
+    Context,
+    /// Nobody knows.
+    Unknown,
+}
+
+/// How busy an engine says it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Load {
+    /// Requests being computed.
+    pub running: u32,
+    /// Requests that wait.
+    pub waiting: u32,
+    /// Share of the KV memory in use, 0 to 1, where it tells.
+    pub kv_usage: Option<f64>,
+}
+
+/// One server, as it was found.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Engine {
+    /// How it is spoken to.
+    pub dialect: Dialect,
+    /// The model that it serves.
+    pub model: String,
+    /// Its own version, as it tells it.
+    pub version: String,
+    /// Unix seconds of its start, where it tells.
+    pub started: Option<u64>,
+    /// Most tokens of prompt and output together.
+    pub context: Option<usize>,
+    /// The plans that this server can serve, best first; what a request may use is [`Engine::plans`].
+    pub plans: Vec<Plan>,
+    /// What it puts where a client says nothing; `None` if that is not known.
+    pub defaults: Option<Defaults>,
+    /// Most output tokens, whatever a client asks for, where the server is configured so.
+    pub max_tokens: Option<u32>,
+    /// What the noise of a seeded request depends on.
+    pub noise: Noise,
+    /// Tokens per block of its prefix cache; 1 if it caches single tokens.
+    pub block: usize,
+    /// Rows of prompt log-probabilities.
+    pub rows: RowShape,
+    /// Most prompts that it computes at once.
+    pub lanes: Option<usize>,
+    /// It tells how many tokens of a prompt were cached.
+    pub tells_cached: bool,
+    /// It speculates by itself.
+    pub speculates: bool,
+    /// Tokens that end an output.
+    pub eos: Vec<TokenId>,
+    /// Tokens that may end an output or are no text; filled in from the tokenizer.
+    pub special: Vec<TokenId>,
+}
+
+impl Engine {
+    /// An engine of which only these three are known.
+    pub fn new(dialect: Dialect, model: impl Into<String>, version: impl Into<String>) -> Self {
+        Self {
+            dialect,
+            model: model.into(),
+            version: version.into(),
+            started: None,
+            context: None,
+            plans: Vec::new(),
+            defaults: None,
+            max_tokens: None,
+            noise: Noise::default(),
+            block: 1,
+            rows: RowShape::default(),
+            lanes: None,
+            tells_cached: false,
+            speculates: false,
+            eos: Vec::new(),
+            special: Vec::new(),
+        }
+    }
+
+    /// The request's sampling with this server's defaults, and whether nothing in it is a guess.
+    pub fn sampling(&self, request: &Request) -> (Sampling, bool) {
+        match &self.defaults {
+            Some(defaults) => (request.sampling.with_defaults(defaults), true),
+            None => (request.sampling.clone(), request.sampling.says_all()),
+        }
+    }
+
+    /// Whether a drafter can draw with this engine's own noise: it is a function that is known here, of a seed
+    /// that it takes as an additive field.
+    pub fn shares_noise(&self) -> bool {
+        self.dialect == Dialect::Onnx
+    }
+
+    /// Why this request may not leap here, if it may not.
+    pub fn refuses(&self, request: &Request, sampling: &Sampling) -> Option<BypassReason> {
+        let seeded = sampling.temperature > 0.0 && sampling.seed.is_some();
+        if seeded && self.noise == Noise::Call {
+            return Some(BypassReason::Seed);
+        }
+        // Until `min_tokens` the target's sampler avoids the stop tokens too, which later calls do not name.
+        if sampling.min_tokens > 0 && !request.stop_token_ids.is_empty() {
+            return Some(BypassReason::Parameter);
+        }
+        if self.limit(request) == MaxTokens::Unknown {
+            return Some(BypassReason::DefaultsUnknown);
+        }
+        self.dialect.codec().refuses(self, request, sampling)
+    }
+
+    /// How long the output of this request may become.
+    pub fn limit(&self, request: &Request) -> MaxTokens {
+        let own = match request.max_tokens {
+            Some(tokens) => MaxTokens::Tokens(tokens),
+            None => self.dialect.codec().max_tokens(self, request),
+        };
+        match (own, self.max_tokens) {
+            (MaxTokens::Tokens(own), Some(most)) => MaxTokens::Tokens(own.min(most)),
+            (MaxTokens::Context, Some(most)) => MaxTokens::Tokens(most),
+            (own, _) => own,
+        }
+    }
+
+    /// The plans that are exact for this request, best first.
+    pub fn plans(&self, request: &Request, sampling: &Sampling, settled: bool) -> Vec<Plan> {
+        self.dialect.codec().plans(self, request, sampling, settled)
+    }
+
+    /// See [`super::Codec::first_ride`].
+    pub fn first_ride(&self, request: &Request, seed: u64) -> Call {
+        self.dialect.codec().first_ride(self, request, seed)
+    }
+
+    /// See [`super::Codec::additive`].
+    pub fn additive(&self, request: &Request) -> Additive {
+        self.dialect.codec().additive(self, request)
+    }
+
+    /// See [`super::Codec::beside`].
+    pub fn beside(&self, request: &Request) -> Option<Call> {
+        self.dialect.codec().beside(self, request)
+    }
+
+    /// See [`super::Codec::read_beside`].
+    ///
+    /// # Errors
+    /// [`Unreadable`].
+    pub fn read_beside(&self, request: &Request, body: &[u8]) -> Result<Beside, Unreadable> {
+        self.dialect.codec().read_beside(self, request, body)
+    }
+
+    /// See [`super::Codec::ride`].
+    pub fn ride(&self, context: &Context<'_>, sampling: &Sampling, max_tokens: u32) -> Call {
+        self.dialect.codec().ride(self, context, sampling, max_tokens)
+    }
+
+    /// See [`super::Codec::chunk`].
+    ///
+    /// # Errors
+    /// [`Unreadable`].
+    pub fn chunk(&self, kind: RideKind, event: &Value) -> Result<Chunk, Unreadable> {
+        self.dialect.codec().chunk(self, kind, event)
+    }
+
+    /// The calls that verify a draft, none of them larger than `bytes_max`.
+    ///
+    /// # Errors
+    /// [`Refusal`].
+    pub fn verify(&self, round: &Round<'_>, bytes_max: usize) -> Result<Asked, Refusal> {
+        let asked = self.dialect.codec().verify(self, round)?;
+        let bytes = asked.calls.iter().map(|call| call.body.len()).sum();
+        if bytes > bytes_max {
+            return Err(Refusal::TooLong { bytes, most: bytes_max });
+        }
+        Ok(asked)
+    }
+
+    /// See [`super::Codec::verdict`].
+    ///
+    /// # Errors
+    /// [`Unreadable`].
+    pub fn verdict(
+        &self,
+        round: &Round<'_>,
+        asked: &Asked,
+        bodies: &[Vec<u8>],
+    ) -> Result<Verdict, Unreadable> {
+        self.dialect.codec().verdict(self, round, asked, bodies)
+    }
+}

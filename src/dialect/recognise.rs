@@ -1,0 +1,141 @@
+//! Telling engines apart by their own endpoints.
+//!
+//! A server is asked the questions of [`introduction`], which every engine answers for nothing or refuses;
+//! then, in turn, what its dialect still wants to know ([`super::Codec::questions`]).
+
+use std::borrow::Cow;
+
+use indexmap::IndexMap;
+use serde_json::Value;
+
+use super::Dialect;
+
+/// A call that asks a server about itself.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Question {
+    /// The path, below the base path. Answers are found by it.
+    pub path: Cow<'static, str>,
+    /// The JSON body of a `POST`; `None` for a `GET`.
+    pub body: Option<Value>,
+}
+
+impl Question {
+    /// `GET path`.
+    pub fn get(path: &'static str) -> Self {
+        Self { path: path.into(), body: None }
+    }
+
+    /// `POST path` with a JSON body.
+    pub fn post(path: &'static str, body: Value) -> Self {
+        Self { path: path.into(), body: Some(body) }
+    }
+}
+
+/// What a server said to one question.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Told {
+    /// The HTTP status.
+    pub status: u16,
+    /// The `server` header.
+    pub server: Option<String>,
+    /// The body.
+    pub body: Vec<u8>,
+}
+
+/// What a server has said so far, by path.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Answers(IndexMap<String, Told>);
+
+impl Answers {
+    /// Adds an answer.
+    pub fn add(&mut self, path: &str, told: Told) {
+        self.0.insert(path.to_owned(), told);
+    }
+
+    /// Whether `path` has been asked.
+    pub fn has(&self, path: &str) -> bool {
+        self.0.contains_key(path)
+    }
+
+    /// The status that `path` was answered with.
+    pub fn status(&self, path: &str) -> Option<u16> {
+        Some(self.0.get(path)?.status)
+    }
+
+    /// The body of a good answer.
+    pub fn text(&self, path: &str) -> Option<&str> {
+        let told = self.0.get(path).filter(|told| told.status == 200)?;
+        std::str::from_utf8(&told.body).ok()
+    }
+
+    /// The body of a good answer, as JSON.
+    pub fn json(&self, path: &str) -> Option<Value> {
+        serde_json::from_str(self.text(path)?).ok()
+    }
+
+    /// A member of a good answer, by JSON pointer.
+    pub fn at(&self, path: &str, pointer: &str) -> Option<Value> {
+        self.json(path)?.pointer(pointer).cloned()
+    }
+
+    /// A text member of a good answer, by JSON pointer.
+    pub fn word(&self, path: &str, pointer: &str) -> Option<String> {
+        self.at(path, pointer)?.as_str().map(ToOwned::to_owned)
+    }
+
+    /// A whole number of a good answer, by JSON pointer.
+    pub fn number(&self, path: &str, pointer: &str) -> Option<u64> {
+        self.at(path, pointer)?.as_u64()
+    }
+
+    /// Whether any answer came from a server that calls itself so.
+    pub fn served_by(&self, name: &str) -> bool {
+        self.0.values().any(|told| told.server.as_deref().is_some_and(|server| server.starts_with(name)))
+    }
+
+    /// Who the first model says it is owned by.
+    fn owner(&self) -> Option<String> {
+        self.word(MODELS, "/data/0/owned_by")
+    }
+
+    /// The id of the first model, and how many there are.
+    pub fn model(&self) -> Option<String> {
+        self.word(MODELS, "/data/0/id")
+    }
+}
+
+/// A server that cannot be asked to verify, and why.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Foreign(pub String);
+
+/// Lists the models on every OpenAI-compatible server.
+pub const MODELS: &str = "/v1/models";
+/// Tells the version of vLLM, TensorRT-LLM and our own target.
+pub const VERSION: &str = "/version";
+/// Tells about llama.cpp.
+pub const PROPS: &str = "/props";
+/// Tells about SGLang.
+pub const SERVER_INFO: &str = "/server_info";
+/// Tells about TGI.
+pub const INFO: &str = "/info";
+/// Tells the version of Ollama.
+pub const OLLAMA_VERSION: &str = "/api/version";
+/// Tells about Triton.
+pub const KSERVE: &str = "/v2";
+
+/// What a server is asked of which nothing is known. None of it computes a token anywhere.
+pub fn introduction() -> Vec<Question> {
+    [MODELS, VERSION, PROPS, SERVER_INFO, INFO, OLLAMA_VERSION, KSERVE].map(Question::get).into()
+}
+
+/// Which engine gave these answers to the [`introduction`], if it is one that is known.
+pub fn dialect_of(answers: &Answers) -> Option<Dialect> {
+    if answers.word(VERSION, "/engine").as_deref() == Some("foretell") {
+        return Some(Dialect::Onnx);
+    }
+    match answers.owner().as_deref() {
+        Some("vllm") => Some(Dialect::Vllm),
+        _ => None,
+    }
+}

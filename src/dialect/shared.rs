@@ -1,0 +1,294 @@
+//! What engines with vLLM's shapes of OpenAI's completions have in common: prompts of token ids, token ids in
+//! the answers, one choice per prompt.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+use super::{Call, Chunk, Context, Unreadable};
+use crate::draft::Tree;
+use crate::openai::{Request, Route, Sampling, SamplingField as F};
+use crate::session::{Row, Verdict};
+use crate::units::TokenId;
+
+/// The path of completions.
+pub const COMPLETIONS: &str = Route::Completions.path();
+
+/// The client's request, streamed, with usage on every event if the engine can (so that its own count of the
+/// prompt is known however early the ride is left). `prediction` is Foretell's to use and goes no further.
+pub fn streamed(request: &Request, stream_options: Value) -> Map<String, Value> {
+    let mut body = request.body.clone();
+    body.shift_remove("prediction");
+    body.insert("stream".into(), Value::Bool(true));
+    body.insert("stream_options".into(), stream_options);
+    body
+}
+
+/// Usage on every event.
+pub fn continuous_usage() -> Value {
+    json!({ "include_usage": true, "continuous_usage_stats": true })
+}
+
+/// Serialising to memory what is only strings, numbers and maps cannot fail; an empty body would be refused
+/// by the backend and end in a ride.
+pub fn bytes(body: &impl Serialize) -> Vec<u8> {
+    serde_json::to_vec(body).unwrap_or_default()
+}
+
+/// A completion of token ids.
+#[derive(Serialize)]
+pub struct Completion<'a> {
+    /// The model id as the client sent it.
+    pub model: &'a str,
+    /// One sequence per prompt.
+    pub prompt: Vec<Vec<TokenId>>,
+    /// Most tokens of each.
+    pub max_tokens: u32,
+    /// Whether the answer is a stream.
+    pub stream: bool,
+    /// Everything else.
+    #[serde(flatten)]
+    pub fields: Map<String, Value>,
+}
+
+impl Completion<'_> {
+    /// As a call.
+    pub fn call(&self) -> Call {
+        Call { path: COMPLETIONS, body: bytes(self) }
+    }
+}
+
+/// The context, and the context with each node's path: what a fan-out asks for.
+pub fn prompts(context: &Context<'_>, draft: &Tree, nodes: usize) -> Vec<Vec<TokenId>> {
+    let nodes = (0..nodes.min(draft.len())).map(|node| draft.path(node));
+    std::iter::once(Vec::new()).chain(nodes).map(|path| context.whole(&path)).collect()
+}
+
+/// The sampling fields that differ from OpenAI's defaults, for an engine that has no others. `temperature`
+/// goes always.
+pub fn full_fields(sampling: &Sampling) -> Map<String, Value> {
+    let plain = Sampling::default();
+    let mut fields = Map::new();
+    let mut put = |name: &str, value: Value, is_default: bool| {
+        if !is_default {
+            fields.insert(name.into(), value);
+        }
+    };
+    #[expect(clippy::float_cmp, reason = "only the very default may be left out")]
+    let same = |a: f64, b: f64| a == b;
+    put("temperature", sampling.temperature.into(), false);
+    put("top_p", sampling.top_p.into(), same(sampling.top_p, plain.top_p));
+    put("top_k", sampling.top_k.into(), sampling.top_k.is_none());
+    put("min_p", sampling.min_p.into(), same(sampling.min_p, plain.min_p));
+    put("presence_penalty", sampling.presence_penalty.into(), sampling.presence_penalty == 0.0);
+    put("frequency_penalty", sampling.frequency_penalty.into(), sampling.frequency_penalty == 0.0);
+    put(
+        "repetition_penalty",
+        sampling.repetition_penalty.into(),
+        same(sampling.repetition_penalty, plain.repetition_penalty),
+    );
+    put_rest(sampling, &mut fields);
+    fields
+}
+
+/// Exactly the sampling fields that the client has set, so that the server puts its own defaults where it put
+/// them for the client.
+pub fn said_fields(sampling: &Sampling) -> Map<String, Value> {
+    let mut fields = Map::new();
+    let mut put = |field: F, name: &str, value: Value| {
+        if sampling.said.has(field) {
+            fields.insert(name.into(), value);
+        }
+    };
+    put(F::Temperature, "temperature", sampling.temperature.into());
+    put(F::TopP, "top_p", sampling.top_p.into());
+    put(F::TopK, "top_k", sampling.top_k.map_or(json!(-1), Value::from));
+    put(F::MinP, "min_p", sampling.min_p.into());
+    put(F::PresencePenalty, "presence_penalty", sampling.presence_penalty.into());
+    put(F::FrequencyPenalty, "frequency_penalty", sampling.frequency_penalty.into());
+    put(F::RepetitionPenalty, "repetition_penalty", sampling.repetition_penalty.into());
+    put_rest(sampling, &mut fields);
+    fields
+}
+
+/// What no server has a default for. `ignore_eos` goes out as well: whether the output ends is the session's
+/// to decide, but a ride that is told nothing would run past the end.
+fn put_rest(sampling: &Sampling, fields: &mut Map<String, Value>) {
+    let bias: Map<String, Value> =
+        sampling.logit_bias.iter().map(|(token, bias)| (token.to_string(), (*bias).into())).collect();
+    if !bias.is_empty() {
+        fields.insert("logit_bias".into(), bias.into());
+    }
+    if let Some(seed) = sampling.seed {
+        fields.insert("seed".into(), seed.into());
+    }
+    if sampling.min_tokens > 0 {
+        fields.insert("min_tokens".into(), sampling.min_tokens.into());
+    }
+    if sampling.ignore_eos {
+        fields.insert("ignore_eos".into(), true.into());
+    }
+}
+
+/// One event of a streamed completion or chat completion with token ids.
+///
+/// # Errors
+/// It carries an error, or no choices.
+pub fn chunk(event: &Value) -> Result<Chunk, Unreadable> {
+    if event.get("error").is_some_and(|error| !error.is_null()) {
+        return Err(Unreadable("the stream carries an error"));
+    }
+    let choices = event.get("choices").and_then(Value::as_array).ok_or(Unreadable("no choices"))?;
+    let mut chunk =
+        Chunk { usage: event.get("usage").filter(|usage| usage.is_object()).cloned(), ..Chunk::default() };
+    let Some(choice) = choices.first() else { return Ok(chunk) };
+    let delta = choice.get("delta");
+    let text = delta.map_or_else(|| choice.get("text"), |delta| delta.get("content"));
+    text.and_then(Value::as_str).unwrap_or_default().clone_into(&mut chunk.text);
+    chunk.tokens = choice.get("token_ids").and_then(ids).unwrap_or_default();
+    chunk.prompt = [choice, event].into_iter().find_map(|place| place.get("prompt_token_ids").and_then(ids));
+    chunk.finish = choice.get("finish_reason").and_then(Value::as_str).map(str::to_owned);
+    let foreign = delta.and_then(Value::as_object).is_some_and(|delta| {
+        delta.iter().any(|(key, value)| !matches!(key.as_str(), "role" | "content") && !value.is_null())
+    });
+    let unnamed = !chunk.text.is_empty() && choice.get("token_ids").is_none_or(Value::is_null);
+    chunk.doubtful = foreign || unnamed || choices.len() > 1;
+    Ok(chunk)
+}
+
+/// A list of token ids.
+pub fn ids(value: &Value) -> Option<Vec<TokenId>> {
+    value.as_array()?.iter().map(|id| id.as_u64().and_then(|id| TokenId::try_from(id).ok())).collect()
+}
+
+/// `usage` of a completion.
+#[derive(Deserialize)]
+pub struct PromptUsage {
+    prompt_tokens: u32,
+    prompt_tokens_details: Option<CachedTokens>,
+}
+
+#[derive(Deserialize)]
+struct CachedTokens {
+    cached_tokens: Option<u32>,
+}
+
+impl PromptUsage {
+    /// Tokens of the prompts that were computed, where the server tells how many were cached.
+    pub fn computed(&self) -> Option<u32> {
+        Some(self.prompt_tokens.saturating_sub(self.cached()?))
+    }
+
+    /// Tokens of the prompts that were cached, where the server tells.
+    pub fn cached(&self) -> Option<u32> {
+        self.prompt_tokens_details.as_ref()?.cached_tokens
+    }
+}
+
+#[derive(Deserialize)]
+struct FanOutAnswer {
+    choices: Vec<FanOutChoice>,
+    usage: Option<PromptUsage>,
+}
+
+#[derive(Deserialize)]
+struct FanOutChoice {
+    index: usize,
+    token_ids: Vec<TokenId>,
+    finish_reason: Option<String>,
+}
+
+/// A fan-out in one call: one token per prompt, in the order of the prompts.
+///
+/// # Errors
+/// Not one token for each of `prompts` prompts.
+pub fn fan_out_verdict(prompts: usize, body: &[u8]) -> Result<Verdict, Unreadable> {
+    let mut answer: FanOutAnswer =
+        serde_json::from_slice(body).map_err(|_| Unreadable("not a completion with token ids"))?;
+    if answer.choices.len() != prompts {
+        return Err(Unreadable("not one choice for each prompt"));
+    }
+    answer.choices.sort_by_key(|choice| choice.index);
+    let computed = answer.usage.as_ref().and_then(PromptUsage::computed);
+    let rows = answer
+        .choices
+        .iter()
+        .enumerate()
+        .map(|(place, choice)| match choice.token_ids.as_slice() {
+            [sample] if choice.index == place => {
+                Ok(Row { ends: choice.finish_reason.as_deref() == Some("stop"), ..Row::of(*sample) })
+            }
+            _ => Err(Unreadable("not one token per prompt")),
+        })
+        .collect::<Result<_, _>>()?;
+    Ok(Verdict { rows, computed })
+}
+
+/// The value of a metric in Prometheus' text format, summed over its labels; `None` if it is not there.
+pub fn metric(exposition: &str, names: &[&str]) -> Option<f64> {
+    let mut sum = None;
+    for line in exposition.lines().filter(|line| !line.starts_with('#')) {
+        let name = line.split(['{', ' ']).next().unwrap_or_default();
+        if names.contains(&name)
+            && let Some(value) = line.rsplit(' ').next().and_then(|value| value.parse::<f64>().ok())
+        {
+            sum = Some(sum.unwrap_or(0.0) + value);
+        }
+    }
+    sum
+}
+
+/// The value of a label of the first line of a metric.
+pub fn label(exposition: &str, name: &str, label: &str) -> Option<String> {
+    let line =
+        exposition.lines().find(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with('{')))?;
+    let (_, rest) = line.split_once(&format!("{label}=\""))?;
+    rest.split_once('"').map(|(value, _)| value.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn completion_and_chat_events_read_alike() {
+        let completion = json!({"choices":[{"index":0,"text":"a","token_ids":[7],"prompt_token_ids":[1],"finish_reason":null}]});
+        let chat = json!({"prompt_token_ids":[1],"choices":[{"index":0,"delta":{"role":"assistant","content":"a"},"token_ids":[7],"finish_reason":null}]});
+        let expected = Chunk { prompt: Some(vec![1]), tokens: vec![7], text: "a".into(), ..Chunk::default() };
+        assert_eq!(chunk(&completion).unwrap(), expected);
+        assert_eq!(chunk(&chat).unwrap(), expected);
+    }
+
+    #[test]
+    fn text_without_ids_and_tool_calls_are_doubtful() {
+        let no_ids = json!({"choices":[{"text":"a","finish_reason":null}]});
+        assert!(chunk(&no_ids).unwrap().doubtful);
+        let tool = json!({"choices":[{"delta":{"tool_calls":[]},"token_ids":[1]}]});
+        assert!(chunk(&tool).unwrap().doubtful);
+        assert!(chunk(&json!({"error":{"message":"x"}})).is_err());
+    }
+
+    #[test]
+    fn a_fan_out_is_read_in_the_order_of_its_prompts_and_says_where_the_text_ends() {
+        let body = br#"{"choices":[{"index":1,"token_ids":[5],"finish_reason":"stop"},{"index":0,"token_ids":[4],"finish_reason":"length"}]}"#;
+        let rows = fan_out_verdict(2, body).unwrap().rows;
+        assert_eq!(rows, [Row::of(4), Row { ends: true, ..Row::of(5) }]);
+        assert!(fan_out_verdict(1, body).is_err() && fan_out_verdict(3, body).is_err());
+    }
+
+    #[test]
+    fn what_the_client_left_open_stays_open() {
+        let said = crate::openai::Said::default().with(F::TopP);
+        let sampling = Sampling { top_p: 1.0, seed: Some(4), said, ..Sampling::default() };
+        assert_eq!(Value::Object(said_fields(&sampling)), json!({"top_p": 1.0, "seed": 4}));
+    }
+
+    #[test]
+    fn metrics_are_summed_over_their_labels_under_any_of_their_names() {
+        let text =
+            "# HELP a:b x\na:b{e=\"0\"} 2\na:b{e=\"1\"} 3.0\na:bc 9\nold_b 1\ninfo{x=\"7\",y=\"z\"} 1\n";
+        assert_eq!(metric(text, &["a:b"]), Some(5.0));
+        assert_eq!(metric(text, &["new", "old_b"]), Some(1.0));
+        assert_eq!(metric(text, &["none"]), None);
+        assert_eq!(label(text, "info", "y").as_deref(), Some("z"));
+    }
+}

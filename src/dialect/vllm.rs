@@ -1,0 +1,346 @@
+//! vLLM.
+//!
+//! `FanOut` goes to `/v1/completions`, which takes many prompts of token ids and tells the ids it sampled;
+//! fields that the client left open stay open, so that the server's `generation_config` works on it as it
+//! works on the client's own request. `Score` goes to the token endpoint (`/inference/v1/generate`), the only
+//! one that reads the prefix cache for prompt log-probabilities.
+//!
+//! **The form that kills the engine**: prompt log-probabilities with `detokenize` left on. Cached rows of the
+//! V1 runner are uninitialised memory, whose ids reach the tokenizer in the output loop that all requests
+//! share. [`score_call`] is the only place that asks for prompt log-probabilities, and a property test holds
+//! it to `detokenize: false`.
+
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use super::recognise::{MODELS, VERSION};
+use super::shared::{self, PromptUsage, bytes, said_fields};
+use super::{
+    Answers, Asked, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise, Question,
+    Refusal, RideKind, Round, RowShape, Unreadable, score,
+};
+use crate::openai::{Additive, BypassReason, Defaults, Request, Route, Sampling};
+use crate::session::{Plan, Row, StopOrder, Verdict};
+use crate::units::TokenId;
+
+const GENERATE: &str = "/inference/v1/generate";
+const RENDER: &str = "/v1/completions/render";
+const TOKENIZE: &str = "/tokenize";
+const METRICS: &str = "/metrics";
+/// What a completion is limited to whose client does not say.
+const COMPLETION_TOKENS: u32 = 16;
+/// `--max-logprobs` unless somebody changed it.
+const LOGPROBS_MOST: usize = 20;
+/// `VLLM_MAX_COMPLETION_PROMPTS`.
+const PROMPTS_MOST: usize = 1024;
+/// Tokens per block where the server does not tell.
+const BLOCK: usize = 16;
+/// Versions whose token endpoint was read or run, first and last.
+const SCORED: ((u32, u32), (u32, u32)) = ((0, 15), (0, 33));
+/// The first version whose answers carry token ids.
+const TOKEN_IDS: (u32, u32) = (0, 11);
+
+/// How vLLM is spoken to.
+pub struct Vllm;
+
+impl Codec for Vllm {
+    fn questions(&self, answers: &Answers) -> Vec<Question> {
+        let mut questions = Vec::new();
+        if !answers.has(METRICS) {
+            questions.push(Question::get(METRICS));
+        }
+        let (Some(model), Some(context)) = (answers.model(), context(answers)) else { return questions };
+        if !answers.has(RENDER) {
+            // Renders the request to the engine's own sampling parameters, and computes nothing.
+            let body = json!({ "model": model, "prompt": [1], "max_tokens": context.saturating_sub(1) });
+            questions.push(Question::post(RENDER, body));
+        }
+        if !answers.has(GENERATE) && scored(answers) {
+            // 403 where it is switched off, 404 where it is not, 400 or 422 where it misses its fields.
+            questions.push(Question::post(GENERATE, json!({})));
+        }
+        questions
+    }
+
+    fn engine(&self, answers: &Answers) -> Result<Engine, Foreign> {
+        let missing = |what: &str| Foreign(format!("it tells no {what}"));
+        let version = answers.word(VERSION, "/version").ok_or_else(|| missing("version"))?;
+        let model = answers.model().ok_or_else(|| missing("model"))?;
+        let context = context(answers).ok_or_else(|| missing("context length"))?;
+        let fan_out = numbers(&version).is_some_and(|version| version >= TOKEN_IDS);
+        let score = scored(answers) && matches!(answers.status(GENERATE), Some(400 | 422));
+        let plans = [(score, Plan::Score), (fan_out, Plan::FanOut)];
+        let metrics = answers.text(METRICS).unwrap_or_default();
+        let block = shared::label(metrics, "vllm:cache_config_info", "block_size");
+        let rendered = rendered(answers);
+        Ok(Engine {
+            started: shared::metric(metrics, &["process_start_time_seconds"]).map(|seconds| seconds as u64),
+            context: Some(context),
+            plans: plans.into_iter().filter_map(|(has, plan)| has.then_some(plan)).collect(),
+            defaults: rendered.as_ref().map(defaults),
+            max_tokens: rendered
+                .as_ref()
+                .and_then(|params| params.get("max_tokens")?.as_u64())
+                .and_then(|tokens| u32::try_from(tokens).ok())
+                .filter(|&tokens| (tokens as usize) < context.saturating_sub(1)),
+            noise: Noise::Call,
+            block: block.and_then(|block| block.parse().ok()).unwrap_or(BLOCK),
+            rows: RowShape::Full,
+            lanes: Some(PROMPTS_MOST),
+            speculates: shared::metric(metrics, &["vllm:spec_decode_num_drafts_total"]).is_some(),
+            ..Engine::new(Dialect::Vllm, model, version)
+        })
+    }
+
+    /// What counts output tokens loses count when output becomes prompt; the repetition penalty counts both.
+    fn refuses(&self, _: &Engine, _: &Request, sampling: &Sampling) -> Option<BypassReason> {
+        sampling.counts_output().then_some(BypassReason::Parameter)
+    }
+
+    fn plans(&self, engine: &Engine, _: &Request, sampling: &Sampling, settled: bool) -> Vec<Plan> {
+        let told = settled && sampling.seed.is_none() && !engine.special.is_empty();
+        let greedy = settled && sampling.plainly_greedy() && !engine.special.is_empty();
+        let scores = (told || greedy) && score::width(sampling, LOGPROBS_MOST).is_some();
+        let may = |plan: &Plan| *plan != Plan::Score || scores;
+        engine.plans.iter().copied().filter(may).collect()
+    }
+
+    fn max_tokens(&self, engine: &Engine, request: &Request) -> MaxTokens {
+        match request.route {
+            Route::Completions => MaxTokens::Tokens(COMPLETION_TOKENS),
+            // `max_new_tokens` of a generation config that nobody has shown may lie below.
+            Route::Chat if engine.defaults.is_none() => MaxTokens::Unknown,
+            Route::Chat => MaxTokens::Context,
+        }
+    }
+
+    fn stop_order(&self) -> StopOrder {
+        StopOrder::Listed
+    }
+
+    fn first_ride(&self, _: &Engine, request: &Request, _: u64) -> Call {
+        let mut body = shared::streamed(request, shared::continuous_usage());
+        body.insert("return_token_ids".into(), Value::Bool(true));
+        Call { path: request.route.path(), body: bytes(&body) }
+    }
+
+    fn additive(&self, _: &Engine, request: &Request) -> Additive {
+        Additive { usage: true, ..Additive::of(request) }
+    }
+
+    fn ride(&self, _: &Engine, context: &Context<'_>, sampling: &Sampling, max_tokens: u32) -> Call {
+        completion(context.model, vec![context.whole(&[])], max_tokens, true, sampling)
+    }
+
+    fn chunk(&self, _: &Engine, kind: RideKind, event: &Value) -> Result<Chunk, Unreadable> {
+        let mut chunk = shared::chunk(event)?;
+        // A later ride names no stop of the client's, so only a token can have ended it.
+        chunk.ends = kind == RideKind::Later && chunk.finish.as_deref() == Some("stop");
+        Ok(chunk)
+    }
+
+    fn verify(&self, engine: &Engine, round: &Round<'_>) -> Result<Asked, Refusal> {
+        match round.plan {
+            Plan::FanOut => {
+                let nodes = round.draft.len().min(PROMPTS_MOST - 1);
+                let prompts = shared::prompts(&round.context, round.draft, nodes);
+                let call = completion(round.context.model, prompts, 1, false, round.sampling);
+                Ok(Asked { calls: vec![call], nodes })
+            }
+            Plan::Score => {
+                let nodes = scored_nodes(engine, round);
+                let width = score::width(round.sampling, LOGPROBS_MOST);
+                let width = width.ok_or(Refusal::NoPlan(Plan::Score.name()))?;
+                Ok(Asked { calls: vec![score_call(round, nodes, width)], nodes })
+            }
+            Plan::Tree | Plan::Native => Err(Refusal::NoPlan(round.plan.name())),
+        }
+    }
+
+    fn verdict(
+        &self,
+        engine: &Engine,
+        round: &Round<'_>,
+        asked: &Asked,
+        bodies: &[Vec<u8>],
+    ) -> Result<Verdict, Unreadable> {
+        let [body] = bodies else { return Err(Unreadable("not one answer")) };
+        match round.plan {
+            Plan::Score => score_verdict(engine, round, asked.nodes, body),
+            _ => shared::fan_out_verdict(asked.nodes + 1, body),
+        }
+    }
+
+    fn tokenize(&self, engine: &Engine, text: &str) -> Option<Question> {
+        let body = json!({ "model": engine.model, "prompt": text, "add_special_tokens": false });
+        Some(Question::post(TOKENIZE, body))
+    }
+
+    fn load_path(&self, _: &Engine) -> Option<&'static str> {
+        Some(METRICS)
+    }
+
+    fn load(&self, body: &str) -> Option<Load> {
+        let kv = ["vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"];
+        Some(Load {
+            running: shared::metric(body, &["vllm:num_requests_running"])? as u32,
+            waiting: shared::metric(body, &["vllm:num_requests_waiting"])? as u32,
+            kv_usage: shared::metric(body, &kv),
+        })
+    }
+}
+
+fn context(answers: &Answers) -> Option<usize> {
+    answers.number(MODELS, "/data/0/max_model_len").and_then(|length| usize::try_from(length).ok())
+}
+
+/// The first two numbers of a version.
+fn numbers(version: &str) -> Option<(u32, u32)> {
+    let mut parts = version.split('.');
+    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+}
+
+fn scored(answers: &Answers) -> bool {
+    let version = answers.word(VERSION, "/version");
+    version.as_deref().and_then(numbers).is_some_and(|version| (SCORED.0..=SCORED.1).contains(&version))
+}
+
+/// The engine's own sampling parameters for a request that leaves them open, where it shows them.
+fn rendered(answers: &Answers) -> Option<Map<String, Value>> {
+    let rendered = answers.json(RENDER)?;
+    let one = rendered.as_array().and_then(|all| all.first()).unwrap_or(&rendered);
+    one.get("sampling_params")?.as_object().cloned()
+}
+
+/// What stands in the parameters; what does not is the engine's plain default.
+fn defaults(params: &Map<String, Value>) -> Defaults {
+    let number = |name: &str, plain: f64| params.get(name).and_then(Value::as_f64).unwrap_or(plain);
+    let top_k = params.get("top_k").and_then(Value::as_i64).filter(|&k| k > 0);
+    let plain = Defaults::OPENAI;
+    Defaults {
+        temperature: number("temperature", plain.temperature),
+        top_p: number("top_p", plain.top_p),
+        top_k: top_k.and_then(|k| u32::try_from(k).ok()),
+        min_p: number("min_p", plain.min_p),
+        presence_penalty: number("presence_penalty", plain.presence_penalty),
+        frequency_penalty: number("frequency_penalty", plain.frequency_penalty),
+        repetition_penalty: number("repetition_penalty", plain.repetition_penalty),
+    }
+}
+
+fn completion(
+    model: &str,
+    prompt: Vec<Vec<TokenId>>,
+    max_tokens: u32,
+    stream: bool,
+    sampling: &Sampling,
+) -> Call {
+    let mut fields = said_fields(sampling);
+    fields.insert("return_token_ids".into(), true.into());
+    shared::Completion { model, prompt, max_tokens, stream, fields }.call()
+}
+
+/// How many nodes can be scored: the chain at the draft's head, up to a token that is no text; and where
+/// cached rows are garbage and the server does not tell how many there are, no further than the next block,
+/// because only whole blocks are cached.
+fn scored_nodes(engine: &Engine, round: &Round<'_>) -> usize {
+    let chain = round.draft.stem();
+    let text = round.draft.nodes().iter().take(chain);
+    let text = text.take_while(|node| !engine.special.contains(&node.token)).count();
+    if engine.rows == RowShape::Tail || engine.tells_cached {
+        return text;
+    }
+    let block = engine.block.max(1);
+    text.min(block - 1 - (round.context.len() + block - 1) % block)
+}
+
+/// The one call that asks for prompt log-probabilities, always with `detokenize: false`.
+fn score_call(round: &Round<'_>, nodes: usize, width: usize) -> Call {
+    let path = nodes.checked_sub(1).map_or_else(Vec::new, |last| round.draft.path(last));
+    let sampling = round.sampling;
+    let mut params = json!({
+        "max_tokens": 1,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k.unwrap_or(0),
+        "min_p": sampling.min_p,
+        "detokenize": false,
+        "ignore_eos": sampling.ignore_eos,
+    });
+    if nodes > 0
+        && let Some(params) = params.as_object_mut()
+    {
+        params.insert("prompt_logprobs".into(), width.into());
+        params.insert("skip_reading_prefix_cache".into(), false.into());
+    }
+    let body = json!({
+        "model": round.context.model,
+        "token_ids": round.context.whole(&path),
+        "sampling_params": params,
+        "stream": false,
+    });
+    Call { path: GENERATE, body: bytes(&body) }
+}
+
+#[derive(Deserialize)]
+struct Scored {
+    choices: Vec<ScoredChoice>,
+    #[serde(default)]
+    prompt_logprobs: Option<Vec<Option<Map<String, Value>>>>,
+    #[serde(default)]
+    usage: Option<PromptUsage>,
+}
+
+#[derive(Deserialize)]
+struct ScoredChoice {
+    token_ids: Vec<TokenId>,
+    finish_reason: Option<String>,
+}
+
+fn score_verdict(
+    engine: &Engine,
+    round: &Round<'_>,
+    nodes: usize,
+    body: &[u8],
+) -> Result<Verdict, Unreadable> {
+    let scored: Scored =
+        serde_json::from_slice(body).map_err(|_| Unreadable("not an answer of the token endpoint"))?;
+    let [choice] = scored.choices.as_slice() else { return Err(Unreadable("not one choice")) };
+    let [bonus] = choice.token_ids.as_slice() else { return Err(Unreadable("not one token")) };
+    let computed = scored.usage.as_ref().and_then(PromptUsage::computed);
+    let cached = scored.usage.as_ref().and_then(PromptUsage::cached);
+    let context = round.context.len();
+    // Rows of cached tokens are garbage or missing; the row of the first node follows token n − 1.
+    if cached.is_some_and(|cached| cached as usize > context.saturating_sub(1)) {
+        return Ok(Verdict { rows: Vec::new(), computed });
+    }
+    let listed = scored.prompt_logprobs.unwrap_or_default();
+    let tail = listed.len().checked_sub(nodes).and_then(|from| listed.get(from..)).unwrap_or_default();
+    if tail.len() < nodes {
+        return Ok(Verdict { rows: Vec::new(), computed });
+    }
+    let mut rows = Vec::with_capacity(nodes + 1);
+    for (index, row) in tail.iter().enumerate() {
+        let draw = score::draw(round.dice, context + index);
+        let Some(sample) = row.as_ref().and_then(|row| score::decide(&told(row), round.sampling, draw))
+        else {
+            return Ok(Verdict { rows, computed });
+        };
+        // Whether a token ends the text is the engine's to say, and here it does not.
+        if engine.special.contains(&sample) {
+            return Ok(Verdict { rows, computed });
+        }
+        rows.push(Row::of(sample));
+    }
+    rows.push(Row { ends: choice.finish_reason.as_deref() == Some("stop"), ..Row::of(*bonus) });
+    Ok(Verdict { rows, computed })
+}
+
+/// The tokens of one row with their log-probabilities.
+fn told(row: &Map<String, Value>) -> Vec<(TokenId, f64)> {
+    let entry = |(id, entry): (&String, &Value)| Some((id.parse().ok()?, entry.get("logprob")?.as_f64()?));
+    row.iter().filter_map(entry).collect()
+}
+
+#[cfg(test)]
+mod tests;
