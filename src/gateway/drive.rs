@@ -271,14 +271,14 @@ impl Prepared {
     ) -> Response<Body> {
         let (head, body) = response.into_parts();
         let engine = &self.identity.engine;
-        let (id, beside, additive) = (ride, engine.beside(request), engine.additive(request));
+        let (id, beside) = (ride, engine.beside(request));
         let ride = Ride::begun(ride, Arc::clone(engine), body);
         let policy = self.ruling.name.clone();
         let headers = head.headers;
         let (sink, stream) = if request.stream {
-            Sink::stream(request, additive, trailers)
+            Sink::stream(request, &self.identity.engine, trailers)
         } else {
-            (Sink::whole(request, additive), super::errors::full(Vec::new()))
+            (Sink::whole(request, &self.identity.engine), super::errors::full(Vec::new()))
         };
         let drafting = self.drafting;
         let asked = beside.map(|call| calls.clone().beside(Arc::new(request.clone()), call));

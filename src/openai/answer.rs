@@ -47,6 +47,27 @@ pub fn strip(answer: &mut Value, additive: Additive) {
     }
 }
 
+/// Puts members that `answer` lacks where `missing` has them; what is there stays. Lists are gone through side
+/// by side.
+pub fn fill(answer: &mut Value, missing: &Value) {
+    match (answer, missing) {
+        (Value::Object(members), Value::Object(missing)) => {
+            for (name, value) in missing {
+                match members.get_mut(name) {
+                    Some(member) => fill(member, value),
+                    None => {
+                        members.insert(name.clone(), value.clone());
+                    }
+                }
+            }
+        }
+        (Value::Array(items), Value::Array(missing)) => {
+            items.iter_mut().zip(missing).for_each(|(item, missing)| fill(item, missing));
+        }
+        _ => {}
+    }
+}
+
 /// The shape of every later chunk, and of the whole answer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Template {
@@ -236,6 +257,17 @@ mod tests {
         assert!(chunk["choices"][0].get("token_ids").is_none());
         assert!(chunk["choices"][0].get("prompt_token_ids").is_none());
         assert_eq!(chunk["choices"][0]["text"], " is");
+    }
+
+    #[test]
+    fn what_only_other_answers_of_the_backend_have_is_filled_in() {
+        let mut answer = json!({"choices": [{"message": {"content": "x"}, "stop_reason": "a"}]});
+        fill(
+            &mut answer,
+            &json!({"choices": [{"message": {"refusal": null, "content": null}, "stop_reason": null}], "tier": null}),
+        );
+        let wanted = json!({"choices": [{"message": {"content": "x", "refusal": null}, "stop_reason": "a"}], "tier": null});
+        assert_eq!(answer, wanted);
     }
 
     #[test]
