@@ -21,6 +21,8 @@ mod onnx;
 mod parameters;
 #[path = "end_to_end/partition.rs"]
 mod partition;
+#[path = "end_to_end/replicas.rs"]
+mod replicas;
 #[path = "support/wire.rs"]
 #[allow(dead_code)]
 mod wire;

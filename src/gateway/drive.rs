@@ -163,6 +163,7 @@ fn fresh_seed() -> u64 {
 impl Prepared {
     /// Sends the first ride and answers with what comes back.
     async fn begin(self, exchange: Exchange) -> Response<Body> {
+        let spare = exchange.spare();
         let Exchange { parts, request, backend, id, started, observer, slot, modes, wants_trailers, .. } =
             exchange;
         let accepted = self.clock.before(started.elapsed());
@@ -189,6 +190,11 @@ impl Prepared {
         let response = match calls.first(call).await {
             Ok(response) => response,
             Err(error) => {
+                // Nothing has been answered: another replica may, without a session.
+                if let Some(other) = spare.elsewhere(&error) {
+                    report.forget();
+                    return spare.relay(other).await;
+                }
                 let failure = Failure::from(error);
                 report.status(failure.status().as_u16());
                 report.done();

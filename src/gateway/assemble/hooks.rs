@@ -10,6 +10,7 @@ use crate::config::problem::Problem;
 use crate::config::process::Process;
 use crate::config::store::PolicyStore;
 use crate::config::values::Revision;
+use crate::fleet::Backend;
 use crate::gateway::Shared;
 use crate::gateway::drive::identity::Identities;
 use crate::observe::Observer;
@@ -86,9 +87,8 @@ impl Hooks for ConfigHooks {
         })
     }
 
-    fn replica(&self, index: usize) -> Option<Value> {
-        let (_, identity) = self.identities.all().nth(index)?;
-        let identity = identity?;
+    fn replica(&self, replica: &Arc<Backend>) -> Option<Value> {
+        let identity = self.identities.of(replica).ok()?;
         let epoch = &identity.epoch;
         let plans: Vec<_> = identity.engine.plans.iter().map(|plan| plan.name()).collect();
         Some(json!({

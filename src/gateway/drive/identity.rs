@@ -3,6 +3,7 @@
 //! Everything learnt is keyed by this [`Epoch`]; a restarted engine or another tokenizer is a new one and
 //! starts clean. Until the identity is known, requests are relayed.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,6 +11,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
+use futures_util::future::join_all;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::{Method, Request, StatusCode, header};
 use tokio::sync::watch;
@@ -17,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::dialect::recognise::{self, Told};
 use crate::dialect::{Answers, Dialect, Engine, Question};
-use crate::fleet::Backend;
+use crate::fleet::{Backend, Fleet};
 use crate::gateway::listen::{Body, BoxError};
 use crate::openai::BypassReason;
 use crate::text::Tokenizer;
@@ -229,26 +231,32 @@ struct Known {
     away: AtomicU64,
 }
 
-/// Who is behind each backend, asked again and again.
+/// Who is behind each replica, asked again and again. Follows the fleet, whose replicas come and go.
 pub struct Identities {
-    known: Vec<Known>,
+    fleet: Arc<Fleet>,
+    asking: HashMap<String, Asking>,
+    known: ArcSwap<Vec<Arc<Known>>>,
     changed: watch::Sender<u64>,
 }
 
 impl Identities {
-    /// Nothing known yet about these backends.
-    pub fn new(backends: impl IntoIterator<Item = (Arc<Backend>, Asking)>) -> Self {
-        let unknown = Standing::Relayed(BypassReason::NoPlan);
-        let known = backends
-            .into_iter()
-            .map(|(backend, asking)| Known {
-                backend,
-                asking,
-                standing: ArcSwap::from_pointee(unknown.clone()),
-                away: AtomicU64::new(0),
-            })
-            .collect();
-        Self { known, changed: watch::Sender::new(0) }
+    /// Nothing known yet about the replicas of a fleet. Only those of the backends in `asking` will be asked.
+    pub fn new(fleet: &Arc<Fleet>, asking: HashMap<String, Asking>) -> Self {
+        let changed = watch::Sender::new(0);
+        let all = Self { fleet: Arc::clone(fleet), asking, known: ArcSwap::default(), changed };
+        all.follow();
+        all
+    }
+
+    /// Takes in the replicas that have come, and forgets those that are gone.
+    fn follow(&self) {
+        let before = self.known.load();
+        let known = |backend: Arc<Backend>| {
+            let same = before.iter().find(|known| Arc::ptr_eq(&known.backend, &backend));
+            let new = || Some(Arc::new(Known::new(self.asking.get(backend.name())?.clone(), &backend)));
+            same.cloned().or_else(new)
+        };
+        self.known.store(Arc::new(self.fleet.replicas().into_iter().filter_map(known).collect()));
     }
 
     /// Who a backend is.
@@ -256,16 +264,17 @@ impl Identities {
     /// # Errors
     /// Why its requests are relayed.
     pub fn of(&self, backend: &Arc<Backend>) -> Result<Arc<Identity>, BypassReason> {
-        let known = self.known.iter().find(|known| Arc::ptr_eq(&known.backend, backend));
+        let all = self.known.load();
+        let known = all.iter().find(|known| Arc::ptr_eq(&known.backend, backend));
         match &**known.ok_or(BypassReason::NoPlan)?.standing.load() {
             Standing::Known(identity) => Ok(Arc::clone(identity)),
             Standing::Relayed(reason) => Err(*reason),
         }
     }
 
-    /// Everything that is known: name, address, identity.
-    pub fn all(&self) -> impl Iterator<Item = (&Arc<Backend>, Option<Arc<Identity>>)> {
-        self.known.iter().map(|known| (&known.backend, known.identity()))
+    /// Everything that is known: replica, identity.
+    pub fn all(&self) -> Vec<(Arc<Backend>, Option<Arc<Identity>>)> {
+        self.known.load().iter().map(|known| (Arc::clone(&known.backend), known.identity())).collect()
     }
 
     /// Resolves once every backend has been asked at least once.
@@ -274,25 +283,33 @@ impl Identities {
         let _ = self.changed.subscribe().wait_for(|rounds| *rounds > 0).await;
     }
 
-    /// Asks every backend for ever: often while it is unknown, seldom once it is known. A backend that stops
+    /// Asks every replica for ever: often while one is unknown, seldom once all are known. A replica that stops
     /// answering keeps its identity (its requests fail by themselves); one that answers as another is another.
     pub async fn keep_asking(&self, stop: CancellationToken) {
+        let mut changes = self.fleet.changes();
         loop {
-            let mut all_known = true;
-            for known in &self.known {
-                all_known &= known.refresh().await;
-            }
+            self.follow();
+            // Side by side: one that does not answer must not keep the others waiting.
+            let known = self.known.load_full();
+            let settled = join_all(known.iter().map(|known| known.refresh())).await;
             self.changed.send_modify(|rounds| *rounds += 1);
-            let pause = if all_known { RECHECK } else { RETRY };
+            let pause = if settled.iter().all(|settled| *settled) { RECHECK } else { RETRY };
             tokio::select! {
                 () = stop.cancelled() => return,
                 () = tokio::time::sleep(pause) => {}
+                Ok(()) = changes.changed() => {}
             }
         }
     }
 }
 
 impl Known {
+    fn new(asking: Asking, backend: &Arc<Backend>) -> Self {
+        let unknown = Standing::Relayed(BypassReason::NoPlan);
+        let standing = ArcSwap::from_pointee(unknown);
+        Self { backend: Arc::clone(backend), asking, standing, away: AtomicU64::new(0) }
+    }
+
     fn identity(&self) -> Option<Arc<Identity>> {
         match &**self.standing.load() {
             Standing::Known(identity) => Some(Arc::clone(identity)),
