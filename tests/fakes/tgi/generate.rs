@@ -81,15 +81,6 @@ impl Tgi {
             None if parameters.0.contains_key("max_new_tokens") => longest.saturating_sub(prompt),
             None => 100,
         };
-        if max == 0 {
-            return Err(Refusal::validation("`max_new_tokens` must be strictly positive"));
-        }
-        if prompt + max > longest {
-            return Err(Refusal::validation(format!(
-                "`inputs` tokens + `max_new_tokens` must be <= {longest}. Given: {prompt} `inputs` tokens and {max} \
-                 `max_new_tokens`"
-            )));
-        }
         let mut sampling = Sampling::new(Pipeline::TGI, Noise::fresh(), max);
         let read = |name: &str, own: f64| parameters.float(name).map(|value| value.unwrap_or(own));
         sampling.temperature = read("temperature", 1.0)?;
@@ -102,6 +93,15 @@ impl Tgi {
         // The text keeps what stopped it [unverified: from memory].
         sampling.keep_stop = true;
         self.check(parameters, &sampling, top_k)?;
+        if max == 0 {
+            return Err(Refusal::validation("`max_new_tokens` must be strictly positive"));
+        }
+        if prompt + max > longest {
+            return Err(Refusal::validation(format!(
+                "`inputs` tokens + `max_new_tokens` must be <= {longest}. Given: {prompt} `inputs` tokens and {max} \
+                 `max_new_tokens`"
+            )));
+        }
         // A warper that does something makes the choice a sample, whatever `do_sample` says
         // [unverified: from memory].
         let warped = (sampling.temperature - 1.0).abs() > 0.0 || sampling.top_k > 0 || sampling.top_p < 1.0;
