@@ -8,8 +8,12 @@ mod fakes;
 mod client;
 #[path = "fakes/checks/core.rs"]
 mod core;
+#[path = "fakes/checks/goldens.rs"]
+mod goldens;
 #[path = "fakes/checks/hosted.rs"]
 mod hosted;
+#[path = "fakes/checks/llamacpp.rs"]
+mod llamacpp;
 #[path = "fakes/checks/lmdeploy.rs"]
 mod lmdeploy;
 #[path = "fakes/checks/mlx.rs"]

@@ -31,6 +31,7 @@ async fn status(fake: &Fake<Hosted>, path: &str, body: Value) -> u16 {
     call(fake, path, Some("sk-good"), &body).await.head.status()
 }
 
+#[allow(clippy::needless_pass_by_value)] // so that bodies are written in place
 fn chat(extra: Value) -> Value {
     let mut body = json!({"model": "toy", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 24, "temperature": 0});
     body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::client::{ask, call, events, get, parsed, refusal};
+use crate::client::{ask, call, events, get, parsed, refusal, until};
 use crate::fakes::mlx::{Mlx, Options};
 use crate::fakes::{Defaults, Fake};
 use crate::wire::{Wire, post};
@@ -20,6 +20,7 @@ async fn mlx(change: impl FnOnce(&mut Options)) -> Fake<Mlx> {
     Fake::start(Mlx::new(options)).await
 }
 
+#[allow(clippy::needless_pass_by_value)] // so that bodies are written in place
 fn body(text: &str, count: u32, extra: Value) -> Value {
     let mut body = json!({"prompt": text, "max_tokens": count});
     body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
@@ -133,9 +134,7 @@ async fn a_seed_is_served_alone_and_starts_again() {
         let body = body(TEXT, 1, extra).to_string();
         wires.last_mut().unwrap().send(post(ROUTE, "", body.as_bytes())).await;
     }
-    while fake.house.running() < 2 || fake.house.tally().calls_of(ROUTE) < 6 {
-        tokio::task::yield_now().await;
-    }
+    until(|| fake.house.running() == 2 && fake.house.tally().calls_of(ROUTE) == 7).await;
     // The seeded one is not even in the queue.
     assert_eq!((fake.house.running(), fake.house.waiting()), (2, 0));
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::client::{ask, call, events, get, parsed, refusal};
+use crate::client::{ask, call, events, get, parsed, refusal, until};
 use crate::fakes::ollama::{Ollama, Options};
 use crate::fakes::{Defaults, Fake};
 use crate::wire::{Wire, post};
@@ -19,6 +19,7 @@ async fn ollama(change: impl FnOnce(&mut Options)) -> Fake<Ollama> {
     Fake::start(Ollama::new(options)).await
 }
 
+#[allow(clippy::needless_pass_by_value)] // so that bodies are written in place
 fn raw(text: &str, options: Value) -> Value {
     json!({"model": "toy", "prompt": text, "raw": true, "stream": false, "options": options})
 }
@@ -99,9 +100,7 @@ async fn calls_wait_for_one_another() {
         let body = raw(TEXT, json!({"num_predict": 1}));
         wires.last_mut().unwrap().send(post(GENERATE, "", body.to_string().as_bytes())).await;
     }
-    while (fake.house.running(), fake.house.waiting()) != (1, 3) {
-        tokio::task::yield_now().await;
-    }
+    until(|| (fake.house.running(), fake.house.waiting()) == (1, 3)).await;
     assert_eq!(ollama(|options| options.num_parallel = 4).await.house.setup.max_running, 4);
 }
 
