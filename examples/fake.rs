@@ -14,13 +14,21 @@ use clap::{Parser, ValueEnum};
 #[path = "../tests/fakes/mod.rs"]
 mod fakes;
 
-use fakes::{Defaults, Engine, Fake, Pace, Setup, Temper, llamacpp, sglang, vllm};
+use fakes::{Defaults, Engine, Fake, Pace, Setup, Temper};
+use fakes::{hosted, llamacpp, lmdeploy, mlx, ollama, sglang, tgi, triton, trtllm, vllm};
 
 #[derive(Clone, Copy, ValueEnum)]
 enum Kind {
     Vllm,
     Sglang,
     Llamacpp,
+    Tgi,
+    Trtllm,
+    Triton,
+    Lmdeploy,
+    Hosted,
+    Ollama,
+    Mlx,
 }
 
 #[derive(Parser)]
@@ -66,7 +74,7 @@ struct Arguments {
     /// SGLang: `--enable-deterministic-inference`.
     #[arg(long)]
     deterministic: bool,
-    /// SGLang and llama-server: `--enable-metrics`, `--metrics`.
+    /// SGLang, LMDeploy and llama-server: `--enable-metrics`, `--metrics`.
     #[arg(long)]
     metrics: bool,
     /// llama-server: `-np`.
@@ -75,6 +83,15 @@ struct Arguments {
     /// llama-server: `--no-cache-idle-slots`.
     #[arg(long)]
     no_cache_idle_slots: bool,
+    /// LMDeploy: `--enable-prefix-caching`.
+    #[arg(long)]
+    prefix_caching: bool,
+    /// Triton: the OpenAI frontend too.
+    #[arg(long)]
+    frontend: bool,
+    /// Ollama: `OLLAMA_NUM_PARALLEL`.
+    #[arg(long, default_value_t = 1)]
+    num_parallel: usize,
 }
 
 impl Arguments {
@@ -127,6 +144,47 @@ async fn main() {
             options.metrics = arguments.metrics;
             options.cache_idle_slots = !arguments.no_cache_idle_slots;
             arguments.serve(llamacpp::Llama::new(options)).await;
+        }
+        Kind::Tgi => {
+            let mut options = tgi::Options::default();
+            arguments.fill(&mut options.setup);
+            arguments.serve(tgi::Tgi::new(options)).await;
+        }
+        Kind::Trtllm => {
+            let mut options = trtllm::Options::default();
+            let cancel = options.setup.pace.cancel;
+            arguments.fill(&mut options.setup);
+            options.setup.pace.cancel = options.setup.pace.cancel.max(cancel);
+            arguments.serve(trtllm::Trtllm::new(options)).await;
+        }
+        Kind::Triton => {
+            let mut options = triton::Options { frontend: arguments.frontend, ..triton::Options::default() };
+            arguments.fill(&mut options.setup);
+            arguments.serve(triton::Triton::new(options)).await;
+        }
+        Kind::Lmdeploy => {
+            let mut options =
+                lmdeploy::Options { metrics: arguments.metrics, ..lmdeploy::Options::default() };
+            arguments.fill(&mut options.setup);
+            options.prefix_caching = arguments.prefix_caching;
+            options.block = arguments.block.unwrap_or(options.block);
+            arguments.serve(lmdeploy::Lmdeploy::new(options)).await;
+        }
+        Kind::Hosted => {
+            let mut options = hosted::Options::default();
+            arguments.fill(&mut options.setup);
+            arguments.serve(hosted::Hosted::new(options)).await;
+        }
+        Kind::Ollama => {
+            let mut options =
+                ollama::Options { num_parallel: arguments.num_parallel, ..ollama::Options::default() };
+            arguments.fill(&mut options.setup);
+            arguments.serve(ollama::Ollama::new(options)).await;
+        }
+        Kind::Mlx => {
+            let mut options = mlx::Options::default();
+            arguments.fill(&mut options.setup);
+            arguments.serve(mlx::Mlx::new(options)).await;
         }
     }
 }

@@ -20,6 +20,8 @@ mod lmdeploy;
 mod mlx;
 #[path = "fakes/checks/ollama.rs"]
 mod ollama;
+#[path = "fakes/checks/penalties.rs"]
+mod penalties;
 #[path = "fakes/checks/sglang.rs"]
 mod sglang;
 #[path = "fakes/checks/tgi.rs"]

@@ -311,6 +311,9 @@ impl Hosted {
             }
             Some(_) => {}
         }
+        if let Some(message) = fields.beyond(&["tools", "response_format", "best_of", "suffix"]) {
+            return Err(Refusal::bad(message));
+        }
         let prompts = self.prompts(&fields, chat)?;
         if let Some(message) = unfit(&self.house, &prompts) {
             return Err(Refusal(400, "invalid_request_error", message, Some("context_length_exceeded")));
