@@ -31,6 +31,8 @@ HOUSE = {"repetition_penalty": 1.05, "temperature": 0.7}
 # found by measuring: a decode step of at least 60 ms on two cores (docs/engines.md)
 INFLATE = {"llama": (int(os.environ.get("LLAMA_DEPTH", "1")), int(os.environ.get("LLAMA_WIDTH", "16"))),
            "vllm": (int(os.environ.get("VLLM_DEPTH", "1")), int(os.environ.get("VLLM_WIDTH", "16")))}
+
+
 # one thread is as fast on the plain model, and does not spin against its twin where cores are shared
 def threads(variant):
     return os.environ.get("ENGINE_THREADS", "2" if variant == "inflated" else "1")
@@ -99,6 +101,10 @@ def command(engine, variant, port, extra=()):
         return argv + list(extra), dict(os.environ)
     environment = {**os.environ, "VLLM_TARGET_DEVICE": "cpu", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",
                    "VLLM_CPU_KVCACHE_SPACE": "2" if variant == "inflated" else "1", "OMP_NUM_THREADS": threads(variant)}
+    if variant == "inflated" and not os.environ.get("STOCK_MALLOC"):
+        # the rows of cached positions are uninitialised; where they happen to be NaN the call is refused, and this
+        # makes glibc hand out zeros instead (docs/engines.md)
+        environment["MALLOC_PERTURB_"] = "255"
     argv = [binary(engine), "serve", place, "--served-model-name", NAME, "--host", "127.0.0.1", "--port", str(port),
             "--dtype", "bfloat16" if variant == "inflated" else "float32", "--enforce-eager", "--block-size", "32",
             "--enable-scale-out", "--enable-prompt-tokens-details", "--max-logprobs", "-1"]
