@@ -302,6 +302,13 @@ pub trait Codec: Sync {
         bodies: &[Vec<u8>],
     ) -> Result<Verdict, Unreadable>;
 
+    /// Whether an answer that is no verdict only means that this plan has nothing to say here, so that the next
+    /// one is to be tried.
+    fn tells_nothing(&self, plan: Plan, status: u16, body: &[u8]) -> bool {
+        let _ = (plan, status, body);
+        false
+    }
+
     /// Asks the engine for the ids of a text, without special tokens.
     fn tokenize(&self, engine: &Engine, text: &str) -> Option<Question> {
         let _ = (engine, text);

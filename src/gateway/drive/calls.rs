@@ -17,7 +17,7 @@ use crate::draft::Tree;
 use crate::fleet::{Answer, Backend, SendError};
 use crate::gateway::listen::{Body, BoxError};
 use crate::openai::{self, Sampling};
-use crate::session::{Event, Fault, Plan};
+use crate::session::{Event, Fault, Plan, Verdict};
 use crate::units::TokenId;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -33,6 +33,14 @@ pub struct Calls {
     sampling: Sampling,
     dice: u64,
     limits: CallLimits,
+}
+
+/// Why a call brought no answer that can be read.
+enum Missed {
+    /// It went wrong.
+    Fault(Fault),
+    /// All went well, and this plan has nothing to say here.
+    Nothing,
 }
 
 /// Bounds of one call.
@@ -107,7 +115,7 @@ impl Calls {
     pub async fn beside(self, request: Arc<openai::Request>, first: Call) -> Event {
         let mut call = first;
         loop {
-            let asked = tokio::time::timeout(self.limits.verify, self.answer(call, None)).await;
+            let asked = tokio::time::timeout(self.limits.verify, self.answer(call, None, None)).await;
             let Ok(Ok(body)) = asked else { return Event::Doubt };
             match self.engine.read_beside(&request, &body) {
                 Ok(Beside::Prompt(ids)) => return Event::Prompt(ids),
@@ -145,8 +153,12 @@ impl Calls {
 
     /// Makes all calls of a round at once.
     async fn ask(&self, put: &Round<'_>, asked: Asked, round: u32) -> Result<Event, Fault> {
-        let answers = asked.calls.iter().map(|call| self.answer(call.clone(), Some(round)));
-        let bodies = futures_util::future::try_join_all(answers).await?;
+        let answers = asked.calls.iter().map(|call| self.answer(call.clone(), Some(round), Some(put.plan)));
+        let bodies = match futures_util::future::try_join_all(answers).await {
+            Ok(bodies) => bodies,
+            Err(Missed::Fault(fault)) => return Err(fault),
+            Err(Missed::Nothing) => return Ok(Event::Verdict(Verdict::default())),
+        };
         let verdict = self.engine.verdict(put, &asked, &bodies).map_err(|unreadable| {
             tracing::debug!(%unreadable, "verdict refused");
             Fault::Verify
@@ -159,17 +171,21 @@ impl Calls {
         Ok(Event::Verdict(verdict))
     }
 
-    async fn answer(&self, call: Call, round: Option<u32>) -> Result<Vec<u8>, Fault> {
-        let response = self.send(call, round).await.map_err(|_| Fault::Verify)?;
-        match response.status() {
-            StatusCode::OK => {}
-            StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
-                return Err(retry_after(response.headers()));
-            }
-            _ => return Err(Fault::Verify),
+    async fn answer(&self, call: Call, round: Option<u32>, plan: Option<Plan>) -> Result<Vec<u8>, Missed> {
+        let fault = Missed::Fault(Fault::Verify);
+        let Ok(response) = self.send(call, round).await else { return Err(fault) };
+        let status = response.status();
+        if matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
+            return Err(Missed::Fault(retry_after(response.headers())));
         }
         let body = Limited::new(response.into_body(), self.limits.bytes_max).collect().await;
-        Ok(body.map_err(|_| Fault::Verify)?.to_bytes().to_vec())
+        let Ok(body) = body.map(|body| body.to_bytes().to_vec()) else { return Err(fault) };
+        let codec = self.engine.dialect.codec();
+        match (status, plan) {
+            (StatusCode::OK, _) => Ok(body),
+            (status, Some(plan)) if codec.tells_nothing(plan, status.as_u16(), &body) => Err(Missed::Nothing),
+            _ => Err(fault),
+        }
     }
 
     async fn send(&self, call: Call, round: Option<u32>) -> Result<Response<Answer>, SendError> {
