@@ -158,6 +158,10 @@ impl Ollama {
             }
             Err(Refusal(status, message)) => return out.json(status, &json!({"error": message})).await,
         };
+        self.run(job, out).await
+    }
+
+    async fn run(&self, job: Job, out: &mut Out) -> Sent {
         let (chat, stream, logprobs) = (job.chat, job.stream, job.logprobs);
         let mut batch = Batch::begin(&self.house, vec![job.sequence], Reuse::AfterStep).await;
         if stream {
