@@ -3,33 +3,31 @@
 //! Every network thread has its own pool: a connection lives on the thread that opened it, so a request
 //! that finds one there is answered without waking another thread.
 
+mod address;
+mod settings;
+
 use std::cell::Cell;
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use http::header::{AUTHORIZATION, HOST};
-use http::uri::{Authority, PathAndQuery, Scheme};
+use http::uri::{PathAndQuery, Scheme};
 use http::{HeaderName, HeaderValue, Method, Request, Response, Uri, Version};
-use hyper_rustls::{FixedServerNameResolver, HttpsConnector, HttpsConnectorBuilder};
-use hyper_util::client::legacy::connect::HttpConnector;
-use rustls::ClientConfig;
-use rustls::pki_types::ServerName;
 use tower::ServiceExt;
 
+pub use settings::{Auth, BackendSettings, InvalidUrl};
+
+use self::address::{Connector, address, connector, host_of};
 use super::breaker::BreakerState;
 use super::error::{SendError, SendErrorKind};
 use super::health::{Failing, Health, Outcome, Standing};
-use super::key::KeyFile;
 use super::link::{Answer, Link, Pool, Proof};
 use super::load::{Load, Told};
 use super::models::{Fit, ModelName};
 use crate::gateway::listen::Body;
-
-type Connector = HttpsConnector<HttpConnector>;
 
 /// Which data-parallel rank of an engine is to compute a request. vLLM and SGLang both know it.
 const RANK: HeaderName = HeaderName::from_static("x-data-parallel-rank");
@@ -41,88 +39,6 @@ thread_local! {
 /// Says which pool the calling thread uses from now on. Threads that never say share one of their own.
 pub fn set_lane(lane: usize) {
     LANE.set(Some(lane));
-}
-
-/// Whose key a backend sees.
-#[derive(Clone, Debug, Default)]
-pub enum Auth {
-    /// The client's `Authorization`, as it came.
-    #[default]
-    Pass,
-    /// None.
-    Strip,
-    /// Foretell's own, instead of the client's.
-    Replace(Arc<KeyFile>),
-}
-
-/// How to reach a backend at one address. Settings with the same name are replicas of one backend.
-#[derive(Clone, Debug)]
-pub struct BackendSettings {
-    /// The name in policies, logs and errors.
-    pub name: String,
-    /// `http(s)://host[:port][/base]`. A base that ends in `/v1` is taken to mean the server above it, since
-    /// that is how OpenAI base URLs are written.
-    pub url: String,
-    /// The dialect as configured; `auto` until it is known.
-    pub dialect: String,
-    /// Whether that dialect can verify drafts.
-    pub speculates: bool,
-    /// The models that it answers for.
-    pub models: Vec<ModelName>,
-    /// Takes what no entry of `models` fits.
-    pub default: bool,
-    /// `host: backend` sends the backend's own authority; otherwise the client's `Host` goes through.
-    pub keep_client_host: bool,
-    /// Whose key it sees.
-    pub auth: Auth,
-    /// How TLS is done where the address is https; the usual public authorities if `None`.
-    pub tls: Option<Arc<ClientConfig>>,
-    /// Every address behind the host is a replica, asked for this often. Otherwise the host is one replica.
-    pub discover: Option<Duration>,
-    /// Data-parallel ranks at each address; each has a KV cache of its own, so each is a replica. 0: none.
-    pub ranks: u32,
-    /// Longest time to connect.
-    pub connect_timeout: Duration,
-    /// How long an idle connection is kept; shorter than the keep-alive of common servers (5 s).
-    pub pool_idle: Duration,
-    /// Longest wait for an answer's first byte; unlimited by default, prompts can be long.
-    pub first_byte: Option<Duration>,
-    /// Number of network threads, so of pools.
-    pub lanes: usize,
-}
-
-impl BackendSettings {
-    /// Defaults for everything but name and address: relay only.
-    #[must_use]
-    pub fn new(name: impl Into<String>, url: impl Into<String>) -> Self {
-        Self {
-            name: name.into(),
-            url: url.into(),
-            dialect: "auto".to_owned(),
-            speculates: false,
-            models: Vec::new(),
-            default: false,
-            keep_client_host: false,
-            auth: Auth::Pass,
-            tls: None,
-            discover: None,
-            ranks: 0,
-            connect_timeout: Duration::from_secs(2),
-            pool_idle: Duration::from_secs(3),
-            first_byte: None,
-            lanes: 1,
-        }
-    }
-}
-
-/// An address that no request can be sent to.
-#[derive(Debug, thiserror::Error)]
-#[error("backend url `{url}`: {detail}, allowed http(s)://host[:port][/path]")]
-pub struct InvalidUrl {
-    /// As given.
-    pub url: String,
-    /// What is wrong with it.
-    pub detail: String,
 }
 
 /// Which of a backend's replicas one is.
@@ -525,46 +441,6 @@ pub struct Counters {
     pub errors: Vec<(&'static str, u64)>,
     /// Changes of the breaker by the state it went to.
     pub breaker_transitions: [(BreakerState, u64); 3],
-}
-
-fn host_of(scheme: &Scheme, authority: &Authority) -> Option<HeaderValue> {
-    let usual = if *scheme == Scheme::HTTPS { 443 } else { 80 };
-    let host = match authority.port_u16() {
-        Some(port) if port != usual => format!("{}:{port}", authority.host()),
-        _ => authority.host().to_owned(),
-    };
-    HeaderValue::try_from(host).ok()
-}
-
-fn address(scheme: Scheme, authority: Authority) -> Result<Uri, http::Error> {
-    Uri::builder().scheme(scheme).authority(authority).path_and_query("/").build()
-}
-
-fn connector(
-    settings: &BackendSettings,
-    scheme: &Scheme,
-    authority: &Authority,
-    place: Place,
-) -> Result<Connector, InvalidUrl> {
-    let invalid = |detail: String| InvalidUrl { url: settings.url.clone(), detail: format!("TLS: {detail}") };
-    let mut tcp = HttpConnector::new();
-    tcp.enforce_http(false);
-    tcp.set_nodelay(true);
-    tcp.set_connect_timeout(Some(settings.connect_timeout));
-    tcp.set_keepalive(Some(Duration::from_mins(1)));
-    let config = match &settings.tls {
-        Some(config) => Arc::clone(config),
-        None => super::tls::public().map_err(|error| invalid(error.to_string()))?,
-    };
-    let tls = HttpsConnectorBuilder::new().with_tls_config(ClientConfig::clone(&config)).https_or_http();
-    if place.address.is_none() || *scheme != Scheme::HTTPS {
-        return Ok(tls.enable_http1().wrap_connector(tcp));
-    }
-    // The address is one behind the name; the certificate is the name's.
-    let name = authority.host().trim_start_matches('[').trim_end_matches(']').to_owned();
-    let name = ServerName::try_from(name).map_err(|error| invalid(error.to_string()))?;
-    let tls = tls.with_server_name_resolver(FixedServerNameResolver::new(name));
-    Ok(tls.enable_http1().wrap_connector(tcp))
 }
 
 #[cfg(test)]
