@@ -9,6 +9,7 @@ pub mod onnx;
 pub mod recognise;
 pub mod relayed;
 pub mod score;
+pub mod sglang;
 pub mod shared;
 pub mod vllm;
 
@@ -87,7 +88,7 @@ impl Dialect {
         match self {
             Self::Onnx => &onnx::Onnx,
             Self::Vllm => &vllm::Vllm,
-            Self::Sglang => &relayed::Relayed(Self::Sglang),
+            Self::Sglang => &sglang::Sglang,
             Self::LlamaCpp => &relayed::Relayed(Self::LlamaCpp),
             Self::Tgi => &relayed::Relayed(Self::Tgi),
             Self::TrtLlm => &relayed::Relayed(Self::TrtLlm),
