@@ -8,6 +8,10 @@ mod fakes;
 mod client;
 #[path = "fakes/checks/core.rs"]
 mod core;
+#[path = "fakes/checks/goldens.rs"]
+mod goldens;
+#[path = "fakes/checks/llamacpp.rs"]
+mod llamacpp;
 #[path = "fakes/checks/sglang.rs"]
 mod sglang;
 #[path = "fakes/checks/vllm.rs"]

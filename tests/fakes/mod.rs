@@ -16,6 +16,7 @@ pub mod fault;
 pub mod fields;
 pub mod house;
 pub mod http;
+pub mod llamacpp;
 pub mod openai;
 pub mod sample;
 pub mod sequence;
