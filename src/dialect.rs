@@ -5,6 +5,7 @@
 //! or a [`Verdict`]. Adding an engine is one file, one variant, one golden set; the compiler lists the rest.
 
 pub mod engine;
+pub mod llamacpp;
 pub mod onnx;
 pub mod recognise;
 pub mod relayed;
@@ -89,7 +90,7 @@ impl Dialect {
             Self::Onnx => &onnx::Onnx,
             Self::Vllm => &vllm::Vllm,
             Self::Sglang => &sglang::Sglang,
-            Self::LlamaCpp => &relayed::Relayed(Self::LlamaCpp),
+            Self::LlamaCpp => &llamacpp::LlamaCpp,
             Self::Tgi => &relayed::Relayed(Self::Tgi),
             Self::TrtLlm => &relayed::Relayed(Self::TrtLlm),
             Self::Triton => &relayed::Relayed(Self::Triton),
@@ -174,6 +175,9 @@ pub enum Refusal {
         /// The bound.
         most: usize,
     },
+    /// Several prompts of this length are more than the engine has memory for.
+    #[error("no room for several prompts of {0} tokens")]
+    NoRoom(usize),
     /// The engine does not do this.
     #[error("this engine has no plan {0}")]
     NoPlan(&'static str),
@@ -199,6 +203,12 @@ pub struct Chunk {
     pub ends: bool,
     /// The backend's own usage, where it sent one.
     pub usage: Option<Value>,
+    /// Output tokens of this ride so far, as the engine counts them.
+    pub count: Option<u32>,
+    /// Tokens of the prompt, as the engine counts them.
+    pub prompt_count: Option<u32>,
+    /// Whether these tokens go on or end the text, only the next event tells.
+    pub pending: bool,
     /// The event carries text whose ids are not known, or something else that is not plain output.
     pub doubtful: bool,
 }
@@ -294,6 +304,13 @@ pub trait Codec: Sync {
         asked: &Asked,
         bodies: &[Vec<u8>],
     ) -> Result<Verdict, Unreadable>;
+
+    /// A call to be made once before the first round of a session, so that the engine computes the context for
+    /// all of the round's prompts together. Its answer is thrown away unread, whatever it says.
+    fn warm(&self, engine: &Engine, round: &Round<'_>) -> Option<Call> {
+        let _ = (engine, round);
+        None
+    }
 
     /// Asks the engine for the ids of a text, without special tokens.
     fn tokenize(&self, engine: &Engine, text: &str) -> Option<Question> {

@@ -89,6 +89,8 @@ pub struct Engine {
     pub default_tokens: Option<u32>,
     /// Most tokens of one continued ride, where an answer comes whole and not as a stream.
     pub segment: Option<u32>,
+    /// Its streams leave out a character that the end of the output cut through.
+    pub drops_tail: bool,
     /// Its prefix cache was seen at work; `None` if nobody has looked.
     pub caches: Option<bool>,
     /// Where it tells its load.
@@ -121,6 +123,7 @@ impl Engine {
             seeded: false,
             default_tokens: None,
             segment: None,
+            drops_tail: false,
             caches: None,
             load_path: None,
             eos: Vec::new(),
@@ -223,6 +226,11 @@ impl Engine {
             return Err(Refusal::TooLong { bytes, most: bytes_max });
         }
         Ok(asked)
+    }
+
+    /// See [`super::Codec::warm`].
+    pub fn warm(&self, round: &Round<'_>) -> Option<Call> {
+        self.dialect.codec().warm(self, round)
     }
 
     /// See [`super::Codec::verdict`].
