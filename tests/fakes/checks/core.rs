@@ -7,6 +7,7 @@ use futures_util::future::BoxFuture;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
+use crate::client::until;
 use crate::fakes::batch::{Batch, Reuse};
 use crate::fakes::cache::Cache;
 use crate::fakes::http::{Out, Request, Sent};
@@ -168,13 +169,9 @@ async fn a_client_that_leaves_ends_its_generation() {
     fake.house.pace.lock().step = Duration::from_hours(1);
     let mut wire = Wire::connect(fake.address).await;
     wire.send(post("/events", "", b"{}")).await;
-    while fake.house.running() == 0 {
-        tokio::task::yield_now().await;
-    }
+    until(|| fake.house.running() > 0).await;
     drop(wire);
-    while fake.house.running() > 0 || fake.house.tally().cancelled == 0 {
-        tokio::task::yield_now().await;
-    }
+    until(|| fake.house.running() == 0 && fake.house.tally().cancelled > 0).await;
     assert_eq!(fake.house.tally().finished, 0);
 }
 
@@ -187,9 +184,7 @@ async fn who_finds_no_seat_waits() {
         wires.push(Wire::connect(fake.address).await);
         wires.last_mut().unwrap().send(post("/events", "", b"{}")).await;
     }
-    while (fake.house.running(), fake.house.waiting()) != (2, 1) {
-        tokio::task::yield_now().await;
-    }
+    until(|| (fake.house.running(), fake.house.waiting()) == (2, 1)).await;
 }
 
 #[tokio::test]
@@ -242,14 +237,10 @@ async fn sequences_outlive_their_client_for_the_time_that_cancelling_takes() {
         Pace { step: Duration::from_hours(1), cancel: Duration::from_millis(30), ..Pace::default() };
     let mut wire = Wire::connect(fake.address).await;
     wire.send(post("/events", "", b"{}")).await;
-    while fake.house.running() == 0 {
-        tokio::task::yield_now().await;
-    }
+    until(|| fake.house.running() > 0).await;
     let left = std::time::Instant::now();
     drop(wire);
-    while fake.house.running() > 0 {
-        tokio::task::yield_now().await;
-    }
+    until(|| fake.house.running() == 0).await;
     assert!(left.elapsed() >= Duration::from_millis(30) && fake.house.tally().cancelled == 1);
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::client::{ask, call, events, gauge, get, ids, parsed, refusal};
+use crate::client::{ask, call, events, gauge, get, ids, parsed, refusal, until};
 use crate::fakes::llamacpp::{Llama, Options};
 use crate::fakes::{Defaults, Fake, Temper};
 use crate::wire::{Wire, post};
@@ -62,14 +62,10 @@ async fn several_prompts_need_a_slot_each_and_the_rest_is_deferred() {
     fake.house.pace.lock().step = Duration::from_hours(1);
     let mut wire = Wire::connect(fake.address).await;
     wire.send(post(NATIVE, "", body(json!(lists), 1).to_string().as_bytes())).await;
-    while fake.slots().deferred.load(Ordering::SeqCst) != 2 || fake.house.running() != 3 {
-        tokio::task::yield_now().await;
-    }
+    until(|| fake.slots().deferred.load(Ordering::SeqCst) == 2 && fake.house.running() == 3).await;
     assert_eq!(get(fake.address, "/slots?fail_on_no_slot=1").await.head.status(), 503);
     drop(wire);
-    while fake.slots().deferred.load(Ordering::SeqCst) + fake.house.running() > 0 {
-        tokio::task::yield_now().await;
-    }
+    until(|| fake.slots().deferred.load(Ordering::SeqCst) + fake.house.running() == 0).await;
     assert_eq!(get(fake.address, "/slots?fail_on_no_slot=1").await.head.status(), 200);
 }
 
@@ -281,9 +277,7 @@ async fn a_conversation_goes_on_when_its_client_leaves() {
         wire.head().await.unwrap();
         wire.chunk().await.unwrap();
         drop(wire);
-        while fake.house.running() > 0 || fake.house.tally().cancelled == 0 {
-            tokio::task::yield_now().await;
-        }
+        until(|| fake.house.running() == 0 && fake.house.tally().cancelled > 0).await;
         assert_eq!(fake.house.tally().finished, finished);
     }
 }

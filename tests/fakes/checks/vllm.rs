@@ -314,8 +314,12 @@ async fn gauges_show_load_start_and_the_names_of_their_time() {
     assert_eq!(gauge(&text, "vllm:gpu_cache_usage_perc{"), "0.5");
     assert!(text.contains("block_size=\"16\""));
     let started: f64 = gauge(&text, "process_start_time_seconds").parse().unwrap();
+    plain(&fake, &prompt(20), 2).await;
+    let text = get(fake.address, "/metrics").await.text();
+    assert_eq!(gauge(&text, "vllm:prompt_tokens_total{"), "20.0");
     fake.restart();
     let text = get(fake.address, "/metrics").await.text();
+    assert_eq!(gauge(&text, "vllm:prompt_tokens_total{"), "0.0");
     assert!(gauge(&text, "process_start_time_seconds").parse::<f64>().unwrap() > started);
     let new = vllm("0.33.0", |_| {}).await;
     let text = get(new.address, "/metrics").await.text();
