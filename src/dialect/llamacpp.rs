@@ -181,8 +181,10 @@ impl Codec for LlamaCpp {
         if answers.len() != asked.nodes + 1 {
             return Err(Unreadable("not one answer for each prompt"));
         }
-        let computed = answers.iter().map(|answer| answer.timings.as_ref().map(|timings| timings.prompt_n)).sum();
-        let rows = answers.iter().enumerate().map(|(place, answer)| answer.row(place)).collect::<Result<_, _>>()?;
+        let computed =
+            answers.iter().map(|answer| answer.timings.as_ref().map(|timings| timings.prompt_n)).sum();
+        let rows =
+            answers.iter().enumerate().map(|(place, answer)| answer.row(place)).collect::<Result<_, _>>()?;
         Ok(Verdict { rows, computed })
     }
 
@@ -331,7 +333,11 @@ impl Answered {
     fn all(body: &[u8]) -> Result<Vec<Self>, Unreadable> {
         let wrong = |_| Unreadable("not an answer of /completion");
         let value: Value = serde_json::from_slice(body).map_err(wrong)?;
-        if value.is_array() { Vec::deserialize(value).map_err(wrong) } else { Ok(vec![Self::deserialize(value).map_err(wrong)?]) }
+        if value.is_array() {
+            Vec::deserialize(value).map_err(wrong)
+        } else {
+            Ok(vec![Self::deserialize(value).map_err(wrong)?])
+        }
     }
 
     fn ends(&self) -> Result<bool, Unreadable> {

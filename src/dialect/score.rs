@@ -160,7 +160,11 @@ mod tests {
             assert!(decide_text(&top, &sampling, draw, &[7]).is_some());
         }
         let greedy = Sampling { temperature: 0.0, ..Sampling::default() };
-        assert_eq!(decide_text(&top, &greedy, 0.5, &[0]), Some(1), "one that is not taken is in nobody's way");
+        assert_eq!(
+            decide_text(&top, &greedy, 0.5, &[0]),
+            Some(1),
+            "one that is not taken is in nobody's way"
+        );
         assert_eq!(decide_text(&top, &greedy, 0.5, &[1]), None);
     }
 

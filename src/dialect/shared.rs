@@ -159,7 +159,8 @@ pub fn chunk_named(event: &Value, ids_name: &str) -> Result<Chunk, Unreadable> {
     let delta = choice.get("delta");
     let text = delta.map_or_else(|| choice.get("text"), |delta| delta.get("content"));
     text.and_then(Value::as_str).unwrap_or_default().clone_into(&mut chunk.text);
-    let listed = [ids_name, "token_ids"].into_iter().find_map(|name| choice.get(name)).filter(|ids| !ids.is_null());
+    let listed =
+        [ids_name, "token_ids"].into_iter().find_map(|name| choice.get(name)).filter(|ids| !ids.is_null());
     chunk.tokens = listed.and_then(ids).unwrap_or_default();
     chunk.prompt = [choice, event].into_iter().find_map(|place| place.get("prompt_token_ids").and_then(ids));
     chunk.finish = choice.get("finish_reason").and_then(Value::as_str).map(str::to_owned);

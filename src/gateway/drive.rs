@@ -252,7 +252,11 @@ impl Prepared {
 
     fn decoder(&self, prompt: &[TokenId], stream: bool) -> Box<dyn Decode> {
         let decoder = self.identity.tokenizer.detokenizer(prompt, true);
-        if stream && self.identity.engine.drops_tail { Box::new(Tailless(decoder)) } else { Box::new(decoder) }
+        if stream && self.identity.engine.drops_tail {
+            Box::new(Tailless(decoder))
+        } else {
+            Box::new(decoder)
+        }
     }
 
     #[expect(clippy::too_many_arguments, reason = "the one place where a session meets its world")]
@@ -271,7 +275,7 @@ impl Prepared {
         let (head, body) = response.into_parts();
         let engine = &self.identity.engine;
         let (id, beside, additive) = (ride, engine.beside(request), engine.additive(request));
-        let ride = Ride::begun(ride, Arc::clone(engine), body);
+        let ride = Ride::begun(ride, Arc::clone(engine), body, !request.stream);
         let policy = self.ruling.name.clone();
         let headers = head.headers;
         let (sink, stream) = if request.stream {

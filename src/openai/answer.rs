@@ -29,11 +29,7 @@ impl Additive {
     /// What a first ride of `request` adds, if it asks for everything that Foretell needs; a seed is never
     /// counted here, because only one dialect adds it.
     pub fn of(request: &Request) -> Self {
-        Self {
-            usage: !request.include_usage,
-            token_ids: !request.return_token_ids,
-            ..Self::default()
-        }
+        Self { usage: !request.include_usage, token_ids: !request.return_token_ids, ..Self::default() }
     }
 }
 

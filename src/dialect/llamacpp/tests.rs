@@ -93,7 +93,11 @@ fn what_the_server_ignores_is_not_carried_for_it() {
     ] {
         let request = request(Route::Completions, &fields);
         let (sampling, _) = known(9, &json!({})).sampling(&request);
-        assert_eq!(LlamaCpp.refuses(&engine(), &request, &sampling), Some(BypassReason::Parameter), "{fields}");
+        assert_eq!(
+            LlamaCpp.refuses(&engine(), &request, &sampling),
+            Some(BypassReason::Parameter),
+            "{fields}"
+        );
     }
     let house = known(9, &json!({"repeat_penalty": 1.05}));
     let request = request(Route::Completions, &json!({"presence_penalty": 0.5, "repetition_penalty": 1.0}));
@@ -151,7 +155,12 @@ fn a_ride_is_asked_for_whole_and_ends_by_the_servers_word() {
         let event = json!({"index": 0, "tokens": [7, 0], "stop_type": kind, "timings": {"prompt_n": 1}});
         LlamaCpp.chunk(&engine(), RideKind::Later, &event)
     };
-    let chunk = |finish: &str, ends| Chunk { tokens: vec![7, 0], finish: Some(finish.into()), ends, ..Chunk::default() };
+    let chunk = |finish: &str, ends| Chunk {
+        tokens: vec![7, 0],
+        finish: Some(finish.into()),
+        ends,
+        ..Chunk::default()
+    };
     assert_eq!(read("eos"), Ok(chunk("stop", true)));
     assert_eq!(read("limit"), Ok(chunk("length", false)));
     assert!(read("word").is_err());
@@ -159,13 +168,16 @@ fn a_ride_is_asked_for_whole_and_ends_by_the_servers_word() {
 
 #[test]
 fn a_verdict_is_read_in_the_order_of_its_prompts() {
-    let answer = |index: usize, token: u32, kind: &str| {
-        json!({"index": index, "tokens": [token], "stop_type": kind, "timings": {"cache_n": 25, "prompt_n": 2}})
-    };
+    let answer = |index: usize, token: u32, kind: &str| json!({"index": index, "tokens": [token], "stop_type": kind, "timings": {"cache_n": 25, "prompt_n": 2}});
     let (sampling, draft) = (Sampling::default(), chain(&[4]));
     let read = |body: Value| {
         let asked = Asked { calls: vec![], nodes: 1 };
-        LlamaCpp.verdict(&engine(), &round(CONTEXT, &draft, &sampling), &asked, &[body.to_string().into_bytes()])
+        LlamaCpp.verdict(
+            &engine(),
+            &round(CONTEXT, &draft, &sampling),
+            &asked,
+            &[body.to_string().into_bytes()],
+        )
     };
     let verdict = read(json!([answer(1, 0, "eos"), answer(0, 4, "limit")])).unwrap();
     assert_eq!(verdict.rows, [Row::of(4), Row { ends: true, ..Row::of(0) }]);

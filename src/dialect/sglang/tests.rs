@@ -132,13 +132,15 @@ fn a_chat_leaps_only_if_nothing_that_matters_was_left_to_the_model() {
         let (sampling, settled) = engine.sampling(&request);
         Sglang.plans(engine, &request, &sampling, settled)
     };
-    assert!(plans(&engine(), json!({"temperature": 0})).is_empty(), "a repetition penalty may be the model's");
+    assert!(
+        plans(&engine(), json!({"temperature": 0})).is_empty(),
+        "a repetition penalty may be the model's"
+    );
     let greedy = json!({"temperature": 0, "repetition_penalty": 1});
     assert_eq!(plans(&engine(), greedy), [Plan::Score, Plan::FanOut]);
     let open = json!({"temperature": 0.8, "repetition_penalty": 1, "top_p": 0.9});
     assert!(plans(&engine(), open).is_empty());
-    let full =
-        json!({"temperature": 0.8, "repetition_penalty": 1, "top_p": 0.9, "top_k": -1, "min_p": 0.0});
+    let full = json!({"temperature": 0.8, "repetition_penalty": 1, "top_p": 0.9, "top_k": -1, "min_p": 0.0});
     assert_eq!(plans(&engine(), full), [Plan::FanOut]);
     let openai = Engine { defaults: Some(Defaults::OPENAI), ..engine() };
     assert_eq!(plans(&openai, json!({"temperature": 0})), [Plan::Score, Plan::FanOut]);

@@ -136,7 +136,8 @@ impl Calls {
                 return Event::Fault(if too_long { Fault::TooLong } else { Fault::Verify });
             }
         };
-        let warm = self.engine.warm(&put).filter(|call| round == 1 && call.body.len() <= self.limits.bytes_max);
+        let warm =
+            self.engine.warm(&put).filter(|call| round == 1 && call.body.len() <= self.limits.bytes_max);
         let ask = async {
             if let Some(call) = warm {
                 // What it says is thrown away, and so is why it failed: the round does without.

@@ -52,12 +52,18 @@ pub struct Ride {
     pending: Option<(Value, Box<Chunk>)>,
     /// Tokens so far.
     brought: usize,
+    /// Tokens so far, as the engine counts them.
+    count: Option<u32>,
+    /// Half a character at the end is to be told.
+    owed: bool,
 }
 
 impl Ride {
-    /// The first ride, whose answer has begun.
-    pub fn begun(id: ActionId, engine: Arc<Engine>, body: Answer) -> Self {
-        Self::new(id, engine, RideKind::First, State::Reading(body))
+    /// The first ride, whose answer has begun. `whole`: the client does not stream, so that it is owed what
+    /// the engine leaves out of streams only.
+    pub fn begun(id: ActionId, engine: Arc<Engine>, body: Answer, whole: bool) -> Self {
+        let owed = whole && engine.drops_tail;
+        Self { owed, ..Self::new(id, engine, RideKind::First, State::Reading(body)) }
     }
 
     /// A later ride, whose call is under way.
@@ -75,6 +81,8 @@ impl Ride {
             events: VecDeque::new(),
             pending: None,
             brought: 0,
+            count: None,
+            owed: false,
         }
     }
 
@@ -141,6 +149,11 @@ impl Ride {
     fn counted(&mut self, mut event: Value, mut chunk: Box<Chunk>) -> Option<Heard> {
         self.brought += chunk.tokens.len();
         chunk.doubtful |= chunk.count.is_some_and(|count| count as usize != self.brought);
+        let more = chunk.count.zip(self.count).is_some_and(|(now, before)| now > before);
+        if self.owed && more && chunk.tokens.is_empty() && chunk.finish.as_deref() == Some("length") {
+            chunk.text.push(char::REPLACEMENT_CHARACTER);
+        }
+        self.count = chunk.count.or(self.count);
         if let Some((first, held)) = self.pending.take() {
             chunk.tokens.splice(0..0, held.tokens);
             chunk.prompt = chunk.prompt.or(held.prompt);
