@@ -5,10 +5,12 @@
 //! or a [`Verdict`]. Adding an engine is one file, one variant, one golden set; the compiler lists the rest.
 
 pub mod engine;
+pub mod llamacpp;
 pub mod onnx;
 pub mod recognise;
 pub mod relayed;
 pub mod score;
+pub mod sglang;
 pub mod shared;
 pub mod vllm;
 
@@ -87,8 +89,8 @@ impl Dialect {
         match self {
             Self::Onnx => &onnx::Onnx,
             Self::Vllm => &vllm::Vllm,
-            Self::Sglang => &relayed::Relayed(Self::Sglang),
-            Self::LlamaCpp => &relayed::Relayed(Self::LlamaCpp),
+            Self::Sglang => &sglang::Sglang,
+            Self::LlamaCpp => &llamacpp::LlamaCpp,
             Self::Tgi => &relayed::Relayed(Self::Tgi),
             Self::TrtLlm => &relayed::Relayed(Self::TrtLlm),
             Self::Triton => &relayed::Relayed(Self::Triton),
@@ -173,6 +175,9 @@ pub enum Refusal {
         /// The bound.
         most: usize,
     },
+    /// Several prompts of this length are more than the engine has memory for.
+    #[error("no room for several prompts of {0} tokens")]
+    NoRoom(usize),
     /// The engine does not do this.
     #[error("this engine has no plan {0}")]
     NoPlan(&'static str),
@@ -198,6 +203,12 @@ pub struct Chunk {
     pub ends: bool,
     /// The backend's own usage, where it sent one.
     pub usage: Option<Value>,
+    /// Output tokens of this ride so far, as the engine counts them.
+    pub count: Option<u32>,
+    /// Tokens of the prompt, as the engine counts them.
+    pub prompt_count: Option<u32>,
+    /// Whether these tokens go on or end the text, only the next event tells.
+    pub pending: bool,
     /// The event carries text whose ids are not known, or something else that is not plain output.
     pub doubtful: bool,
 }
@@ -307,6 +318,13 @@ pub trait Codec: Sync {
     fn tells_nothing(&self, plan: Plan, status: u16, body: &[u8]) -> bool {
         let _ = (plan, status, body);
         false
+    }
+
+    /// A call to be made once before the first round of a session, so that the engine computes the context for
+    /// all of the round's prompts together. Its answer is thrown away unread, whatever it says.
+    fn warm(&self, engine: &Engine, round: &Round<'_>) -> Option<Call> {
+        let _ = (engine, round);
+        None
     }
 
     /// Asks the engine for the ids of a text, without special tokens.

@@ -2,6 +2,8 @@
 //! said, whatever happens in between.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, missing_docs)]
 
+#[path = "support/client.rs"]
+mod client;
 #[path = "end_to_end/contract.rs"]
 mod contract;
 #[path = "end_to_end/faults.rs"]

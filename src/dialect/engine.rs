@@ -81,6 +81,20 @@ pub struct Engine {
     pub tells_cached: bool,
     /// It speculates by itself.
     pub speculates: bool,
+    /// Fields that a client leaves out are filled in by rules that are not known as numbers.
+    pub own_defaults: bool,
+    /// It draws with one fixed seed where the client sends none.
+    pub seeded: bool,
+    /// Most output tokens where a client does not say, if the server is configured so.
+    pub default_tokens: Option<u32>,
+    /// Most tokens of one continued ride, where an answer comes whole and not as a stream.
+    pub segment: Option<u32>,
+    /// Its streams leave out a character that the end of the output cut through.
+    pub drops_tail: bool,
+    /// Its prefix cache was seen at work; `None` if nobody has looked.
+    pub caches: Option<bool>,
+    /// Where it tells its load.
+    pub load_path: Option<&'static str>,
     /// Tokens that end an output.
     pub eos: Vec<TokenId>,
     /// Tokens that may end an output or are no text; filled in from the tokenizer.
@@ -105,6 +119,13 @@ impl Engine {
             lanes: None,
             tells_cached: false,
             speculates: false,
+            own_defaults: false,
+            seeded: false,
+            default_tokens: None,
+            segment: None,
+            drops_tail: false,
+            caches: None,
+            load_path: None,
             eos: Vec::new(),
             special: Vec::new(),
         }
@@ -126,7 +147,7 @@ impl Engine {
 
     /// Why this request may not leap here, if it may not.
     pub fn refuses(&self, request: &Request, sampling: &Sampling) -> Option<BypassReason> {
-        let seeded = sampling.temperature > 0.0 && sampling.seed.is_some();
+        let seeded = sampling.temperature > 0.0 && (sampling.seed.is_some() || self.seeded);
         if seeded && self.noise == Noise::Call {
             return Some(BypassReason::Seed);
         }
@@ -205,6 +226,11 @@ impl Engine {
             return Err(Refusal::TooLong { bytes, most: bytes_max });
         }
         Ok(asked)
+    }
+
+    /// See [`super::Codec::warm`].
+    pub fn warm(&self, round: &Round<'_>) -> Option<Call> {
+        self.dialect.codec().warm(self, round)
     }
 
     /// See [`super::Codec::verdict`].

@@ -136,6 +136,8 @@ pub fn dialect_of(answers: &Answers) -> Option<Dialect> {
     }
     match answers.owner().as_deref() {
         Some("vllm") => Some(Dialect::Vllm),
+        Some("sglang") => Some(Dialect::Sglang),
+        Some("llamacpp") => Some(Dialect::LlamaCpp),
         _ => None,
     }
 }

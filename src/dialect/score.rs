@@ -50,6 +50,22 @@ pub fn decide(top: &[(TokenId, f64)], sampling: &Sampling, draw: f64) -> Option<
     kept.last().map(|entry| entry.0)
 }
 
+/// As [`decide`], where a token of `special` must not be decided here, because only the engine knows whether it
+/// ends the text. Above T = 0 a place at which such a token may be drawn is left undecided whatever is drawn:
+/// discarding a sample because of what it is would change how often it comes.
+pub fn decide_text(
+    top: &[(TokenId, f64)],
+    sampling: &Sampling,
+    draw: f64,
+    special: &[TokenId],
+) -> Option<TokenId> {
+    let is_special = |token: &TokenId| special.contains(token);
+    if !sampling.plainly_greedy() && top.iter().any(|entry| is_special(&entry.0)) {
+        return None;
+    }
+    decide(top, sampling, draw).filter(|token| !is_special(token))
+}
+
 /// Weights after temperature, min-p and top-k, the most probable first; the first has weight one.
 fn weights(top: &[(TokenId, f64)], sampling: &Sampling) -> Option<Vec<(TokenId, f64)>> {
     let keep = sampling.top_k? as usize;
@@ -133,6 +149,23 @@ mod tests {
         assert_eq!(decide(&[(1, -1.0), (2, -2.0)], &sampling(0.8, 3, 1.0), 0.5), None);
         let tie = [(1, -1.0), (2, -2.0), (3, -2.0)];
         assert_eq!(decide(&tie, &sampling(0.8, 2, 1.0), 0.5), None, "a tie at the edge of top-k");
+    }
+
+    #[test]
+    fn what_may_be_special_is_left_out_whatever_is_drawn() {
+        let top = [(1, -0.2), (0, -2.0), (3, -6.0)];
+        let sampling = sampling(1.0, 2, 1.0);
+        for draw in [0.1, 0.5, 0.99] {
+            assert_eq!(decide_text(&top, &sampling, draw, &[0]), None);
+            assert!(decide_text(&top, &sampling, draw, &[7]).is_some());
+        }
+        let greedy = Sampling { temperature: 0.0, ..Sampling::default() };
+        assert_eq!(
+            decide_text(&top, &greedy, 0.5, &[0]),
+            Some(1),
+            "one that is not taken is in nobody's way"
+        );
+        assert_eq!(decide_text(&top, &greedy, 0.5, &[1]), None);
     }
 
     #[test]

@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::{Call, Chunk, Context, Unreadable};
+use super::{Call, Chunk, Context, Engine, Unreadable};
 use crate::draft::Tree;
 use crate::openai::{Request, Route, Sampling, SamplingField as F};
 use crate::session::{Row, Verdict};
@@ -61,6 +61,13 @@ impl Completion<'_> {
 pub fn prompts(context: &Context<'_>, draft: &Tree, nodes: usize) -> Vec<Vec<TokenId>> {
     let nodes = (0..nodes.min(draft.len())).map(|node| draft.path(node));
     std::iter::once(Vec::new()).chain(nodes).map(|path| context.whole(&path)).collect()
+}
+
+/// How many nodes can be decided from log-probabilities: the chain at the draft's head, up to a token that is
+/// no text.
+pub fn text_stem(engine: &Engine, draft: &Tree) -> usize {
+    let nodes = draft.nodes().iter().take(draft.stem());
+    nodes.take_while(|node| !engine.special.contains(&node.token)).count()
 }
 
 /// The sampling fields that differ from OpenAI's defaults, for an engine that has no others. `temperature`
@@ -134,6 +141,14 @@ fn put_rest(sampling: &Sampling, fields: &mut Map<String, Value>) {
 /// # Errors
 /// It carries an error, or no choices.
 pub fn chunk(event: &Value) -> Result<Chunk, Unreadable> {
+    chunk_named(event, "token_ids")
+}
+
+/// As [`chunk`], where the choices of a chat may call their token ids otherwise.
+///
+/// # Errors
+/// It carries an error, or no choices.
+pub fn chunk_named(event: &Value, ids_name: &str) -> Result<Chunk, Unreadable> {
     if event.get("error").is_some_and(|error| !error.is_null()) {
         return Err(Unreadable("the stream carries an error"));
     }
@@ -144,13 +159,15 @@ pub fn chunk(event: &Value) -> Result<Chunk, Unreadable> {
     let delta = choice.get("delta");
     let text = delta.map_or_else(|| choice.get("text"), |delta| delta.get("content"));
     text.and_then(Value::as_str).unwrap_or_default().clone_into(&mut chunk.text);
-    chunk.tokens = choice.get("token_ids").and_then(ids).unwrap_or_default();
+    let listed =
+        [ids_name, "token_ids"].into_iter().find_map(|name| choice.get(name)).filter(|ids| !ids.is_null());
+    chunk.tokens = listed.and_then(ids).unwrap_or_default();
     chunk.prompt = [choice, event].into_iter().find_map(|place| place.get("prompt_token_ids").and_then(ids));
     chunk.finish = choice.get("finish_reason").and_then(Value::as_str).map(str::to_owned);
     let foreign = delta.and_then(Value::as_object).is_some_and(|delta| {
         delta.iter().any(|(key, value)| !matches!(key.as_str(), "role" | "content") && !value.is_null())
     });
-    let unnamed = !chunk.text.is_empty() && choice.get("token_ids").is_none_or(Value::is_null);
+    let unnamed = !chunk.text.is_empty() && listed.is_none();
     chunk.doubtful = foreign || unnamed || choices.len() > 1;
     Ok(chunk)
 }

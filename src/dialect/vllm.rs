@@ -344,14 +344,10 @@ fn score_verdict(
     let mut rows = Vec::with_capacity(nodes + 1);
     for (index, row) in tail.iter().enumerate() {
         let draw = score::draw(round.dice, context + index);
-        let Some(sample) = row.as_ref().and_then(|row| score::decide(&told(row), round.sampling, draw))
-        else {
-            return Ok(Verdict { rows, computed });
-        };
-        // Whether a token ends the text is the engine's to say, and here it does not.
-        if engine.special.contains(&sample) {
-            return Ok(Verdict { rows, computed });
-        }
+        let sample = row
+            .as_ref()
+            .and_then(|row| score::decide_text(&told(row), round.sampling, draw, &engine.special));
+        let Some(sample) = sample else { return Ok(Verdict { rows, computed }) };
         rows.push(Row::of(sample));
     }
     rows.push(Row { ends: choice.finish_reason.as_deref() == Some("stop"), ..Row::of(*bonus) });

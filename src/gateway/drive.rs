@@ -47,7 +47,7 @@ use crate::gateway::listen::{Body, BoxError};
 use crate::gateway::mode::Mode;
 use crate::observe::Finished;
 use crate::openai::{BypassReason, Path, Prompt, Request, Sampling};
-use crate::session::{Action, ActionId, Ending, Limit, RidePlan, Session, Start};
+use crate::session::{Action, ActionId, Decode, Ending, Limit, RidePlan, Session, Start};
 use crate::units::TokenId;
 
 const POLICY: HeaderName = HeaderName::from_static("x-foretell-policy");
@@ -250,9 +250,18 @@ impl Prepared {
                 min_tokens: request.sampling.min_tokens,
             },
             temperature: self.sampling.temperature,
-            decode: Box::new(self.identity.tokenizer.detokenizer(prompt, true)),
+            decode: self.decoder(prompt, request.stream),
             rules: self.ruling.rules.clone(),
             seed: self.seed,
+        }
+    }
+
+    fn decoder(&self, prompt: &[TokenId], stream: bool) -> Box<dyn Decode> {
+        let decoder = self.identity.tokenizer.detokenizer(prompt, true);
+        if stream && self.identity.engine.drops_tail {
+            Box::new(Tailless(decoder))
+        } else {
+            Box::new(decoder)
         }
     }
 
@@ -272,7 +281,7 @@ impl Prepared {
         let (head, body) = response.into_parts();
         let engine = &self.identity.engine;
         let (id, beside) = (ride, engine.beside(request));
-        let ride = Ride::begun(ride, Arc::clone(engine), body);
+        let ride = Ride::begun(ride, Arc::clone(engine), body, !request.stream);
         let policy = self.ruling.name.clone();
         let headers = head.headers;
         let (sink, stream) = if request.stream {
@@ -310,6 +319,20 @@ impl Prepared {
         reason: Option<&'static str>,
     ) -> Response<Body> {
         head_with(response, &self.ruling.name, HeaderValue::from_static(path), reason)
+    }
+}
+
+/// A decoder that leaves out the half of a character that an output ends in, as its engine's streams do.
+struct Tailless<D>(D);
+
+impl<D: Decode> Decode for Tailless<D> {
+    fn push(&mut self, token: TokenId) -> String {
+        self.0.push(token)
+    }
+
+    fn flush(&mut self) -> String {
+        self.0.flush();
+        String::new()
     }
 }
 

@@ -17,12 +17,16 @@ pub struct Additive {
     pub usage: bool,
     /// `return_token_ids` was added.
     pub token_ids: bool,
+    /// Members of the answer that are there only because Foretell asked for them.
+    pub members: &'static [&'static str],
+    /// Members of its choices that are there only because Foretell asked for them.
+    pub choice: &'static [&'static str],
 }
 
 impl Additive {
     /// What a first ride of `request` adds, if it asks for everything that Foretell needs.
     pub fn of(request: &Request) -> Self {
-        Self { usage: !request.include_usage, token_ids: !request.return_token_ids }
+        Self { usage: !request.include_usage, token_ids: !request.return_token_ids, ..Self::default() }
     }
 }
 
@@ -37,12 +41,18 @@ pub fn strip(answer: &mut Value, additive: Additive) {
     if additive.token_ids {
         members.shift_remove("prompt_token_ids");
     }
+    for name in additive.members {
+        members.shift_remove(*name);
+    }
     for choice in members.get_mut("choices").and_then(Value::as_array_mut).into_iter().flatten() {
         let Some(choice) = choice.as_object_mut() else { continue };
         if additive.token_ids {
             for name in TOKEN_IDS {
                 choice.shift_remove(name);
             }
+        }
+        for name in additive.choice {
+            choice.shift_remove(*name);
         }
     }
 }
@@ -192,7 +202,7 @@ mod tests {
                 "finish_reason": null}], "prompt_token_ids": [1, 2]})
     }
 
-    const ALL: Additive = Additive { usage: true, token_ids: true };
+    const ALL: Additive = Additive { usage: true, token_ids: true, members: &[], choice: &[] };
 
     #[test]
     fn a_chunk_differs_from_the_first_only_where_it_must() {
@@ -257,6 +267,9 @@ mod tests {
         assert!(chunk["choices"][0].get("token_ids").is_none());
         assert!(chunk["choices"][0].get("prompt_token_ids").is_none());
         assert_eq!(chunk["choices"][0]["text"], " is");
+        let named = Additive { members: &["created"], choice: &["logprobs"], ..Additive::default() };
+        strip(&mut chunk, named);
+        assert!(chunk.get("created").is_none() && chunk["choices"][0].get("logprobs").is_none());
     }
 
     #[test]

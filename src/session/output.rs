@@ -201,6 +201,7 @@ impl Output {
         match self.ending.stop_order {
             StopOrder::FirstComplete => found.min_by_key(|&(start, end)| (end, start)),
             StopOrder::Listed => found.next(),
+            StopOrder::FirstBegun => found.min_by_key(|&(start, _)| start),
         }
     }
 

@@ -60,6 +60,8 @@ pub enum StopOrder {
     FirstComplete,
     /// The first of the list (vLLM).
     Listed,
+    /// The one that begins first (llama.cpp).
+    FirstBegun,
 }
 
 /// Whether the session may leap at all.

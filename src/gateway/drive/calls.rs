@@ -140,11 +140,20 @@ impl Calls {
             Ok(asked) => asked,
             Err(refusal) => {
                 tracing::debug!(%refusal, "draft not sent");
-                let too_long = matches!(refusal, Refusal::TooLong { .. });
+                let too_long = matches!(refusal, Refusal::TooLong { .. } | Refusal::NoRoom(_));
                 return Event::Fault(if too_long { Fault::TooLong } else { Fault::Verify });
             }
         };
-        match tokio::time::timeout(self.limits.verify, self.ask(&put, asked, round)).await {
+        let warm =
+            self.engine.warm(&put).filter(|call| round == 1 && call.body.len() <= self.limits.bytes_max);
+        let ask = async {
+            if let Some(call) = warm {
+                // What it says is thrown away, and so is why it failed: the round does without.
+                let _ = self.answer(call, Some(round), None).await;
+            }
+            self.ask(&put, asked, round).await
+        };
+        match tokio::time::timeout(self.limits.verify, ask).await {
             Ok(Ok(event)) => event,
             Ok(Err(fault)) => Event::Fault(fault),
             Err(_) => Event::Fault(Fault::Verify),

@@ -47,6 +47,8 @@ pub struct Pump {
     first: bool,
     ended: Option<Finish>,
     usage: Option<Value>,
+    /// Output tokens of the first ride, as the engine counted them.
+    counted: Option<u32>,
     pending: Pending,
     aborts: Vec<(ActionId, AbortHandle)>,
     allowed: Box<dyn Fn() -> bool + Send + Sync>,
@@ -78,6 +80,7 @@ impl Pump {
             first: true,
             ended: None,
             usage: None,
+            counted: None,
             pending: FuturesUnordered::new(),
             aborts: Vec::new(),
             leaping: allowed(),
@@ -105,6 +108,11 @@ impl Pump {
         let prompt_tokens = self.session.prompt().len() as u64;
         let usage = self.usage.as_ref().and_then(Usage::from_backend);
         let usage = usage.unwrap_or_else(|| Usage::new(prompt_tokens));
+        let mut summary = summary;
+        if self.first && !summary.speculated {
+            // Tokens that the stream did not tell are counted by the engine.
+            summary.output_tokens = summary.output_tokens.max(self.counted.unwrap_or(0));
+        }
         let stopped = self.session.stopped().cloned();
         let outcome = Outcome { summary, stopped, policy, usage };
         let answer = self.sink.finish(&outcome).await;
@@ -262,9 +270,12 @@ impl Pump {
         if let Some(prompt) = &chunk.prompt {
             self.session.handle(id, Event::Prompt(prompt.clone()), now);
         }
-        if chunk.doubtful {
+        let known = self.session.prompt().len();
+        let other = chunk.prompt_count.is_some_and(|count| known > 0 && count as usize != known);
+        if chunk.doubtful || other {
             self.session.handle(id, Event::Doubt, now);
         }
+        self.counted = chunk.count.or(self.counted);
         if chunk.usage.is_some() {
             self.usage.clone_from(&chunk.usage);
         }

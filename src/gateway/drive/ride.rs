@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 
 use futures_util::future::BoxFuture;
 use http_body_util::BodyExt;
-use hyper::Response;
+use hyper::{Response, header};
 
 use serde_json::Value;
 
@@ -34,6 +34,8 @@ type Opening = BoxFuture<'static, Result<Response<Answer>, Fault>>;
 enum State {
     Opening(Opening),
     Reading(Answer),
+    /// The answer comes whole: it is one event.
+    Gathering(Answer, Vec<u8>),
     Closed,
 }
 
@@ -46,12 +48,22 @@ pub struct Ride {
     state: State,
     decoder: sse::Decoder,
     events: VecDeque<sse::Message>,
+    /// Tokens of which only the next event tells whether they end the text.
+    pending: Option<(Value, Box<Chunk>)>,
+    /// Tokens so far.
+    brought: usize,
+    /// Tokens so far, as the engine counts them.
+    count: Option<u32>,
+    /// Half a character at the end is to be told.
+    owed: bool,
 }
 
 impl Ride {
-    /// The first ride, whose answer has begun.
-    pub fn begun(id: ActionId, engine: Arc<Engine>, body: Answer) -> Self {
-        Self::new(id, engine, RideKind::First, State::Reading(body))
+    /// The first ride, whose answer has begun. `whole`: the client does not stream, so that it is owed what
+    /// the engine leaves out of streams only.
+    pub fn begun(id: ActionId, engine: Arc<Engine>, body: Answer, whole: bool) -> Self {
+        let owed = whole && engine.drops_tail;
+        Self { owed, ..Self::new(id, engine, RideKind::First, State::Reading(body)) }
     }
 
     /// A later ride, whose call is under way.
@@ -67,6 +79,10 @@ impl Ride {
             state,
             decoder: sse::Decoder::new(sse::EVENT_BYTES),
             events: VecDeque::new(),
+            pending: None,
+            brought: 0,
+            count: None,
+            owed: false,
         }
     }
 
@@ -74,11 +90,14 @@ impl Ride {
     pub async fn next(&mut self) -> Heard {
         loop {
             if let Some(event) = self.events.pop_front() {
-                return self.read(&event);
+                match self.read(&event) {
+                    Some(heard) => return heard,
+                    None => continue,
+                }
             }
             match &mut self.state {
                 State::Opening(opening) => match opening.await {
-                    Ok(response) => self.state = State::Reading(response.into_body()),
+                    Ok(response) => self.state = reading(response),
                     Err(fault) => return self.broken(fault),
                 },
                 State::Reading(body) => match body.frame().await {
@@ -92,20 +111,60 @@ impl Ride {
                     Some(Err(_)) => return self.broken(Fault::Ride),
                     None => return self.end(),
                 },
+                State::Gathering(body, gathered) => match body.frame().await {
+                    Some(Ok(frame)) => {
+                        gathered.extend_from_slice(frame.data_ref().map_or(&[][..], |data| data));
+                        if gathered.len() > sse::EVENT_BYTES {
+                            return self.broken(Fault::Ride);
+                        }
+                    }
+                    Some(Err(_)) => return self.broken(Fault::Ride),
+                    None => {
+                        let data = String::from_utf8_lossy(gathered).into_owned();
+                        self.state = State::Closed;
+                        self.events.push_back(sse::Message { event: None, data });
+                    }
+                },
                 State::Closed => return std::future::pending().await,
             }
         }
     }
 
-    fn read(&mut self, event: &sse::Message) -> Heard {
+    /// What an event says; nothing yet if only the next one tells.
+    fn read(&mut self, event: &sse::Message) -> Option<Heard> {
         if event.is_done() {
-            return self.end();
+            return Some(self.end());
         }
-        let Ok(value) = serde_json::from_str::<Value>(&event.data) else { return self.broken(Fault::Ride) };
+        let Ok(value) = serde_json::from_str::<Value>(&event.data) else {
+            return Some(self.broken(Fault::Ride));
+        };
         match self.engine.chunk(self.kind, &value) {
-            Ok(chunk) => Heard::Chunk(value, Box::new(chunk)),
-            Err(_) => self.broken(Fault::Ride),
+            Ok(chunk) => self.counted(value, Box::new(chunk)),
+            Err(_) => Some(self.broken(Fault::Ride)),
         }
+    }
+
+    /// Doubts a ride that brought fewer tokens than the engine has counted, and holds tokens back of which
+    /// only the next event tells what they are.
+    fn counted(&mut self, mut event: Value, mut chunk: Box<Chunk>) -> Option<Heard> {
+        self.brought += chunk.tokens.len();
+        chunk.doubtful |= chunk.count.is_some_and(|count| count as usize != self.brought);
+        let more = chunk.count.zip(self.count).is_some_and(|(now, before)| now > before);
+        if self.owed && more && chunk.tokens.is_empty() && chunk.finish.as_deref() == Some("length") {
+            chunk.text.push(char::REPLACEMENT_CHARACTER);
+        }
+        self.count = chunk.count.or(self.count);
+        if let Some((first, held)) = self.pending.take() {
+            chunk.tokens.splice(0..0, held.tokens);
+            chunk.prompt = chunk.prompt.or(held.prompt);
+            chunk.doubtful |= held.doubtful;
+            event = first;
+        }
+        if chunk.pending {
+            self.pending = Some((event, chunk));
+            return None;
+        }
+        Some(Heard::Chunk(event, chunk))
     }
 
     fn end(&mut self) -> Heard {
@@ -118,4 +177,12 @@ impl Ride {
         self.events.clear();
         Heard::Broken(fault)
     }
+}
+
+/// An event stream, or one answer that comes whole.
+fn reading(response: Response<Answer>) -> State {
+    let kind = response.headers().get(header::CONTENT_TYPE);
+    let whole = kind.is_some_and(|kind| kind.as_bytes().starts_with(b"application/json"));
+    let body = response.into_body();
+    if whole { State::Gathering(body, Vec::new()) } else { State::Reading(body) }
 }

@@ -118,6 +118,7 @@ impl Rulebook {
             lookups: policy.drafters.iter().filter_map(lookup).collect(),
             context_max: engine.context.unwrap_or(usize::MAX).min(bounds.context_max as usize),
             holdback: self.held_back(policy),
+            segment: engine.segment,
             ..Rules::default()
         };
         let model = policy.drafters.iter().find_map(model).map(ToOwned::to_owned);

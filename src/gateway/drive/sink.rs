@@ -298,7 +298,7 @@ mod tests {
     fn a_frame_around_a_text_is_the_template_written_out() {
         let first = json!({"id": "c", "object": "text_completion", "created": 1, "model": "text",
             "choices": [{"index": 0, "text": "a", "logprobs": null, "finish_reason": null, "token_ids": [1]}]});
-        let additive = Additive { usage: true, token_ids: true };
+        let additive = Additive { usage: true, token_ids: true, ..Additive::default() };
         let template = Template::from_first_chunk(&first, Route::Completions, additive).unwrap();
         let frame = PlainFrame::of(&template).unwrap();
         for text in ["", "plain", "\"quoted\"\n\t\\", "é€𝄞", "\u{1}text\u{1}"] {

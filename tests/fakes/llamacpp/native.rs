@@ -185,7 +185,7 @@ impl Llama {
         out.end().await
     }
 
-    fn partial(&self, wave: &Wave, at: usize, params: &Params, piece: &Piece) -> Value {
+    pub(super) fn partial(&self, wave: &Wave, at: usize, params: &Params, piece: &Piece) -> Value {
         let sequence = &wave.batch.sequences[at];
         let mut event = json!({"index": sequence.index, "content": piece.text, "tokens": [piece.token], "stop": false,
             "id_slot": -1, "tokens_predicted": sequence.output().len(), "tokens_evaluated": sequence.prompt});
@@ -196,7 +196,7 @@ impl Llama {
     }
 
     /// The last word about a sequence; on a stream its text and tokens have been told before.
-    fn last(&self, wave: &Wave, at: usize, params: &Params, pieces: Option<&[Piece]>) -> Value {
+    pub(super) fn last(&self, wave: &Wave, at: usize, params: &Params, pieces: Option<&[Piece]>) -> Value {
         let sequence = &wave.batch.sequences[at];
         let count = sequence.output().len();
         let (stop, word) = match &sequence.finish {

@@ -133,15 +133,25 @@ impl Llama {
                     break;
                 }
                 for (at, piece) in pieces {
-                    for event in
-                        self.deltas(head, params, &wave.batch.sequences[at], &piece, &mut partings[at])
-                    {
-                        out.event(event).await?;
+                    let mut events =
+                        self.deltas(head, params, &wave.batch.sequences[at], &piece, &mut partings[at]);
+                    if let Some(last) = events.last_mut() {
+                        if params.verbose && !head.chat {
+                            last["__verbose"] = self.partial(wave, at, params, &piece);
+                        }
+                        if params.timings_per_token {
+                            last["timings"] = timings(wave, at);
+                        }
                     }
                     if piece.finish.is_some() {
-                        for event in self.ending(head, wave, at) {
-                            out.event(event).await?;
+                        let mut ending = self.ending(head, wave, at);
+                        if params.verbose {
+                            ending[0]["__verbose"] = self.last(wave, at, params, None);
                         }
+                        events.extend(ending);
+                    }
+                    for event in events {
+                        out.event(event).await?;
                     }
                 }
             }

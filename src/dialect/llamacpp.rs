@@ -1,0 +1,361 @@
+//! The server of llama.cpp.
+//!
+//! `FanOut` is an array of prompts on `/completion`, one slot each; the same schema reads both routes, so
+//! what a client leaves open is filled in alike, and what OpenAI's route ignores is ignored here too.
+//!
+//! Its streams are lossy: an event is written only when the text so far ends in a whole character, and tokens
+//! without an event are told nowhere. So
+//! * the first ride asks for the server's own counts beside the ids (`__verbose` on completions; on chat
+//!   log-probabilities, from which the ids are read, and timings), and a count that is not met is doubt;
+//! * rides by ids are asked for whole, a few tokens at a time. Taking a lost token again would change how
+//!   often it comes.
+//!
+//! Penalties count prompt and output alike and survive output becoming prompt. Which tokens end a text is the
+//! server's own list, longer than the model's: only `stop_type` tells.
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::recognise::PROPS;
+use super::shared::{self, bytes, said_fields};
+use super::{
+    Answers, Asked, Beside, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise,
+    Question, Refusal, RideKind, Round, Unreadable,
+};
+use crate::openai::{Additive, BypassReason, Defaults, Prompt, Request, Route, Sampling};
+use crate::session::{Plan, Row, StopOrder, Verdict};
+use crate::units::TokenId;
+
+const COMPLETION: &str = "/completion";
+const TEMPLATE: &str = "/apply-template";
+const TOKENIZE: &str = "/tokenize";
+const METRICS: &str = "/metrics";
+const SLOTS: &str = "/slots";
+/// Tokens of one ride by ids: its text comes at once at its end.
+const SEGMENT: u32 = 8;
+/// Contexts shorter than this are computed in each slot as fast as they are copied.
+const FORKED: usize = 64;
+/// What the server takes for "draw a seed".
+const RANDOM_SEED: u64 = u32::MAX as u64;
+/// What is wanted of an answer that repeats everything otherwise.
+const WANTED: [&str; 4] = ["index", "tokens", "stop_type", "timings"];
+
+/// How the server of llama.cpp is spoken to.
+pub struct LlamaCpp;
+
+impl Codec for LlamaCpp {
+    fn questions(&self, answers: &Answers) -> Vec<Question> {
+        [METRICS, SLOTS].into_iter().filter(|path| !answers.has(path)).map(Question::get).collect()
+    }
+
+    fn engine(&self, answers: &Answers) -> Result<Engine, Foreign> {
+        let missing = |what: &str| Foreign(format!("it tells no {what}"));
+        let settings = |name: &str| answers.at(PROPS, &format!("/default_generation_settings/{name}"));
+        let model = answers.model().ok_or_else(|| missing("model"))?;
+        let context = settings("n_ctx").and_then(|length| length.as_u64());
+        let context = context.ok_or_else(|| missing("context length"))?;
+        let slots = answers.number(PROPS, "/total_slots").ok_or_else(|| missing("number of slots"))?;
+        let params = settings("params").ok_or_else(|| missing("parameters"))?;
+        let number = |name: &str| params.get(name).and_then(Value::as_f64);
+        let speculative = answers.at(SLOTS, "/0/speculative").is_some_and(|speculative| speculative == true);
+        let native = params.get("speculative.types").and_then(Value::as_str);
+        // A single slot computes one prompt after the other.
+        let plans = if slots > 1 && !remembers(&params) { vec![Plan::FanOut] } else { vec![] };
+        let most = params.get("n_predict").and_then(Value::as_u64).and_then(|most| u32::try_from(most).ok());
+        Ok(Engine {
+            context: usize::try_from(context).ok(),
+            plans,
+            defaults: defaults(&params),
+            default_tokens: most,
+            noise: Noise::Call,
+            seeded: number("seed").is_some_and(|seed| seed >= 0.0 && seed as u64 != RANDOM_SEED),
+            lanes: usize::try_from(slots).ok(),
+            tells_cached: true,
+            speculates: speculative || native.is_some_and(|kind| kind != "none"),
+            segment: Some(SEGMENT),
+            drops_tail: true,
+            load_path: [METRICS, SLOTS].into_iter().find(|path| answers.status(path) == Some(200)),
+            ..Engine::new(Dialect::LlamaCpp, model, answers.word(PROPS, "/build_info").unwrap_or_default())
+        })
+    }
+
+    /// Parameters of other servers are ignored by this one without a word.
+    fn refuses(&self, _: &Engine, request: &Request, sampling: &Sampling) -> Option<BypassReason> {
+        let own = &request.sampling;
+        let penalized = own.said.has(crate::openai::SamplingField::RepetitionPenalty)
+            && own.repetition_penalty.total_cmp(&1.0).is_ne();
+        let ignored = penalized
+            || sampling.min_tokens > 0
+            || request.include_stop
+            || request.return_token_ids
+            || !request.stop_token_ids.is_empty();
+        ignored.then_some(BypassReason::Parameter)
+    }
+
+    fn plans(&self, engine: &Engine, _: &Request, _: &Sampling, _: bool) -> Vec<Plan> {
+        engine.plans.clone()
+    }
+
+    fn max_tokens(&self, engine: &Engine, _: &Request) -> MaxTokens {
+        engine.default_tokens.map_or(MaxTokens::Context, MaxTokens::Tokens)
+    }
+
+    fn stop_order(&self) -> StopOrder {
+        StopOrder::FirstBegun
+    }
+
+    fn first_ride(&self, _: &Engine, request: &Request, _: u64) -> Call {
+        let mut body = shared::streamed(request, json!({ "include_usage": true }));
+        let more: &[(&str, Value)] = match request.route {
+            Route::Completions => &[("verbose", json!(true))],
+            // Those after sampling cost nothing; those before it are a pass over the vocabulary.
+            Route::Chat => &[
+                ("logprobs", json!(true)),
+                ("top_logprobs", json!(1)),
+                ("post_sampling_probs", json!(true)),
+                ("timings_per_token", json!(true)),
+            ],
+        };
+        body.extend(more.iter().map(|(name, value)| ((*name).to_owned(), value.clone())));
+        Call { path: request.route.path(), body: bytes(&body) }
+    }
+
+    fn additive(&self, _: &Engine, request: &Request) -> Additive {
+        let (members, choice): (&[_], &[_]) = match request.route {
+            Route::Completions => (&["__verbose"], &[]),
+            Route::Chat => (&["timings"], &["logprobs"]),
+        };
+        Additive { usage: !request.include_usage, token_ids: true, members, choice, ..Additive::default() }
+    }
+
+    fn beside(&self, _: &Engine, request: &Request) -> Option<Call> {
+        match &request.prompt {
+            Prompt::Ids(_) => None,
+            Prompt::Text(text) => Some(tokenize(text, true)),
+            Prompt::Messages(_) => Some(Call { path: TEMPLATE, body: bytes(&request.body) }),
+        }
+    }
+
+    fn read_beside(&self, _: &Engine, _: &Request, body: &[u8]) -> Result<Beside, Unreadable> {
+        let answer: Value = serde_json::from_slice(body).map_err(|_| Unreadable("not JSON"))?;
+        if let Some(text) = answer.get("prompt").and_then(Value::as_str) {
+            return Ok(Beside::Ask(tokenize(text, true)));
+        }
+        let tokens = answer.get("tokens").and_then(shared::ids);
+        tokens.map(Beside::Prompt).ok_or(Unreadable("neither a prompt nor tokens"))
+    }
+
+    fn ride(&self, _: &Engine, context: &Context<'_>, sampling: &Sampling, max_tokens: u32) -> Call {
+        native(&[context.whole(&[])], max_tokens, sampling)
+    }
+
+    fn chunk(&self, _: &Engine, kind: RideKind, event: &Value) -> Result<Chunk, Unreadable> {
+        match kind {
+            RideKind::First => first_chunk(event),
+            RideKind::Later => whole_ride(event),
+        }
+    }
+
+    fn verify(&self, engine: &Engine, round: &Round<'_>) -> Result<Asked, Refusal> {
+        if round.plan != Plan::FanOut {
+            return Err(Refusal::NoPlan(round.plan.name()));
+        }
+        let nodes = round.draft.len().min(room(engine, &round.context));
+        if nodes == 0 && !round.draft.is_empty() {
+            return Err(Refusal::NoRoom(round.context.len()));
+        }
+        let prompts = shared::prompts(&round.context, round.draft, nodes);
+        Ok(Asked { calls: vec![native(&prompts, 1, round.sampling)], nodes })
+    }
+
+    fn verdict(
+        &self,
+        _: &Engine,
+        _: &Round<'_>,
+        asked: &Asked,
+        bodies: &[Vec<u8>],
+    ) -> Result<Verdict, Unreadable> {
+        let [body] = bodies else { return Err(Unreadable("not one answer")) };
+        let mut answers = Answered::all(body)?;
+        answers.sort_by_key(|answer| answer.index);
+        if answers.len() != asked.nodes + 1 {
+            return Err(Unreadable("not one answer for each prompt"));
+        }
+        let computed =
+            answers.iter().map(|answer| answer.timings.as_ref().map(|timings| timings.prompt_n)).sum();
+        let rows =
+            answers.iter().enumerate().map(|(place, answer)| answer.row(place)).collect::<Result<_, _>>()?;
+        Ok(Verdict { rows, computed })
+    }
+
+    /// One prompt that is computed once and copied into as many slots as the round needs. What is drawn there
+    /// is drawn for nobody.
+    fn warm(&self, engine: &Engine, round: &Round<'_>) -> Option<Call> {
+        let slots = round.draft.len().min(room(engine, &round.context)) + 1;
+        if slots < 2 || round.context.len() < FORKED {
+            return None;
+        }
+        let body = json!({
+            "prompt": round.context.whole(&[]), "n_predict": 1, "n_cmpl": slots, "temperature": 0.0,
+            "cache_prompt": true, "stream": false, "response_fields": ["index"],
+        });
+        Some(Call { path: COMPLETION, body: bytes(&body) })
+    }
+
+    fn tokenize(&self, _: &Engine, text: &str) -> Option<Question> {
+        let body = json!({ "content": text, "add_special": false, "parse_special": true });
+        Some(Question::post(TOKENIZE, body))
+    }
+
+    fn load_path(&self, engine: &Engine) -> Option<&'static str> {
+        engine.load_path
+    }
+
+    fn load(&self, body: &str) -> Option<Load> {
+        if let Ok(slots) = serde_json::from_str::<Vec<Slot>>(body) {
+            let running = slots.iter().filter(|slot| slot.is_processing).count();
+            return Some(Load { running: u32::try_from(running).ok()?, ..Load::default() });
+        }
+        Some(Load {
+            running: shared::metric(body, &["llamacpp:requests_processing"])? as u32,
+            waiting: shared::metric(body, &["llamacpp:requests_deferred"])? as u32,
+            kv_usage: shared::metric(body, &["llamacpp:kv_cache_usage_ratio"]),
+        })
+    }
+}
+
+#[derive(Deserialize)]
+struct Slot {
+    is_processing: bool,
+}
+
+/// Whether a sampler of the server's own carries something from token to token that a new call forgets.
+fn remembers(params: &Value) -> bool {
+    let number = |name: &str| params.get(name).and_then(Value::as_f64);
+    number("mirostat").is_some_and(|kind| kind > 0.0)
+        || number("adaptive_target").is_some_and(|target| target >= 0.0)
+}
+
+/// What the server puts where a client says nothing, under the names of its own.
+fn defaults(params: &Value) -> Option<Defaults> {
+    let number = |name: &str| params.get(name).and_then(Value::as_f64);
+    let top_k = params.get("top_k").and_then(Value::as_i64)?;
+    Some(Defaults {
+        temperature: number("temperature")?,
+        top_p: number("top_p")?,
+        top_k: u32::try_from(top_k).ok().filter(|&k| k > 0),
+        min_p: number("min_p")?,
+        presence_penalty: number("presence_penalty")?,
+        frequency_penalty: number("frequency_penalty")?,
+        repetition_penalty: number("repeat_penalty")?,
+    })
+}
+
+/// Nodes that a round may have: one slot each beside that of the context, and together no more than the
+/// memory that slots may share, because the server makes room there by failing others.
+fn room(engine: &Engine, context: &Context<'_>) -> usize {
+    let slots = engine.lanes.unwrap_or(1);
+    let fit = engine.context.map_or(slots, |most| most / context.len().max(1));
+    slots.min(fit).saturating_sub(1)
+}
+
+fn tokenize(text: &str, add_special: bool) -> Call {
+    let body = json!({ "content": text, "add_special": add_special, "parse_special": true });
+    Call { path: TOKENIZE, body: bytes(&body) }
+}
+
+/// Prompts of ids on the server's own route, answered whole, with exactly the fields that the client has set.
+fn native(prompts: &[Vec<TokenId>], most: u32, sampling: &Sampling) -> Call {
+    let prompt = match prompts {
+        [one] => json!(one),
+        several => json!(several),
+    };
+    let mut body = json!({
+        "prompt": prompt, "n_predict": most, "cache_prompt": true, "return_tokens": true, "stream": false,
+        "response_fields": WANTED,
+    });
+    if let Some(members) = body.as_object_mut() {
+        members.extend(said_fields(sampling));
+    }
+    Call { path: COMPLETION, body: bytes(&body) }
+}
+
+/// One event of OpenAI's routes.
+fn first_chunk(event: &Value) -> Result<Chunk, Unreadable> {
+    let mut chunk = shared::chunk(event)?;
+    let count = |value: Option<&Value>| value.and_then(Value::as_u64).and_then(|n| u32::try_from(n).ok());
+    if let Some(native) = event.get("__verbose") {
+        chunk.tokens = native.get("tokens").and_then(shared::ids).unwrap_or_default();
+        chunk.count = count(native.get("tokens_predicted"));
+        chunk.prompt_count = count(native.get("tokens_evaluated"));
+    } else if let Some(timings) = event.get("timings") {
+        let listed = event.pointer("/choices/0/logprobs/content").and_then(Value::as_array);
+        let id = |entry: &Value| count(entry.get("id"));
+        chunk.tokens = listed.and_then(|listed| listed.iter().map(id).collect()).unwrap_or_default();
+        chunk.count = count(timings.get("predicted_n"));
+        let of = |name| count(timings.get(name));
+        chunk.prompt_count = of("cache_n").zip(of("prompt_n")).map(|(cached, computed)| cached + computed);
+    }
+    let delta = event.pointer("/choices/0/delta").and_then(Value::as_object);
+    let foreign = delta.is_some_and(|delta| {
+        delta.iter().any(|(key, value)| !matches!(key.as_str(), "role" | "content") && !value.is_null())
+    });
+    chunk.doubtful = foreign || (!chunk.text.is_empty() && chunk.tokens.is_empty());
+    // The end of a text comes as a token like others, before the event that says so.
+    chunk.pending = chunk.finish.is_none() && chunk.text.is_empty() && !chunk.tokens.is_empty();
+    Ok(chunk)
+}
+
+/// A ride that is answered whole.
+fn whole_ride(event: &Value) -> Result<Chunk, Unreadable> {
+    let answer = Answered::deserialize(event).map_err(|_| Unreadable("not an answer of /completion"))?;
+    let ends = answer.ends()?;
+    let finish = Some(if ends { "stop" } else { "length" }.to_owned());
+    Ok(Chunk { tokens: answer.tokens, finish, ends, ..Chunk::default() })
+}
+
+#[derive(Deserialize)]
+struct Answered {
+    #[serde(default)]
+    index: usize,
+    tokens: Vec<TokenId>,
+    stop_type: String,
+    timings: Option<Timings>,
+}
+
+#[derive(Deserialize)]
+struct Timings {
+    prompt_n: u32,
+}
+
+impl Answered {
+    /// One prompt is answered by an object, several by a list.
+    fn all(body: &[u8]) -> Result<Vec<Self>, Unreadable> {
+        let wrong = |_| Unreadable("not an answer of /completion");
+        let value: Value = serde_json::from_slice(body).map_err(wrong)?;
+        if value.is_array() {
+            Vec::deserialize(value).map_err(wrong)
+        } else {
+            Ok(vec![Self::deserialize(value).map_err(wrong)?])
+        }
+    }
+
+    fn ends(&self) -> Result<bool, Unreadable> {
+        match self.stop_type.as_str() {
+            "eos" => Ok(true),
+            "limit" => Ok(false),
+            // A stop text that nobody here has sent: the server's own.
+            _ => Err(Unreadable("ended by a rule of the server's own")),
+        }
+    }
+
+    fn row(&self, place: usize) -> Result<Row, Unreadable> {
+        match self.tokens.as_slice() {
+            [sample] if self.index == place => Ok(Row { ends: self.ends()?, ..Row::of(*sample) }),
+            _ => Err(Unreadable("not one token per prompt")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

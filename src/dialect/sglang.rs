@@ -1,0 +1,332 @@
+//! SGLang.
+//!
+//! `FanOut` and rides go to `/v1/completions` with exactly the fields that the client has set: that route
+//! puts OpenAI's defaults where nothing is said, and the client's own completion was filled in the same way.
+//! The chat route takes the model's defaults instead (`--sampling-defaults model`), which no endpoint tells;
+//! a chat leaps only if nothing that matters was left to them.
+//!
+//! `Score` goes to `/generate` with `logprob_start_len` at the last token of the context: the radix cache is
+//! read up to there, the first entry is always null, and the row of the first drafted token is always
+//! computed. Its parameters are sent in full, because `/generate` has defaults of its own.
+//!
+//! All three penalties count output only, so that none of them survives output becoming prompt.
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::recognise::{MODELS, SERVER_INFO};
+use super::shared::{self, bytes, said_fields};
+use super::{
+    Answers, Asked, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise, Question,
+    Refusal, RideKind, Round, RowShape, Unreadable, score,
+};
+use crate::openai::{Additive, BypassReason, Defaults, Request, Route, Sampling, SamplingField as F};
+use crate::session::{Plan, Row, StopOrder, Verdict};
+use crate::units::TokenId;
+
+const GENERATE: &str = "/generate";
+const TOKENIZE: &str = "/tokenize";
+const METRICS: &str = "/metrics";
+const LOADS: &str = "/v1/loads?include=core&format=json";
+/// What a completion is limited to whose client does not say.
+const COMPLETION_TOKENS: u32 = 16;
+/// Log-probabilities asked for at one place. The server has no bound of its own; the answer grows with it.
+const LOGPROBS_MOST: usize = 64;
+/// Prompts of one call: each of them becomes a request of its own in the scheduler.
+const PROMPTS_MOST: usize = 64;
+
+/// How SGLang is spoken to.
+pub struct Sglang;
+
+impl Codec for Sglang {
+    fn questions(&self, answers: &Answers) -> Vec<Question> {
+        [LOADS, METRICS].into_iter().filter(|path| !answers.has(path)).map(Question::get).collect()
+    }
+
+    fn engine(&self, answers: &Answers) -> Result<Engine, Foreign> {
+        let missing = |what: &str| Foreign(format!("it tells no {what}"));
+        let info = |pointer: &str| answers.at(SERVER_INFO, pointer).filter(|value| !value.is_null());
+        let version = answers.word(SERVER_INFO, "/version").ok_or_else(|| missing("version"))?;
+        let model = answers.model().ok_or_else(|| missing("model"))?;
+        let context = answers
+            .number(MODELS, "/data/0/max_model_len")
+            .or_else(|| answers.number(SERVER_INFO, "/context_length"))
+            .ok_or_else(|| missing("context length"))?;
+        let on = |pointer: &str| info(pointer).is_some_and(|value| value == json!(true));
+        // Without the cache every call computes its whole prompt.
+        let plans = if on("/disable_radix_cache") { vec![] } else { vec![Plan::Score, Plan::FanOut] };
+        let preferred = info("/preferred_sampling_params").is_some();
+        let openai = answers.word(SERVER_INFO, "/sampling_defaults").as_deref() == Some("openai");
+        Ok(Engine {
+            context: usize::try_from(context).ok(),
+            plans,
+            defaults: (openai && !preferred).then_some(Defaults::OPENAI),
+            own_defaults: preferred,
+            noise: if on("/enable_deterministic_inference") { Noise::Place } else { Noise::Ignored },
+            block: answers.number(SERVER_INFO, "/page_size").map_or(1, |size| size as usize),
+            rows: RowShape::Tail,
+            lanes: Some(PROMPTS_MOST),
+            speculates: info("/speculative_algorithm").is_some(),
+            load_path: [LOADS, METRICS].into_iter().find(|path| answers.status(path) == Some(200)),
+            ..Engine::new(Dialect::Sglang, model, version)
+        })
+    }
+
+    fn refuses(&self, engine: &Engine, request: &Request, sampling: &Sampling) -> Option<BypassReason> {
+        let penalized = sampling.counts_output() || !neutral(sampling.repetition_penalty);
+        // A parameter of vLLM's that this server does not know; and the chat route has another name for ids.
+        let foreign = request.include_stop || (request.return_token_ids && request.route == Route::Chat);
+        // The assertion in its sampler that no request may meet.
+        let deadly = engine.noise == Noise::Place && sampling.min_p > 0.0 && sampling.temperature > 0.0;
+        (penalized || foreign || deadly).then_some(BypassReason::Parameter)
+    }
+
+    fn plans(&self, engine: &Engine, request: &Request, sampling: &Sampling, _: bool) -> Vec<Plan> {
+        if !settled(engine, request, sampling) {
+            return Vec::new();
+        }
+        let scores = told(engine, request) && scores(engine, sampling);
+        engine.plans.iter().copied().filter(|plan| *plan != Plan::Score || scores).collect()
+    }
+
+    fn max_tokens(&self, _: &Engine, request: &Request) -> MaxTokens {
+        match request.route {
+            Route::Completions => MaxTokens::Tokens(COMPLETION_TOKENS),
+            Route::Chat => MaxTokens::Context,
+        }
+    }
+
+    fn stop_order(&self) -> StopOrder {
+        StopOrder::Listed
+    }
+
+    fn first_ride(&self, _: &Engine, request: &Request, _: u64) -> Call {
+        let mut body = shared::streamed(request, shared::continuous_usage());
+        body.insert("return_token_ids".into(), Value::Bool(true));
+        if request.route == Route::Chat {
+            body.insert("return_prompt_token_ids".into(), Value::Bool(true));
+        }
+        Call { path: request.route.path(), body: bytes(&body) }
+    }
+
+    fn additive(&self, _: &Engine, request: &Request) -> Additive {
+        Additive { usage: true, choice: &["response_token_ids"], ..Additive::of(request) }
+    }
+
+    fn ride(&self, _: &Engine, context: &Context<'_>, sampling: &Sampling, max_tokens: u32) -> Call {
+        completion(context.model, vec![context.whole(&[])], max_tokens, true, sampling)
+    }
+
+    fn chunk(&self, _: &Engine, kind: RideKind, event: &Value) -> Result<Chunk, Unreadable> {
+        let mut chunk = shared::chunk_named(event, "response_token_ids")?;
+        // A later ride names no stop of the client's, so only a token can have ended it.
+        chunk.ends = kind == RideKind::Later && chunk.finish.as_deref() == Some("stop");
+        Ok(chunk)
+    }
+
+    fn verify(&self, engine: &Engine, round: &Round<'_>) -> Result<Asked, Refusal> {
+        match round.plan {
+            Plan::FanOut => {
+                let nodes = round.draft.len().min(PROMPTS_MOST - 1);
+                let prompts = shared::prompts(&round.context, round.draft, nodes);
+                let call = completion(round.context.model, prompts, 1, false, round.sampling);
+                Ok(Asked { calls: vec![call], nodes })
+            }
+            Plan::Score => {
+                let width = score::width(round.sampling, LOGPROBS_MOST);
+                let width = width.ok_or(Refusal::NoPlan(Plan::Score.name()))?;
+                let nodes = shared::text_stem(engine, round.draft);
+                Ok(Asked { calls: vec![score_call(round, nodes, width)], nodes })
+            }
+            Plan::Tree | Plan::Native => Err(Refusal::NoPlan(round.plan.name())),
+        }
+    }
+
+    fn verdict(
+        &self,
+        engine: &Engine,
+        round: &Round<'_>,
+        asked: &Asked,
+        bodies: &[Vec<u8>],
+    ) -> Result<Verdict, Unreadable> {
+        let [body] = bodies else { return Err(Unreadable("not one answer")) };
+        match round.plan {
+            Plan::Score => score_verdict(engine, round, asked.nodes, body),
+            _ => shared::fan_out_verdict(asked.nodes + 1, body),
+        }
+    }
+
+    fn tokenize(&self, engine: &Engine, text: &str) -> Option<Question> {
+        let body = json!({ "model": engine.model, "prompt": text, "add_special_tokens": false });
+        Some(Question::post(TOKENIZE, body))
+    }
+
+    fn load_path(&self, engine: &Engine) -> Option<&'static str> {
+        engine.load_path
+    }
+
+    fn load(&self, body: &str) -> Option<Load> {
+        match serde_json::from_str::<Loads>(body) {
+            Ok(loads) => loads.sum(),
+            Err(_) => Some(Load {
+                running: shared::metric(body, &["sglang:num_running_reqs"])? as u32,
+                waiting: shared::metric(body, &["sglang:num_queue_reqs"])? as u32,
+                kv_usage: shared::metric(body, &["sglang:token_usage"]),
+            }),
+        }
+    }
+}
+
+/// What `/v1/loads` answers: one entry for each data-parallel rank. Some versions call what waits otherwise.
+#[derive(Deserialize)]
+struct Loads {
+    loads: Vec<RankLoad>,
+}
+
+#[derive(Deserialize)]
+struct RankLoad {
+    #[serde(alias = "num_reqs")]
+    num_running_reqs: u32,
+    #[serde(alias = "num_queue_reqs")]
+    num_waiting_reqs: u32,
+    token_usage: Option<f64>,
+}
+
+impl Loads {
+    fn sum(&self) -> Option<Load> {
+        let fullest = self.loads.iter().filter_map(|rank| rank.token_usage).reduce(f64::max);
+        (!self.loads.is_empty()).then(|| Load {
+            running: self.loads.iter().map(|rank| rank.num_running_reqs).sum(),
+            waiting: self.loads.iter().map(|rank| rank.num_waiting_reqs).sum(),
+            kv_usage: fullest,
+        })
+    }
+}
+
+#[expect(clippy::float_cmp, reason = "a penalty of exactly one is none")]
+fn neutral(penalty: f64) -> bool {
+    penalty == 1.0
+}
+
+/// Whether what the client left open is filled in on the completions route as it was on its own.
+fn settled(engine: &Engine, request: &Request, sampling: &Sampling) -> bool {
+    if request.route == Route::Completions || engine.defaults.is_some() {
+        return true;
+    }
+    let said = |field| sampling.said.has(field);
+    // What the chat route takes from the model: nothing else differs from the completions route.
+    let open = [F::Temperature, F::TopP, F::TopK, F::MinP];
+    let drawn = sampling.temperature > 0.0 || !said(F::Temperature);
+    said(F::RepetitionPenalty) && (!drawn || open.into_iter().all(said))
+}
+
+/// Whether the effective sampling is known as numbers, so that it can be computed with here.
+fn told(engine: &Engine, request: &Request) -> bool {
+    !engine.own_defaults || request.sampling.says_all()
+}
+
+/// Whether places can be decided from log-probabilities. Attention backends differ in whether the nucleus is
+/// that of all tokens or of the `top_k` kept, so the two together are left to samples; and where noise is a
+/// function of the place, what is drawn must be the server's own.
+fn scores(engine: &Engine, sampling: &Sampling) -> bool {
+    let own_draw = engine.noise == Noise::Ignored && sampling.top_p >= 1.0;
+    !engine.special.is_empty()
+        && (sampling.plainly_greedy() || own_draw)
+        && score::width(sampling, LOGPROBS_MOST).is_some()
+}
+
+fn completion(
+    model: &str,
+    prompt: Vec<Vec<TokenId>>,
+    max_tokens: u32,
+    stream: bool,
+    sampling: &Sampling,
+) -> Call {
+    let mut fields = said_fields(sampling);
+    fields.insert("return_token_ids".into(), true.into());
+    shared::Completion { model, prompt, max_tokens, stream, fields }.call()
+}
+
+fn score_call(round: &Round<'_>, nodes: usize, width: usize) -> Call {
+    let path = nodes.checked_sub(1).map_or_else(Vec::new, |last| round.draft.path(last));
+    let sampling = round.sampling;
+    let mut body = json!({
+        "input_ids": round.context.whole(&path),
+        "sampling_params": {
+            "max_new_tokens": 1,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k.map_or(json!(-1), Value::from),
+            "min_p": sampling.min_p,
+            "frequency_penalty": 0.0,
+            "presence_penalty": 0.0,
+            "repetition_penalty": 1.0,
+            "ignore_eos": sampling.ignore_eos,
+        },
+        "stream": false,
+    });
+    if let (true, Some(members)) = (nodes > 0, body.as_object_mut()) {
+        members.insert("return_logprob".into(), true.into());
+        members.insert("logprob_start_len".into(), round.context.len().saturating_sub(1).into());
+        members.insert("top_logprobs_num".into(), width.into());
+        members.insert("return_text_in_logprobs".into(), false.into());
+    }
+    Call { path: GENERATE, body: bytes(&body) }
+}
+
+#[derive(Deserialize)]
+struct Generated {
+    output_ids: Vec<TokenId>,
+    meta_info: Meta,
+}
+
+#[derive(Deserialize)]
+struct Meta {
+    finish_reason: Option<Reason>,
+    prompt_tokens: u32,
+    cached_tokens: Option<u32>,
+    #[serde(default)]
+    input_top_logprobs: Vec<Option<Vec<Entry>>>,
+}
+
+/// Log-probability, token, and its text if that was asked for.
+type Entry = (Option<f64>, TokenId, Option<String>);
+
+#[derive(Deserialize)]
+struct Reason {
+    #[serde(rename = "type")]
+    kind: String,
+}
+
+fn score_verdict(
+    engine: &Engine,
+    round: &Round<'_>,
+    nodes: usize,
+    body: &[u8],
+) -> Result<Verdict, Unreadable> {
+    let answer: Generated =
+        serde_json::from_slice(body).map_err(|_| Unreadable("not an answer of /generate"))?;
+    let [bonus] = answer.output_ids.as_slice() else { return Err(Unreadable("not one token")) };
+    let meta = &answer.meta_info;
+    let computed = meta.cached_tokens.map(|cached| meta.prompt_tokens.saturating_sub(cached));
+    // The first entry belongs to the last token of the context and tells nothing.
+    let listed = meta.input_top_logprobs.get(1..).unwrap_or_default();
+    if listed.len() != nodes {
+        return Ok(Verdict { rows: Vec::new(), computed });
+    }
+    let mut rows = Vec::with_capacity(nodes + 1);
+    for (index, row) in listed.iter().enumerate() {
+        let draw = score::draw(round.dice, round.context.len() + index);
+        let top: Vec<(TokenId, f64)> =
+            row.iter().flatten().filter_map(|entry| Some((entry.1, entry.0?))).collect();
+        let sample = score::decide_text(&top, round.sampling, draw, &engine.special);
+        let Some(sample) = sample else { return Ok(Verdict { rows, computed }) };
+        rows.push(Row::of(sample));
+    }
+    let ends = meta.finish_reason.as_ref().is_some_and(|reason| reason.kind == "stop");
+    rows.push(Row { ends, ..Row::of(*bonus) });
+    Ok(Verdict { rows, computed })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,193 @@
+use super::super::recognise::{Told, dialect_of};
+use super::*;
+use crate::draft::{Features, Source, Tree};
+use crate::openai::{Judgement, Said, judge};
+
+fn engine() -> Engine {
+    Engine {
+        plans: vec![Plan::Score, Plan::FanOut],
+        noise: Noise::Ignored,
+        special: vec![0],
+        ..Engine::new(Dialect::Sglang, "m", "0.5.23")
+    }
+}
+
+fn chain(tokens: &[TokenId]) -> Tree {
+    Tree::chain(tokens, Source::Model, Features::default())
+}
+
+fn greedy() -> Sampling {
+    Sampling { temperature: 0.0, said: Said::default().with(F::Temperature), ..Sampling::default() }
+}
+
+fn round<'a>(draft: &'a Tree, sampling: &'a Sampling, plan: Plan) -> Round<'a> {
+    let context = Context { model: "m", prompt: &[1, 2], output: &[3] };
+    Round { context, draft, sampling, plan, dice: 5 }
+}
+
+fn body(draft: &[TokenId], sampling: &Sampling, plan: Plan) -> (&'static str, String) {
+    let draft = chain(draft);
+    let mut asked = Sglang.verify(&engine(), &round(&draft, sampling, plan)).unwrap();
+    let call = asked.calls.remove(0);
+    (call.path, String::from_utf8(call.body).unwrap())
+}
+
+fn request(route: Route, body: &Value) -> Request {
+    match judge(route, body.to_string().as_bytes()) {
+        Judgement::Eligible(request) => *request,
+        Judgement::Bypass { reason, .. } => panic!("{}", reason.name()),
+    }
+}
+
+fn chat(fields: Value) -> Request {
+    let mut body = json!({"model": "m", "messages": [{"role": "user", "content": "x"}]});
+    body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+    request(Route::Chat, &body)
+}
+
+fn answers(info: &Value) -> Answers {
+    let mut answers = Answers::default();
+    let models = json!({"data": [{"id": "m", "owned_by": "sglang", "max_model_len": 4096}]});
+    for (path, body) in [(MODELS, &models), (SERVER_INFO, info)] {
+        answers.add(path, Told { status: 200, server: None, body: body.to_string().into_bytes() });
+    }
+    answers
+}
+
+#[test]
+fn a_server_is_known_by_its_own_words() {
+    let info = json!({"version": "0.5.23", "page_size": 64, "enable_deterministic_inference": true,
+        "speculative_algorithm": "EAGLE", "sampling_defaults": "openai", "preferred_sampling_params": null});
+    let answers = answers(&info);
+    assert_eq!(dialect_of(&answers), Some(Dialect::Sglang));
+    let engine = Sglang.engine(&answers).unwrap();
+    assert_eq!((engine.block, engine.noise, engine.speculates), (64, Noise::Place, true));
+    assert_eq!((engine.context, engine.defaults), (Some(4096), Some(Defaults::OPENAI)));
+    assert_eq!(Sglang.questions(&answers).len(), 2);
+}
+
+#[test]
+fn without_the_cache_or_with_unknown_defaults_nothing_is_promised() {
+    let off = Sglang.engine(&answers(&json!({"version": "0.5.23", "disable_radix_cache": true}))).unwrap();
+    assert!(off.plans.is_empty());
+    let preferred = json!({"version": "0.5.23", "sampling_defaults": "openai",
+        "preferred_sampling_params": {"top_p": 0.9}});
+    let preferred = Sglang.engine(&answers(&preferred)).unwrap();
+    assert_eq!((preferred.defaults, preferred.own_defaults), (None, true));
+}
+
+#[test]
+fn a_fan_out_leaves_open_what_the_client_left_open() {
+    let (path, text) = body(&[4, 5], &Sampling::default(), Plan::FanOut);
+    assert_eq!(path, "/v1/completions");
+    assert_eq!(
+        text,
+        r#"{"model":"m","prompt":[[1,2,3],[1,2,3,4],[1,2,3,4,5]],"max_tokens":1,"stream":false,"return_token_ids":true}"#
+    );
+}
+
+#[test]
+fn a_score_begins_at_the_last_token_of_the_context() {
+    let (path, text) = body(&[4, 5, 0, 6], &greedy(), Plan::Score);
+    assert_eq!(path, "/generate");
+    assert_eq!(
+        text,
+        r#"{"input_ids":[1,2,3,4,5],"sampling_params":{"max_new_tokens":1,"temperature":0.0,"top_p":1.0,"top_k":-1,"min_p":0.0,"frequency_penalty":0.0,"presence_penalty":0.0,"repetition_penalty":1.0,"ignore_eos":false},"stream":false,"return_logprob":true,"logprob_start_len":2,"top_logprobs_num":2,"return_text_in_logprobs":false}"#
+    );
+    assert!(!body(&[], &greedy(), Plan::Score).1.contains("logprob"));
+}
+
+#[test]
+fn a_ride_goes_on_by_ids() {
+    let context = Context { model: "m", prompt: &[1, 2], output: &[3] };
+    let call = Sglang.ride(&engine(), &context, &greedy(), 7);
+    assert_eq!(
+        std::str::from_utf8(&call.body).unwrap(),
+        r#"{"model":"m","prompt":[[1,2,3]],"max_tokens":7,"stream":true,"temperature":0.0,"return_token_ids":true}"#
+    );
+}
+
+#[test]
+fn the_first_entry_is_passed_over_and_what_is_missing_stays_open() {
+    let rows = |listed: &Value| {
+        let body = json!({"text": "x", "output_ids": [9], "meta_info": {"id": "r", "prompt_tokens": 5, "cached_tokens": 2,
+            "finish_reason": {"type": "stop", "matched": 9}, "input_top_logprobs": listed}});
+        let (draft, sampling) = (chain(&[4, 5]), greedy());
+        let round = round(&draft, &sampling, Plan::Score);
+        score_verdict(&engine(), &round, 2, body.to_string().as_bytes()).unwrap()
+    };
+    let row = |first: u32, second: u32| json!([[-0.1, first, null], [-3.0, second, null]]);
+    let verdict = rows(&json!([null, row(4, 7), row(6, 5)]));
+    assert_eq!(verdict.computed, Some(3));
+    assert_eq!(verdict.rows, [Row::of(4), Row::of(6), Row { ends: true, ..Row::of(9) }]);
+    assert!(rows(&json!([null, row(4, 7)])).rows.is_empty());
+    assert_eq!(rows(&json!([null, row(4, 7), [[-0.7, 5, null], [-0.7, 6, null]]])).rows, [Row::of(4)]);
+    assert_eq!(rows(&json!([null, row(4, 7), row(0, 5)])).rows, [Row::of(4)], "the end is not decided here");
+}
+
+#[test]
+fn a_chat_leaps_only_if_nothing_that_matters_was_left_to_the_model() {
+    let plans = |engine: &Engine, fields: Value| {
+        let request = chat(fields);
+        let (sampling, settled) = engine.sampling(&request);
+        Sglang.plans(engine, &request, &sampling, settled)
+    };
+    assert!(
+        plans(&engine(), json!({"temperature": 0})).is_empty(),
+        "a repetition penalty may be the model's"
+    );
+    let greedy = json!({"temperature": 0, "repetition_penalty": 1});
+    assert_eq!(plans(&engine(), greedy), [Plan::Score, Plan::FanOut]);
+    let open = json!({"temperature": 0.8, "repetition_penalty": 1, "top_p": 0.9});
+    assert!(plans(&engine(), open).is_empty());
+    let full = json!({"temperature": 0.8, "repetition_penalty": 1, "top_p": 0.9, "top_k": -1, "min_p": 0.0});
+    assert_eq!(plans(&engine(), full), [Plan::FanOut]);
+    let openai = Engine { defaults: Some(Defaults::OPENAI), ..engine() };
+    assert_eq!(plans(&openai, json!({"temperature": 0})), [Plan::Score, Plan::FanOut]);
+}
+
+#[test]
+fn what_output_is_counted_by_or_kills_the_server_is_refused() {
+    let refused = |engine: &Engine, fields: Value| {
+        let request = chat(fields);
+        let (sampling, _) = engine.sampling(&request);
+        engine.refuses(&request, &sampling)
+    };
+    let place = Engine { noise: Noise::Place, ..engine() };
+    for fields in [
+        json!({"repetition_penalty": 1.1}),
+        json!({"presence_penalty": 0.1}),
+        json!({"frequency_penalty": -0.1}),
+        json!({"min_tokens": 3}),
+        json!({"include_stop_str_in_output": true}),
+        json!({"return_token_ids": true}),
+    ] {
+        assert_eq!(refused(&engine(), fields.clone()), Some(BypassReason::Parameter), "{fields}");
+    }
+    assert_eq!(refused(&place, json!({"min_p": 0.1})), Some(BypassReason::Parameter));
+    assert_eq!(refused(&engine(), json!({"min_p": 0.1, "seed": 5, "repetition_penalty": 1})), None);
+}
+
+#[test]
+fn both_names_of_the_ids_are_read() {
+    let event = |name: &str| {
+        let mut event = json!({"choices": [{"index": 0, "delta": {"content": "a", "reasoning_content": null},
+            "finish_reason": null}]});
+        event["choices"][0][name] = json!([7]);
+        Sglang.chunk(&engine(), RideKind::First, &event).unwrap()
+    };
+    for name in ["token_ids", "response_token_ids"] {
+        assert_eq!((event(name).tokens, event(name).doubtful), (vec![7], false), "{name}");
+    }
+    assert!(event("other").doubtful);
+}
+
+#[test]
+fn loads_are_read_from_either_page() {
+    let json = r#"{"loads":[{"dp_rank":0,"num_running_reqs":2,"num_waiting_reqs":1,"token_usage":0.25},
+        {"dp_rank":1,"num_running_reqs":1,"num_waiting_reqs":0,"token_usage":0.5}]}"#;
+    let expected = Load { running: 3, waiting: 1, kv_usage: Some(0.5) };
+    assert_eq!(Sglang.load(json), Some(expected));
+    let page = "sglang:num_running_reqs{x=\"1\"} 3.0\nsglang:num_queue_reqs{x=\"1\"} 1.0\nsglang:token_usage{x=\"1\"} 0.5\n";
+    assert_eq!(Sglang.load(page), Some(expected));
+}

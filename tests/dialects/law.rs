@@ -1,0 +1,152 @@
+//! Unseeded sampling: the tokens that come through are distributed as the engine itself draws them.
+//!
+//! The fakes' model is a function that is known here, so the law of a short text is a sum over its branches,
+//! and counts of many texts are put to it (Pearson's chi-square). A proxy that accepted whatever it drafted
+//! fails the same test.
+
+use std::collections::BTreeMap;
+
+use foretell::openai::Route;
+use foretell::units::TokenId;
+use futures_util::stream::{self, StreamExt};
+use serde_json::{Value, json};
+
+use crate::client::Ask;
+use crate::fakes::toy::{Context, Toy};
+use crate::house::{House, setup};
+use crate::table::TABLE;
+
+const DRAWS: usize = 1200;
+const TEMPERATURE: f64 = 0.8;
+/// Branches that are followed at every place; all others are one class together.
+const WIDE: usize = 5;
+/// Tokens of a text: one that is ridden, and those of a round.
+const LONG: usize = 3;
+
+/// The likeliest tokens with their probabilities.
+fn branches(toy: &Toy, context: &Context, top_k: Option<usize>) -> Vec<(TokenId, f64)> {
+    let top = toy.row(context, context.len()).cooled(TEMPERATURE).top(top_k.unwrap_or(WIDE));
+    let kept: f64 = top.iter().map(|&(_, logprob)| f64::from(logprob).exp()).sum();
+    let whole = if top_k.is_some() { kept } else { 1.0 };
+    top.into_iter().map(|(token, logprob)| (token, f64::from(logprob).exp() / whole)).collect()
+}
+
+/// The probability of every likely text.
+fn law(toy: &Toy, prompt: &[TokenId], top_k: Option<usize>) -> BTreeMap<String, f64> {
+    let mut open = vec![(Vec::new(), 1.0)];
+    for _ in 0..LONG {
+        let grow = |(path, share): (Vec<TokenId>, f64)| {
+            let context = Context::new(&[prompt, &path].concat());
+            let grown = |(token, p)| ([path.clone(), vec![token]].concat(), share * p);
+            branches(toy, &context, top_k).into_iter().map(grown).collect::<Vec<_>>()
+        };
+        open = open.into_iter().flat_map(grow).collect();
+    }
+    let mut law = BTreeMap::new();
+    for (path, share) in open {
+        *law.entry(toy.decode(&path, true)).or_default() += share;
+    }
+    law
+}
+
+/// A prompt in which every likely first token occurs with a likely second one behind it, so that each of them
+/// is drafted from.
+fn prompt(toy: &Toy) -> Vec<TokenId> {
+    let whole = |token: TokenId| {
+        let text = toy.name(token);
+        text.is_ascii() && !text.is_empty() && token != toy.eos()
+    };
+    let likely = |last: TokenId| branches(toy, &Context::new(&[last]), None).into_iter().take(4);
+    let fits = |&last: &TokenId| {
+        likely(last).all(|(token, _)| whole(token) && likely(token).all(|(next, _)| whole(next)))
+    };
+    let last = (200..4000).find(fits).expect("a place whose branches are all plain text");
+    let pairs = likely(last).flat_map(|(token, _)| [token, likely(token).next().unwrap().0]);
+    pairs.chain([last]).collect()
+}
+
+/// Chi-square over classes of at least five expected, and the probability of one as large.
+fn p_value(law: &BTreeMap<String, f64>, counts: &BTreeMap<String, usize>) -> f64 {
+    let draws: usize = counts.values().sum();
+    let (mut chi, mut classes, mut seen, mut sure) = (0.0, 0, 0, 0.0);
+    for (text, share) in law {
+        let expected = share * draws as f64;
+        if expected >= 5.0 {
+            let count = counts.get(text).copied().unwrap_or(0);
+            chi += (count as f64 - expected).powi(2) / expected;
+            (classes, seen, sure) = (classes + 1, seen + count, sure + share);
+        }
+    }
+    let rest = ((1.0 - sure) * draws as f64).max(1e-9);
+    chi += ((draws - seen) as f64 - rest).powi(2) / rest;
+    upper_tail(chi, f64::from(classes))
+}
+
+/// Wilson and Hilferty: the cube root of a chi-square over its degrees of freedom is nearly normal.
+fn upper_tail(chi: f64, freedom: f64) -> f64 {
+    let spread = 2.0 / (9.0 * freedom);
+    let z = ((chi / freedom).cbrt() - (1.0 - spread)) / spread.sqrt();
+    0.5 * libm::erfc(z / std::f64::consts::SQRT_2)
+}
+
+async fn drawn(house: &House, prompt: &[TokenId], more: &Value) -> (BTreeMap<String, usize>, u64) {
+    let mut fields = json!({"prompt": prompt, "max_tokens": LONG, "temperature": TEMPERATURE, "top_p": 1,
+        "top_k": -1, "min_p": 0, "repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0});
+    fields.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    let ask = Ask::new(Route::Completions, false, fields);
+    let answers: Vec<_> =
+        stream::iter(0..DRAWS).map(|_| house.through(&ask)).buffer_unordered(8).collect().await;
+    let mut counts = BTreeMap::new();
+    let mut accepted = 0;
+    for answer in answers {
+        accepted += answer.foretell()["accepted"].as_u64().unwrap_or(0);
+        *counts.entry(answer.plain.text).or_default() += 1;
+    }
+    (counts, accepted)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn unseeded_texts_follow_the_engines_own_law() {
+    for row in TABLE.iter().filter(|row| !row.name.ends_with("deterministic")) {
+        let house = House::build(row, setup(None)).await;
+        let toy = &house.engine.house().toy;
+        let prompt = prompt(toy);
+        for (more, top_k) in [(json!({}), None), (json!({"top_k": 4}), Some(4))] {
+            let law = law(toy, &prompt, top_k);
+            let (counts, accepted) = drawn(&house, &prompt, &more).await;
+            let p = p_value(&law, &counts);
+            assert!(accepted as usize > DRAWS / 20, "{} {more}: {accepted} accepted", row.name);
+            assert!(p > 0.001, "{} {more}: p = {p:.2e}\n{counts:?}\n{law:?}", row.name);
+        }
+        house.leave().await;
+    }
+}
+
+#[test]
+fn a_proxy_that_accepts_whatever_it_drafted_would_be_found_out() {
+    let toy = Toy::new(setup(None).temper);
+    let prompt = prompt(&toy);
+    let law = law(&toy, &prompt, None);
+    let uniform = |draw: usize, place: usize| foretell::dialect::score::draw(draw as u64, place);
+    let mut counts = [BTreeMap::new(), BTreeMap::new()];
+    for draw in 0..DRAWS {
+        for (accepts_all, counts) in [false, true].into_iter().zip(&mut counts) {
+            let mut path = Vec::new();
+            for place in 0..LONG {
+                let context = Context::new(&[prompt.as_slice(), &path].concat());
+                let mut left = uniform(draw, place);
+                let all = branches(&toy, &context, Some(WIDE));
+                let drafted = place == 1 && accepts_all;
+                let taken = all.iter().find(|(_, p)| {
+                    left -= p;
+                    drafted || left <= 0.0
+                });
+                path.push(taken.unwrap_or(&all[0]).0);
+            }
+            *counts.entry(toy.decode(&path, true)).or_default() += 1;
+        }
+    }
+    let exact = crate::law::law(&toy, &prompt, Some(WIDE));
+    assert!(p_value(&exact, &counts[0]) > 0.001, "an honest sampler is not found out");
+    assert!(p_value(&law, &counts[1]) < 1e-6, "p = {}", p_value(&law, &counts[1]));
+}

@@ -1,0 +1,159 @@
+//! A client that compares: one request in four ways, and what of the answers must be the same.
+
+use std::net::SocketAddr;
+
+use foretell::openai::Route;
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+
+use crate::wire::{Message, Wire, post};
+
+/// Leap at every token, from the request's own text.
+pub const FORCED: &str = "version: 1\nname: forced\ndrafters: [{ kind: prompt_lookup, ngram: { min: 1, max: 8 } }]\n\
+    gamma: { max: 8, fixed: 4 }\n";
+
+pub async fn metric(address: SocketAddr, line: &str) -> f64 {
+    let page = get(address, "/metrics").await.text();
+    page.lines().find_map(|found| found.strip_prefix(line)?.trim().parse().ok()).unwrap_or(0.0)
+}
+
+pub async fn get(address: SocketAddr, path: &str) -> Message {
+    Wire::connect(address).await.ask(format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n")).await
+}
+
+pub async fn send(address: SocketAddr, path: &str, fields: &str, body: &Value) -> Message {
+    let body = body.to_string();
+    let fields = format!("{fields}content-length: {}", body.len());
+    let request = format!("POST {path} HTTP/1.1\r\nhost: localhost\r\n{fields}\r\n\r\n{body}");
+    Wire::connect(address).await.ask(request).await
+}
+
+/// A request of a client, less the way it is sent.
+#[derive(Clone, Debug)]
+pub struct Ask {
+    pub route: Route,
+    pub stream: bool,
+    pub fields: Value,
+}
+
+impl Ask {
+    pub fn new(route: Route, stream: bool, fields: Value) -> Self {
+        Self { route, stream, fields }
+    }
+
+    /// The same request, sent in all four ways.
+    pub fn all(fields: &Value) -> Vec<Self> {
+        let ways = [
+            (Route::Completions, false),
+            (Route::Completions, true),
+            (Route::Chat, false),
+            (Route::Chat, true),
+        ];
+        ways.into_iter().map(|(route, stream)| Self::new(route, stream, fields.clone())).collect()
+    }
+
+    pub fn body(&self) -> Value {
+        let mut body = json!({"model": "toy", "stream": self.stream});
+        let fields = body.as_object_mut().unwrap();
+        if self.stream {
+            fields.insert("stream_options".into(), json!({"include_usage": true}));
+        }
+        fields.extend(self.fields.as_object().unwrap().clone());
+        let prompt = fields.shift_remove("prompt").unwrap();
+        match self.route {
+            Route::Completions => fields.insert("prompt".into(), prompt),
+            Route::Chat => fields.insert("messages".into(), json!([{"role": "user", "content": prompt}])),
+        };
+        body
+    }
+
+    pub fn bytes(&self, fields: &str) -> Vec<u8> {
+        post(self.route.path(), fields, self.body().to_string().as_bytes())
+    }
+
+    pub async fn send(&self, to: SocketAddr, fields: &str) -> Answer {
+        Answer::read(self, Wire::connect(to).await.ask(self.bytes(fields)).await)
+    }
+}
+
+/// What a client can compare.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Plain {
+    pub status: u16,
+    pub text: String,
+    pub finish: String,
+    /// `stop_reason` of the last choice that has one.
+    pub stop: String,
+    pub completion_tokens: u64,
+    pub prompt_tokens: u64,
+}
+
+#[derive(Clone, Debug)]
+pub struct Answer {
+    pub plain: Plain,
+    pub usage: Value,
+    pub ids: Vec<u32>,
+    pub prompt_ids: Vec<u32>,
+    pub message: Message,
+}
+
+impl Answer {
+    pub fn read(ask: &Ask, message: Message) -> Self {
+        let values =
+            if ask.stream && message.head.status() == 200 { events(&message) } else { vec![message.json()] };
+        let mut plain = Plain { status: message.head.status(), ..Plain::default() };
+        let (mut usage, mut ids, mut prompt_ids) = (Value::Null, Vec::new(), Vec::new());
+        for value in &values {
+            for choice in value["choices"].as_array().into_iter().flatten() {
+                let places = [&choice["text"], &choice["delta"]["content"], &choice["message"]["content"]];
+                plain.text.extend(places.iter().filter_map(|place| place.as_str()));
+                if let Some(finish) = choice["finish_reason"].as_str() {
+                    plain.finish.push_str(finish);
+                }
+                plain.stop.push_str(&choice["stop_reason"].to_string().replace("null", ""));
+                ids.extend(numbers(&choice["token_ids"]));
+                prompt_ids.extend(numbers(&choice["prompt_token_ids"]));
+            }
+            prompt_ids.extend(numbers(&value["prompt_token_ids"]));
+            if value["usage"].is_object() {
+                usage = value["usage"].clone();
+            }
+        }
+        plain.completion_tokens = usage["completion_tokens"].as_u64().unwrap_or(u64::MAX);
+        plain.prompt_tokens = usage["prompt_tokens"].as_u64().unwrap_or(u64::MAX);
+        Self { plain, usage, ids, prompt_ids, message }
+    }
+
+    pub fn foretell(&self) -> &Value {
+        &self.usage["foretell"]
+    }
+}
+
+fn numbers(value: &Value) -> Vec<u32> {
+    value.as_array().into_iter().flatten().map(|id| id.as_u64().unwrap() as u32).collect()
+}
+
+/// The events of a stream, which must end with `[DONE]`.
+pub fn events(message: &Message) -> Vec<Value> {
+    let text = message.text();
+    let mut events: Vec<&str> = text.split("\n\n").filter(|event| !event.is_empty()).collect();
+    assert_eq!(events.pop(), Some("data: [DONE]"), "{text}");
+    events.iter().map(|event| serde_json::from_str(event.strip_prefix("data: ").unwrap()).unwrap()).collect()
+}
+
+pub static PANICS: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+/// A panic of any thread but one that was told to is a fault, whatever the client got.
+pub fn watch_panics() {
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    ONCE.call_once(|| {
+        let usual = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |panic| {
+            let text = panic.to_string();
+            if !text.contains("told to crash") {
+                PANICS.lock().push(text);
+                usual(panic);
+            }
+        }));
+    });
+}
