@@ -1,0 +1,17 @@
+//! The fakes' own tests: each habit of a real engine that a fake claims to have.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, missing_docs)]
+
+#[path = "fakes/mod.rs"]
+mod fakes;
+
+#[path = "fakes/checks/client.rs"]
+mod client;
+#[path = "fakes/checks/core.rs"]
+mod core;
+#[path = "fakes/checks/sglang.rs"]
+mod sglang;
+#[path = "fakes/checks/vllm.rs"]
+mod vllm;
+#[path = "support/wire.rs"]
+#[allow(dead_code)]
+mod wire;

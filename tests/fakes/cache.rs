@@ -1,0 +1,68 @@
+//! The prefix cache of one replica, as far as it can be seen from outside: how much of a prompt was there.
+
+use std::collections::HashMap;
+
+use super::toy::Context;
+
+/// Whole blocks, found by the hash of everything up to their end; the least recently used go first.
+pub struct Cache {
+    pub block: usize,
+    pub capacity: usize,
+    /// When each block was last used.
+    used: HashMap<u64, u64>,
+    clock: u64,
+}
+
+impl Cache {
+    /// Of `capacity` blocks of so many tokens; no block size, and nothing is ever kept.
+    pub fn new(block: usize, capacity: usize) -> Self {
+        Self { block, capacity, used: HashMap::new(), clock: 0 }
+    }
+
+    /// How many of the first `len` tokens need not be computed. The last token always is.
+    pub fn cached(&mut self, context: &Context, len: usize, salt: u64) -> usize {
+        if self.block == 0 {
+            return 0;
+        }
+        self.clock += 1;
+        let clock = self.clock;
+        let mut touch = |n: &usize| {
+            self.used.get_mut(&key(context, n * self.block, salt)).map(|used| *used = clock).is_some()
+        };
+        (1..=len.saturating_sub(1) / self.block).take_while(&mut touch).count() * self.block
+    }
+
+    /// The first `len` tokens have been computed.
+    pub fn store(&mut self, context: &Context, len: usize, salt: u64) {
+        if self.block == 0 {
+            return;
+        }
+        self.clock += 1;
+        for n in 1..=len / self.block {
+            self.used.insert(key(context, n * self.block, salt), self.clock);
+        }
+        if self.used.len() > self.capacity {
+            self.evict();
+        }
+    }
+
+    fn evict(&mut self) {
+        let mut ages: Vec<u64> = self.used.values().copied().collect();
+        ages.sort_unstable();
+        let oldest = ages[ages.len() - self.capacity];
+        self.used.retain(|_, used| *used >= oldest);
+    }
+
+    pub fn clear(&mut self) {
+        self.used.clear();
+    }
+
+    /// Share of the blocks that are taken.
+    pub fn usage(&self) -> f64 {
+        self.used.len() as f64 / self.capacity.max(1) as f64
+    }
+}
+
+fn key(context: &Context, len: usize, salt: u64) -> u64 {
+    context.hash(len) ^ salt.rotate_left(17)
+}

@@ -1,0 +1,223 @@
+//! The model, the cache and the server that all fakes share.
+
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+use crate::fakes::batch::{Batch, Reuse};
+use crate::fakes::http::{Out, Request, Sent};
+use crate::fakes::sample::{Noise, Pipeline, Sampling};
+use crate::fakes::sequence::{Finish, Hold, Sequence};
+use crate::fakes::toy::Context;
+use crate::fakes::{Alternating, Engine, Fake, Fault, Front, House, Setup, Temper, Toy, When};
+use crate::wire::{Message, Wire, post};
+
+fn greedy(max_tokens: usize) -> Sampling {
+    let mut sampling = Sampling::new(Pipeline::VLLM, Noise::Position(1), max_tokens);
+    sampling.temperature = 0.0;
+    sampling
+}
+
+fn text_of(toy: &Toy, prompt: &[u32], sampling: Sampling) -> Sequence {
+    let mut sequence = Sequence::new(0, Context::new(prompt), sampling, Hold::Longest);
+    while sequence.step(toy).is_some() {}
+    sequence
+}
+
+#[test]
+fn a_row_depends_on_the_whole_context_and_on_nothing_else() {
+    let toy = Toy::new(Temper::default());
+    let one = Context::new(&[5, 6, 7, 8]);
+    assert_eq!(toy.row(&one, 4).0, toy.row(&Context::new(&[5, 6, 7, 8, 9]), 4).0);
+    assert_ne!(toy.row(&one, 4).0, toy.row(&Context::new(&[9, 6, 7, 8]), 4).0);
+    assert_eq!(toy.row(&one, 4).0.len(), 8192);
+}
+
+#[test]
+fn the_text_repeats_its_n_grams_but_does_not_loop() {
+    let toy = Toy::new(Temper { eos_every: None, ..Temper::default() });
+    let output = text_of(&toy, &toy.encode("Once upon a time"), greedy(1000)).output().to_vec();
+    let known = |at: usize| {
+        let (from, end) = (at.saturating_sub(300), at);
+        let last = (from..end - 2).rev().find(|&n| output[n..n + 2] == output[end - 2..end]);
+        last.is_some_and(|n| output[n + 2] == output[at])
+    };
+    let guessed = (300..1000).filter(|&at| known(at)).count() as f64 / 700.0;
+    assert!((0.4..0.9).contains(&guessed), "{guessed}");
+}
+
+#[test]
+fn the_end_comes_now_and_then_and_ties_when_asked_for() {
+    let toy = Toy::new(Temper { eos_every: Some(50), tie_every: Some(5), seed: 0 });
+    let ended = text_of(&toy, &[40, 41], greedy(5000));
+    assert_eq!(ended.finish, Some(Finish::Eos));
+    let ties = (3..ended.context.len())
+        .map(|len| toy.row(&ended.context, len))
+        .filter(|row| row.rank(row.best()) == 2);
+    let (row, count) = ties.fold((None, 0), |(_, count), row| (Some(row), count + 1));
+    assert!(count >= ended.context.len() / 20, "{count}");
+    let row = row.unwrap();
+    let [(other, first), (_, second)] = row.top(2)[..] else { panic!("two") };
+    assert!(first.to_bits() == second.to_bits() && other != row.best());
+}
+
+#[test]
+fn noise_by_position_goes_on_where_noise_that_restarts_repeats_itself() {
+    let toy = Toy::new(Temper { eos_every: None, ..Temper::default() });
+    let hot = |noise, max| Sampling::new(Pipeline::VLLM, noise, max);
+    let again = |noise| {
+        let whole = text_of(&toy, &[40, 41], hot(noise, 12));
+        let rest = text_of(&toy, &whole.context.tokens()[..8], hot(noise, 6));
+        whole.context.tokens() == rest.context.tokens()
+    };
+    assert!(again(Noise::Position(7)));
+    assert!(!again(Noise::Restarting(7)));
+}
+
+#[test]
+fn stop_strings_end_the_text_and_none_of_them_is_told() {
+    let toy = Toy::new(Temper::default());
+    let plain = text_of(&toy, &[40, 41], greedy(60)).text;
+    let middle: String = plain.chars().skip(plain.chars().count() / 2).take(5).collect();
+    for hold in [Hold::Longest, Hold::Prefix] {
+        let mut sampling = greedy(60);
+        sampling.stop = vec![middle.clone()];
+        let mut sequence = Sequence::new(0, Context::new(&[40, 41]), sampling, hold);
+        let mut told = String::new();
+        while let Some(piece) = sequence.step(&toy) {
+            told += &piece.text;
+        }
+        assert_eq!(told, plain[..plain.find(&middle).unwrap()]);
+        assert_eq!(sequence.finish, Some(Finish::StopText(middle.clone())));
+    }
+}
+
+/// The least engine there can be: so many events for `POST /events`, and its name for anything else.
+struct Least(Arc<House>, &'static str);
+
+impl Least {
+    fn new(name: &'static str) -> Self {
+        Self(House::new(Setup { max_running: 2, ..Setup::default() }), name)
+    }
+}
+
+impl Engine for Least {
+    fn house(&self) -> &Arc<House> {
+        &self.0
+    }
+
+    fn serve<'a>(&'a self, request: Request, out: &'a mut Out) -> BoxFuture<'a, Sent> {
+        async move {
+            if request.path != "/events" {
+                return out.json(200, &json!({"name": self.1, "started": self.0.started()})).await;
+            }
+            let prompt = Context::new(&[40, 41]);
+            let sequence = Sequence::new(0, prompt, greedy(20), Hold::Longest);
+            let mut batch = Batch::begin(&self.0, vec![sequence], Reuse::AtOnce).await;
+            out.events().await?;
+            while !batch.step().await.is_empty() {
+                out.event("{}").await?;
+            }
+            out.end().await
+        }
+        .boxed()
+    }
+}
+
+async fn name_at(address: std::net::SocketAddr) -> Value {
+    Wire::connect(address).await.ask(post("/name", "", b"{}")).await.json()["name"].clone()
+}
+
+#[tokio::test]
+async fn faults_strike_the_nth_call_of_a_kind_where_they_should() {
+    let fake = Fake::start(Least::new("one")).await;
+    let faults = &fake.house.faults;
+    let mut wire = Wire::connect(fake.address).await;
+    faults.at(When::path("/name"), 1, Fault::Later(429, 7));
+    assert_eq!(wire.ask(post("/name", "", b"{}")).await.head.status(), 200);
+    let late = wire.ask(post("/name", "", b"{}")).await;
+    assert_eq!((late.head.status(), late.head.get("retry-after")), (429, Some("7")));
+    assert_eq!(wire.ask(post("/name", "", b"{}")).await.head.status(), 200);
+    faults.clear();
+    for (fault, chunks) in [
+        (Fault::CutAfter(3), vec![10, 10, 10]),
+        (Fault::HalfEventAfter(2), vec![10, 10, 5]),
+        (Fault::GarbageAfter(1), vec![10, 15]),
+        (Fault::ResetAfter(0), vec![]),
+    ] {
+        faults.at(When::path("/events"), 0, fault);
+        let mut wire = Wire::connect(fake.address).await;
+        wire.send(post("/events", "", b"{}")).await;
+        wire.head().await.unwrap();
+        let mut sizes = Vec::new();
+        while let Some(chunk) = wire.chunk().await {
+            sizes.push(chunk.len());
+        }
+        assert_eq!(sizes, chunks);
+    }
+    assert_eq!(faults.struck(), 5);
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_ends_its_generation() {
+    let fake = Fake::start(Least::new("one")).await;
+    fake.house.pace.lock().step = Duration::from_hours(1);
+    let mut wire = Wire::connect(fake.address).await;
+    wire.send(post("/events", "", b"{}")).await;
+    while fake.house.running() == 0 {
+        tokio::task::yield_now().await;
+    }
+    drop(wire);
+    while fake.house.running() > 0 || fake.house.tally().cancelled == 0 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(fake.house.tally().finished, 0);
+}
+
+#[tokio::test]
+async fn who_finds_no_seat_waits() {
+    let fake = Fake::start(Least::new("one")).await;
+    fake.house.pace.lock().step = Duration::from_hours(1);
+    let mut wires = Vec::new();
+    for _ in 0..3 {
+        wires.push(Wire::connect(fake.address).await);
+        wires.last_mut().unwrap().send(post("/events", "", b"{}")).await;
+    }
+    while (fake.house.running(), fake.house.waiting()) != (2, 1) {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn a_restart_closes_what_is_open_and_shows_a_later_start() {
+    let fake = Fake::start(Least::new("one")).await;
+    let mut wire = Wire::connect(fake.address).await;
+    let before = wire.ask(post("/name", "", b"{}")).await.json()["started"].as_u64().unwrap();
+    fake.restart();
+    wire.closed().await;
+    let after = Wire::connect(fake.address).await.ask(post("/name", "", b"{}")).await;
+    assert!(after.json()["started"].as_u64().unwrap() > before);
+    fake.kill();
+    while tokio::net::TcpStream::connect(fake.address).await.is_ok() {
+        tokio::task::yield_now().await;
+    }
+    fake.revive();
+    while tokio::net::TcpStream::connect(fake.address).await.is_err() {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn fronts_alternate_by_connection_or_by_request() {
+    let (one, two) = (Fake::start(Least::new("one")).await, Fake::start(Least::new("two")).await);
+    let front = Front::before(vec![one.address, two.address]).await;
+    assert_ne!(name_at(front.address).await, name_at(front.address).await);
+    let both = Alternating::of(vec![Arc::clone(&one.engine), Arc::clone(&two.engine)]);
+    let both = Fake::start(both).await;
+    let mut wire = Wire::connect(both.address).await;
+    let first: Message = wire.ask(post("/name", "", b"{}")).await;
+    assert_ne!(first.json(), wire.ask(post("/name", "", b"{}")).await.json());
+}

@@ -1,0 +1,285 @@
+//! What every engine has: a model, a cache, a pace, gauges, a start time, and what tests may read and change.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::cache::Cache;
+use super::fault::Faults;
+use super::toy::{Temper, Toy};
+
+/// How long things take; nothing takes time unless told.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Pace {
+    /// One step of the engine, whatever is in it.
+    pub step: Duration,
+    /// Each token that is computed in a step.
+    pub per_token: Duration,
+    /// From a client's leaving to the end of its sequences.
+    pub cancel: Duration,
+}
+
+/// What the server's operator or model gives to parameters that a request leaves out.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Defaults {
+    pub temperature: Option<f64>,
+    pub top_p: Option<f64>,
+    pub top_k: Option<i64>,
+    pub min_p: Option<f64>,
+    pub repetition_penalty: Option<f64>,
+    pub max_new_tokens: Option<u64>,
+}
+
+/// Load that is not ours, shown in the gauges on top of the real one.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Load {
+    pub running: usize,
+    pub waiting: usize,
+    pub kv: f64,
+}
+
+/// What has passed.
+#[derive(Clone, Debug, Default)]
+pub struct Tally {
+    /// Calls by path.
+    pub calls: BTreeMap<String, usize>,
+    pub connections: usize,
+    /// Sequences begun.
+    pub sequences: usize,
+    /// Prompt tokens: asked for, found in the cache, and computed.
+    pub prompt: usize,
+    pub cached: usize,
+    /// Tokens computed in all: uncached prompt tokens, and output tokens fed back.
+    pub computed: usize,
+    pub generated: usize,
+    pub finished: usize,
+    /// Calls whose client left before the answer was complete.
+    pub cancelled: usize,
+    pub bytes_in: u64,
+    pub bytes_out: u64,
+}
+
+impl Tally {
+    pub fn calls_of(&self, path: &str) -> usize {
+        self.calls.get(path).copied().unwrap_or(0)
+    }
+}
+
+/// What a server is built with.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    pub model: String,
+    pub temper: Temper,
+    pub defaults: Defaults,
+    pub pace: Pace,
+    /// Longest context.
+    pub max_len: usize,
+    /// Sequences that run at a time; more have to wait.
+    pub max_running: usize,
+    /// Tokens per block or page of the cache.
+    pub block: usize,
+    /// Blocks in all.
+    pub blocks: usize,
+    /// A reasoning parser moves what comes before this text to `reasoning_content`.
+    pub reasoning_end: Option<String>,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self {
+            model: "toy".to_owned(),
+            temper: Temper::default(),
+            defaults: Defaults::default(),
+            pace: Pace::default(),
+            max_len: 40_960,
+            max_running: 256,
+            block: 16,
+            blocks: 16_384,
+            reasoning_end: None,
+        }
+    }
+}
+
+pub struct House {
+    pub setup: Setup,
+    pub toy: Toy,
+    pub cache: Mutex<Cache>,
+    pub pace: Mutex<Pace>,
+    pub defaults: Mutex<Defaults>,
+    pub pretend: Mutex<Load>,
+    pub faults: Faults,
+    tally: Mutex<Tally>,
+    /// The tally at the last start: an engine's own counters begin there.
+    base: Mutex<Tally>,
+    /// Seconds since 1970 of the last start.
+    started: AtomicU64,
+    pub running: Arc<AtomicUsize>,
+    waiting: AtomicUsize,
+    seats: Arc<Semaphore>,
+    dead: AtomicBool,
+    fatal: Mutex<Vec<String>>,
+}
+
+impl House {
+    pub fn new(setup: Setup) -> Arc<Self> {
+        Arc::new(Self {
+            toy: Toy::new(setup.temper.clone()),
+            cache: Mutex::new(Cache::new(setup.block, setup.blocks)),
+            pace: Mutex::new(setup.pace),
+            defaults: Mutex::new(setup.defaults.clone()),
+            pretend: Mutex::default(),
+            faults: Faults::default(),
+            tally: Mutex::default(),
+            base: Mutex::default(),
+            started: AtomicU64::new(now()),
+            running: Arc::default(),
+            waiting: AtomicUsize::new(0),
+            seats: Arc::new(Semaphore::new(setup.max_running)),
+            dead: AtomicBool::new(false),
+            fatal: Mutex::default(),
+            setup,
+        })
+    }
+
+    pub fn tally(&self) -> Tally {
+        self.tally.lock().clone()
+    }
+
+    pub fn note(&self, change: impl FnOnce(&mut Tally)) {
+        change(&mut self.tally.lock());
+    }
+
+    /// A counter since the last start, as the engine itself shows it.
+    pub fn since_start(&self, counter: impl Fn(&Tally) -> usize) -> usize {
+        counter(&self.tally.lock()) - counter(&self.base.lock())
+    }
+
+    pub fn started(&self) -> u64 {
+        self.started.load(Ordering::SeqCst)
+    }
+
+    /// Another process: a later start time, an empty cache, counters from zero, alive again.
+    pub fn renew(&self) {
+        self.started.fetch_max(now(), Ordering::SeqCst);
+        self.started.fetch_add(1, Ordering::SeqCst);
+        self.cache.lock().clear();
+        *self.base.lock() = self.tally();
+        self.dead.store(false, Ordering::SeqCst);
+    }
+
+    /// A call has come that would kill or corrupt the real engine.
+    pub fn kill_by(&self, what: &str) {
+        self.fatal.lock().push(what.to_owned());
+        self.dead.store(true, Ordering::SeqCst);
+    }
+
+    /// A call has come that the real engine would answer wrongly without saying so.
+    pub fn corrupt_by(&self, what: &str) {
+        self.fatal.lock().push(what.to_owned());
+    }
+
+    pub fn is_dead(&self) -> bool {
+        self.dead.load(Ordering::SeqCst)
+    }
+
+    /// The calls that would have killed or corrupted the real engine. Tests assert that there are none.
+    pub fn fatal(&self) -> Vec<String> {
+        self.fatal.lock().clone()
+    }
+
+    /// Sequences that run, as the gauges show them.
+    pub fn running(&self) -> usize {
+        self.running.load(Ordering::SeqCst) + self.pretend.lock().running
+    }
+
+    pub fn waiting(&self) -> usize {
+        self.waiting.load(Ordering::SeqCst) + self.pretend.lock().waiting
+    }
+
+    pub fn kv_usage(&self) -> f64 {
+        self.pretend.lock().kv.max(if self.running.load(Ordering::SeqCst) > 0 {
+            self.cache.lock().usage()
+        } else {
+            0.0
+        })
+    }
+
+    /// A seat for each of so many sequences; waits while there are none.
+    pub async fn admit(self: &Arc<Self>, sequences: usize) -> Seats {
+        let wanted = sequences.min(self.setup.max_running) as u32;
+        let queued = Queued::new(self, sequences);
+        let permit = Arc::clone(&self.seats).acquire_many_owned(wanted).await.expect("never closed");
+        drop(queued);
+        self.running.fetch_add(sequences, Ordering::SeqCst);
+        Seats { house: Arc::clone(self), sequences, permit: Some(permit) }
+    }
+
+    /// One step of the engine in which so many tokens are computed.
+    pub async fn compute(&self, tokens: usize) {
+        self.note(|tally| tally.computed += tokens);
+        let pace = *self.pace.lock();
+        let wait = pace.step + pace.per_token * tokens as u32;
+        if !wait.is_zero() {
+            tokio::time::sleep(wait).await;
+        }
+    }
+}
+
+struct Queued<'a>(&'a House, usize);
+
+impl<'a> Queued<'a> {
+    fn new(house: &'a House, sequences: usize) -> Self {
+        house.waiting.fetch_add(sequences, Ordering::SeqCst);
+        Self(house, sequences)
+    }
+}
+
+impl Drop for Queued<'_> {
+    fn drop(&mut self) {
+        self.0.waiting.fetch_sub(self.1, Ordering::SeqCst);
+    }
+}
+
+/// Seats in the running batch; given back when dropped, after the time that cancelling takes if the sequences
+/// did not come to their end.
+pub struct Seats {
+    house: Arc<House>,
+    sequences: usize,
+    permit: Option<OwnedSemaphorePermit>,
+}
+
+impl Seats {
+    /// All sequences have ended by themselves.
+    pub fn done(mut self) {
+        self.leave();
+    }
+
+    fn leave(&mut self) {
+        if self.permit.take().is_some() {
+            self.house.running.fetch_sub(self.sequences, Ordering::SeqCst);
+        }
+    }
+}
+
+impl Drop for Seats {
+    fn drop(&mut self) {
+        let wait = self.house.pace.lock().cancel;
+        if wait.is_zero() || self.permit.is_none() {
+            return self.leave();
+        }
+        let mut later =
+            Self { house: Arc::clone(&self.house), sequences: self.sequences, permit: self.permit.take() };
+        tokio::spawn(async move {
+            tokio::time::sleep(wait).await;
+            later.leave();
+        });
+    }
+}
+
+fn now() -> u64 {
+    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_secs()
+}

@@ -1,0 +1,232 @@
+//! A fake engine behind an address: connections, faults, restarts, and a front that alternates.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use futures_util::future::BoxFuture;
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use super::fault::Fault;
+use super::house::House;
+use super::http::{Gone, Out, Reader, Request, Sent};
+
+/// What a fake engine is: its house, and how it answers a request.
+pub trait Engine: Send + Sync + 'static {
+    fn house(&self) -> &Arc<House>;
+
+    fn serve<'a>(&'a self, request: Request, out: &'a mut Out) -> BoxFuture<'a, Sent>;
+
+    /// The process has been started again: what is not in the house begins anew too.
+    fn renewed(&self) {}
+}
+
+/// A running fake. It ends when dropped.
+pub struct Fake<E: Engine> {
+    pub address: SocketAddr,
+    pub engine: Arc<E>,
+    pub house: Arc<House>,
+    /// Counts up: every change closes all connections. Odd is down.
+    state: Arc<watch::Sender<u64>>,
+    task: JoinHandle<()>,
+}
+
+impl<E: Engine> Fake<E> {
+    pub async fn start(engine: E) -> Self {
+        Self::start_at(engine, SocketAddr::from(([127, 0, 0, 1], 0))).await
+    }
+
+    pub async fn start_at(engine: E, address: SocketAddr) -> Self {
+        let engine = Arc::new(engine);
+        let listener = bind(address);
+        let address = listener.local_addr().unwrap();
+        let state = Arc::new(watch::Sender::new(0));
+        let task = tokio::spawn(accept(listener, Arc::clone(&engine), Arc::clone(&state)));
+        let house = Arc::clone(engine.house());
+        Self { address, engine, house, state, task }
+    }
+
+    pub fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// All connections end, and there are no new ones until it is revived.
+    pub fn kill(&self) {
+        self.state.send_modify(|state| *state |= 1);
+    }
+
+    /// Up again after a kill, as a new process.
+    pub fn revive(&self) {
+        self.house.renew();
+        self.engine.renewed();
+        self.state.send_modify(|state| *state = (*state | 1) + 1);
+    }
+
+    /// A new process at the same address.
+    pub fn restart(&self) {
+        self.kill();
+        self.revive();
+    }
+}
+
+impl<E: Engine> Drop for Fake<E> {
+    fn drop(&mut self) {
+        self.kill();
+        self.task.abort();
+    }
+}
+
+fn bind(address: SocketAddr) -> TcpListener {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_reuseaddr(true).unwrap();
+    socket.bind(address).unwrap();
+    socket.listen(1024).unwrap()
+}
+
+async fn accept<E: Engine>(first: TcpListener, engine: Arc<E>, state: Arc<watch::Sender<u64>>) {
+    let address = first.local_addr().unwrap();
+    let mut listener = Some(first);
+    let mut changes = state.subscribe();
+    loop {
+        let down = *changes.borrow_and_update() % 2 == 1;
+        if down {
+            listener = None;
+        } else if listener.is_none() {
+            listener = Some(bind(address));
+        }
+        let next = async {
+            match &listener {
+                Some(listener) => listener.accept().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            _ = changes.changed() => {}
+            accepted = next => {
+                let Ok((stream, _)) = accepted else { continue };
+                let (engine, state) = (Arc::clone(&engine), Arc::clone(&state));
+                tokio::spawn(async move {
+                    let mut changes = state.subscribe();
+                    tokio::select! {
+                        _ = changes.changed() => {}
+                        () = converse(stream, engine, &state) => {}
+                    }
+                });
+            }
+        }
+    }
+}
+
+async fn converse<E: Engine>(stream: TcpStream, engine: Arc<E>, state: &watch::Sender<u64>) {
+    stream.set_nodelay(true).unwrap();
+    let (reader, writer) = stream.into_split();
+    let (mut reader, mut out) = (Reader::new(reader), Out::new(writer));
+    let house = engine.house();
+    house.note(|tally| tally.connections += 1);
+    while let Some(request) = reader.request(out.writer()).await {
+        house.note(|tally| {
+            *tally.calls.entry(request.path.clone()).or_default() += 1;
+            tally.bytes_in += request.body.len() as u64;
+        });
+        let last = request.get("connection").is_some_and(|value| value.eq_ignore_ascii_case("close"));
+        out.begin(house.faults.note(&request));
+        let before = out.bytes;
+        let answered = tokio::select! {
+            sent = answer(&*engine, request, &mut out, state) => Some(sent),
+            () = reader.closed() => None,
+        };
+        house.note(|tally| {
+            tally.bytes_out += out.bytes - before;
+            tally.cancelled += usize::from(answered.is_none());
+        });
+        if answered != Some(Ok(())) || last {
+            return;
+        }
+    }
+}
+
+async fn answer<E: Engine>(engine: &E, request: Request, out: &mut Out, state: &watch::Sender<u64>) -> Sent {
+    let error = br#"{"error":{"message":"not now","type":"server_error","param":null,"code":null}}"#;
+    let json = ("content-type", "application/json");
+    match out.fault.clone() {
+        Some(Fault::Status(status)) => out.whole(status, &[json], error).await,
+        Some(Fault::Later(status, seconds)) => {
+            out.whole(status, &[json, ("retry-after", &seconds.to_string())], error).await
+        }
+        Some(Fault::Garbage) => out.whole(200, &[json], b"<html>It works!</html>").await,
+        Some(Fault::Empty) => out.whole(200, &[json], b"").await,
+        Some(Fault::Hang) => std::future::pending().await,
+        Some(Fault::Stall) => {
+            out.send(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 500\r\n\r\n{")
+                .await?;
+            std::future::pending().await
+        }
+        Some(Fault::Reset) => out.reset(),
+        Some(Fault::Kill) => {
+            state.send_modify(|state| *state |= 1);
+            Err(Gone)
+        }
+        Some(Fault::Slow(by)) => {
+            tokio::time::sleep(by).await;
+            engine.serve(request, out).await
+        }
+        _ => engine.serve(request, out).await,
+    }
+}
+
+/// One address before several servers: every new connection goes to the next.
+pub struct Front {
+    pub address: SocketAddr,
+    task: JoinHandle<()>,
+}
+
+impl Front {
+    pub async fn before(targets: Vec<SocketAddr>) -> Self {
+        let listener = bind(SocketAddr::from(([127, 0, 0, 1], 0)));
+        let address = listener.local_addr().unwrap();
+        let next = AtomicUsize::new(0);
+        let task = tokio::spawn(async move {
+            while let Ok((mut client, _)) = listener.accept().await {
+                let target = targets[next.fetch_add(1, Ordering::SeqCst) % targets.len()];
+                tokio::spawn(async move {
+                    let Ok(mut server) = TcpStream::connect(target).await else { return };
+                    let _ = tokio::io::copy_bidirectional(&mut client, &mut server).await;
+                });
+            }
+        });
+        Self { address, task }
+    }
+}
+
+impl Drop for Front {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// Several engines behind one address, every request to the next, whatever its connection.
+pub struct Alternating<E: Engine> {
+    pub engines: Vec<Arc<E>>,
+    next: AtomicUsize,
+}
+
+impl<E: Engine> Alternating<E> {
+    pub fn of(engines: Vec<Arc<E>>) -> Self {
+        Self { engines, next: AtomicUsize::new(0) }
+    }
+}
+
+impl<E: Engine> Engine for Alternating<E> {
+    /// The first one's: faults and counters of the address are there.
+    fn house(&self) -> &Arc<House> {
+        self.engines[0].house()
+    }
+
+    fn serve<'a>(&'a self, request: Request, out: &'a mut Out) -> BoxFuture<'a, Sent> {
+        let next = self.next.fetch_add(1, Ordering::SeqCst);
+        self.engines[next % self.engines.len()].serve(request, out)
+    }
+}

@@ -1,0 +1,149 @@
+//! SGLang 0.5.23: a radix tree for a cache, logprobs from a chosen place on, streams that repeat themselves.
+
+mod generate;
+mod info;
+mod openai;
+mod params;
+
+use std::sync::Arc;
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use serde_json::{Value, json};
+
+use super::fields::{Fields, Wrong};
+use super::house::{House, Setup};
+use super::http::{Out, Request, Sent};
+use super::server::Engine;
+
+/// How the server was launched.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// `--enable-deterministic-inference`
+    pub deterministic: bool,
+    /// `--enable-metrics`
+    pub metrics: bool,
+    /// `--incremental-streaming-output`
+    pub incremental: bool,
+    /// `--preferred-sampling-params`: told by `/model_info`, taken by `/generate`.
+    pub preferred: Value,
+    /// `--enable-cache-report`: the OpenAI routes tell cached tokens.
+    pub cache_report: bool,
+    /// `--speculative-algorithm`
+    pub speculative: Option<&'static str>,
+    /// The block of the setup is the page size.
+    pub setup: Setup,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            deterministic: false,
+            metrics: false,
+            incremental: false,
+            preferred: Value::Null,
+            cache_report: false,
+            speculative: None,
+            setup: Setup { block: 1, blocks: 262_144, ..Setup::default() },
+        }
+    }
+}
+
+pub struct Sglang {
+    pub house: Arc<House>,
+    pub options: Options,
+}
+
+/// A refusal: its status and its whole body.
+#[derive(Clone, Debug)]
+pub struct Refusal(u16, Value);
+
+impl Refusal {
+    /// Of `/generate`.
+    fn native(message: impl Into<String>) -> Self {
+        Self(400, json!({"error": {"message": message.into()}}))
+    }
+
+    /// Of the OpenAI routes.
+    fn openai(status: u16, message: impl Into<String>) -> Self {
+        let of = if status == 404 { "NotFoundError" } else { "BadRequestError" };
+        Self(
+            status,
+            json!({"object": "error", "message": message.into(), "type": of, "param": null, "code": status}),
+        )
+    }
+}
+
+impl From<Wrong> for Refusal {
+    fn from(wrong: Wrong) -> Self {
+        Self::openai(400, wrong.to_string())
+    }
+}
+
+impl Sglang {
+    pub fn new(options: Options) -> Self {
+        Self { house: House::new(options.setup.clone()), options }
+    }
+
+    async fn route(&self, request: Request, out: &mut Out) -> Sent {
+        if self.house.is_dead() {
+            // The scheduler has crashed and took the process with it.
+            return out.reset();
+        }
+        let done = match request.route() {
+            ("GET", "/health" | "/health_generate") => return out.empty(200).await,
+            ("GET", "/metrics") if self.options.metrics => return out.text(200, &self.metrics()).await,
+            ("GET", "/v1/loads") => Ok(self.loads()),
+            ("GET", "/server_info" | "/get_server_info") => Ok(self.server_info()),
+            ("GET", "/model_info" | "/get_model_info") => Ok(self.model_info()),
+            ("GET", "/v1/models") => Ok(self.models()),
+            ("POST", "/tokenize" | "/v1/tokenize") => self.tokenize(&request),
+            ("POST", "/detokenize" | "/v1/detokenize") => self.detokenize(&request),
+            ("POST", "/abort_request") => return out.empty(200).await,
+            ("POST" | "PUT", "/generate") => return self.generate(&request, out).await,
+            ("POST", "/v1/completions") => return self.completions(&request, out).await,
+            ("POST", "/v1/chat/completions") => return self.chat(&request, out).await,
+            _ => return out.json(404, &json!({"detail": "Not Found"})).await,
+        };
+        match done {
+            Ok(body) => out.json(200, &body).await,
+            Err(Refusal(status, body)) => out.json(status, &body).await,
+        }
+    }
+
+    /// Out of the room that the model has.
+    fn too_long(&self, prompt: usize, asked: usize) -> Option<String> {
+        let longest = self.house.setup.max_len;
+        if prompt >= longest {
+            return Some(format!(
+                "The input ({prompt} tokens) is longer than the model's context length ({longest} tokens)."
+            ));
+        }
+        let total = prompt + asked;
+        (total > longest).then(|| {
+            format!(
+                "Requested token count exceeds the model's maximum context length of {longest} tokens. You requested a \
+                 total of {total} tokens: {prompt} tokens from the input messages and {asked} tokens for the completion."
+            )
+        })
+    }
+
+    /// The prompt that a template makes of messages.
+    fn chat_prompt(&self, fields: &Fields) -> Result<Vec<u32>, Refusal> {
+        let messages = fields.get("messages").filter(|messages| messages.is_array());
+        let messages = messages.ok_or_else(|| Refusal::openai(400, "messages: Field required"))?;
+        let opening = fields.get("add_generation_prompt").is_none_or(|opening| opening == true);
+        let text = self.house.toy.chat(messages, opening).map_err(|error| Refusal::openai(400, error))?;
+        Ok(self.house.toy.encode(&text))
+    }
+}
+
+impl Engine for Sglang {
+    fn house(&self) -> &Arc<House> {
+        &self.house
+    }
+
+    fn serve<'a>(&'a self, request: Request, out: &'a mut Out) -> BoxFuture<'a, Sent> {
+        self.route(request, out).boxed()
+    }
+}

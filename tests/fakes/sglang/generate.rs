@@ -1,0 +1,306 @@
+//! `/generate`: the native route, with its schema, its logprobs and its streams that tell everything again.
+
+use serde_json::{Value, json};
+
+use super::super::batch::{Batch, Reuse};
+use super::super::fields::{Fields, ids, outside};
+use super::super::http::{Out, Request, Sent};
+use super::super::openai::id;
+use super::super::sequence::{Finish, Hold, Piece, Sequence};
+use super::super::toy::{Context, Row};
+use super::{Refusal, Sglang};
+
+/// All that a request may hold; another name is an error.
+const KNOWN: &[&str] = &[
+    "text",
+    "input_ids",
+    "input_embeds",
+    "image_data",
+    "video_data",
+    "audio_data",
+    "sampling_params",
+    "rid",
+    "return_logprob",
+    "logprob_start_len",
+    "top_logprobs_num",
+    "token_ids_logprob",
+    "return_text_in_logprobs",
+    "stream",
+    "log_metrics",
+    "return_hidden_states",
+    "modalities",
+    "session_params",
+    "lora_path",
+    "lora_id",
+    "custom_logit_processor",
+    "bootstrap_host",
+    "bootstrap_port",
+    "bootstrap_room",
+    "data_parallel_rank",
+    "priority",
+    "extra_key",
+    "cache_salt",
+    "no_logs",
+    "custom_labels",
+    "return_bytes",
+    "return_entropy",
+    "return_prompt_token_ids",
+    "return_flat_raw_top_logprobs",
+    "return_flat_raw_top_logprobs_b64",
+    "background",
+    "conversation_id",
+    "session_id",
+];
+
+/// What is told of one sequence.
+pub(super) struct Telling {
+    id: String,
+    logprobs: bool,
+    /// The place of the first input entry.
+    start: usize,
+    top: usize,
+    chosen: Option<Vec<u32>>,
+    spelled: bool,
+}
+
+struct Asked {
+    sequences: Vec<Sequence>,
+    tellings: Vec<Telling>,
+    many: bool,
+    stream: bool,
+}
+
+impl Sglang {
+    pub(super) async fn generate(&self, request: &Request, out: &mut Out) -> Sent {
+        let asked = match self.asked(request) {
+            Ok(asked) => asked,
+            // What the engine's process cannot survive has no answer.
+            Err(_) if self.house.is_dead() => return out.reset(),
+            Err(Refusal(status, body)) => return out.json(status, &body).await,
+        };
+        let (tellings, many) = (asked.tellings, asked.many);
+        let mut batch = Batch::begin(&self.house, asked.sequences, Reuse::AfterStep).await;
+        if asked.stream {
+            return self.stream_generate(&mut batch, &tellings, many, out).await;
+        }
+        let all = batch.finish().await;
+        let told = batch.sequences.iter().zip(&all).zip(&tellings);
+        let mut bodies: Vec<Value> =
+            told.map(|((sequence, pieces), telling)| self.told(sequence, pieces, telling, 0)).collect();
+        let body = if many { Value::from(bodies) } else { bodies.remove(0) };
+        out.json(200, &body).await
+    }
+
+    fn asked(&self, request: &Request) -> Result<Asked, Refusal> {
+        let bare = |message: String| Refusal(400, json!({"error": message}));
+        let fields = Fields::of(request).map_err(|wrong| bare(wrong.to_string()))?;
+        if let Some(name) = fields.unknown(KNOWN) {
+            return Err(bare(format!("{name}: Extra inputs are not permitted")));
+        }
+        let (prompts, listed) = self.prompts(&fields)?;
+        let params = fields.get("sampling_params").cloned().unwrap_or_else(|| json!({}));
+        let mut asked = Asked { sequences: vec![], tellings: vec![], many: listed, stream: false };
+        asked.stream = fields.flag("stream").map_err(|wrong| bare(wrong.to_string()))?;
+        let salt = fields.text("cache_salt")?.or(fields.text("extra_key")?).unwrap_or_default();
+        let salt = salt.bytes().fold(0, |hash: u64, byte| hash * 131 + u64::from(byte));
+        for (at, prompt) in prompts.iter().enumerate() {
+            let own = if params.is_array() { params[at].clone() } else { params.clone() };
+            let own = Fields::from(&own, "sampling_params").map_err(|wrong| bare(wrong.to_string()))?;
+            let (mut sampling, n) = self.sampling(&own)?;
+            let explicit = own.get("max_new_tokens").map_or(0, |_| sampling.max_tokens);
+            if let Some(message) = self.too_long(prompt.len(), explicit) {
+                return Err(Refusal::native(message));
+            }
+            sampling.max_tokens = sampling.max_tokens.min(self.house.setup.max_len - prompt.len());
+            let telling = || self.telling(&fields, at, prompt.len());
+            asked.many |= n > 1;
+            for _ in 0..n {
+                let telling = telling()?;
+                let mut sequence = Sequence::new(
+                    asked.sequences.len(),
+                    Context::new(prompt),
+                    sampling.clone(),
+                    Hold::Prefix,
+                );
+                // Nothing is read from the tree at or behind the first place whose logprob is wanted.
+                sequence.cache_limit = Some(telling.start + 1);
+                sequence.salt = salt;
+                asked.sequences.push(sequence);
+                asked.tellings.push(telling);
+            }
+        }
+        Ok(asked)
+    }
+
+    fn prompts(&self, fields: &Fields) -> Result<(Vec<Vec<u32>>, bool), Refusal> {
+        let toy = &self.house.toy;
+        let (prompts, listed) = match (fields.get("input_ids"), fields.get("text")) {
+            (Some(Value::Array(lists)), None) if lists.first().is_some_and(Value::is_array) => {
+                (lists.iter().map(ids).collect(), true)
+            }
+            (Some(list), None) => (ids(list).map(|prompt| vec![prompt]), false),
+            (None, Some(Value::String(text))) => (Some(vec![toy.encode(text)]), false),
+            (None, Some(Value::Array(texts))) => {
+                (texts.iter().map(|text| Some(toy.encode(text.as_str()?))).collect(), true)
+            }
+            _ => (None, false),
+        };
+        let prompts: Vec<Vec<u32>> = prompts
+            .ok_or_else(|| Refusal::native("Either text, input_ids or input_embeds should be provided."))?;
+        if prompts.is_empty() || prompts.iter().any(Vec::is_empty) {
+            return Err(Refusal::native("input_ids cannot be empty."));
+        }
+        match outside(&prompts, toy) {
+            Some(id) => {
+                Err(Refusal::native(format!("The input_ids contain out-of-vocabulary token id {id}.")))
+            }
+            None => Ok((prompts, listed)),
+        }
+    }
+
+    /// Scalars hold for all prompts, lists have an entry each.
+    fn telling(&self, fields: &Fields, at: usize, prompt: usize) -> Result<Telling, Refusal> {
+        let own = |name: &str| match fields.get(name) {
+            Some(Value::Array(list))
+                if name != "token_ids_logprob" || list.first().is_some_and(Value::is_array) =>
+            {
+                list.get(at).cloned().unwrap_or_default()
+            }
+            Some(value) => value.clone(),
+            None => Value::Null,
+        };
+        let logprobs = own("return_logprob").as_bool().unwrap_or(false);
+        let start = own("logprob_start_len").as_i64().unwrap_or(-1);
+        if logprobs && start > prompt as i64 {
+            return Err(Refusal::native(format!(
+                "logprob_start_len, ({start}) is higher than the number of input tokens ({prompt}). Request with a lower \
+                 logprob_start_len."
+            )));
+        }
+        let last = prompt - 1;
+        let start = usize::try_from(start).ok().filter(|_| logprobs).unwrap_or(last);
+        Ok(Telling {
+            id: own("rid").as_str().map_or_else(|| id("rid"), str::to_owned),
+            logprobs,
+            start,
+            top: own("top_logprobs_num").as_u64().unwrap_or(0) as usize,
+            chosen: ids(&own("token_ids_logprob")),
+            spelled: fields.flag("return_text_in_logprobs")?,
+        })
+    }
+
+    async fn stream_generate(
+        &self,
+        batch: &mut Batch,
+        tellings: &[Telling],
+        many: bool,
+        out: &mut Out,
+    ) -> Sent {
+        out.events().await?;
+        let mut so_far: Vec<Vec<Piece>> = tellings.iter().map(|_| Vec::new()).collect();
+        loop {
+            let pieces = batch.step().await;
+            if pieces.is_empty() {
+                break;
+            }
+            for (at, piece) in pieces {
+                so_far[at].push(piece);
+                // Each event tells all of the output again, unless the server tells only what is new.
+                let from = if self.options.incremental { so_far[at].len() - 1 } else { 0 };
+                let mut event = self.told(&batch.sequences[at], &so_far[at], &tellings[at], from);
+                if many {
+                    event["index"] = json!(at);
+                }
+                out.event(event).await?;
+            }
+        }
+        out.event("[DONE]").await?;
+        out.end().await
+    }
+
+    /// Everything about a sequence, its output from some token on.
+    fn told(&self, sequence: &Sequence, pieces: &[Piece], telling: &Telling, from: usize) -> Value {
+        let output: Vec<u32> = pieces.iter().skip(from).map(|piece| piece.token).collect();
+        let text: String = pieces.iter().skip(from).map(|piece| piece.text.as_str()).collect();
+        let mut meta = json!({"id": telling.id, "finish_reason": finish(sequence), "prompt_tokens": sequence.prompt,
+            "weight_version": "default", "total_retractions": 0, "completion_tokens": sequence.output().len(),
+            "cached_tokens": sequence.cached, "e2e_latency": 0.01});
+        if telling.logprobs {
+            let inputs = self.input_logprobs(sequence, telling);
+            meta.as_object_mut().expect("an object").extend(inputs);
+            let rows = pieces.iter().skip(from).map(|piece| (piece.token, self.told_row(piece)));
+            let rows: Vec<(u32, &Row)> = rows.collect();
+            let own = |&(token, row): &(u32, &Row)| self.entry(token, row, telling);
+            meta["output_token_logprobs"] = rows.iter().map(own).collect();
+            if telling.top > 0 {
+                meta["output_top_logprobs"] = rows.iter().map(|(_, row)| self.tops(row, telling)).collect();
+            }
+            if let Some(chosen) = &telling.chosen {
+                let of =
+                    |row: &Row| chosen.iter().map(|&id| self.entry(id, row, telling)).collect::<Vec<_>>();
+                meta["output_token_ids_logprobs"] = rows.iter().map(|(_, row)| json!(of(row))).collect();
+            }
+            meta["output_token_logprobs_length"] = json!(rows.len());
+        }
+        json!({"text": text + &sequence.tail(&self.house.toy), "output_ids": output, "meta_info": meta})
+    }
+
+    /// Output logprobs are the processed ones, but where all is greedy.
+    fn told_row<'a>(&self, piece: &'a Piece) -> &'a Row {
+        if piece.temperature > 0.0 { &piece.processed } else { &piece.raw }
+    }
+
+    /// The first entry is of the token at the start, and always null.
+    fn input_logprobs(&self, sequence: &Sequence, telling: &Telling) -> serde_json::Map<String, Value> {
+        let tokens = &sequence.context.tokens()[..sequence.prompt];
+        let (mut own, mut tops, mut chosen) = (Vec::new(), Vec::new(), Vec::new());
+        for at in telling.start..tokens.len() {
+            if at == telling.start {
+                own.push(json!([null, tokens[at], self.spelling(tokens[at], telling)]));
+                tops.push(Value::Null);
+                chosen.push(Value::Null);
+                continue;
+            }
+            let row = self.house.toy.row(&sequence.context, at);
+            own.push(self.entry(tokens[at], &row, telling));
+            tops.push(self.tops(&row, telling));
+            let ids = telling.chosen.iter().flatten();
+            chosen.push(ids.map(|&id| self.entry(id, &row, telling)).collect());
+        }
+        let mut all = serde_json::Map::new();
+        all.insert("input_token_logprobs".to_owned(), json!(own));
+        if telling.top > 0 {
+            all.insert("input_top_logprobs".to_owned(), json!(tops));
+        }
+        if telling.chosen.is_some() {
+            all.insert("input_token_ids_logprobs".to_owned(), json!(chosen));
+        }
+        all
+    }
+
+    fn spelling(&self, token: u32, telling: &Telling) -> Option<String> {
+        telling.spelled.then(|| self.house.toy.name(token))
+    }
+
+    fn entry(&self, token: u32, row: &Row, telling: &Telling) -> Value {
+        json!([row.logprob(token), token, self.spelling(token, telling)])
+    }
+
+    fn tops(&self, row: &Row, telling: &Telling) -> Value {
+        row.top(telling.top)
+            .into_iter()
+            .map(|(token, logprob)| json!([logprob, token, self.spelling(token, telling)]))
+            .collect()
+    }
+}
+
+fn finish(sequence: &Sequence) -> Value {
+    match &sequence.finish {
+        None => Value::Null,
+        Some(Finish::Length) => json!({"type": "length", "length": sequence.output().len()}),
+        Some(Finish::StopText(text)) => json!({"type": "stop", "matched": text}),
+        Some(Finish::Eos | Finish::StopToken(_)) => {
+            json!({"type": "stop", "matched": sequence.output().last()})
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! What SGLang tells about itself and about words.
+
+use serde_json::{Value, json};
+
+use super::super::fields::{Fields, ids};
+use super::super::http::Request;
+use super::super::openai::{Exposition, models};
+use super::{Refusal, Sglang};
+
+pub(super) const VERSION: &str = "0.5.23";
+
+impl Sglang {
+    fn capacity(&self) -> usize {
+        self.house.setup.block * self.house.setup.blocks
+    }
+
+    pub(super) fn models(&self) -> Value {
+        models(&self.house.setup.model, "sglang", self.house.setup.max_len)
+    }
+
+    pub(super) fn model_info(&self) -> Value {
+        json!({"model_path": self.house.setup.model, "tokenizer_path": self.house.setup.model, "is_generation": true,
+            "preferred_sampling_params": self.options.preferred, "weight_version": "default"})
+    }
+
+    pub(super) fn server_info(&self) -> Value {
+        json!({"model_path": self.house.setup.model, "served_model_name": self.house.setup.model,
+            "page_size": self.house.setup.block, "context_length": self.house.setup.max_len,
+            "enable_metrics": self.options.metrics, "enable_deterministic_inference": self.options.deterministic,
+            "speculative_algorithm": self.options.speculative, "preferred_sampling_params": self.options.preferred,
+            "sampling_defaults": "model", "incremental_streaming_output": self.options.incremental,
+            "max_total_num_tokens": self.capacity(), "internal_states": [{}], "version": VERSION})
+    }
+
+    pub(super) fn loads(&self) -> Value {
+        let (house, capacity) = (&self.house, self.capacity());
+        let used = (house.kv_usage() * capacity as f64) as usize;
+        json!({"timestamp": "2026-11-20T00:00:00+00:00", "version": VERSION, "accelerator": "cpu", "num_accelerators": 1,
+            "loads": [{"dp_rank": 0, "num_running_reqs": house.running(), "num_waiting_reqs": house.waiting(),
+                "num_waiting_uncached_tokens": 0, "num_used_tokens": used, "num_total_tokens": used,
+                "max_total_num_tokens": capacity, "max_running_requests": house.setup.max_running,
+                "token_usage": house.kv_usage(), "gen_throughput": 0.0, "cache_hit_rate": self.hit_rate(),
+                "utilization": house.running() as f64 / house.setup.max_running as f64}]})
+    }
+
+    fn hit_rate(&self) -> f64 {
+        let prompt = self.house.since_start(|tally| tally.prompt);
+        self.house.since_start(|tally| tally.cached) as f64 / prompt.max(1) as f64
+    }
+
+    pub(super) fn metrics(&self) -> String {
+        let (house, capacity) = (&self.house, self.capacity());
+        let mut out = Exposition::default();
+        let labels = format!(
+            "model_name=\"{}\",engine_type=\"unified\",tp_rank=\"0\",pp_rank=\"0\"",
+            house.setup.model
+        );
+        let used = house.kv_usage() * capacity as f64;
+        for (name, value) in [
+            ("num_running_reqs", house.running() as f64),
+            ("num_queue_reqs", house.waiting() as f64),
+            ("token_usage", house.kv_usage()),
+            ("num_used_tokens", used.floor()),
+            ("kv_available_tokens", (capacity as f64 - used).ceil()),
+            ("max_total_num_tokens", capacity as f64),
+            ("utilization", house.running() as f64 / house.setup.max_running as f64),
+            ("cache_hit_rate", self.hit_rate()),
+            ("gen_throughput", 0.0),
+            ("page_size", house.setup.block as f64),
+        ] {
+            out.gauge(&format!("sglang:{name}"), &labels, format!("{value:?}"));
+        }
+        out.counter("sglang:prompt_tokens_total", &labels, house.since_start(|tally| tally.prompt));
+        out.counter("sglang:generation_tokens_total", &labels, house.since_start(|tally| tally.generated));
+        out.0
+    }
+
+    pub(super) fn tokenize(&self, request: &Request) -> Result<Value, Refusal> {
+        let fields = Fields::of(request)?;
+        let longest = self.house.setup.max_len;
+        if let Some(Value::Array(texts)) = fields.get("prompt") {
+            let all: Vec<Vec<u32>> =
+                texts.iter().map(|text| self.house.toy.encode(text.as_str().unwrap_or_default())).collect();
+            let counts: Vec<usize> = all.iter().map(Vec::len).collect();
+            return Ok(json!({"tokens": all, "count": counts, "max_model_len": longest}));
+        }
+        let tokens = match fields.text("prompt")? {
+            Some(prompt) => self.house.toy.encode(&prompt),
+            None => self.chat_prompt(&fields)?,
+        };
+        Ok(json!({"tokens": tokens, "count": tokens.len(), "max_model_len": longest}))
+    }
+
+    pub(super) fn detokenize(&self, request: &Request) -> Result<Value, Refusal> {
+        let fields = Fields::of(request)?;
+        let skip = fields.get("skip_special_tokens").is_none_or(|skip| skip == true);
+        let tokens = fields.get("tokens").ok_or_else(|| Refusal::openai(400, "tokens: Field required"))?;
+        let decode = |tokens: &Value| {
+            let tokens = ids(tokens).ok_or_else(|| Refusal::openai(400, "tokens: must be token ids"))?;
+            if tokens.iter().any(|&id| id as usize >= self.house.toy.vocabulary()) {
+                return Err(Refusal::openai(400, "token id out of range"));
+            }
+            Ok(self.house.toy.decode(&tokens, skip))
+        };
+        match tokens {
+            Value::Array(lists) if lists.first().is_some_and(Value::is_array) => {
+                let texts = lists.iter().map(decode).collect::<Result<Vec<_>, _>>()?;
+                Ok(json!({"text": texts}))
+            }
+            list => Ok(json!({"text": decode(list)?})),
+        }
+    }
+}

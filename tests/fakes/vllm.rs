@@ -1,0 +1,202 @@
+//! vLLM, from 0.11 to 0.33: an engine whose habits depend on its version and on the model runner inside.
+
+mod answer;
+mod chat;
+mod completions;
+mod generate;
+mod info;
+mod params;
+
+use std::sync::Arc;
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use serde_json::{Value, json};
+
+use super::fields::{Fields, Wrong};
+use super::house::{House, Setup};
+use super::http::{Out, Request, Sent};
+use super::server::Engine;
+
+/// Which of the two model runners computes: they differ in prompt logprobs under a cached prefix, and in noise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Runner {
+    V1,
+    V2,
+}
+
+/// What uninitialised rows hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Garbage {
+    Numbers,
+    /// No JSON can say it: the request fails.
+    NotANumber,
+}
+
+/// How `vllm serve` was started.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// As `/version` has it.
+    pub version: &'static str,
+    pub runner: Runner,
+    /// `--enable-scale-out`
+    pub scale_out: bool,
+    /// `--enable-prompt-tokens-details`
+    pub prompt_tokens_details: bool,
+    /// `--max-logprobs`, -1 for no cap
+    pub max_logprobs: i64,
+    /// `--scheduling-policy priority`
+    pub priority: bool,
+    pub garbage: Garbage,
+    /// A proposer of its own, shown by the counters of `vllm:spec_decode_*`.
+    pub speculates: bool,
+    pub setup: Setup,
+}
+
+impl Options {
+    /// Of one of the versions known: 0.11.0, 0.15.1, 0.24.0, 0.29.0, 0.32.0 (the CPU build) and 0.33.0.
+    pub fn of(version: &'static str) -> Self {
+        let minor = minor(version);
+        let cpu = minor == 32;
+        let runner = if minor >= 29 && !cpu { Runner::V2 } else { Runner::V1 };
+        let setup = Setup { block: if cpu { 128 } else { 16 }, ..Setup::default() };
+        Self {
+            version,
+            runner,
+            scale_out: false,
+            prompt_tokens_details: false,
+            max_logprobs: 20,
+            priority: false,
+            garbage: Garbage::Numbers,
+            speculates: false,
+            setup,
+        }
+    }
+}
+
+fn minor(version: &str) -> u32 {
+    version.split('.').nth(1).and_then(|minor| minor.parse().ok()).unwrap_or(0)
+}
+
+pub struct Vllm {
+    pub house: Arc<House>,
+    pub options: Options,
+}
+
+/// A refusal: status, kind, message and the parameter that it is about.
+#[derive(Clone, Debug)]
+pub struct Refusal(u16, &'static str, String, Option<&'static str>);
+
+impl Refusal {
+    fn bad(message: impl Into<String>) -> Self {
+        Self(400, "BadRequestError", message.into(), None)
+    }
+
+    fn about(message: impl Into<String>, param: &'static str) -> Self {
+        Self(400, "BadRequestError", message.into(), Some(param))
+    }
+
+    fn broken(message: impl Into<String>) -> Self {
+        Self(500, "InternalServerError", message.into(), None)
+    }
+}
+
+impl From<Wrong> for Refusal {
+    fn from(wrong: Wrong) -> Self {
+        Self(400, "Bad Request", format!("1 validation error:\n  {wrong}"), None)
+    }
+}
+
+impl Vllm {
+    pub fn new(options: Options) -> Self {
+        Self { house: House::new(options.setup.clone()), options }
+    }
+
+    fn minor(&self) -> u32 {
+        minor(self.options.version)
+    }
+
+    async fn route(&self, request: Request, out: &mut Out) -> Sent {
+        let done = match request.route() {
+            ("GET", "/health") => return out.empty(if self.house.is_dead() { 503 } else { 200 }).await,
+            ("GET", "/metrics") => return out.text(200, &self.metrics()).await,
+            ("GET", "/version") => return out.json(200, &json!({"version": self.options.version})).await,
+            ("GET", "/v1/models") => return out.json(200, &self.models()).await,
+            ("POST", "/tokenize") => self.tokenize(&request),
+            ("POST", "/detokenize") => self.detokenize(&request),
+            ("POST", path) if self.is_scale_out(path) => match self.scale_out_open() {
+                Ok(()) if path == "/inference/v1/generate" => return self.generate(&request, out).await,
+                Ok(()) => self.render(&request),
+                Err(refusal) => Err(refusal),
+            },
+            ("POST", "/v1/completions") => return self.completions(&request, out).await,
+            ("POST", "/v1/chat/completions") => return self.chat(&request, out).await,
+            (_, "/v1/completions" | "/v1/chat/completions" | "/tokenize" | "/detokenize") => {
+                return out.json(405, &json!({"detail": "Method Not Allowed"})).await;
+            }
+            _ => return out.json(404, &json!({"detail": "Not Found"})).await,
+        };
+        match done {
+            Ok(body) => out.json(200, &body).await,
+            Err(refusal) => self.refuse(&refusal, out).await,
+        }
+    }
+
+    /// The routes of token-in/token-out, in the version that has them.
+    fn is_scale_out(&self, path: &str) -> bool {
+        match path {
+            "/inference/v1/generate" | "/v1/chat/completions/render" => self.minor() >= 15,
+            "/v1/completions/render" => self.minor() >= 24,
+            _ => false,
+        }
+    }
+
+    fn scale_out_open(&self) -> Result<(), Refusal> {
+        if self.minor() >= 32 && !self.options.scale_out {
+            let message = "This endpoint is disabled. Start the server with --enable-scale-out to use it.";
+            return Err(Refusal(403, "PermissionDeniedError", message.to_owned(), None));
+        }
+        Ok(())
+    }
+
+    async fn refuse(&self, Refusal(status, of, message, param): &Refusal, out: &mut Out) -> Sent {
+        let body = json!({"error": {"message": message, "type": of, "param": param, "code": status}});
+        out.json(*status, &body).await
+    }
+
+    /// What every generating route looks at first.
+    fn open(&self, request: &Request) -> Result<Fields, Refusal> {
+        if self.house.is_dead() {
+            return Err(Refusal::broken(
+                "EngineCore encountered an issue. See stack trace (above) for the root cause.",
+            ));
+        }
+        let fields = Fields::of(request)?;
+        match fields.text("model")? {
+            Some(model) if model != self.house.setup.model => {
+                let message =
+                    format!("The model `{model}` does not exist. Valid aliases: {}.", self.house.setup.model);
+                Err(Refusal(404, "NotFoundError", message, Some("model")))
+            }
+            _ => Ok(fields),
+        }
+    }
+
+    fn usage(&self, prompt: usize, output: usize, cached: usize) -> Value {
+        // Before 0.32 nothing cached is not told at all.
+        let told = self.options.prompt_tokens_details && (cached > 0 || self.minor() >= 32);
+        let details = if told { json!({"cached_tokens": cached}) } else { Value::Null };
+        json!({"prompt_tokens": prompt, "total_tokens": prompt + output, "completion_tokens": output,
+            "prompt_tokens_details": details})
+    }
+}
+
+impl Engine for Vllm {
+    fn house(&self) -> &Arc<House> {
+        &self.house
+    }
+
+    fn serve<'a>(&'a self, request: Request, out: &'a mut Out) -> BoxFuture<'a, Sent> {
+        self.route(request, out).boxed()
+    }
+}
