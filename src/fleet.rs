@@ -1,120 +1,169 @@
-//! The servers behind Foretell: how to reach them, which one answers for a model, how calls to them fail.
+//! The servers behind Foretell: which one answers for a model, which of its replicas, and how calls fail.
+//!
+//! A backend is a service of a model; each of its replicas holds one KV cache and is addressed by itself,
+//! since a session that moved would have to compute its context again. A request picks a replica once, and
+//! what belongs to it stays there.
 
 pub mod backend;
+pub mod breaker;
+mod dice;
+pub mod discover;
 pub mod error;
+mod group;
+mod health;
+pub mod key;
 pub mod link;
+pub mod load;
 pub mod models;
+pub mod probe;
+mod retry;
+pub mod scrape;
+pub mod tls;
+mod watch;
 
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
-pub use backend::{Backend, BackendSettings, InvalidUrl};
+use prometheus::HistogramVec;
+use tokio::sync::watch as channel;
+
+pub use backend::{Auth, Backend, BackendSettings, Counters, Fresh, InvalidUrl};
+pub use breaker::BreakerState;
+pub use discover::{Resolve, SystemResolver};
 pub use error::{SendError, SendErrorKind};
+pub use health::Standing;
+pub use key::KeyFile;
 pub use link::Answer;
+pub use load::Load;
 pub use models::ModelName;
 
-/// All backends, in the order of the configuration. Entries with the same name are replicas of one backend.
+use dice::Dice;
+use group::Group;
+use retry::RetryBudget;
+
+/// Buckets of `foretell_replica_connect_seconds`.
+const CONNECT: [f64; 10] = [1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 0.01, 0.05, 0.25, 1.0, 2.5];
+
+/// All backends, in the order of the configuration, and their replicas as they are now.
 #[derive(Debug)]
 pub struct Fleet {
-    backends: Vec<Arc<Backend>>,
-    turn: AtomicUsize,
+    groups: Vec<Group>,
+    changed: channel::Sender<u64>,
+    dice: Dice,
+    budget: RetryBudget,
+    connects: HistogramVec,
 }
 
 impl Fleet {
-    /// A fleet of these backends.
-    #[must_use]
-    pub fn new(backends: Vec<Arc<Backend>>) -> Self {
-        Self { backends, turn: AtomicUsize::new(0) }
+    /// A fleet at these addresses; those of one name are replicas of one backend. Nothing is connected yet,
+    /// and no name is asked for its addresses.
+    ///
+    /// # Errors
+    /// An address that cannot be called.
+    pub fn new(settings: impl IntoIterator<Item = BackendSettings>) -> Result<Self, InvalidUrl> {
+        let connects = prometheus::HistogramOpts::new(
+            "foretell_replica_connect_seconds",
+            "Time to connect to a replica, TLS included.",
+        );
+        let connects = HistogramVec::new(connects.buckets(CONNECT.to_vec()), &["replica"])
+            .map_err(|error| InvalidUrl { url: String::new(), detail: error.to_string() })?;
+        let mut groups: Vec<Group> = Vec::new();
+        for settings in settings {
+            match groups.iter_mut().find(|group| group.name() == settings.name) {
+                Some(group) => group.add(settings),
+                None => groups.push(Group::new(settings)),
+            }
+        }
+        groups.iter().try_for_each(|group| group.open(&connects))?;
+        Ok(Self {
+            groups,
+            changed: channel::Sender::new(0),
+            dice: Dice::default(),
+            budget: RetryBudget::default(),
+            connects,
+        })
     }
 
-    /// Every backend, in the order of the configuration.
-    pub fn backends(&self) -> &[Arc<Backend>] {
-        &self.backends
+    /// The names of the backends, in the order of the configuration.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.groups.iter().map(Group::name)
+    }
+
+    /// Every replica there is now, backend by backend.
+    pub fn replicas(&self) -> Vec<Arc<Backend>> {
+        let mut all = Vec::new();
+        self.each(|replica| all.push(Arc::clone(replica)));
+        all
+    }
+
+    /// Shows every replica there is now.
+    pub fn each(&self, mut show: impl FnMut(&Arc<Backend>)) {
+        self.groups.iter().for_each(|group| group.replicas().iter().for_each(&mut show));
+    }
+
+    /// Counts up whenever a replica has come or gone.
+    pub fn changes(&self) -> channel::Receiver<u64> {
+        self.changed.subscribe()
     }
 
     /// Whether the model named in a body can change where the request goes.
     pub fn needs_model(&self) -> bool {
-        let first = self.backends.first().map(|backend| backend.name());
-        self.backends.iter().any(|backend| Some(backend.name()) != first)
+        self.groups.len() > 1
     }
 
-    /// Who answers for `model`: exact id, alias, glob; else the only backend; else the one marked default;
-    /// else the first, whose own 404 the client gets. `None` only for an empty fleet.
+    /// Whether some replica's dialect can verify drafts.
+    pub fn speculates(&self) -> bool {
+        self.groups.iter().any(|group| group.replicas().iter().any(|replica| replica.speculates()))
+    }
+
+    /// The replica for a new request for `model`. The backend: exact id, alias, glob; else the only one; else
+    /// the one marked default; else the first, whose own 404 the client gets. Of its replicas: the less busy
+    /// of two taken by chance. `None` only if there is no backend, or no address of it is known.
     pub fn pick(&self, model: Option<&str>) -> Option<Arc<Backend>> {
-        let chosen = model
-            .and_then(|model| {
-                let best = self.backends.iter().filter_map(|b| b.answers_for(model).map(|rank| (rank, b)));
-                best.min_by_key(|(rank, _)| *rank).map(|(_, backend)| backend)
-            })
-            .or_else(|| self.backends.iter().find(|backend| backend.is_default()))
-            .or_else(|| self.backends.first())?;
-        Some(self.replica_of(chosen))
+        let chosen = self.group(model)?.pick(&self.dice, None)?;
+        chosen.chosen();
+        Some(chosen)
     }
 
-    /// Takes turns among the replicas of `chosen` that were reachable last time.
-    fn replica_of(&self, chosen: &Arc<Backend>) -> Arc<Backend> {
-        let same = || self.backends.iter().filter(|backend| backend.name() == chosen.name());
-        if same().nth(1).is_none() {
-            return Arc::clone(chosen);
+    fn group(&self, model: Option<&str>) -> Option<&Group> {
+        if let [only] = self.groups.as_slice() {
+            return Some(only);
         }
-        let up = same().filter(|backend| backend.is_up()).count();
-        let turn = self.turn.fetch_add(1, Ordering::Relaxed);
-        let picked = match up {
-            0 => same().nth(turn % same().count().max(1)),
-            _ => same().filter(|backend| backend.is_up()).nth(turn % up),
-        };
-        Arc::clone(picked.unwrap_or(chosen))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn backend(name: &str, url: &str, models: &[&str], default: bool) -> Arc<Backend> {
-        let models =
-            models.iter().map(|id| ModelName { id: (*id).to_owned(), aliases: Vec::new() }).collect();
-        let settings = BackendSettings { models, default, ..BackendSettings::new(name, url) };
-        Arc::new(Backend::new(settings).unwrap())
+        let named = model.and_then(|model| {
+            let fits = self.groups.iter().filter_map(|group| Some((group.answers_for(model)?, group)));
+            fits.min_by_key(|(fit, _)| *fit).map(|(_, group)| group)
+        });
+        named.or_else(|| self.groups.iter().find(|group| group.is_default())).or_else(|| self.groups.first())
     }
 
-    fn chosen(fleet: &Fleet, model: Option<&str>) -> String {
-        fleet.pick(model).unwrap().name().to_owned()
+    /// Another replica of the same backend with nothing against it.
+    pub fn other(&self, than: &Arc<Backend>) -> Option<Arc<Backend>> {
+        let group = self.groups.iter().find(|group| group.name() == than.name())?;
+        group.pick(&self.dice, Some(than)).filter(|other| other.standing() == Standing::Ready)
     }
 
-    #[test]
-    fn an_exact_id_wins_over_a_glob_that_stands_before_it() {
-        let fleet = Fleet::new(vec![
-            backend("loras", "http://a", &["lora-*"], false),
-            backend("one", "http://b", &["lora-one"], false),
-        ]);
-        assert_eq!(chosen(&fleet, Some("lora-one")), "one");
-        assert_eq!(chosen(&fleet, Some("lora-two")), "loras");
+    /// The time that connecting took, by replica.
+    pub fn connects(&self) -> &HistogramVec {
+        &self.connects
     }
 
-    #[test]
-    fn an_unknown_model_goes_to_the_default_and_else_to_the_first() {
-        let a = || backend("a", "http://a", &["m"], false);
-        let fleet = Fleet::new(vec![a(), backend("b", "http://b", &[], true)]);
-        assert_eq!(chosen(&fleet, Some("who")), "b");
-        assert_eq!(chosen(&fleet, None), "b");
-        let fleet = Fleet::new(vec![a(), backend("b", "http://b", &[], false)]);
-        assert_eq!(chosen(&fleet, Some("who")), "a");
-        assert!(Fleet::new(Vec::new()).pick(None).is_none());
+    /// The names whose addresses have to be asked for, and how often.
+    fn discoveries(&self) -> Vec<(String, Duration)> {
+        self.groups.iter().flat_map(Group::discoveries).collect()
     }
 
-    #[test]
-    fn replicas_take_turns_and_one_that_is_down_is_passed_over() {
-        let fleet = Fleet::new(vec![
-            backend("a", "http://one", &[], false),
-            backend("a", "http://two", &[], false),
-            backend("a", "http://three", &[], false),
-        ]);
-        let urls = |n: usize| -> Vec<String> {
-            (0..n).map(|_| fleet.pick(None).unwrap().url().to_owned()).collect()
-        };
-        assert_eq!(urls(3), ["http://one", "http://two", "http://three"]);
-        fleet.backends()[1].mark(false);
-        assert!(urls(8).iter().all(|url| url != "http://two"));
+    fn names_to_ask(&self) -> BTreeSet<String> {
+        self.discoveries().into_iter().map(|(name, _)| name).collect()
+    }
+
+    /// Takes over the addresses that a name has now.
+    fn found(&self, name: &str, addresses: &BTreeSet<SocketAddr>) {
+        for group in &self.groups {
+            if group.found(name, addresses, &self.connects) {
+                self.changed.send_modify(|changes| *changes += 1);
+            }
+        }
     }
 }

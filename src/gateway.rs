@@ -22,17 +22,22 @@ use std::time::Duration;
 
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
+use tokio_util::sync::{CancellationToken, DropGuard};
 
-use crate::fleet::{Backend, BackendSettings, Fleet, InvalidUrl};
+use crate::fleet::{BackendSettings, Fleet, InvalidUrl, Resolve, SystemResolver};
 use crate::observe::Observer;
 use crate::observe::admin::{Admin, Hooks};
+use crate::observe::replicas::ReplicaMetrics;
 use drain::{DrainTimes, Lifecycle};
 use handover::Drive;
-use listen::{Bounds, Stop};
+use listen::{Bounds, Endpoint, Stop};
 use mode::{Mode, ModeSwitch};
 use proxy::Proxy;
 use tunnel::Tunnels;
 use workers::Workers;
+
+/// How long a start waits for the addresses behind names.
+const DISCOVERED_WITHIN: Duration = Duration::from_secs(2);
 
 /// Bounds on requests, `limits` of the process file.
 #[derive(Clone, Copy, Debug)]
@@ -57,7 +62,7 @@ impl Default for Limits {
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Where clients connect; port 0 takes a free one.
-    pub listen: Vec<SocketAddr>,
+    pub listen: Vec<Endpoint>,
     /// Where the operator connects.
     pub admin: Option<SocketAddr>,
     /// `Authorization: Bearer` that the admin listener wants. Needed if it is not on loopback.
@@ -74,6 +79,8 @@ pub struct Settings {
     pub drain: DrainTimes,
     /// The servers behind.
     pub backends: Vec<BackendSettings>,
+    /// Who knows the addresses behind names.
+    pub resolver: Arc<dyn Resolve>,
     /// Network threads; 0 serves on the calling runtime.
     pub workers: usize,
 }
@@ -83,7 +90,7 @@ impl Settings {
     #[must_use]
     pub fn new(backend: BackendSettings) -> Self {
         Self {
-            listen: vec![SocketAddr::from(([127, 0, 0, 1], 8080))],
+            listen: vec![SocketAddr::from(([127, 0, 0, 1], 8080)).into()],
             admin: Some(SocketAddr::from(([127, 0, 0, 1], 9464))),
             admin_token: None,
             metrics: None,
@@ -92,6 +99,7 @@ impl Settings {
             limits: Limits::default(),
             drain: DrainTimes::default(),
             backends: vec![backend],
+            resolver: Arc::new(SystemResolver),
             workers: default_workers(),
         }
     }
@@ -168,14 +176,17 @@ impl Shared {
     /// A backend address is invalid, or the metrics registry is at fault.
     pub fn new(settings: &Settings) -> Result<Self, StartError> {
         let lanes = settings.workers.max(1);
-        let backends = settings
-            .backends
-            .iter()
-            .map(|backend| Backend::new(BackendSettings { lanes, ..backend.clone() }).map(Arc::new));
+        let backends = settings.backends.iter();
+        let fleet = Fleet::new(backends.map(|backend| BackendSettings { lanes, ..backend.clone() }))?;
+        let fleet = Arc::new(fleet);
         Ok(Self {
-            fleet: Arc::new(Fleet::new(backends.collect::<Result<_, _>>()?)),
             modes: Arc::new(ModeSwitch::new(settings.mode)),
-            observer: Arc::new(Observer::new()?),
+            observer: {
+                let observer = Observer::new()?;
+                observer.metrics().register(ReplicaMetrics::new(Arc::clone(&fleet))?)?;
+                Arc::new(observer)
+            },
+            fleet,
             life: Arc::new(Lifecycle::default()),
         })
     }
@@ -196,6 +207,8 @@ pub struct Gateway {
     proxies: Vec<JoinHandle<usize>>,
     admins: Vec<JoinHandle<usize>>,
     admin_stop: Stop,
+    /// The fleet is looked after until this is dropped.
+    _watching: DropGuard,
 }
 
 impl Gateway {
@@ -218,6 +231,11 @@ impl Gateway {
             return Err(StartError::AdminOpen(admin));
         }
         let workers = Arc::new(Workers::start(settings.workers).map_err(StartError::Threads)?);
+        let watching = CancellationToken::new();
+        shared.fleet.watch(&settings.resolver, &watching);
+        let discovered = shared.fleet.discover(settings.resolver.as_ref());
+        // A name that nobody answers for is no reason not to listen.
+        let _ = tokio::time::timeout(DISCOVERED_WITHIN, discovered).await;
         let tunnels = Tunnels::new(shared.life.stop.cut.clone());
         let proxy = Arc::new(Proxy::new(&settings, &brains, shared.clone(), tunnels.clone()));
         let mut gateway = Self {
@@ -230,16 +248,17 @@ impl Gateway {
             admins: Vec::new(),
             admin_stop: Stop::default(),
             shared,
+            _watching: watching.drop_guard(),
         };
         gateway.open_admin(&settings, brains.hooks).await?;
-        for address in &settings.listen {
-            let listener = bind(*address).await?;
-            gateway.addresses.push(local(&listener, *address)?);
+        for endpoint in settings.listen {
+            let listener = bind(endpoint.address).await?;
+            gateway.addresses.push(local(&listener, endpoint.address)?);
             let (proxy, workers) = (Arc::clone(&proxy), Arc::clone(&workers));
             let (head, stop) = (settings.limits.head, gateway.shared.life.stop.clone());
             gateway.proxies.push(tokio::spawn(async move {
                 let app = move |request| Arc::clone(&proxy).answer(request);
-                listen::serve_on(&workers, listener, app, head, stop).await
+                listen::serve_on(&workers, listener, endpoint.tls, app, head, stop).await
             }));
         }
         gateway.shared.life.listening();
@@ -274,7 +293,7 @@ impl Gateway {
     pub async fn ended(self) -> Ended {
         let life = Arc::clone(&self.shared.life);
         let tunnels = self.tunnels.clone();
-        let done = tokio_util::sync::CancellationToken::new();
+        let done = CancellationToken::new();
         let all = async {
             let mut cut = 0;
             for proxy in self.proxies {

@@ -7,6 +7,7 @@ pub mod log;
 pub mod metrics;
 pub mod page;
 pub mod recent;
+pub mod replicas;
 
 use std::time::Duration;
 

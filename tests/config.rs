@@ -104,7 +104,10 @@ backends:
     assert_eq!(process.tenant.header.as_deref(), Some("x-tenant"));
     let backend = &process.backends[0];
     assert_eq!(backend.dialect, Dialect::Sglang);
-    assert_eq!(backend.replicas, Replicas::Dns { name: "a:1".to_owned(), every: Duration::from_secs(5) });
+    assert_eq!(
+        backend.replicas,
+        Replicas::Dns { name: "a:1".to_owned(), every: Duration::from_secs(5), https: false }
+    );
     assert_eq!(backend.models[0].tokenizer, TokenizerSource::File("some/file.json".into()));
     assert_eq!(backend.plans.allow, [PlanName::Tree]);
     assert!(backend.budget.switchback.is_none() && backend.billed && backend.connect.pass_auth);

@@ -172,6 +172,7 @@ fn one_backend(replicas: Replicas) -> Backend {
         name: "default".to_owned(),
         dialect: Dialect::default(),
         replicas,
+        ranks: 0,
         models: Vec::new(),
         connect: Connect::default(),
         load: Load::default(),

@@ -5,24 +5,34 @@
 
 use std::cell::Cell;
 use std::fmt;
+use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use http::header::{AUTHORIZATION, HOST};
 use http::uri::{Authority, PathAndQuery, Scheme};
-use http::{HeaderValue, Request, Response, Uri, Version};
-use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use http::{HeaderName, HeaderValue, Method, Request, Response, Uri, Version};
+use hyper_rustls::{FixedServerNameResolver, HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::connect::HttpConnector;
+use rustls::ClientConfig;
+use rustls::pki_types::ServerName;
 use tower::ServiceExt;
 
-use super::error::SendError;
-use super::link::{Answer, Link, Pool};
+use super::breaker::BreakerState;
+use super::error::{SendError, SendErrorKind};
+use super::health::{Failing, Health, Outcome, Standing};
+use super::key::KeyFile;
+use super::link::{Answer, Link, Pool, Proof};
+use super::load::{Load, Told};
 use super::models::{Fit, ModelName};
 use crate::gateway::listen::Body;
 
 type Connector = HttpsConnector<HttpConnector>;
+
+/// Which data-parallel rank of an engine is to compute a request. vLLM and SGLang both know it.
+const RANK: HeaderName = HeaderName::from_static("x-data-parallel-rank");
 
 thread_local! {
     static LANE: Cell<Option<usize>> = const { Cell::new(None) };
@@ -33,10 +43,26 @@ pub fn set_lane(lane: usize) {
     LANE.set(Some(lane));
 }
 
-/// How to reach one replica.
+/// Whose key a backend sees.
+#[derive(Clone, Debug, Default)]
+pub enum Auth {
+    /// The client's `Authorization`, as it came.
+    #[default]
+    Pass,
+    /// None.
+    Strip,
+    /// Foretell's own, instead of the client's.
+    Replace(Arc<KeyFile>),
+}
+
+/// On a request: it goes out on a connection that was never used before.
+#[derive(Clone, Copy, Debug)]
+pub struct Fresh;
+
+/// How to reach a backend at one address. Settings with the same name are replicas of one backend.
 #[derive(Clone, Debug)]
 pub struct BackendSettings {
-    /// The name in metrics, logs and errors; replicas of one backend share it.
+    /// The name in policies, logs and errors.
     pub name: String,
     /// `http(s)://host[:port][/base]`. A base that ends in `/v1` is taken to mean the server above it, since
     /// that is how OpenAI base URLs are written.
@@ -51,8 +77,14 @@ pub struct BackendSettings {
     pub default: bool,
     /// `host: backend` sends the backend's own authority; otherwise the client's `Host` goes through.
     pub keep_client_host: bool,
-    /// Sent as `Authorization` instead of the client's.
-    pub authorization: Option<HeaderValue>,
+    /// Whose key it sees.
+    pub auth: Auth,
+    /// How TLS is done where the address is https; the usual public authorities if `None`.
+    pub tls: Option<Arc<ClientConfig>>,
+    /// Every address behind the host is a replica, asked for this often. Otherwise the host is one replica.
+    pub discover: Option<Duration>,
+    /// Data-parallel ranks at each address; each has a KV cache of its own, so each is a replica. 0: none.
+    pub ranks: u32,
     /// Longest time to connect.
     pub connect_timeout: Duration,
     /// How long an idle connection is kept; shorter than the keep-alive of common servers (5 s).
@@ -75,7 +107,10 @@ impl BackendSettings {
             models: Vec::new(),
             default: false,
             keep_client_host: false,
-            authorization: None,
+            auth: Auth::Pass,
+            tls: None,
+            discover: None,
+            ranks: 0,
             connect_timeout: Duration::from_secs(2),
             pool_idle: Duration::from_secs(3),
             first_byte: None,
@@ -94,34 +129,71 @@ pub struct InvalidUrl {
     pub detail: String,
 }
 
+/// Which of a backend's replicas one is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Place {
+    /// The number in its label.
+    pub(super) number: usize,
+    /// The address behind a name that has several.
+    pub(super) address: Option<SocketAddr>,
+    /// The data-parallel rank at its address.
+    pub(super) rank: Option<u32>,
+}
+
 /// One replica: its address, its connections, and what is known about it.
 pub struct Backend {
     settings: BackendSettings,
+    place: Place,
+    label: String,
+    url: String,
     address: Uri,
     connector: Connector,
     host: HeaderValue,
+    rank: Option<HeaderValue>,
     prefix: String,
     pools: Vec<Arc<Pool>>,
     dialect: ArcSwap<String>,
     speculates: AtomicBool,
-    up: AtomicBool,
+    health: Arc<Health>,
+    told: ArcSwapOption<Told>,
+    retries: [AtomicU64; 2],
+    connects: prometheus::Histogram,
+}
+
+/// A request that got no answer.
+pub(super) struct Unanswered {
+    pub(super) error: SendError,
+    /// The request, if not a byte of it was sent.
+    pub(super) unsent: Option<Box<Request<Body>>>,
+    /// It was given to a connection that had been used before.
+    pub(super) pooled: bool,
 }
 
 impl fmt::Debug for Backend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Backend")
-            .field("name", &self.settings.name)
-            .field("url", &self.settings.url)
-            .finish_non_exhaustive()
+        f.debug_struct("Backend").field("label", &self.label).field("url", &self.url).finish_non_exhaustive()
     }
 }
 
 impl Backend {
-    /// A replica at `settings.url`. Nothing is connected yet.
+    /// The only replica, at `settings.url`. Nothing is connected yet.
     ///
     /// # Errors
     /// The address has no host, or a scheme other than http and https.
     pub fn new(settings: BackendSettings) -> Result<Self, InvalidUrl> {
+        let buckets = prometheus::HistogramOpts::new("connects", "connects");
+        let connects = prometheus::Histogram::with_opts(buckets);
+        let connects =
+            connects.map_err(|error| InvalidUrl { url: settings.url.clone(), detail: error.to_string() })?;
+        Self::at(settings, Place::default(), connects)
+    }
+
+    /// The replica at `place`; `connects` takes the seconds of each connecting.
+    pub(super) fn at(
+        settings: BackendSettings,
+        place: Place,
+        connects: prometheus::Histogram,
+    ) -> Result<Self, InvalidUrl> {
         let invalid = |detail: &str| InvalidUrl { url: settings.url.clone(), detail: detail.to_owned() };
         let uri: Uri = settings.url.parse().map_err(|error| invalid(&format!("{error}")))?;
         let parts = uri.into_parts();
@@ -136,27 +208,63 @@ impl Backend {
         let host = host_of(&scheme, &authority).ok_or_else(|| invalid("host cannot be a header"))?;
         let path = parts.path_and_query.as_ref().map_or("", PathAndQuery::path).trim_end_matches('/');
         let prefix = path.strip_suffix("/v1").unwrap_or(path).to_owned();
+        let connector = connector(&settings, &scheme, &authority, place)?;
+        let (url, authority) = match place.address {
+            None => (settings.url.clone(), authority),
+            Some(address) => {
+                let authority = address.to_string().parse();
+                (format!("{scheme}://{address}{path}"), authority.map_err(|_| invalid("no such address"))?)
+            }
+        };
+        let health = Arc::new(Health::default());
+        let pool = || Arc::new(Pool::new(settings.pool_idle, Arc::clone(&health)));
         Ok(Self {
+            label: format!("{}/{}", settings.name, place.number),
+            url,
             address: address(scheme, authority).map_err(|error| invalid(&error.to_string()))?,
-            connector: connector(&settings)?,
+            connector,
             host,
+            rank: place.rank.map(HeaderValue::from),
             prefix,
-            pools: (0..=settings.lanes).map(|_| Arc::new(Pool::new(settings.pool_idle))).collect(),
+            pools: (0..=settings.lanes).map(|_| pool()).collect(),
             dialect: ArcSwap::from_pointee(settings.dialect.clone()),
             speculates: AtomicBool::new(settings.speculates),
-            up: AtomicBool::new(true),
+            health,
+            told: ArcSwapOption::empty(),
+            retries: Default::default(),
+            connects,
+            place,
             settings,
         })
     }
 
-    /// The name in metrics, logs and errors.
+    /// The name of the backend that it is a replica of.
     pub fn name(&self) -> &str {
         &self.settings.name
     }
 
-    /// The address as configured.
+    /// Its own name in metrics, logs and the admin API: `backend/0`, `backend/1`, …
+    pub fn label(&self) -> &str {
+        &self.label
+    }
+
+    /// Its address: as configured, or one of those behind the configured name.
     pub fn url(&self) -> &str {
-        &self.settings.url
+        &self.url
+    }
+
+    /// Its data-parallel rank, where its engine has several.
+    pub fn rank(&self) -> Option<u32> {
+        self.place.rank
+    }
+
+    /// Whether it comes of these settings.
+    pub(super) fn is_of(&self, settings: &BackendSettings) -> bool {
+        self.settings.name == settings.name && self.settings.url == settings.url
+    }
+
+    pub(super) fn place(&self) -> Place {
+        self.place
     }
 
     /// The dialect as far as it is known.
@@ -175,15 +283,79 @@ impl Backend {
         self.speculates.load(Ordering::Acquire)
     }
 
-    /// Whether the last call reached it. True until something is known.
+    /// Whether the last call, or health check, reached it. True until something is known.
     pub fn is_up(&self) -> bool {
-        self.up.load(Ordering::Relaxed)
+        self.health.is_up()
     }
 
-    /// Notes whether it could be reached.
-    pub fn mark(&self, up: bool) {
-        if self.up.load(Ordering::Relaxed) != up {
-            self.up.store(up, Ordering::Relaxed);
+    /// What keeps new requests away from it.
+    pub fn standing(&self) -> Standing {
+        self.health.standing()
+    }
+
+    /// The state of its circuit breaker.
+    pub fn breaker(&self) -> BreakerState {
+        self.health.state()
+    }
+
+    /// Takes it out (or back in): no new requests as long as another replica is there.
+    pub fn disable(&self, disabled: bool) {
+        self.health.disable(disabled);
+    }
+
+    /// Our own calls under way.
+    pub fn in_flight(&self) -> usize {
+        self.pools.iter().map(|pool| pool.in_flight()).sum()
+    }
+
+    /// What its engine last said about its load, however long ago.
+    pub fn load(&self) -> Option<Load> {
+        self.told.load().as_ref().map(|told| told.load)
+    }
+
+    /// Notes what its engine says about its load.
+    pub fn set_load(&self, load: Load) {
+        self.told.store(Some(Arc::new(Told { load, ours: self.in_flight() })));
+    }
+
+    /// Requests there now by the engine's word, if that is fresh.
+    pub(super) fn engine_requests(&self) -> Option<usize> {
+        let told = self.told.load();
+        told.as_ref().filter(|told| told.is_fresh()).map(|told| told.requests(self.in_flight()))
+    }
+
+    /// A request is given to it.
+    pub(super) fn chosen(&self) {
+        self.health.chosen();
+    }
+
+    #[cfg(test)]
+    pub(super) fn ended(&self, outcome: Outcome) {
+        self.health.ended(outcome);
+    }
+
+    pub(super) fn wants_check(&self) -> bool {
+        self.health.wants_check()
+    }
+
+    pub(super) fn checked(&self, healthy: bool) {
+        self.health.checked(healthy);
+    }
+
+    pub(super) fn retried(&self, sent: bool) {
+        let [refused, again] = &self.retries;
+        (if sent { again } else { refused }).fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Its counters, for the metrics.
+    pub fn counters(&self) -> Counters {
+        let [refused, again] = &self.retries;
+        Counters {
+            calls: self.pools.iter().map(|pool| pool.calls()).sum(),
+            retries: again.load(Ordering::Relaxed),
+            retries_refused: refused.load(Ordering::Relaxed),
+            errors: self.health.errors().collect(),
+            breaker_transitions: self.health.transitions(),
         }
     }
 
@@ -197,61 +369,125 @@ impl Backend {
         self.settings.models.iter().filter_map(|name| name.fit(model)).min()
     }
 
+    /// The entry of its models that `model` fits best.
+    pub fn model(&self, model: &str) -> Option<&ModelName> {
+        let fits = self.settings.models.iter().filter_map(|name| Some((name.fit(model)?, name)));
+        fits.min_by_key(|(fit, _)| *fit).map(|(_, name)| name)
+    }
+
     /// Sends `request`, whose target is a path of this server (its own scheme and host are ignored), and
     /// returns when the answer's head is there. Dropping the future or the answer closes the connection. A
     /// pooled connection that turns out dead before a byte was written is replaced by a fresh one.
     ///
     /// # Errors
     /// See [`SendError`]; none of them means that the backend answered.
-    pub async fn send(&self, mut request: Request<Body>) -> Result<Response<Answer>, SendError> {
-        *request.uri_mut() = self.target(request.uri())?;
+    pub async fn send(&self, request: Request<Body>) -> Result<Response<Answer>, SendError> {
+        self.try_send(request).await.map_err(|unanswered| unanswered.error)
+    }
+
+    /// As [`Self::send`]; what was not sent comes back as it was given.
+    pub(super) async fn try_send(&self, request: Request<Body>) -> Result<Response<Answer>, Unanswered> {
+        let working = !matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS);
+        let sent = self.exchange(request, if working { Proof::Work } else { Proof::Life }).await;
+        if let Err(unanswered) = &sent {
+            let kind = unanswered.kind();
+            self.health.ended(match kind {
+                SendErrorKind::Request => Outcome::Undecided,
+                kind => Outcome::Failed(Failing::Call(kind)),
+            });
+        }
+        sent
+    }
+
+    /// As [`Self::try_send`], but nothing that comes of it is held for or against the replica.
+    pub(super) async fn ask(&self, request: Request<Body>) -> Result<Response<Answer>, Unanswered> {
+        self.exchange(request, Proof::Nothing).await
+    }
+
+    async fn exchange(
+        &self,
+        mut request: Request<Body>,
+        proof: Proof,
+    ) -> Result<Response<Answer>, Unanswered> {
+        let asked = request.uri().clone();
+        *request.uri_mut() = self.target(&asked).map_err(Unanswered::lost)?;
         *request.version_mut() = Version::HTTP_11;
-        if !self.settings.keep_client_host || !request.headers().contains_key(HOST) {
-            request.headers_mut().insert(HOST, self.host.clone());
-        }
-        if let Some(authorization) = &self.settings.authorization {
-            request.headers_mut().insert(AUTHORIZATION, authorization.clone());
-        }
-        let answer = self.call(request);
+        self.sign(&mut request);
+        let answer = self.call(request, proof);
         let answer = match self.settings.first_byte {
             None => answer.await,
             Some(after) => tokio::time::timeout(after, answer).await.unwrap_or_else(|_| {
-                Err(SendError::FirstByteTimeout { backend: self.settings.name.clone(), after })
+                let backend = self.settings.name.clone();
+                Err(Unanswered::lost(SendError::FirstByteTimeout { backend, after }))
             }),
         };
-        match &answer {
-            Ok(_) => self.mark(true),
-            Err(SendError::Connect { .. } | SendError::ConnectTimeout { .. }) => self.mark(false),
-            Err(_) => {}
-        }
-        answer
+        answer.map_err(|mut unanswered| {
+            if let Some(unsent) = &mut unanswered.unsent {
+                *unsent.uri_mut() = asked;
+            }
+            unanswered
+        })
     }
 
-    async fn call(&self, mut request: Request<Body>) -> Result<Response<Answer>, SendError> {
+    /// The fields that say to whom the request goes, and from whom.
+    fn sign(&self, request: &mut Request<Body>) {
+        let fields = request.headers_mut();
+        if !self.settings.keep_client_host || !fields.contains_key(HOST) {
+            fields.insert(HOST, self.host.clone());
+        }
+        match &self.settings.auth {
+            Auth::Pass => {}
+            Auth::Strip => drop(fields.remove(AUTHORIZATION)),
+            Auth::Replace(key) => drop(fields.insert(AUTHORIZATION, key.value())),
+        }
+        if let Some(rank) = &self.rank {
+            fields.insert(RANK, rank.clone());
+        }
+    }
+
+    async fn call(&self, mut request: Request<Body>, proof: Proof) -> Result<Response<Answer>, Unanswered> {
         let lane = LANE.get().unwrap_or(self.settings.lanes).min(self.settings.lanes);
-        let Some(pool) = self.pools.get(lane) else { return Err(self.unsendable("no connection pool")) };
+        let Some(pool) = self.pools.get(lane) else {
+            return Err(Unanswered::lost(self.unsendable("no connection pool")));
+        };
+        let busy = pool.begin();
         loop {
-            let pooled = pool.take();
-            let reused = pooled.is_some();
-            let mut link = match pooled {
+            let idle = if request.extensions().get::<Fresh>().is_some() { None } else { pool.take() };
+            let pooled = idle.is_some();
+            let mut link = match idle {
                 Some(link) => link,
-                None => self.connect().await?,
+                None => match self.connect().await {
+                    Ok(link) => link,
+                    Err(error) => {
+                        let unsent = Some(Box::new(request));
+                        return Err(Unanswered { error, unsent, pooled });
+                    }
+                },
             };
             let mut error = match link.call(request).await {
-                Ok(response) => return Ok(Answer::response(response, link, pool)),
+                Ok(response) => return Ok(Answer::response(response, link, busy, proof)),
                 Err(error) => error,
             };
             request = match error.take_message() {
-                Some(unsent) if reused => unsent,
-                _ => return Err(SendError::of_call(&self.settings.name, error.error())),
+                Some(unsent) if pooled => unsent,
+                _ => {
+                    let error = SendError::of_call(&self.settings.name, error.error());
+                    return Err(Unanswered { error, unsent: None, pooled });
+                }
             };
         }
     }
 
+    /// Connects, TLS included, within the time for it.
     async fn connect(&self) -> Result<Link, SendError> {
         let name = &self.settings.name;
-        let stream = self.connector.clone().oneshot(self.address.clone()).await;
-        let stream = stream.map_err(|error| SendError::of_connecting(name, error.as_ref()))?;
+        let begun = tokio::time::Instant::now();
+        let connecting = self.connector.clone().oneshot(self.address.clone());
+        let stream = tokio::time::timeout(self.settings.connect_timeout, connecting).await;
+        let stream = stream
+            .map_err(|_| SendError::ConnectTimeout { backend: name.clone() })?
+            .map_err(|error| SendError::of_connecting(name, error.as_ref()))?;
+        self.connects.observe(begun.elapsed().as_secs_f64());
         Link::new(stream).await.map_err(|error| SendError::of_call(name, &error))
     }
 
@@ -268,6 +504,27 @@ impl Backend {
     }
 }
 
+impl Unanswered {
+    fn lost(error: SendError) -> Self {
+        Self { error, unsent: None, pooled: false }
+    }
+}
+
+/// What has happened at a replica since it is known.
+#[derive(Clone, Debug)]
+pub struct Counters {
+    /// Calls, health checks included.
+    pub calls: u64,
+    /// Requests that got no byte from it and were sent again.
+    pub retries: u64,
+    /// Requests that could have been sent again, had the budget not been spent.
+    pub retries_refused: u64,
+    /// Failures by kind.
+    pub errors: Vec<(&'static str, u64)>,
+    /// Changes of the breaker by the state it went to.
+    pub breaker_transitions: [(BreakerState, u64); 3],
+}
+
 fn host_of(scheme: &Scheme, authority: &Authority) -> Option<HeaderValue> {
     let usual = if *scheme == Scheme::HTTPS { 443 } else { 80 };
     let host = match authority.port_u16() {
@@ -281,16 +538,31 @@ fn address(scheme: Scheme, authority: Authority) -> Result<Uri, http::Error> {
     Uri::builder().scheme(scheme).authority(authority).path_and_query("/").build()
 }
 
-fn connector(settings: &BackendSettings) -> Result<Connector, InvalidUrl> {
+fn connector(
+    settings: &BackendSettings,
+    scheme: &Scheme,
+    authority: &Authority,
+    place: Place,
+) -> Result<Connector, InvalidUrl> {
+    let invalid = |detail: String| InvalidUrl { url: settings.url.clone(), detail: format!("TLS: {detail}") };
     let mut tcp = HttpConnector::new();
     tcp.enforce_http(false);
     tcp.set_nodelay(true);
     tcp.set_connect_timeout(Some(settings.connect_timeout));
     tcp.set_keepalive(Some(Duration::from_mins(1)));
-    let tls = HttpsConnectorBuilder::new()
-        .with_provider_and_webpki_roots(rustls::crypto::ring::default_provider())
-        .map_err(|error| InvalidUrl { url: settings.url.clone(), detail: format!("TLS: {error}") })?;
-    Ok(tls.https_or_http().enable_http1().wrap_connector(tcp))
+    let config = match &settings.tls {
+        Some(config) => Arc::clone(config),
+        None => super::tls::public().map_err(|error| invalid(error.to_string()))?,
+    };
+    let tls = HttpsConnectorBuilder::new().with_tls_config(ClientConfig::clone(&config)).https_or_http();
+    if place.address.is_none() || *scheme != Scheme::HTTPS {
+        return Ok(tls.enable_http1().wrap_connector(tcp));
+    }
+    // The address is one behind the name; the certificate is the name's.
+    let name = authority.host().trim_start_matches('[').trim_end_matches(']').to_owned();
+    let name = ServerName::try_from(name).map_err(|error| invalid(error.to_string()))?;
+    let tls = tls.with_server_name_resolver(FixedServerNameResolver::new(name));
+    Ok(tls.enable_http1().wrap_connector(tcp))
 }
 
 #[cfg(test)]

@@ -7,11 +7,12 @@
 use std::error::Error as StdError;
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http::{Request, Response, StatusCode};
 use http_body::{Body as _, Frame, SizeHint};
 use hyper::body::Incoming;
@@ -22,7 +23,14 @@ use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
 use tokio::net::TcpStream;
 
+use super::error::SendErrorKind;
+use super::health::{Failing, Health, Outcome};
 use crate::gateway::listen::Body;
+
+/// How much of an error's text is read to judge whose fault it is.
+const JUDGED: usize = 4 << 10;
+/// What engines say when a prompt is too long. vLLM says it with status 500.
+const TOO_LONG: [&[u8]; 3] = [b"maximum context length", b"longer than the maximum", b"max_model_len"];
 
 type Driver = Pin<Box<dyn Future<Output = Result<(), hyper::Error>> + Send>>;
 pub(super) type Stream = MaybeHttpsStream<TokioIo<TcpStream>>;
@@ -75,9 +83,34 @@ fn drive(driver: &mut Option<Driver>, cx: &mut Context<'_>) {
 }
 
 /// The idle connections of one network thread to one backend.
+///
+/// It also counts that thread's calls: counters that only one thread writes cost next to nothing.
 pub(super) struct Pool {
     idle: Mutex<Idle>,
     keep: Duration,
+    in_flight: AtomicUsize,
+    calls: AtomicU64,
+    health: Arc<Health>,
+}
+
+/// What a good answer proves about a replica.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Proof {
+    /// It does its work.
+    Work,
+    /// It is there. Engines whose model has died still list it.
+    Life,
+    /// Nothing: it was asked how it is.
+    Nothing,
+}
+
+/// A call under way; counted until dropped.
+pub(super) struct Busy(Arc<Pool>);
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.0.in_flight.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 #[derive(Default)]
@@ -88,8 +121,26 @@ struct Idle {
 }
 
 impl Pool {
-    pub(super) fn new(keep: Duration) -> Self {
-        Self { idle: Mutex::default(), keep }
+    pub(super) fn new(keep: Duration, health: Arc<Health>) -> Self {
+        let (in_flight, calls) = (AtomicUsize::new(0), AtomicU64::new(0));
+        Self { idle: Mutex::default(), keep, in_flight, calls, health }
+    }
+
+    /// Calls under way.
+    pub(super) fn in_flight(&self) -> usize {
+        self.in_flight.load(Ordering::Relaxed)
+    }
+
+    /// Calls so far.
+    pub(super) fn calls(&self) -> u64 {
+        self.calls.load(Ordering::Relaxed)
+    }
+
+    /// Counts a call.
+    pub(super) fn begin(self: &Arc<Self>) -> Busy {
+        self.in_flight.fetch_add(1, Ordering::Relaxed);
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        Busy(Arc::clone(self))
     }
 
     /// The youngest idle connection that is still alive.
@@ -141,14 +192,30 @@ async fn sweep(pool: Weak<Pool>, keep: Duration) {
 pub struct Answer {
     body: Incoming,
     link: Option<Link>,
-    pool: Arc<Pool>,
+    busy: Busy,
+    /// The beginning of a server error, until it is clear whose fault it is.
+    judged: Option<BytesMut>,
 }
 
 impl Answer {
-    pub(super) fn response(response: Response<Incoming>, link: Link, pool: &Arc<Pool>) -> Response<Self> {
-        let switched = response.status() == StatusCode::SWITCHING_PROTOCOLS;
+    pub(super) fn response(
+        response: Response<Incoming>,
+        link: Link,
+        busy: Busy,
+        proof: Proof,
+    ) -> Response<Self> {
+        let status = response.status();
+        let switched = status == StatusCode::SWITCHING_PROTOCOLS;
+        let failed = status.is_server_error() && status != StatusCode::NOT_IMPLEMENTED;
+        let suspect = failed && proof != Proof::Nothing;
+        let refused = status.is_client_error() || status.is_server_error();
+        match proof {
+            Proof::Work if !refused => busy.0.health.ended(Outcome::Good),
+            Proof::Work | Proof::Life if !failed => busy.0.health.ended(Outcome::Reached),
+            _ => {}
+        }
         response.map(|body| {
-            let mut answer = Self { body, link: Some(link), pool: Arc::clone(pool) };
+            let mut answer = Self { body, link: Some(link), busy, judged: suspect.then(BytesMut::new) };
             if switched {
                 answer.let_go();
             } else if answer.body.is_end_stream() {
@@ -166,9 +233,35 @@ impl Answer {
     }
 
     fn end(&mut self) {
+        self.judge();
         if let Some(link) = self.link.take().and_then(Link::freed) {
-            self.pool.put(link);
+            self.busy.0.put(link);
         }
+    }
+
+    /// Whose fault a server error was. Errors about the prompt would come from any replica.
+    fn judge(&mut self) {
+        let Some(text) = self.judged.take() else { return };
+        let too_long = TOO_LONG.iter().any(|words| text.windows(words.len()).any(|found| found == *words));
+        self.busy.0.health.ended(if too_long {
+            Outcome::Undecided
+        } else {
+            Outcome::Failed(Failing::Status)
+        });
+    }
+
+    fn read(&mut self, frame: &Frame<Bytes>) {
+        let Some(judged) = &mut self.judged else { return };
+        let room = JUDGED.saturating_sub(judged.len());
+        judged.extend(frame.data_ref().into_iter().flatten().take(room));
+    }
+
+    /// The answer broke off: the backend hung up, unless the request's own body did.
+    fn broke_off(&mut self, error: &hyper::Error) {
+        self.link = None;
+        self.judged = None;
+        let hung_up = Outcome::Failed(Failing::Call(SendErrorKind::Closed));
+        self.busy.0.health.ended(if error.is_user() { Outcome::Undecided } else { hung_up });
     }
 
     fn drive(&mut self, cx: &mut Context<'_>) {
@@ -189,10 +282,13 @@ impl http_body::Body for Answer {
         self.drive(cx);
         // Frames come from driving alone, so driving is all that must be woken for.
         let frame = Pin::new(&mut self.body).poll_frame(&mut Context::from_waker(Waker::noop()));
+        if let Poll::Ready(Some(Ok(frame))) = &frame {
+            self.read(frame);
+        }
         match &frame {
             Poll::Ready(Some(Ok(_))) if !self.body.is_end_stream() => {}
             Poll::Ready(Some(Ok(_)) | None) => self.end(),
-            Poll::Ready(Some(Err(_))) => self.link = None,
+            Poll::Ready(Some(Err(error))) => self.broke_off(error),
             Poll::Pending => {}
         }
         frame
@@ -204,6 +300,17 @@ impl http_body::Body for Answer {
 
     fn size_hint(&self) -> SizeHint {
         self.body.size_hint()
+    }
+}
+
+/// A server error that nobody read to its end is judged by what was read, if anything was.
+impl Drop for Answer {
+    fn drop(&mut self) {
+        if self.judged.as_ref().is_some_and(BytesMut::is_empty) {
+            self.judged = None;
+            self.busy.0.health.ended(Outcome::Undecided);
+        }
+        self.judge();
     }
 }
 

@@ -1,12 +1,20 @@
 //! Which model ids a backend answers for.
 
+use crate::config::values::Glob;
+
 /// One entry of a backend's `models`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+///
+/// An entry says where a request goes, never what is in it: the name reaches the backend as the client wrote
+/// it, be it an id, an alias or an adapter's name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ModelName {
-    /// The id, or a glob in which `*` stands for any run of characters.
+    /// The id, or a glob in which `*` stands for any run of characters and
+    /// `?` for one.
     pub id: String,
-    /// Other names for it.
+    /// Other names under which the backend serves it.
     pub aliases: Vec<String>,
+    /// The model that an adapter is made for, where this is one.
+    pub base: Option<String>,
 }
 
 /// How well an entry fits, best first.
@@ -27,7 +35,7 @@ impl ModelName {
             Some(Fit::Exact)
         } else if self.aliases.iter().any(|alias| alias == model) {
             Some(Fit::Alias)
-        } else if self.id.contains('*') && glob(&self.id, model) {
+        } else if is_pattern(&self.id, model) {
             Some(Fit::Glob)
         } else {
             None
@@ -35,35 +43,23 @@ impl ModelName {
     }
 }
 
-/// Whether `text` fits `pattern`, in which `*` stands for any run of characters.
-pub fn glob(pattern: &str, text: &str) -> bool {
-    let Some((head, rest)) = pattern.split_once('*') else { return pattern == text };
-    let Some(mut text) = text.strip_prefix(head) else { return false };
-    let mut pieces: Vec<&str> = rest.split('*').collect();
-    let tail = pieces.pop().unwrap_or_default();
-    for piece in pieces {
-        match text.find(piece) {
-            Some(at) => text = text.get(at + piece.len()..).unwrap_or_default(),
-            None => return false,
-        }
-    }
-    text.ends_with(tail)
+/// Whether `id` is a pattern that `model` fits: the same patterns as in policies.
+fn is_pattern(id: &str, model: &str) -> bool {
+    let pattern = Glob::new(id);
+    !pattern.is_exact() && pattern.matches(model)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[rstest::rstest]
-    #[case("*", "", true)]
-    #[case("lora-*", "lora-7", true)]
-    #[case("lora-*", "alora-7", false)]
-    #[case("*coder*", "deepcoder-7b", true)]
-    #[case("a*b*c", "a-b-b-c", true)]
-    #[case("a*b*c", "a-c-b", false)]
-    #[case("a*a", "a", false)]
-    #[case("plain", "plain", true)]
-    fn a_star_stands_for_any_run(#[case] pattern: &str, #[case] text: &str, #[case] fits: bool) {
-        assert_eq!(glob(pattern, text), fits);
+    #[test]
+    fn an_id_goes_before_an_alias_and_an_alias_before_a_pattern() {
+        let name = ModelName { id: "lora-?".into(), aliases: vec!["small".into()], base: Some("m".into()) };
+        assert_eq!(name.fit("lora-?"), Some(Fit::Exact));
+        assert_eq!(name.fit("small"), Some(Fit::Alias));
+        assert_eq!(name.fit("lora-7"), Some(Fit::Glob));
+        assert_eq!(name.fit("lora-77"), None);
+        assert_eq!(name.fit("m"), None, "the base is another entry's model");
     }
 }

@@ -12,7 +12,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::HeaderValue;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 pub use drafters::{DrafterError, Drafters, LoadedDrafter};
@@ -22,13 +21,16 @@ use super::drain::DrainTimes;
 use super::drive::identity::{Asking, Identities};
 use super::drive::ruling::Rulebook;
 use super::drive::{Driver, Parts};
-use super::listen::Bounds;
+use super::listen::{Bounds, Endpoint};
 use super::mode::Mode;
 use super::{Brains, Gateway, Limits, Settings, Shared, StartError};
 use crate::config::policy::PolicySet;
-use crate::config::process::{self, Backend, ClientControl, HostHeader, Process, Replicas, TokenizerSource};
+use crate::config::process::{
+    self, Backend, ClientControl, Connect, HostHeader, HttpVersion, Listen, Process, Replicas,
+    TokenizerSource,
+};
 use crate::config::store::PolicyStore;
-use crate::fleet::{BackendSettings, ModelName};
+use crate::fleet::{self, Auth, BackendSettings, KeyFile, ModelName, SystemResolver};
 
 /// How long a start waits to learn who is behind the backends; after that requests are relayed until it knows.
 const KNOWN_WITHIN: Duration = Duration::from_secs(2);
@@ -50,6 +52,9 @@ pub enum AssembleError {
         /// What the system said.
         error: io::Error,
     },
+    /// Certificates that cannot be used.
+    #[error(transparent)]
+    Tls(#[from] fleet::tls::TlsError),
     /// A setting that is understood, but that this version does not act on.
     #[error("{setting} is not built yet in this version")]
     NotBuilt {
@@ -98,16 +103,10 @@ pub async fn start_with(
     drafters.extend(&process, &policies)?;
     let drafters = Arc::new(drafters);
     let shared = Shared::new(&settings)?;
-    let tokenizers: HashMap<&str, Option<PathBuf>> =
-        process.backends.iter().map(|backend| (backend.name.as_str(), tokenizer(backend))).collect();
-    let asked = shared.fleet.backends().iter().filter(|backend| may_speculate(&process, backend.name()));
-    let asked = asked.map(|backend| {
-        let tokenizer = tokenizers.get(backend.name()).cloned().flatten();
-        let configured = process.backends.iter().find(|configured| configured.name == backend.name());
-        let dialect = configured.and_then(|configured| configured.dialect.spoken());
-        (Arc::clone(backend), Asking { dialect, tokenizer })
-    });
-    let identities = Arc::new(Identities::new(asked));
+    let asking: HashMap<String, Asking> =
+        process.backends.iter().map(|backend| (backend.name.clone(), asking(backend))).collect();
+    let asking = move |replica: &fleet::Backend| asking.get(replica.name()).cloned();
+    let identities = Arc::new(Identities::new(Arc::clone(&shared.fleet), asking));
     let plans =
         process.backends.iter().map(|backend| (backend.name.clone(), backend.plans.clone())).collect();
     let store = Arc::new(PolicyStore::new(policies));
@@ -130,10 +129,25 @@ pub async fn start_with(
     Ok(Running { gateway, identities, drafters, _asking: watching.drop_guard() })
 }
 
-/// Whether a backend may be one that verifies.
-fn may_speculate(process: &Process, name: &str) -> bool {
-    let backend = process.backends.iter().find(|backend| backend.name == name);
-    backend.is_some_and(|backend| !backend.billed)
+/// How the replicas of a backend are asked who they are.
+fn asking(backend: &Backend) -> Asking {
+    let process::Plans { allow, context_max, bytes_max } = &backend.plans;
+    let configured = process::Load::default();
+    Asking {
+        dialect: backend.dialect.spoken(),
+        tokenizer: tokenizer(backend),
+        load: (backend.load.url != configured.url).then(|| backend.load.url.clone()),
+        every: backend.load.every,
+        ready: backend.probe.when == process::ProbeWhen::Ready,
+        limits: fleet::probe::Limits {
+            calls: backend.probe.calls,
+            within: backend.probe.within,
+            bytes_max: usize_of(*bytes_max),
+            context_max: *context_max as usize,
+            allow: allow.iter().filter_map(|name| name.plan()).collect(),
+        },
+        billed: backend.billed,
+    }
 }
 
 fn tokenizer(backend: &Backend) -> Option<PathBuf> {
@@ -145,16 +159,17 @@ fn tokenizer(backend: &Backend) -> Option<PathBuf> {
 }
 
 fn settings(process: &Process) -> Result<Settings, AssembleError> {
-    if process.listen.iter().any(|listen| listen.tls.is_some()) {
-        return Err(AssembleError::NotBuilt { setting: "listen[].tls" });
-    }
+    let listen = process.listen.iter().map(endpoint).collect::<Result<_, _>>()?;
     let mut backends = Vec::new();
     for backend in &process.backends {
-        let Replicas::Urls(urls) = &backend.replicas else {
-            return Err(AssembleError::NotBuilt { setting: "backends[].replicas.dns" });
-        };
-        for url in urls {
-            backends.push(backend_settings(process, backend, &url.to_string())?);
+        let settings = backend_settings(process, backend)?;
+        match &backend.replicas {
+            Replicas::Urls(urls) => backends
+                .extend(urls.iter().map(|url| BackendSettings { url: url.to_string(), ..settings.clone() })),
+            Replicas::Dns { name, every, https } => {
+                let url = format!("{}://{name}", if *https { "https" } else { "http" });
+                backends.push(BackendSettings { url, discover: Some(*every), ..settings });
+            }
         }
     }
     let limits = &process.limits;
@@ -166,7 +181,7 @@ fn settings(process: &Process) -> Result<Settings, AssembleError> {
     };
     let admin_token = process.admin.token_file.as_deref().map(secret).transpose()?;
     Ok(Settings {
-        listen: process.listen.iter().map(|listen| listen.address).collect(),
+        listen,
         admin: Some(process.admin.address),
         admin_token,
         metrics: process.metrics,
@@ -184,35 +199,54 @@ fn settings(process: &Process) -> Result<Settings, AssembleError> {
         },
         drain: DrainTimes { delay: process.drain.delay, grace: process.drain.grace },
         backends,
+        resolver: Arc::new(SystemResolver),
         workers: super::default_workers(),
     })
 }
 
-fn backend_settings(
-    process: &Process,
-    backend: &Backend,
-    url: &str,
-) -> Result<BackendSettings, AssembleError> {
+fn endpoint(listen: &Listen) -> Result<Endpoint, AssembleError> {
+    let tls =
+        listen.tls.as_ref().map(|tls| fleet::tls::server(&tls.cert, &tls.key, tls.client_ca.as_deref()));
+    Ok(Endpoint { address: listen.address, tls: tls.transpose()? })
+}
+
+/// What all replicas of a backend have in common.
+fn backend_settings(process: &Process, backend: &Backend) -> Result<BackendSettings, AssembleError> {
     let connect = &backend.connect;
-    if connect.ca.is_some() {
-        return Err(AssembleError::NotBuilt { setting: "backends[].connect.tls.ca" });
+    if connect.http == HttpVersion::Http2 {
+        return Err(AssembleError::NotBuilt { setting: "backends[].connect.http: http2" });
     }
-    let bearer = connect.token_file.as_deref().map(secret).transpose()?;
-    let authorization = bearer.and_then(|token| HeaderValue::from_str(&format!("Bearer {token}")).ok());
-    let models = backend
-        .models
-        .iter()
-        .map(|model| ModelName { id: model.id.as_str().to_owned(), aliases: model.aliases.clone() });
+    let identity = connect.identity.as_ref().map(|(cert, key)| (cert.as_path(), key.as_path()));
+    let tls = (connect.ca.is_some() || identity.is_some())
+        .then(|| fleet::tls::client(connect.ca.as_deref(), identity));
+    let models = backend.models.iter().map(|model| ModelName {
+        id: model.id.as_str().to_owned(),
+        aliases: model.aliases.clone(),
+        base: model.base.clone(),
+    });
     Ok(BackendSettings {
         dialect: backend.dialect.name().to_owned(),
         models: models.collect(),
         default: backend.default,
         keep_client_host: connect.host != HostHeader::Backend,
-        authorization,
+        auth: auth(connect)?,
+        tls: tls.transpose()?,
+        ranks: backend.ranks,
         connect_timeout: process.timeouts.connect,
         pool_idle: process.timeouts.pool_idle,
         first_byte: process.timeouts.first_byte,
-        ..BackendSettings::new(backend.name.clone(), url)
+        ..BackendSettings::new(backend.name.clone(), String::new())
+    })
+}
+
+fn auth(connect: &Connect) -> Result<Auth, AssembleError> {
+    Ok(match (&connect.token_file, connect.pass_auth) {
+        (Some(path), _) => {
+            let key = KeyFile::open(path);
+            Auth::Replace(Arc::new(key.map_err(|error| AssembleError::File { path: path.clone(), error })?))
+        }
+        (None, true) => Auth::Pass,
+        (None, false) => Auth::Strip,
     })
 }
 

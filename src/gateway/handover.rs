@@ -12,7 +12,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use super::listen::Body;
 use super::mode::ModeSwitch;
 use super::relay::{Record, Relay};
-use crate::fleet::Backend;
+use crate::fleet::{Backend, Fleet};
 use crate::observe::{Held, Observer};
 use crate::openai::{self, BypassReason, Control};
 
@@ -33,8 +33,10 @@ pub struct Exchange {
     pub body: Bytes,
     /// The body understood.
     pub request: Box<openai::Request>,
-    /// Who answers for its model.
+    /// Who answers for its model. A session stays with its replica.
     pub backend: Arc<Backend>,
+    /// Who can answer instead, as long as nothing has been answered.
+    pub fleet: Arc<Fleet>,
     /// What the client asked of Foretell; it can only lower what policy and gates allow. Never `Off`.
     pub control: Option<Control>,
     /// The client allows its text to be logged (`x-foretell-text: on`), if the operator does too.
@@ -69,7 +71,8 @@ impl Exchange {
         let mut record = Record::new(self.observer, self.started);
         record.completion(self.request.route, self.id, reason, None);
         record.model(self.request.model.clone());
-        let relay = Relay { record, backend: self.backend, limit: None };
+        let (backend, fleet, repeatable) = (self.backend, self.fleet, Some(self.body.clone()));
+        let relay = Relay { record, backend, fleet, limit: None, repeatable };
         relay.send_prepared(self.parts, super::errors::full(self.body)).await
     }
 }

@@ -3,10 +3,10 @@
 //! Fields that concern one connection only (RFC 9110, 7.6.1) end here, whichever way they travel; all others
 //! pass untouched.
 
-use std::net::IpAddr;
-
 use http::header::{CONNECTION, COOKIE, EXPECT, HOST, TE, TRANSFER_ENCODING, UPGRADE};
 use http::{HeaderMap, HeaderName, HeaderValue, Version};
+
+use super::listen::Peer;
 
 /// The client's wish, e.g. `x-foretell: ride`.
 pub const CONTROL: HeaderName = HeaderName::from_static("x-foretell");
@@ -62,7 +62,7 @@ pub fn for_backend(
     headers: &mut HeaderMap,
     version: Version,
     host: Option<&str>,
-    peer: Option<IpAddr>,
+    peer: Option<Peer>,
 ) -> Option<HeaderValue> {
     let trailers = takes_trailers(headers);
     let upgrade = strip_hop_by_hop(headers).filter(|protocol| may_switch(protocol, version));
@@ -101,8 +101,8 @@ fn join_cookies(headers: &mut HeaderMap) {
 }
 
 /// Appends the client to `x-forwarded-for`; protocol and host are the first proxy's to say.
-fn forwarded(headers: &mut HeaderMap, host: Option<&str>, peer: Option<IpAddr>) {
-    if let Some(peer) = peer {
+fn forwarded(headers: &mut HeaderMap, host: Option<&str>, peer: Option<Peer>) {
+    if let Some(peer) = peer.map(|peer| peer.address.ip()) {
         let chain = headers.get_all(FORWARDED_FOR).iter().filter_map(|value| value.to_str().ok());
         let chain: Vec<&str> = chain.collect();
         let value = if chain.is_empty() { peer.to_string() } else { format!("{}, {peer}", chain.join(", ")) };
@@ -111,7 +111,9 @@ fn forwarded(headers: &mut HeaderMap, host: Option<&str>, peer: Option<IpAddr>) 
         }
     }
     if !headers.contains_key(FORWARDED_PROTO) {
-        headers.insert(FORWARDED_PROTO, HeaderValue::from_static("http"));
+        let secure = peer.is_some_and(|peer| peer.secure);
+        let protocol = if secure { "https" } else { "http" };
+        headers.insert(FORWARDED_PROTO, HeaderValue::from_static(protocol));
     }
     if !headers.contains_key(FORWARDED_HOST) {
         let value =
@@ -163,11 +165,22 @@ mod tests {
         let mut map =
             headers(&[("host", "api"), ("x-forwarded-for", "1.2.3.4"), ("x-forwarded-proto", "https")]);
         map.append("x-forwarded-for", "5.6.7.8".parse().unwrap());
-        for_backend(&mut map, Version::HTTP_11, None, Some([9, 9, 9, 9].into()));
+        let peer = Peer { address: ([9, 9, 9, 9], 1234).into(), secure: true };
+        for_backend(&mut map, Version::HTTP_11, None, Some(peer));
         assert_eq!(map["x-forwarded-for"], "1.2.3.4, 5.6.7.8, 9.9.9.9");
         assert_eq!(map.get_all("x-forwarded-for").iter().count(), 1);
         assert_eq!(map["x-forwarded-proto"], "https");
         assert_eq!(map["x-forwarded-host"], "api");
+    }
+
+    #[test]
+    fn the_first_proxy_says_how_the_client_came() {
+        for (secure, protocol) in [(true, "https"), (false, "http")] {
+            let mut map = HeaderMap::new();
+            let peer = Peer { address: ([9, 9, 9, 9], 1234).into(), secure };
+            for_backend(&mut map, Version::HTTP_11, None, Some(peer));
+            assert_eq!(map["x-forwarded-proto"], protocol);
+        }
     }
 
     #[test]

@@ -17,7 +17,10 @@ use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
+use rustls::ServerConfig;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
+use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -47,6 +50,21 @@ impl Default for Bounds {
     }
 }
 
+/// Where clients connect.
+#[derive(Clone, Debug)]
+pub struct Endpoint {
+    /// Port 0 takes a free one.
+    pub address: SocketAddr,
+    /// The certificate that clients see; without it, plain text.
+    pub tls: Option<Arc<ServerConfig>>,
+}
+
+impl From<SocketAddr> for Endpoint {
+    fn from(address: SocketAddr) -> Self {
+        Self { address, tls: None }
+    }
+}
+
 /// How a listener is told to stop.
 #[derive(Clone, Debug, Default)]
 pub struct Stop {
@@ -56,9 +74,14 @@ pub struct Stop {
     pub cut: CancellationToken,
 }
 
-/// The address of the other end, in the extensions of every request.
+/// The other end, in the extensions of every request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Peer(pub SocketAddr);
+pub struct Peer {
+    /// Its address.
+    pub address: SocketAddr,
+    /// It came by TLS.
+    pub secure: bool,
+}
 
 /// Serves `listener` with `app` until `stop.accept` is cancelled, then waits for open connections until they
 /// are done or `stop.cut` is cancelled. Returns how many connections were cut.
@@ -67,13 +90,14 @@ where
     A: Fn(Request<Incoming>) -> F + Send + Sync + 'static,
     F: Future<Output = Response<Body>> + Send + 'static,
 {
-    serve_on(&Workers::none(), listener, app, bounds, stop).await
+    serve_on(&Workers::none(), listener, None, app, bounds, stop).await
 }
 
-/// As [`serve`], with the connections on `workers`.
+/// As [`serve`], with the connections on `workers`, and by TLS if `tls` says how.
 pub async fn serve_on<A, F>(
     workers: &Workers,
     listener: TcpListener,
+    tls: Option<Arc<ServerConfig>>,
     app: A,
     bounds: Bounds,
     stop: Stop,
@@ -83,6 +107,7 @@ where
     F: Future<Output = Response<Body>> + Send + 'static,
 {
     let app = Arc::new(app);
+    let tls = tls.map(TlsAcceptor::from);
     let connections = TaskTracker::new();
     loop {
         let accepted = tokio::select! {
@@ -90,9 +115,10 @@ where
             accepted = listener.accept() => accepted,
         };
         let handed = accepted.and_then(|(stream, peer)| {
-            let (app, stop) = (Arc::clone(&app), stop.clone());
+            let (app, stop, tls) = (Arc::clone(&app), stop.clone(), tls.clone());
+            let peer = Peer { address: peer, secure: tls.is_some() };
             workers
-                .spawn(stream, &connections, move |stream| connection(stream, Peer(peer), app, bounds, stop))
+                .spawn(stream, &connections, move |stream| accepted_by(stream, tls, peer, app, bounds, stop))
         });
         // Out of descriptors, or the peer left while queued: breathe, then go on accepting.
         if let Err(error) = handed {
@@ -126,13 +152,37 @@ fn builder(bounds: Bounds) -> auto::Builder<TokioExecutor> {
     builder
 }
 
-async fn connection<A, F>(stream: TcpStream, peer: Peer, app: Arc<A>, bounds: Bounds, stop: Stop)
-where
+async fn accepted_by<A, F>(
+    stream: TcpStream,
+    tls: Option<TlsAcceptor>,
+    peer: Peer,
+    app: Arc<A>,
+    bounds: Bounds,
+    stop: Stop,
+) where
     A: Fn(Request<Incoming>) -> F + Send + Sync + 'static,
     F: Future<Output = Response<Body>> + Send + 'static,
 {
     // A token is a small write; waiting to fill a segment would hold it back.
     let _ = stream.set_nodelay(true);
+    let Some(tls) = tls else { return connection(stream, peer, app, bounds, stop).await };
+    let shaken = tokio::select! {
+        shaken = tokio::time::timeout(bounds.header_timeout, tls.accept(stream)) => shaken,
+        () = stop.accept.cancelled() => return,
+    };
+    match shaken {
+        Ok(Ok(stream)) => connection(stream, peer, app, bounds, stop).await,
+        Ok(Err(error)) => tracing::debug!(%error, "no TLS handshake"),
+        Err(_) => tracing::debug!("no TLS handshake in time"),
+    }
+}
+
+async fn connection<S, A, F>(stream: S, peer: Peer, app: Arc<A>, bounds: Bounds, stop: Stop)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    A: Fn(Request<Incoming>) -> F + Send + Sync + 'static,
+    F: Future<Output = Response<Body>> + Send + 'static,
+{
     let asked = Arc::new(AtomicBool::new(false));
     let service = {
         let asked = Arc::clone(&asked);

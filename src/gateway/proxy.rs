@@ -1,6 +1,5 @@
 //! One request from its head to the hand-over: to the relay or to the driver.
 
-use std::net::IpAddr;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,6 +9,7 @@ use bytes::Bytes;
 use futures_util::FutureExt;
 use http::header::CONNECTION;
 use http::{HeaderValue, Method, Request, Response, Version, request};
+use http_body::Body as _;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -41,15 +41,39 @@ pub struct Proxy {
 /// A request under way.
 struct Inbound {
     parts: request::Parts,
-    peer: Option<IpAddr>,
+    peer: Option<Peer>,
     started: Instant,
 }
 
 /// What is left to do with a completion whose body has been read, or not.
 enum Verdict {
-    Drive { request: Box<openai::Request>, body: Bytes, permit: OwnedSemaphorePermit },
-    Relay { why: Why, model: Option<String>, body: Body },
+    Drive { eligible: Eligible, body: Bytes },
+    Relay { why: Why, model: Option<String>, to: Option<Arc<Backend>>, body: Payload },
     Fail(Failure),
+}
+
+/// A request that may be driven, with its replica and its place among the sessions.
+struct Eligible {
+    request: Box<openai::Request>,
+    to: Arc<Backend>,
+    permit: OwnedSemaphorePermit,
+}
+
+/// A body on its way to a backend.
+enum Payload {
+    /// It has been read.
+    Whole(Bytes),
+    /// It passes as it comes.
+    Stream(Body),
+}
+
+impl Payload {
+    fn streamed(body: Incoming) -> Self {
+        if body.is_end_stream() {
+            return Self::Whole(Bytes::new());
+        }
+        Self::Stream(body.map_err(Into::into).boxed_unsync())
+    }
 }
 
 /// Why a completion is relayed.
@@ -83,7 +107,7 @@ impl Proxy {
     pub(super) async fn answer(self: Arc<Self>, request: Request<Incoming>) -> Response<Body> {
         let started = Instant::now();
         let (mut parts, body) = request.into_parts();
-        let peer = parts.extensions.remove::<Peer>().map(|peer| peer.0.ip());
+        let peer = parts.extensions.remove::<Peer>();
         let keeps_alive = parts.version <= Version::HTTP_11;
         let inbound = Inbound { parts, peer, started };
         let mut response = match route::candidate(&inbound.parts.method, &inbound.parts.uri) {
@@ -107,14 +131,14 @@ impl Proxy {
         let body = if self.shared.fleet.needs_model() && inbound.parts.method == Method::POST {
             match route::read(body, self.limits.speculate_body).await {
                 Read::Broken => return record.fail(&Failure::BodyBroken),
-                Read::Replay(replay) => replay.into_body(),
+                Read::Replay(replay) => Payload::Stream(replay.into_body()),
                 Read::Whole(bytes) => {
                     model = route::model_of(&bytes);
-                    full(bytes)
+                    Payload::Whole(bytes)
                 }
             }
         } else {
-            streamed(body)
+            Payload::streamed(body)
         };
         let Some(backend) = self.shared.fleet.pick(model.as_deref()) else {
             return record.fail(&Failure::NoBackend);
@@ -128,11 +152,17 @@ impl Proxy {
     async fn relay(
         &self,
         inbound: Inbound,
-        body: Body,
+        body: Payload,
         record: Record,
         backend: Arc<Backend>,
     ) -> Response<Body> {
-        let relay = Relay { record, backend, limit: self.limits.relay_body };
+        let twice = route::is_repeatable(&inbound.parts.method, &inbound.parts.uri);
+        let (body, repeatable) = match body {
+            Payload::Whole(bytes) => (full(bytes.clone()), Some(bytes).filter(|_| twice)),
+            Payload::Stream(body) => (body, None),
+        };
+        let fleet = Arc::clone(&self.shared.fleet);
+        let relay = Relay { record, backend, fleet, limit: self.limits.relay_body, repeatable };
         relay.send(inbound.parts, body, inbound.peer, &self.tunnels).await
     }
 
@@ -142,30 +172,15 @@ impl Proxy {
         let id = self.id(&inbound.parts);
         let mut record = Record::new(Arc::clone(&self.shared.observer), inbound.started);
         record.completion(route, id.clone(), BypassReason::Fault, None);
-        let (why, model, body) = match self.decide(&inbound.parts, body, route, control.clone()).await {
-            Verdict::Drive { request, body, permit } => {
-                return match self.shared.fleet.pick(Some(&request.model)) {
-                    Some(backend) => {
-                        self.hand_over(
-                            inbound,
-                            request,
-                            body,
-                            backend,
-                            control.ok().flatten(),
-                            id,
-                            record,
-                            permit,
-                        )
-                        .await
-                    }
-                    None => record.fail(&Failure::NoBackend),
-                };
+        let (why, model, to, body) = match self.decide(&inbound.parts, body, route, control.clone()).await {
+            Verdict::Drive { eligible, body } => {
+                return self.hand_over(inbound, eligible, body, control.ok().flatten(), id, record).await;
             }
             Verdict::Fail(failure) => return record.fail(&failure),
-            Verdict::Relay { why, model, body } => (why, model, body),
+            Verdict::Relay { why, model, to, body } => (why, model, to, body),
         };
         record.completion(route, id, why.reason, why.parameter);
-        let Some(backend) = self.shared.fleet.pick(model.as_deref()) else {
+        let Some(backend) = to.or_else(|| self.shared.fleet.pick(model.as_deref())) else {
             return record.fail(&Failure::NoBackend);
         };
         if let Some(model) = model {
@@ -183,24 +198,27 @@ impl Proxy {
     ) -> Verdict {
         let early = self.early(parts, control);
         if let (Some(why), false) = (&early, self.shared.fleet.needs_model()) {
-            return Verdict::Relay { why: why.clone(), model: None, body: streamed(body) };
+            let (why, body) = (why.clone(), Payload::streamed(body));
+            return Verdict::Relay { why, model: None, to: None, body };
         }
         let bytes = match route::read(body, self.limits.speculate_body).await {
             Read::Broken => return Verdict::Fail(Failure::BodyBroken),
             Read::Replay(replay) => {
                 let why = early.unwrap_or(BypassReason::Body.into());
-                return Verdict::Relay { why, model: None, body: replay.into_body() };
+                let body = Payload::Stream(replay.into_body());
+                return Verdict::Relay { why, model: None, to: None, body };
             }
             Read::Whole(bytes) => bytes,
         };
-        let (why, model) = match early {
-            Some(why) => (why, route::model_of(&bytes)),
+        let (why, to) = match early {
+            Some(why) => (why, None),
             None => match self.judged(route, &bytes) {
-                Ok((request, permit)) => return Verdict::Drive { request, body: bytes, permit },
-                Err(why) => (why, route::model_of(&bytes)),
+                Ok(eligible) => return Verdict::Drive { eligible, body: bytes },
+                Err(why_and_to) => why_and_to,
             },
         };
-        Verdict::Relay { why, model, body: full(bytes) }
+        let model = route::model_of(&bytes);
+        Verdict::Relay { why, model, to, body: Payload::Whole(bytes) }
     }
 
     /// Reasons that need no look into the body.
@@ -211,51 +229,50 @@ impl Proxy {
             Ok(Some(Control::Off)) => return Some(BypassReason::Client.into()),
             Ok(_) => {}
         }
-        if fleet.backends().iter().all(|backend| self.shared.modes.of(backend.name()) == Mode::Off) {
+        if fleet.names().all(|name| self.shared.modes.of(name) == Mode::Off) {
             return Some(BypassReason::Off.into());
         }
-        if self.drive.is_none() || !fleet.backends().iter().any(|backend| backend.speculates()) {
+        if self.drive.is_none() || !fleet.speculates() {
             return Some(BypassReason::NoPlan.into());
         }
         route::is_encoded(&parts.headers).then(|| BypassReason::Encoded.into())
     }
 
-    /// Judges the body, and takes a place among the sessions if it may be driven.
-    fn judged(
-        &self,
-        route: Route,
-        body: &Bytes,
-    ) -> Result<(Box<openai::Request>, OwnedSemaphorePermit), Why> {
+    /// Judges the body, and takes a place among the sessions if it may be driven. A replica that was picked
+    /// for it serves it also if it is relayed.
+    fn judged(&self, route: Route, body: &Bytes) -> Result<Eligible, (Why, Option<Arc<Backend>>)> {
         let begun = Instant::now();
         let judged = openai::judge(route, body);
         self.shared.observer.metrics().overhead(Stage::Parse, begun.elapsed());
         let request = match judged {
             Judgement::Eligible(request) => request,
-            Judgement::Bypass { reason, parameter } => return Err(Why { reason, parameter }),
+            Judgement::Bypass { reason, parameter } => return Err((Why { reason, parameter }, None)),
         };
-        let backend = self.shared.fleet.pick(Some(&request.model)).ok_or(BypassReason::NoPlan)?;
+        let Some(backend) = self.shared.fleet.pick(Some(&request.model)) else {
+            return Err((BypassReason::NoPlan.into(), None));
+        };
         if self.shared.modes.of(backend.name()) == Mode::Off {
-            return Err(BypassReason::Off.into());
+            return Err((BypassReason::Off.into(), Some(backend)));
         }
         if !backend.speculates() {
-            return Err(BypassReason::NoPlan.into());
+            return Err((BypassReason::NoPlan.into(), Some(backend)));
         }
-        let permit = Arc::clone(&self.sessions).try_acquire_owned().map_err(|_| BypassReason::Sessions)?;
-        Ok((request, permit))
+        match Arc::clone(&self.sessions).try_acquire_owned() {
+            Ok(permit) => Ok(Eligible { request, to: backend, permit }),
+            Err(_) => Err((BypassReason::Sessions.into(), Some(backend))),
+        }
     }
 
-    #[expect(clippy::too_many_arguments, reason = "the one place where all that belongs to a session meets")]
     async fn hand_over(
         &self,
         inbound: Inbound,
-        request: Box<openai::Request>,
+        eligible: Eligible,
         body: Bytes,
-        backend: Arc<Backend>,
         control: Option<Control>,
         id: String,
         record: Record,
-        permit: OwnedSemaphorePermit,
     ) -> Response<Body> {
+        let Eligible { request, to: backend, permit } = eligible;
         let Some(drive) = &self.drive else { return record.fail(&Failure::Internal) };
         let mut parts = inbound.parts;
         let text_allowed = parts.headers.get(headers::TEXT).is_some_and(|value| value == "on");
@@ -270,10 +287,11 @@ impl Proxy {
             body,
             request,
             backend,
+            fleet: Arc::clone(&self.shared.fleet),
             control,
             text_allowed,
             wants_trailers,
-            peer: inbound.peer,
+            peer: inbound.peer.map(|peer| peer.address.ip()),
             id,
             started: inbound.started,
             modes: Arc::clone(&self.shared.modes),
@@ -306,8 +324,4 @@ impl Proxy {
             None => format!("ft-{:x}", self.ids.fetch_add(1, Ordering::Relaxed)),
         }
     }
-}
-
-fn streamed(body: Incoming) -> Body {
-    body.map_err(Into::into).boxed_unsync()
 }

@@ -17,9 +17,9 @@ use hyper::upgrade::OnUpgrade;
 
 use super::errors::Failure;
 use super::headers;
-use super::listen::{Body, BoxError};
+use super::listen::{Body, BoxError, Peer};
 use super::tunnel::Tunnels;
-use crate::fleet::{self, Backend};
+use crate::fleet::{self, Backend, Fleet};
 use crate::observe::{Finished, Held, Observer};
 use crate::openai::{BypassReason, Path, Route};
 
@@ -123,8 +123,12 @@ pub struct Relay {
     pub record: Record,
     /// Where it goes.
     pub backend: Arc<Backend>,
+    /// Who can answer instead, if it gives no answer.
+    pub fleet: Arc<Fleet>,
     /// `limits.relay_body`.
     pub limit: Option<u64>,
+    /// The body, if the request may be sent twice.
+    pub repeatable: Option<Bytes>,
 }
 
 impl Relay {
@@ -133,7 +137,7 @@ impl Relay {
         self,
         mut parts: request::Parts,
         body: Body,
-        peer: Option<std::net::IpAddr>,
+        peer: Option<Peer>,
         tunnels: &Tunnels,
     ) -> Response<Body> {
         let host = parts.uri.host().map(ToOwned::to_owned);
@@ -201,14 +205,11 @@ impl Relay {
                 http_body_util::Limited::new(body, limit).boxed_unsync()
             }
         };
-        let sent = self.backend.send(Request::from_parts(parts, body)).await;
-        sent.map_err(|error| {
-            let metrics = self.record.observer.metrics();
-            metrics.replica_error(self.backend.name(), error.kind().code());
-            match self.limit {
-                Some(limit) if error.is_limit() => Failure::BodyTooLarge { limit },
-                _ => Failure::Send(error),
-            }
+        let request = Request::from_parts(parts, body);
+        let sent = self.fleet.send(&mut self.backend, request, self.repeatable.as_ref()).await;
+        sent.map_err(|error| match self.limit {
+            Some(limit) if error.is_limit() => Failure::BodyTooLarge { limit },
+            _ => Failure::Send(error),
         })
     }
 

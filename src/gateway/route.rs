@@ -26,6 +26,14 @@ pub fn candidate(method: &Method, uri: &Uri) -> Option<Route> {
     [Route::Completions, Route::Chat].into_iter().find(|route| route.path() == uri.path())
 }
 
+/// Whether answering a request twice is the same as once, but for the work: what only reads, and what only
+/// computes an answer from the request.
+pub fn is_repeatable(method: &Method, uri: &Uri) -> bool {
+    const COMPUTED: [&str; 5] =
+        ["/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/tokenize", "/detokenize"];
+    method.is_safe() || *method == Method::POST && COMPUTED.contains(&uri.path())
+}
+
 /// Whether the body is compressed.
 pub fn is_encoded(headers: &HeaderMap) -> bool {
     let encodings = headers.get_all(CONTENT_ENCODING).into_iter();
@@ -141,6 +149,21 @@ mod tests {
         #[case] wanted: Option<Route>,
     ) {
         assert_eq!(candidate(&method.parse().unwrap(), &uri.parse().unwrap()), wanted);
+    }
+
+    #[rstest::rstest]
+    #[case("GET", "/v1/models", true)]
+    #[case("POST", "/v1/chat/completions", true)]
+    #[case("POST", "/v1/embeddings?x", true)]
+    #[case("POST", "/v1/files", false)]
+    #[case("POST", "/v1/load_lora_adapter", false)]
+    #[case("DELETE", "/v1/files/7", false)]
+    fn only_what_changes_nothing_may_be_done_twice(
+        #[case] method: &str,
+        #[case] uri: &str,
+        #[case] wanted: bool,
+    ) {
+        assert_eq!(is_repeatable(&method.parse().unwrap(), &uri.parse().unwrap()), wanted);
     }
 
     #[test]

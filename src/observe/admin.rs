@@ -11,12 +11,16 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::page;
+use crate::fleet::Backend;
 use crate::gateway::Shared;
 use crate::gateway::errors::{error_response, full, json_response};
 use crate::gateway::listen::Body;
 use crate::gateway::mode::Mode;
 
 const BODY: usize = 8 << 20;
+/// What can be done with one replica, below this path.
+const REPLICA: &str = "/api/replicas/";
+const VERBS: [&str; 3] = ["disable", "enable", "reprobe"];
 
 /// One fault in a configuration file.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
@@ -45,8 +49,12 @@ pub trait Hooks: Send + Sync {
     fn explain(&self, _body: &[u8]) -> Option<Result<Value, String>> {
         None
     }
-    /// What is known about a replica, by index: epoch, plans, load, probe.
-    fn replica(&self, _index: usize) -> Option<Value> {
+    /// What is known about a replica: epoch, plans, probe.
+    fn replica(&self, _replica: &Arc<Backend>) -> Option<Value> {
+        None
+    }
+    /// Measures a replica again; answers when that has begun.
+    fn reprobe(&self, _replica: &Arc<Backend>) -> Option<Result<Value, String>> {
         None
     }
 }
@@ -108,6 +116,7 @@ impl Admin {
             (&Method::POST, "/api/reload") => self.reload(),
             (&Method::POST, "/api/explain") => self.explain(body).await,
             (&Method::POST, "/api/drain") => self.drain(parts.uri.query()).await,
+            (method, path) if path.starts_with(REPLICA) => self.replica(method, path),
             (_, "/" | "/metrics" | "/api/sessions" | "/api/replicas" | "/api/policies") => not_allowed("GET"),
             (_, "/api/mode" | "/api/reload" | "/api/explain" | "/api/drain") => not_allowed("POST"),
             _ => not_found(),
@@ -132,9 +141,6 @@ impl Admin {
 
     fn metrics(&self) -> Response<Body> {
         let metrics = self.shared.observer.metrics();
-        for backend in self.shared.fleet.backends() {
-            metrics.replica_up(backend.url(), backend.is_up());
-        }
         let mut response = Response::new(full(metrics.text()));
         let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
         response.headers_mut().insert(CONTENT_TYPE, kind);
@@ -148,25 +154,62 @@ impl Admin {
     }
 
     fn replicas(&self) -> Value {
-        let replica = |(index, backend): (usize, &Arc<crate::fleet::Backend>)| {
-            let mut shown = json!({
-                "name": backend.name(),
-                "url": backend.url(),
-                "dialect": *backend.dialect(),
-                "epoch": null,
-                "up": backend.is_up(),
-                "plans": [],
-                "load": null,
-                "probe": null,
-            });
-            let known = self.hooks.as_ref().and_then(|hooks| hooks.replica(index));
-            if let (Some(shown), Some(Value::Object(known))) = (shown.as_object_mut(), known) {
-                shown.extend(known);
-            }
-            shown
+        let replicas = self.shared.fleet.replicas();
+        json!({ "replicas": replicas.iter().map(|replica| self.shown(replica)).collect::<Vec<_>>() })
+    }
+
+    fn shown(&self, replica: &Arc<Backend>) -> Value {
+        let load = replica.load().map(|load| {
+            json!({
+                "running": load.running,
+                "waiting": load.waiting,
+                "kv_usage": load.kv_usage,
+                "age_seconds": load.at.elapsed().as_secs_f64(),
+            })
+        });
+        let mut shown = json!({
+            "name": replica.label(),
+            "backend": replica.name(),
+            "url": replica.url(),
+            "rank": replica.rank(),
+            "dialect": *replica.dialect(),
+            "epoch": null,
+            "up": replica.is_up(),
+            "state": replica.standing().name(),
+            "breaker": replica.breaker().name(),
+            "in_flight": replica.in_flight(),
+            "plans": [],
+            "load": load,
+            "probe": null,
+        });
+        let known = self.hooks.as_ref().and_then(|hooks| hooks.replica(replica));
+        if let (Some(shown), Some(Value::Object(known))) = (shown.as_object_mut(), known) {
+            shown.extend(known);
+        }
+        shown
+    }
+
+    /// `/api/replicas/{n}/disable|enable|reprobe`: `n` is the place in `/api/replicas`, from 0.
+    fn replica(&self, method: &Method, path: &str) -> Response<Body> {
+        let asked = path.strip_prefix(REPLICA).and_then(|rest| rest.split_once('/'));
+        let Some((number, verb)) = asked.filter(|(_, verb)| VERBS.contains(verb)) else { return not_found() };
+        if method != Method::POST {
+            return not_allowed("POST");
+        }
+        let replicas = self.shared.fleet.replicas();
+        let Some(replica) = number.parse().ok().and_then(|number: usize| replicas.get(number)) else {
+            return not_found();
         };
-        let replicas: Vec<Value> = self.shared.fleet.backends().iter().enumerate().map(replica).collect();
-        json!({ "replicas": replicas })
+        if verb == "reprobe" {
+            return match self.hooks.as_ref().and_then(|hooks| hooks.reprobe(replica)) {
+                None => not_found(),
+                Some(Ok(done)) => json_response(StatusCode::OK, &done),
+                Some(Err(message)) => error_response(StatusCode::CONFLICT, &message, None, "conflict"),
+            };
+        }
+        replica.disable(verb == "disable");
+        tracing::info!(replica = replica.label(), verb, "replica switched");
+        json_response(StatusCode::OK, &self.shown(replica))
     }
 
     fn policies(&self) -> Response<Body> {
@@ -215,7 +258,7 @@ impl Admin {
             Ok(wanted) => wanted,
             Err(error) => return bad_request(&error.to_string(), None),
         };
-        let known = |name: &String| self.shared.fleet.backends().iter().any(|backend| backend.name() == name);
+        let known = |name: &String| self.shared.fleet.names().any(|known| known == name);
         if wanted.backend.as_ref().is_some_and(|name| !known(name)) {
             return bad_request("no such backend", Some("backend"));
         }

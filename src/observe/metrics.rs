@@ -95,8 +95,6 @@ pub struct Metrics {
     gamma: Histogram,
     rides: IntCounterVec,
     bypass: IntCounterVec,
-    replica_up: IntGaugeVec,
-    replica_errors: IntCounterVec,
     gate_open: IntGaugeVec,
     config_info: GaugeVec,
     synchronized: IntGauge,
@@ -167,16 +165,6 @@ impl Metrics {
                 &["reason"],
             )?,
             bypass: new.counters("foretell_bypass_total", "Completions that may not leap.", &["reason"])?,
-            replica_up: new.levels(
-                "foretell_replica_up",
-                "Whether the last call connected.",
-                &["replica"],
-            )?,
-            replica_errors: new.counters(
-                "foretell_replica_errors_total",
-                "Calls that got no answer.",
-                &["replica", "kind"],
-            )?,
             gate_open: new.levels("foretell_gate_open", "Whether a gate lets leap.", &["policy", "gate"])?,
             config_info: new.gauges("foretell_config_info", "Running configuration.", &["version"])?,
             synchronized: new.level("foretell_config_synchronized", "0 if the files could not be taken.")?,
@@ -225,16 +213,6 @@ impl Metrics {
     /// Notes how long a part of Foretell's own work took.
     pub fn overhead(&self, stage: Stage, took: Duration) {
         self.overhead.with_label_values(&[stage.name()]).observe(took.as_secs_f64());
-    }
-
-    /// Notes whether a replica could be reached.
-    pub fn replica_up(&self, replica: &str, up: bool) {
-        self.replica_up.with_label_values(&[replica]).set(i64::from(up));
-    }
-
-    /// Counts a call that got no answer.
-    pub fn replica_error(&self, replica: &str, kind: &str) {
-        self.replica_errors.with_label_values(&[replica, kind]).inc();
     }
 
     /// Notes whether a gate of a policy lets leap.

@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use crate::fleet::{Backend, Load};
 use crate::gateway::Shared;
 
 const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:60rem;padding:0 1rem;\
@@ -23,17 +24,11 @@ pub fn render(shared: &Shared) -> String {
         env!("CARGO_PKG_VERSION"),
         shared.modes.process().name()
     );
-    page.push_str("<h2>Replicas</h2><table><tr><th>name<th>address<th>dialect<th>mode<th>up</tr>");
-    for backend in shared.fleet.backends() {
-        let cells = [
-            backend.name(),
-            backend.url(),
-            &backend.dialect(),
-            shared.modes.of(backend.name()).name(),
-            if backend.is_up() { "yes" } else { "no" },
-        ];
-        row(&mut page, &cells.map(escape));
-    }
+    page.push_str(
+        "<h2>Replicas</h2><table><tr><th>name<th>address<th>dialect<th>mode<th>state<th>breaker\
+         <th>in flight<th>running<th>waiting<th>KV</tr>",
+    );
+    shared.fleet.each(|replica| row(&mut page, &replica_cells(shared, replica)));
     page.push_str("</table><h2>Last completions</h2><table><tr>");
     for title in ["id", "path", "reason", "model", "status", "rounds", "drafted", "accepted", "tokens", "ms"]
     {
@@ -60,6 +55,23 @@ pub fn render(shared: &Shared) -> String {
     page.push_str("</table><p><a href=/metrics>metrics</a> <a href=/api/sessions>sessions</a> ");
     page.push_str("<a href=/api/replicas>replicas</a> <a href=/api/policies>policies</a></p></html>");
     page
+}
+
+fn replica_cells(shared: &Shared, replica: &Backend) -> [String; 10] {
+    let load = replica.load();
+    let told = |show: &dyn Fn(&Load) -> String| load.as_ref().map_or_else(|| "–".to_owned(), show);
+    [
+        escape(replica.label()),
+        escape(replica.url()),
+        escape(&replica.dialect()),
+        shared.modes.of(replica.name()).name().to_owned(),
+        replica.standing().name().to_owned(),
+        replica.breaker().name().to_owned(),
+        replica.in_flight().to_string(),
+        told(&|load| load.running.to_string()),
+        told(&|load| load.waiting.to_string()),
+        told(&|load| format!("{:.0} %", load.kv_usage * 100.0)),
+    ]
 }
 
 fn row(page: &mut String, cells: &[String]) {

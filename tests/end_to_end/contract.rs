@@ -296,7 +296,7 @@ async fn the_admin_api_shows_sessions_replicas_and_policies() {
     assert!(!sessions.to_string().contains("fox"), "no text of a prompt");
 
     let replica = &get(house.admin(), "/api/replicas").await.json()["replicas"][0];
-    assert_eq!((&replica["name"], &replica["dialect"]), (&json!("toy"), &json!("onnx")));
+    assert_eq!((&replica["name"], &replica["dialect"]), (&json!("toy/0"), &json!("onnx")));
     assert_eq!((&replica["up"], &replica["plans"]), (&json!(true), &json!(["tree", "fan_out"])));
     assert!(replica["epoch"].as_str().unwrap().starts_with("toy/toy/"));
 

@@ -51,8 +51,7 @@ async fn a_relayed_completion_shows_in_metrics_sessions_and_page_without_its_tex
     ] {
         assert!(metrics.contains(line), "{line} is missing in\n{metrics}");
     }
-    let replica_up = format!("foretell_replica_up{{replica=\"http://{}\"}} 1", server.address);
-    assert!(metrics.contains(&replica_up));
+    assert!(metrics.contains("foretell_replica_up{replica=\"b/0\"} 1"));
     let sessions = get(&gateway, "/api/sessions").await;
     let session = &sessions.json()["sessions"][0];
     assert_eq!(
@@ -69,7 +68,7 @@ async fn a_relayed_completion_shows_in_metrics_sessions_and_page_without_its_tex
     let replica = &replicas["replicas"][0];
     assert_eq!(
         (&replica["name"], &replica["up"], &replica["dialect"]),
-        (&json!("b"), &json!(true), &json!("auto"))
+        (&json!("b/0"), &json!(true), &json!("auto"))
     );
 }
 
@@ -111,7 +110,7 @@ impl Hooks for Files {
         Some(Err(vec![error]))
     }
 
-    fn replica(&self, _: usize) -> Option<Value> {
+    fn replica(&self, _: &std::sync::Arc<foretell::fleet::Backend>) -> Option<Value> {
         Some(json!({ "epoch": "e1", "plans": ["tree"] }))
     }
 }
@@ -128,7 +127,6 @@ async fn what_the_configuration_can_answer_is_answered_and_the_rest_is_404() {
     assert_eq!(refused.json(), json!({ "errors": [error] }));
     assert_eq!(get(&gateway, "/api/replicas").await.json()["replicas"][0]["plans"], json!(["tree"]));
     assert_eq!(tell(&gateway, "/api/explain", "{}").await.head.status(), 404);
-    assert_eq!(tell(&gateway, "/api/replicas/0/disable", "").await.head.status(), 404);
     assert_eq!(get(&gateway, "/api/mode").await.head.status(), 405);
     let bare = house::start(house::settings(server.address)).await;
     assert_eq!(get(&bare, "/api/policies").await.head.status(), 404);

@@ -36,8 +36,10 @@ async fn a_backend_that_is_not_there_is_a_502() {
     is_openai_error(&answer, 502, "backend_unreachable");
     assert_eq!(answer.head.get("x-foretell-path"), Some("bypassed"));
     let metrics = gateway.shared.observer.metrics().text();
-    assert!(metrics.contains("foretell_replica_errors_total{kind=\"backend_unreachable\",replica=\"b\"} 1"));
-    assert!(!gateway.shared.fleet.backends()[0].is_up());
+    assert!(
+        metrics.contains("foretell_replica_errors_total{kind=\"backend_unreachable\",replica=\"b/0\"} 1")
+    );
+    assert!(!gateway.shared.fleet.replicas()[0].is_up());
 }
 
 #[tokio::test]

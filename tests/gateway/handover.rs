@@ -149,7 +149,7 @@ async fn requests_go_where_their_model_is_whether_driven_or_relayed() {
     let here = Server::answering(|_| ok("", b"here")).await;
     let there = Server::answering(|_| ok("", b"there")).await;
     let named = |name: &str, server: &Server, model: &str| BackendSettings {
-        models: vec![ModelName { id: model.to_owned(), aliases: Vec::new() }],
+        models: vec![ModelName { id: model.to_owned(), ..ModelName::default() }],
         ..BackendSettings::new(name, format!("http://{}", server.address))
     };
     let settings = Settings {

@@ -9,7 +9,7 @@ use foretell::gateway::{Brains, Gateway, Settings};
 pub fn settings(backend: SocketAddr) -> Settings {
     let any = SocketAddr::from(([127, 0, 0, 1], 0));
     Settings {
-        listen: vec![any],
+        listen: vec![any.into()],
         admin: Some(any),
         workers: 0,
         ..Settings::new(BackendSettings::new("b", format!("http://{backend}")))

@@ -80,6 +80,8 @@ pub struct Backend {
     pub dialect: Dialect,
     /// Where its replicas are.
     pub replicas: Replicas,
+    /// Data-parallel ranks at each address, each a replica of its own; 0: none.
+    pub ranks: u32,
     /// The models it serves; none means "any".
     pub models: Vec<Model>,
     /// How to connect.
@@ -109,6 +111,8 @@ pub enum Replicas {
         name: String,
         /// How often.
         every: Duration,
+        /// By TLS; the certificate must be the name's.
+        https: bool,
     },
 }
 
@@ -117,9 +121,9 @@ pub enum Replicas {
 pub struct Model {
     /// The id as clients send it, or a pattern of ids.
     pub id: Glob,
-    /// Other ids for it.
+    /// Other names under which the backend serves it: a request reaches it with the name that it came with.
     pub aliases: Vec<String>,
-    /// The model that an adapter is made for.
+    /// The model that an adapter is made for; requests for the adapter name the adapter.
     pub base: Option<String>,
     /// Where its tokenizer is found.
     pub tokenizer: TokenizerSource,
@@ -142,11 +146,13 @@ pub struct Connect {
     pub http: HttpVersion,
     /// Which `Host` the backend sees.
     pub host: HostHeader,
-    /// The authority of its certificate, PEM; the system's if `None`.
+    /// The authority of its certificate, PEM; the usual public ones if `None`.
     pub ca: Option<PathBuf>,
-    /// The client's `Authorization` is passed on.
+    /// The certificate chain and the key that Foretell shows, PEM.
+    pub identity: Option<(PathBuf, PathBuf)>,
+    /// The client's `Authorization` is passed on; otherwise it is taken out.
     pub pass_auth: bool,
-    /// The file with the bearer token for calls that are Foretell's own.
+    /// The file with the bearer token that is sent instead of the client's.
     pub token_file: Option<PathBuf>,
 }
 

@@ -1,6 +1,7 @@
 //! Reading the backends of a process file.
 
 use std::collections::HashSet;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use super::file::path;
@@ -19,6 +20,7 @@ impl Default for Connect {
             http: HttpVersion::default(),
             host: HostHeader::default(),
             ca: None,
+            identity: None,
             pass_auth: true,
             token_file: None,
         }
@@ -80,6 +82,7 @@ fn backend(item: &Item<'_>, seen: &mut Seen) -> Option<Backend> {
         section.refuse("replicas", Refusal::new("missing", "a list of URLs or { dns, every }"), "nothing");
     }
     let replicas = replicas.and_then(|item| self::replicas(&item));
+    let ranks = section.or("ranks", 0, whole(0..=1024));
     let models = section.item("models").map_or_else(Vec::new, |item| models(&item, seen));
     let connect = connect(section.section("connect"));
     let load = load(section.section("load"));
@@ -92,6 +95,7 @@ fn backend(item: &Item<'_>, seen: &mut Seen) -> Option<Backend> {
         name: name?,
         dialect,
         replicas: replicas?,
+        ranks,
         models,
         connect,
         load,
@@ -124,8 +128,9 @@ fn replicas(item: &Item<'_>) -> Option<Replicas> {
             let mut section = item.section();
             let name = section.must("dns", "HOST:PORT", host_and_port);
             let every = section.or("every", Duration::from_secs(5), period);
+            let https = section.or("scheme", false, word(&[("http", false), ("https", true)]));
             section.close();
-            name.map(|name| Replicas::Dns { name, every })
+            name.map(|name| Replicas::Dns { name, every, https })
         }
         _ => {
             item.refuse(Refusal::new("wrong type", "a list of URLs or { dns, every }"));
@@ -171,13 +176,32 @@ fn connect(mut section: Section<'_>) -> Connect {
     let host = section.or("host", default.host, word(hosts));
     let mut tls = section.section("tls");
     let ca = tls.maybe("ca", None, path);
+    let identity = identity(&mut tls);
     tls.close();
     let mut auth = section.section("auth");
     let pass_auth = auth.or("pass", default.pass_auth, boolean);
     let token_file = auth.maybe("token_file", None, path);
     auth.close();
     section.close();
-    Connect { http, host, ca, pass_auth, token_file }
+    Connect { http, host, ca, identity, pass_auth, token_file }
+}
+
+/// A certificate without its key is none, nor the other way round.
+fn identity(tls: &mut Section<'_>) -> Option<(PathBuf, PathBuf)> {
+    let cert = tls.maybe("cert", None, path);
+    let key = tls.maybe("key", None, path);
+    match (cert, key) {
+        (Some(cert), Some(key)) => Some((cert, key)),
+        (None, None) => None,
+        (Some(_), None) => {
+            tls.refuse("key", Refusal::new("missing", "the key of `cert`"), "nothing");
+            None
+        }
+        (None, Some(_)) => {
+            tls.refuse("cert", Refusal::new("missing", "the certificate of `key`"), "nothing");
+            None
+        }
+    }
 }
 
 fn load(mut section: Section<'_>) -> Load {

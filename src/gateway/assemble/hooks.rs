@@ -10,6 +10,7 @@ use crate::config::problem::Problem;
 use crate::config::process::Process;
 use crate::config::store::PolicyStore;
 use crate::config::values::Revision;
+use crate::fleet::Backend;
 use crate::gateway::Shared;
 use crate::gateway::drive::identity::Identities;
 use crate::observe::Observer;
@@ -86,17 +87,12 @@ impl Hooks for ConfigHooks {
         })
     }
 
-    fn replica(&self, index: usize) -> Option<Value> {
-        let (_, identity) = self.identities.all().nth(index)?;
-        let identity = identity?;
-        let epoch = &identity.epoch;
-        let plans: Vec<_> = identity.engine.plans.iter().map(|plan| plan.name()).collect();
-        Some(json!({
-            "dialect": identity.engine.dialect.name(),
-            "epoch": format!("{}/{}/{}/{}/{}", epoch.backend, epoch.model, epoch.version, epoch.started,
-                epoch.vocabulary.get(..8).unwrap_or(&epoch.vocabulary)),
-            "plans": plans,
-        }))
+    fn replica(&self, replica: &Arc<Backend>) -> Option<Value> {
+        self.identities.shown(replica)
+    }
+
+    fn reprobe(&self, replica: &Arc<Backend>) -> Option<Result<Value, String>> {
+        Some(self.identities.reprobe(replica).map(|()| json!({ "replica": replica.label(), "reprobe": true })))
     }
 }
 

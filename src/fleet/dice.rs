@@ -1,0 +1,44 @@
+//! Random numbers that cost one atomic: good enough to spread load and retries, nothing else.
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// SplitMix64 over a shared counter.
+#[derive(Debug)]
+pub(super) struct Dice(AtomicU64);
+
+impl Default for Dice {
+    fn default() -> Self {
+        Self::seeded(RandomState::new().hash_one(0_u8))
+    }
+}
+
+impl Dice {
+    /// Always the same throws.
+    pub(super) const fn seeded(seed: u64) -> Self {
+        Self(AtomicU64::new(seed))
+    }
+
+    /// 64 random bits.
+    pub(super) fn throw(&self) -> u64 {
+        const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+        let mut bits = self.0.fetch_add(STEP, Ordering::Relaxed).wrapping_add(STEP);
+        bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        bits ^ (bits >> 31)
+    }
+
+    /// A number in 0..1.
+    pub(super) fn fraction(&self) -> f64 {
+        (self.throw() >> 11) as f64 / (1_u64 << 53) as f64
+    }
+
+    /// Two different numbers below `count`, which must be 2 or more.
+    pub(super) fn two(&self, count: usize) -> (usize, usize) {
+        let bits = self.throw();
+        let count = count as u64;
+        let first = (bits >> 32) % count;
+        let step = 1 + (bits & 0xffff_ffff) % (count - 1).max(1);
+        (first as usize, ((first + step) % count) as usize)
+    }
+}

@@ -1,0 +1,69 @@
+//! Replicas behind a name: its addresses are asked for again and again, and they come and go.
+//!
+//! A replica that is gone takes no new requests; those it is answering hold it and go on. An answer without
+//! addresses, or none, changes nothing: a name server in trouble must not take down what works.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+
+use super::Fleet;
+
+/// The addresses of a name, later.
+pub type Resolving = Pin<Box<dyn Future<Output = io::Result<Vec<SocketAddr>>> + Send>>;
+
+/// Who knows the addresses of a name.
+pub trait Resolve: fmt::Debug + Send + Sync {
+    /// Every address of `name`, which is `HOST:PORT`.
+    fn resolve(&self, name: &str) -> Resolving;
+}
+
+/// The system's resolver.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SystemResolver;
+
+impl Resolve for SystemResolver {
+    fn resolve(&self, name: &str) -> Resolving {
+        let name = name.to_owned();
+        Box::pin(async move { Ok(tokio::net::lookup_host(name).await?.collect()) })
+    }
+}
+
+impl Fleet {
+    /// Asks once for the addresses behind every name.
+    pub async fn discover(&self, resolver: &dyn Resolve) {
+        for name in self.names_to_ask() {
+            self.ask(resolver, &name).await;
+        }
+    }
+
+    /// Keeps asking, each name as often as configured.
+    pub(super) async fn keep_discovering(
+        self: Arc<Self>,
+        resolver: Arc<dyn Resolve>,
+        name: String,
+        every: Duration,
+        stop: CancellationToken,
+    ) {
+        loop {
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = tokio::time::sleep(every) => self.ask(resolver.as_ref(), &name).await,
+            }
+        }
+    }
+
+    async fn ask(&self, resolver: &dyn Resolve, name: &str) {
+        match resolver.resolve(name).await {
+            Ok(found) if found.is_empty() => tracing::warn!(name, "no address, the replicas stay"),
+            Ok(found) => self.found(name, &BTreeSet::from_iter(found)),
+            Err(error) => tracing::warn!(name, %error, "no answer, the replicas stay"),
+        }
+    }
+}

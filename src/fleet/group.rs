@@ -1,0 +1,205 @@
+//! The replicas of one backend, and which of them a new request gets.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::{ArcSwap, Guard};
+use http::Uri;
+use http::uri::Scheme;
+use parking_lot::Mutex;
+use prometheus::HistogramVec;
+
+use super::backend::{Backend, BackendSettings, InvalidUrl, Place};
+use super::dice::Dice;
+use super::models::Fit;
+
+/// The replicas of one backend.
+#[derive(Debug)]
+pub(super) struct Group {
+    /// Each address of the configuration; those with `discover` stand for the addresses behind them.
+    settings: Vec<BackendSettings>,
+    replicas: ArcSwap<Vec<Arc<Backend>>>,
+    /// Taken by whoever changes `replicas`.
+    changing: Mutex<()>,
+}
+
+impl Group {
+    pub(super) fn new(settings: BackendSettings) -> Self {
+        Self { settings: vec![settings], replicas: ArcSwap::default(), changing: Mutex::new(()) }
+    }
+
+    pub(super) fn add(&mut self, settings: BackendSettings) {
+        self.settings.push(settings);
+    }
+
+    /// Makes the replicas whose addresses need not be asked for.
+    pub(super) fn open(&self, connects: &HistogramVec) -> Result<(), InvalidUrl> {
+        let mut replicas: Vec<Arc<Backend>> = Vec::new();
+        for settings in &self.settings {
+            // A name that will be asked for must be callable too: better told at the start than later.
+            for rank in ranks(settings) {
+                let place = Place { number: replicas.len(), address: None, rank };
+                let replica = replica(settings, place, connects)?;
+                if settings.discover.is_none() {
+                    replicas.push(replica);
+                }
+            }
+        }
+        self.replicas.store(Arc::new(replicas));
+        Ok(())
+    }
+
+    pub(super) fn name(&self) -> &str {
+        self.settings.first().map_or("", |settings| &settings.name)
+    }
+
+    pub(super) fn is_default(&self) -> bool {
+        self.settings.iter().any(|settings| settings.default)
+    }
+
+    /// How well it fits `model`, if at all.
+    pub(super) fn answers_for(&self, model: &str) -> Option<Fit> {
+        let names = self.settings.iter().flat_map(|settings| &settings.models);
+        names.filter_map(|name| name.fit(model)).min()
+    }
+
+    pub(super) fn replicas(&self) -> Guard<Arc<Vec<Arc<Backend>>>> {
+        self.replicas.load()
+    }
+
+    pub(super) fn discoveries(&self) -> Vec<(String, Duration)> {
+        let asked = self.settings.iter();
+        asked.filter_map(|settings| Some((host_and_port(settings)?, settings.discover?))).collect()
+    }
+
+    /// The less busy of two replicas taken by chance from those with the least against them, `not` left out.
+    pub(super) fn pick(&self, dice: &Dice, not: Option<&Arc<Backend>>) -> Option<Arc<Backend>> {
+        let replicas = self.replicas.load();
+        if let ([only], None) = (replicas.as_slice(), not) {
+            return Some(Arc::clone(only));
+        }
+        let others = || replicas.iter().filter(|replica| not.is_none_or(|not| !Arc::ptr_eq(not, replica)));
+        let least = others().map(|replica| replica.standing()).min()?;
+        // Standings may change between the two looks; one that was counted and is gone costs a weaker choice.
+        let equal = || others().filter(|replica| replica.standing() <= least);
+        let count = equal().count();
+        if count < 2 {
+            return equal().next().or_else(|| others().next()).map(Arc::clone);
+        }
+        let (first, second) = dice.two(count);
+        let (first, second) = (equal().nth(first)?, equal().nth(second).or_else(|| equal().next())?);
+        Some(Arc::clone(less_busy(first, second)))
+    }
+
+    /// Takes over the addresses that `name` has now. Returns whether a replica has come or gone.
+    pub(super) fn found(
+        &self,
+        name: &str,
+        addresses: &BTreeSet<SocketAddr>,
+        connects: &HistogramVec,
+    ) -> bool {
+        let _changing = self.changing.lock();
+        let before = self.replicas.load();
+        let mut now: Vec<Arc<Backend>> = Vec::new();
+        for settings in &self.settings {
+            let own = |replica: &&Arc<Backend>| replica.is_of(settings);
+            if settings.discover.is_none() || host_and_port(settings).as_deref() != Some(name) {
+                now.extend(before.iter().filter(own).cloned());
+                continue;
+            }
+            now.extend(before.iter().filter(own).filter(|replica| is_among(replica, addresses)).cloned());
+        }
+        let new = self.settings.iter().filter(|settings| {
+            settings.discover.is_some() && host_and_port(settings).as_deref() == Some(name)
+        });
+        for settings in new {
+            for address in addresses {
+                for rank in ranks(settings) {
+                    let there = |replica: &Arc<Backend>| {
+                        let place = replica.place();
+                        replica.is_of(settings) && place.address == Some(*address) && place.rank == rank
+                    };
+                    if now.iter().any(there) {
+                        continue;
+                    }
+                    let place = Place { number: free_number(&now), address: Some(*address), rank };
+                    match replica(settings, place, connects) {
+                        Ok(replica) => now.push(replica),
+                        Err(error) => tracing::warn!(%error, %address, "address left out"),
+                    }
+                }
+            }
+        }
+        now.sort_by_key(|replica| replica.place().number);
+        self.change(&before, now, connects)
+    }
+
+    fn change(&self, before: &[Arc<Backend>], now: Vec<Arc<Backend>>, connects: &HistogramVec) -> bool {
+        let is_in =
+            |all: &[Arc<Backend>], one: &Arc<Backend>| all.iter().any(|other| Arc::ptr_eq(other, one));
+        let gone = before.iter().filter(|replica| !is_in(&now, replica));
+        let mut changed = false;
+        for replica in gone {
+            tracing::info!(replica = replica.label(), url = replica.url(), "replica is gone");
+            if !now.iter().any(|other| other.label() == replica.label()) {
+                let _ = connects.remove_label_values(&[replica.label()]);
+            }
+            changed = true;
+        }
+        for replica in now.iter().filter(|replica| !is_in(before, replica)) {
+            tracing::info!(replica = replica.label(), url = replica.url(), "replica has come");
+            changed = true;
+        }
+        if changed {
+            self.replicas.store(Arc::new(now));
+        }
+        changed
+    }
+}
+
+fn replica(
+    settings: &BackendSettings,
+    place: Place,
+    connects: &HistogramVec,
+) -> Result<Arc<Backend>, InvalidUrl> {
+    let label = format!("{}/{}", settings.name, place.number);
+    Backend::at(settings.clone(), place, connects.with_label_values(&[label])).map(Arc::new)
+}
+
+fn ranks(settings: &BackendSettings) -> Vec<Option<u32>> {
+    match settings.ranks {
+        0 => vec![None],
+        ranks => (0..ranks).map(Some).collect(),
+    }
+}
+
+fn is_among(replica: &Backend, addresses: &BTreeSet<SocketAddr>) -> bool {
+    replica.place().address.is_some_and(|address| addresses.contains(&address))
+}
+
+/// The smallest number that no replica has, so that labels stay few although addresses come and go.
+fn free_number(replicas: &[Arc<Backend>]) -> usize {
+    let taken: BTreeSet<usize> = replicas.iter().map(|replica| replica.place().number).collect();
+    (0..taken.len()).find(|number| !taken.contains(number)).unwrap_or(taken.len())
+}
+
+fn host_and_port(settings: &BackendSettings) -> Option<String> {
+    let uri: Uri = settings.url.parse().ok()?;
+    let usual = if uri.scheme() == Some(&Scheme::HTTPS) { 443 } else { 80 };
+    Some(format!("{}:{}", uri.host()?, uri.port_u16().unwrap_or(usual)))
+}
+
+/// By the engines' own word where both have spoken lately, else by our own calls: figures of two kinds cannot
+/// be compared.
+fn less_busy<'a>(first: &'a Arc<Backend>, second: &'a Arc<Backend>) -> &'a Arc<Backend> {
+    let busy = match (first.engine_requests(), second.engine_requests()) {
+        (Some(first), Some(second)) => (first, second),
+        _ => (first.in_flight(), second.in_flight()),
+    };
+    if busy.1 < busy.0 { second } else { first }
+}
+
+#[cfg(test)]
+mod tests;

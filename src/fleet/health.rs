@@ -1,0 +1,266 @@
+//! What is held against a replica: unreachable, breaker open, taken out by the operator.
+//!
+//! A request that goes well reads one atomic and writes none; the lock is taken only while something is
+//! wrong, and never across an await.
+
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use super::breaker::{Breaker, BreakerState};
+use super::dice::Dice;
+use super::error::SendErrorKind;
+use crate::gateway::clock::Clock;
+use crate::units::Tick;
+
+/// How often a replica that is down is asked for its health, before jitter.
+const CHECK_EVERY: Duration = Duration::from_secs(2);
+
+/// What keeps new requests away from a replica, least first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Standing {
+    /// Nothing.
+    Ready,
+    /// It could not be reached.
+    Down,
+    /// It failed again and again.
+    Broken,
+    /// The operator took it out.
+    Disabled,
+}
+
+impl Standing {
+    /// The name on the status page and in the admin API.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Ready => "ready",
+            Self::Down => "down",
+            Self::Broken => "broken",
+            Self::Disabled => "disabled",
+        }
+    }
+}
+
+/// How a call ended, as far as it tells about the replica.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Outcome {
+    /// It did its work.
+    Good,
+    /// It answered, but not by doing its work.
+    Reached,
+    /// Nobody knows: the client's own fault, or it left.
+    Undecided,
+    /// It failed.
+    Failed(Failing),
+}
+
+/// How a replica failed, for the label of the metric.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Failing {
+    /// No whole answer came.
+    Call(SendErrorKind),
+    /// A 5xx that no request earned.
+    Status,
+}
+
+impl Failing {
+    /// Every label of `foretell_replica_errors_total{kind}`.
+    const KINDS: [&'static str; 6] = [
+        SendErrorKind::Connect.code(),
+        SendErrorKind::Timeout.code(),
+        SendErrorKind::Closed.code(),
+        SendErrorKind::Protocol.code(),
+        SendErrorKind::Request.code(),
+        "server_error",
+    ];
+
+    const fn place(self) -> usize {
+        match self {
+            Self::Call(SendErrorKind::Connect) => 0,
+            Self::Call(SendErrorKind::Timeout) => 1,
+            Self::Call(SendErrorKind::Closed) => 2,
+            Self::Call(SendErrorKind::Protocol) => 3,
+            Self::Call(SendErrorKind::Request) => 4,
+            Self::Status => 5,
+        }
+    }
+}
+
+/// The health of one replica.
+#[derive(Debug)]
+pub(super) struct Health {
+    breaker: Mutex<Breaker>,
+    /// The breaker's state, to be read without its lock.
+    state: AtomicU8,
+    calm: AtomicBool,
+    up: AtomicBool,
+    disabled: AtomicBool,
+    /// When it may be asked for its health again.
+    check_at: AtomicU64,
+    transitions: [AtomicU64; 3],
+    errors: [AtomicU64; Failing::KINDS.len()],
+    dice: Dice,
+    clock: Clock,
+}
+
+impl Default for Health {
+    fn default() -> Self {
+        Self {
+            breaker: Mutex::default(),
+            state: AtomicU8::new(0),
+            calm: AtomicBool::new(true),
+            up: AtomicBool::new(true),
+            disabled: AtomicBool::new(false),
+            check_at: AtomicU64::new(0),
+            transitions: Default::default(),
+            errors: Default::default(),
+            dice: Dice::default(),
+            clock: Clock::start(),
+        }
+    }
+}
+
+impl Health {
+    pub(super) fn is_up(&self) -> bool {
+        self.up.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn mark(&self, up: bool) {
+        if self.is_up() != up {
+            self.up.store(up, Ordering::Relaxed);
+        }
+    }
+
+    pub(super) fn disable(&self, disabled: bool) {
+        self.disabled.store(disabled, Ordering::Relaxed);
+    }
+
+    pub(super) fn state(&self) -> BreakerState {
+        let state = BreakerState::ALL.get(usize::from(self.state.load(Ordering::Relaxed)));
+        state.copied().unwrap_or(BreakerState::Open)
+    }
+
+    /// What keeps requests away now.
+    pub(super) fn standing(&self) -> Standing {
+        if self.disabled.load(Ordering::Relaxed) {
+            return Standing::Disabled;
+        }
+        let admitted = match self.state() {
+            BreakerState::Closed => true,
+            BreakerState::HalfOpen => self.breaker.lock().admits(self.clock.now()),
+            BreakerState::Open => false,
+        };
+        match (admitted, self.is_up()) {
+            (false, _) => Standing::Broken,
+            (true, false) => Standing::Down,
+            (true, true) => Standing::Ready,
+        }
+    }
+
+    /// A request was given to the replica.
+    pub(super) fn chosen(&self) {
+        if self.state() == BreakerState::HalfOpen {
+            self.breaker.lock().begin(self.clock.now());
+        }
+    }
+
+    /// A call has ended.
+    pub(super) fn ended(&self, outcome: Outcome) {
+        match outcome {
+            Outcome::Good => {
+                self.mark(true);
+                if !self.calm.load(Ordering::Relaxed) {
+                    self.change(Breaker::succeeded);
+                }
+            }
+            Outcome::Reached | Outcome::Undecided => {
+                if outcome == Outcome::Reached {
+                    self.mark(true);
+                }
+                if self.state() == BreakerState::HalfOpen {
+                    self.change(Breaker::undecided);
+                }
+            }
+            Outcome::Failed(failing) => {
+                self.count(failing);
+                if failing == Failing::Call(SendErrorKind::Connect) {
+                    self.mark(false);
+                    self.check_again();
+                }
+                self.failed();
+            }
+        }
+    }
+
+    fn count(&self, failing: Failing) {
+        if let Some(count) = self.errors.get(failing.place()) {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn failed(&self) {
+        let (now, jitter) = (self.clock.now(), self.dice.fraction());
+        self.change(|breaker| breaker.failed(now, jitter));
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Breaker)) {
+        let mut breaker = self.breaker.lock();
+        let before = breaker.state();
+        change(&mut breaker);
+        let after = breaker.state();
+        self.calm.store(breaker.is_calm(), Ordering::Relaxed);
+        self.state.store(after as u8, Ordering::Relaxed);
+        if before != after
+            && let Some(count) = self.transitions.get(after as usize)
+        {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether the replica should be asked for its health now; if so, not again for a while.
+    pub(super) fn wants_check(&self) -> bool {
+        let due = match self.state() {
+            BreakerState::Open => self.breaker.lock().due(),
+            BreakerState::Closed | BreakerState::HalfOpen if self.is_up() => None,
+            BreakerState::Closed | BreakerState::HalfOpen => Some(Tick(0)),
+        };
+        let now = self.clock.now();
+        let wanted = due.is_some_and(|due| now >= due) && now.0 >= self.check_at.load(Ordering::Relaxed);
+        if wanted {
+            self.check_again();
+        }
+        wanted
+    }
+
+    fn check_again(&self) {
+        let pause = CHECK_EVERY.mul_f64(0.75 + 0.5 * self.dice.fraction());
+        self.check_at.store(self.clock.now().after(pause).0, Ordering::Relaxed);
+    }
+
+    /// A health check has ended.
+    pub(super) fn checked(&self, healthy: bool) {
+        if healthy {
+            self.mark(true);
+            self.change(Breaker::healthy);
+        } else if self.state() == BreakerState::Open {
+            self.failed();
+        }
+    }
+
+    /// How often the breaker went to each state, in the order of [`BreakerState::ALL`].
+    pub(super) fn transitions(&self) -> [(BreakerState, u64); 3] {
+        let [closed, half_open, open] = &self.transitions;
+        let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        [
+            (BreakerState::Closed, count(closed)),
+            (BreakerState::HalfOpen, count(half_open)),
+            (BreakerState::Open, count(open)),
+        ]
+    }
+
+    /// Failures by the label of their kind.
+    pub(super) fn errors(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        Failing::KINDS.into_iter().zip(self.errors.iter().map(|count| count.load(Ordering::Relaxed)))
+    }
+}

@@ -1,0 +1,117 @@
+//! A key in a file, such as a mounted secret that is replaced while the process runs.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use http::HeaderValue;
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+/// How often the file is looked at, at most.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// What identifies one content of a file.
+type Stamp = (Option<SystemTime>, u64);
+
+/// `Authorization: Bearer` from a file.
+#[derive(Debug)]
+pub struct KeyFile {
+    path: PathBuf,
+    kept: Mutex<Kept>,
+}
+
+struct Kept {
+    value: HeaderValue,
+    stamp: Stamp,
+    looked: Instant,
+}
+
+/// Keys are not for logs.
+impl std::fmt::Debug for Kept {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Kept").field("stamp", &self.stamp).finish_non_exhaustive()
+    }
+}
+
+impl KeyFile {
+    /// Reads the file.
+    ///
+    /// # Errors
+    /// It cannot be read, is empty, or holds what no header can carry.
+    pub fn open(path: &Path) -> io::Result<Self> {
+        let (value, stamp) = read(path)?;
+        let kept = Mutex::new(Kept { value, stamp, looked: Instant::now() });
+        Ok(Self { path: path.to_owned(), kept })
+    }
+
+    /// The key as the file has it, at most a second ago. A file that has become unreadable changes nothing.
+    pub(super) fn value(&self) -> HeaderValue {
+        let mut kept = self.kept.lock();
+        if kept.looked.elapsed() >= LOOK_EVERY {
+            kept.looked = Instant::now();
+            self.look(&mut kept);
+        }
+        kept.value.clone()
+    }
+
+    fn look(&self, kept: &mut Kept) {
+        let read = match fs::metadata(&self.path) {
+            Ok(found) if stamp(&found) == kept.stamp => return,
+            Ok(_) => read(&self.path),
+            Err(error) => Err(error),
+        };
+        match read {
+            Ok((value, stamp)) => (kept.value, kept.stamp) = (value, stamp),
+            Err(error) => tracing::warn!(path = %self.path.display(), %error, "the key file stays as it was"),
+        }
+    }
+}
+
+fn stamp(found: &fs::Metadata) -> Stamp {
+    (found.modified().ok(), found.len())
+}
+
+fn read(path: &Path) -> io::Result<(HeaderValue, Stamp)> {
+    let stamp = stamp(&fs::metadata(path)?);
+    let text = fs::read_to_string(path)?;
+    let key = text.trim();
+    let invalid = |what: &'static str| io::Error::new(io::ErrorKind::InvalidData, what);
+    if key.is_empty() {
+        return Err(invalid("the file is empty"));
+    }
+    let value = HeaderValue::try_from(format!("Bearer {key}"));
+    let mut value = value.map_err(|_| invalid("the key has characters that no header can carry"))?;
+    value.set_sensitive(true);
+    Ok((value, stamp))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_new_key_is_taken_within_a_second_and_an_unreadable_file_changes_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("key");
+        fs::write(&path, "one\n").unwrap();
+        let key = KeyFile::open(&path).unwrap();
+        assert_eq!(key.value(), "Bearer one");
+        assert!(key.value().is_sensitive());
+        fs::write(&path, "second").unwrap();
+        assert_eq!(key.value(), "Bearer one", "it was looked at a moment ago");
+        tokio::time::advance(LOOK_EVERY).await;
+        assert_eq!(key.value(), "Bearer second");
+        for broken in [Some(""), Some("a\u{7}b"), None] {
+            match broken {
+                Some(text) => fs::write(&path, text).unwrap(),
+                None => fs::remove_file(&path).unwrap(),
+            }
+            tokio::time::advance(LOOK_EVERY).await;
+            assert_eq!(key.value(), "Bearer second");
+        }
+        assert!(!format!("{key:?}").contains("second"));
+        assert!(KeyFile::open(&path).is_err());
+    }
+}

@@ -1,0 +1,41 @@
+//! How busy a replica is, by its engine's own word.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// Older figures are not believed.
+pub const STALE: Duration = Duration::from_secs(2);
+
+/// What an engine said about its load. Whoever reads its metrics sets it by
+/// [`Backend::set_load`](super::Backend::set_load).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Load {
+    /// Requests being computed.
+    pub running: u32,
+    /// Requests waiting for a place.
+    pub waiting: u32,
+    /// Share of the KV cache in use, 0..=1.
+    pub kv_usage: f64,
+    /// When it said so.
+    pub at: Instant,
+}
+
+/// A [`Load`] and how many of our own calls were under way when it was set.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Told {
+    pub(super) load: Load,
+    pub(super) ours: usize,
+}
+
+impl Told {
+    /// Requests at the engine now: what it said, and what we have begun or ended since.
+    pub(super) fn requests(&self, in_flight: usize) -> usize {
+        let said = self.load.running as usize + self.load.waiting as usize;
+        (said + in_flight).saturating_sub(self.ours)
+    }
+
+    pub(super) fn is_fresh(&self) -> bool {
+        self.load.at.elapsed() < STALE
+    }
+}

@@ -1,0 +1,137 @@
+//! Sending a request once more, elsewhere, when not a byte of an answer came.
+//!
+//! A request that never left is sent to another replica. One that was written may have reached an engine: it
+//! is sent again only if doing it twice changes nothing, and after a hang-up, never after a wait. Nobody's
+//! answer is ever thrown away for another try.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use bytes::Bytes;
+use http::{Request, Response};
+
+use super::backend::{Backend, Unanswered};
+use super::error::SendErrorKind;
+use super::{Answer, Fleet, SendError};
+use crate::gateway::errors::full;
+use crate::gateway::listen::Body;
+
+/// What a request adds to the budget; a retry takes [`RETRY`].
+const REQUEST: u32 = 1;
+/// A tenth of the requests may be sent twice.
+const RETRY: u32 = 10;
+/// The most retries at once: as many as may have been under way at a replica that goes away.
+const BURST: u32 = 100 * RETRY;
+
+/// How many requests may be sent a second time: a tenth of all, in bursts of up to a hundred. When everything
+/// fails, retries must not double the load.
+#[derive(Debug)]
+pub(super) struct RetryBudget(AtomicU32);
+
+impl Default for RetryBudget {
+    fn default() -> Self {
+        Self(AtomicU32::new(BURST))
+    }
+}
+
+impl RetryBudget {
+    pub(super) fn request(&self) {
+        if self.0.load(Ordering::Relaxed) < BURST {
+            self.0.fetch_add(REQUEST, Ordering::Relaxed);
+        }
+    }
+
+    pub(super) fn retry(&self) -> bool {
+        let taken = |left: u32| left.checked_sub(RETRY);
+        self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, taken).is_ok()
+    }
+}
+
+impl Fleet {
+    /// Sends `request` to `backend`; if not a byte of an answer came, once more to another replica of it (or by
+    /// a fresh connection, where an old one was dead), which `backend` then is. `repeatable` is the request's
+    /// body if it may be sent again although it may have arrived.
+    ///
+    /// # Errors
+    /// As [`Backend::send`]; of the second try if there was one.
+    pub async fn send(
+        &self,
+        backend: &mut Arc<Backend>,
+        request: Request<Body>,
+        repeatable: Option<&Bytes>,
+    ) -> Result<Response<Answer>, SendError> {
+        self.budget.request();
+        let copy = repeatable.map(|body| copy_of(&request, body));
+        let failed = match backend.try_send(request).await {
+            Ok(answer) => return Ok(answer),
+            Err(failed) => failed,
+        };
+        let Some((request, to)) = self
+            .again(backend, failed.kind(), failed.pooled, || failed.unsent.map(|unsent| *unsent).or(copy))
+        else {
+            return Err(failed.error);
+        };
+        if !self.budget.retry() {
+            backend.retried(false);
+            return Err(failed.error);
+        }
+        backend.retried(true);
+        tracing::debug!(from = backend.label(), to = to.label(), error = %failed.error, "sent again");
+        *backend = to;
+        backend.chosen();
+        backend.send(request).await
+    }
+
+    /// What may be sent again, and to whom.
+    fn again(
+        &self,
+        backend: &Arc<Backend>,
+        kind: SendErrorKind,
+        pooled: bool,
+        request: impl FnOnce() -> Option<Request<Body>>,
+    ) -> Option<(Request<Body>, Arc<Backend>)> {
+        let to = match kind {
+            SendErrorKind::Closed if pooled => self.other(backend).unwrap_or_else(|| Arc::clone(backend)),
+            SendErrorKind::Connect | SendErrorKind::Closed => self.other(backend)?,
+            SendErrorKind::Timeout | SendErrorKind::Protocol | SendErrorKind::Request => return None,
+        };
+        Some((request()?, to))
+    }
+}
+
+fn copy_of(request: &Request<Body>, body: &Bytes) -> Request<Body> {
+    let mut copy = Request::new(full(body.clone()));
+    *copy.method_mut() = request.method().clone();
+    *copy.uri_mut() = request.uri().clone();
+    *copy.headers_mut() = request.headers().clone();
+    copy
+}
+
+impl Unanswered {
+    /// A connection that could not be made in time is as good as refused: nothing was sent.
+    pub(super) fn kind(&self) -> SendErrorKind {
+        match &self.error {
+            SendError::ConnectTimeout { .. } => SendErrorKind::Connect,
+            error => error.kind(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tenth_of_the_requests_may_be_sent_again_in_bursts_of_a_hundred() {
+        let budget = RetryBudget::default();
+        assert_eq!((0..1000).filter(|_| budget.retry()).count(), 100);
+        let mut retries = 0;
+        for _ in 0..1000 {
+            budget.request();
+            retries += u32::from(budget.retry());
+        }
+        assert_eq!(retries, 100);
+        (0..1_000_000).for_each(|_| budget.request());
+        assert_eq!((0..1000).filter(|_| budget.retry()).count(), 100);
+    }
+}

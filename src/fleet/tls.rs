@@ -1,0 +1,122 @@
+//! Certificates for both ends: who a backend must be, and who Foretell says it is.
+//!
+//! A certificate's name is always checked; there is no switch to leave it out.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+
+use rustls::pki_types::pem::{self, PemObject};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::WebPkiClientVerifier;
+use rustls::{ClientConfig, RootCertStore, ServerConfig};
+
+/// Certificates that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    /// A file cannot be read as PEM.
+    #[error("{path}: {error}")]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        error: pem::Error,
+    },
+    /// A file holds no certificate.
+    #[error("{path}: no certificate in it")]
+    Empty {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A certificate and its key, or an authority, cannot be used.
+    #[error("{path}: {detail}")]
+    Unusable {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        detail: String,
+    },
+}
+
+/// How to connect to a backend by TLS: `ca` is who must have signed its certificate (the usual public
+/// authorities without it), `identity` the certificate chain and key that Foretell shows.
+///
+/// # Errors
+/// A file cannot be used.
+pub fn client(ca: Option<&Path>, identity: Option<(&Path, &Path)>) -> Result<Arc<ClientConfig>, TlsError> {
+    let roots = match ca {
+        Some(path) => authorities(path)?,
+        None => webpki_roots::TLS_SERVER_ROOTS.iter().cloned().collect(),
+    };
+    let builder = ClientConfig::builder_with_provider(provider())
+        .with_safe_default_protocol_versions()
+        .map_err(|error| unusable(ca.unwrap_or(Path::new("tls")), error))?
+        .with_root_certificates(roots);
+    let config = match identity {
+        None => builder.with_no_client_auth(),
+        Some((cert, key)) => builder
+            .with_client_auth_cert(certificates(cert)?, private_key(key)?)
+            .map_err(|error| unusable(cert, error))?,
+    };
+    Ok(Arc::new(config))
+}
+
+/// How a listener answers by TLS, http/1.1 and h2; with `client_ca`, only clients with a certificate of that
+/// authority are let in.
+///
+/// # Errors
+/// A file cannot be used.
+pub fn server(cert: &Path, key: &Path, client_ca: Option<&Path>) -> Result<Arc<ServerConfig>, TlsError> {
+    let builder = ServerConfig::builder_with_provider(provider())
+        .with_safe_default_protocol_versions()
+        .map_err(|error| unusable(cert, error))?;
+    let builder = match client_ca {
+        None => builder.with_no_client_auth(),
+        Some(path) => {
+            let verifier =
+                WebPkiClientVerifier::builder_with_provider(Arc::new(authorities(path)?), provider());
+            builder.with_client_cert_verifier(verifier.build().map_err(|error| unusable(path, error))?)
+        }
+    };
+    let mut config = builder
+        .with_single_cert(certificates(cert)?, private_key(key)?)
+        .map_err(|error| unusable(cert, error))?;
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    Ok(Arc::new(config))
+}
+
+/// How to connect where nothing was configured: made once, as every replica would make the same.
+pub(super) fn public() -> Result<Arc<ClientConfig>, TlsError> {
+    static PUBLIC: OnceLock<Arc<ClientConfig>> = OnceLock::new();
+    if let Some(config) = PUBLIC.get() {
+        return Ok(Arc::clone(config));
+    }
+    let config = client(None, None)?;
+    Ok(Arc::clone(PUBLIC.get_or_init(|| config)))
+}
+
+fn provider() -> Arc<rustls::crypto::CryptoProvider> {
+    Arc::new(rustls::crypto::ring::default_provider())
+}
+
+fn unusable(path: &Path, error: impl std::fmt::Display) -> TlsError {
+    TlsError::Unusable { path: path.to_owned(), detail: error.to_string() }
+}
+
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let fault = |error| TlsError::File { path: path.to_owned(), error };
+    let read = CertificateDer::pem_file_iter(path).map_err(fault)?;
+    let read: Vec<_> = read.collect::<Result<_, _>>().map_err(fault)?;
+    if read.is_empty() { Err(TlsError::Empty { path: path.to_owned() }) } else { Ok(read) }
+}
+
+fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
+    PrivateKeyDer::from_pem_file(path).map_err(|error| TlsError::File { path: path.to_owned(), error })
+}
+
+fn authorities(path: &Path) -> Result<RootCertStore, TlsError> {
+    let mut roots = RootCertStore::empty();
+    for certificate in certificates(path)? {
+        roots.add(certificate).map_err(|error| unusable(path, error))?;
+    }
+    Ok(roots)
+}
