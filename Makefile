@@ -15,12 +15,14 @@ BIN     := target/release/foretell
 INFLATE ?= 8
 PAIRS   ?= 10
 TURN    ?= 20
+ENGINES ?= all
+SHORT   ?=
 CARGO_FEATURES ?=
 INFLATED = $(CACHE)/models/target-x$(INFLATE)
 
 export ORT_DYLIB_PATH := $(ORT)
 
-.PHONY: help demo serve-demo test test-rust test-python build bench bench-relay models lint print-env clean
+.PHONY: help demo serve-demo test test-rust test-python build bench bench-relay models lint print-env clean engines test-engines
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -33,7 +35,7 @@ serve-demo: build $(INFLATED)/model.onnx ## The same, and then keep serving, wit
 
 test: test-rust test-python ## Every test
 
-test-rust: $(ORT)
+test-rust: $(ORT) $(PYPATH)/.done
 	@if cargo nextest --version >/dev/null 2>&1; then cargo nextest run --no-fail-fast $(CARGO_FEATURES); else cargo test --no-fail-fast --all-targets $(CARGO_FEATURES); fi
 
 test-python: $(ORT) $(PYPATH)/.done
@@ -48,6 +50,12 @@ bench: build $(INFLATED)/model.onnx ## Through Foretell against direct, every wo
 bench-relay: build ## Foretell against nginx as plain reverse proxies
 	@command -v nginx >/dev/null || PATH=$$PATH:/usr/sbin command -v nginx >/dev/null || { echo "needs nginx (Debian package nginx)" >&2; exit 1; }
 	PATH=$$PATH:/usr/sbin $(BIN) bench-relay --pairs $(PAIRS) --seconds $(TURN)
+
+engines: $(PYPATH)/.done ## llama-server and vLLM's CPU build into .cache (ENGINES=llama|vllm|all; 15 min cold)
+	@for engine in $(if $(filter all,$(ENGINES)),llama vllm,$(ENGINES)); do FORETELL_CACHE=$(CACHE) tests/engines/$$engine.sh; done
+
+test-engines: build $(PYPATH)/.done ## Exactness before real engines (ENGINES=llama|vllm|all, SHORT=1)
+	FORETELL_CACHE=$(CACHE) $(PYTHON) tests/engines/all.py --engines $(ENGINES) $(if $(SHORT),--short) --foretell $(BIN)
 
 models: ## Train the bundled models again (about 100 minutes on two cores)
 	onnx/train/all.sh
@@ -68,8 +76,8 @@ $(ORT): onnx/fetch.sh
 	FORETELL_CACHE=$(CACHE) onnx/fetch.sh >/dev/null
 	@touch $@
 
-$(PYPATH)/.done: onnx/export/requirements.txt
-	$(PYTHON) -m pip install --quiet --disable-pip-version-check --upgrade --target $(PYPATH) -r $<
+$(PYPATH)/.done: onnx/export/requirements.txt tests/python/requirements.txt
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check --upgrade --target $(PYPATH) $(addprefix -r ,$^)
 	@touch $@
 
 $(CACHE)/models/target-x%/model.onnx: onnx/models/target/model.onnx onnx/export/inflate.py $(PYPATH)/.done

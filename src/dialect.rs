@@ -16,7 +16,7 @@ pub mod vllm;
 use serde_json::Value;
 
 use crate::draft::Tree;
-use crate::openai::{Additive, BypassReason, Request, Sampling};
+use crate::openai::{Additive, BypassReason, Request, Route, Sampling};
 use crate::session::{Plan, StopOrder, Verdict};
 use crate::units::TokenId;
 
@@ -252,6 +252,14 @@ pub trait Codec: Sync {
 
     /// What [`Codec::first_ride`] added, so that it is taken out of the answer.
     fn additive(&self, engine: &Engine, request: &Request) -> Additive;
+
+    /// Members that this engine puts into a whole answer, or (`whole` is false) into the last chunk of a stream,
+    /// and not into the first chunk, by which all else is shaped; each with the value it has if nothing is to
+    /// be said. See [`crate::openai::fill`].
+    fn last_members(&self, route: Route, whole: bool) -> Value {
+        let _ = (route, whole);
+        Value::Null
+    }
 
     /// The call that brings the prompt's ids, if the first ride does not tell them.
     fn beside(&self, engine: &Engine, request: &Request) -> Option<Call> {

@@ -122,6 +122,7 @@ impl Fleet {
     /// the one marked default; else the first, whose own 404 the client gets. Of its replicas: the less busy
     /// of two taken by chance. `None` only if there is no backend, or no address of it is known.
     pub fn pick(&self, model: Option<&str>) -> Option<Arc<Backend>> {
+        self.budget.request();
         let chosen = self.group(model)?.pick(&self.dice, None)?;
         chosen.chosen();
         Some(chosen)

@@ -15,7 +15,7 @@ pub mod sampling;
 pub mod sse;
 pub mod usage;
 
-pub use answer::{Additive, Template, strip};
+pub use answer::{Additive, Template, fill, strip};
 pub use control_header::Control;
 pub use eligibility::{Finding, Judgement, judge, understand};
 pub use reason::BypassReason;

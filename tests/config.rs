@@ -95,6 +95,10 @@ backends:
     plans: { allow: [tree] }
     budget: { switchback: null }
     billed: true
+  - name: b
+    replicas: ["https://a/base/", "http://b:1"]
+    ranks: 4
+    connect: { tls: { ca: ca, cert: c, key: k }, auth: { pass: false } }
 "#,
     );
     assert_eq!(process.mode, Mode::Observe);
@@ -110,6 +114,10 @@ backends:
     );
     assert_eq!(backend.models[0].tokenizer, TokenizerSource::File("some/file.json".into()));
     assert_eq!(backend.plans.allow, [PlanName::Tree]);
+    let other = &process.backends[1];
+    let Replicas::Urls(urls) = &other.replicas else { panic!("addresses, not a name") };
+    assert_eq!((urls[0].path(), other.ranks, other.connect.pass_auth), ("/base", 4, false));
+    assert_eq!(other.connect.identity, Some(("c".into(), "k".into())));
     assert!(backend.budget.switchback.is_none() && backend.billed && backend.connect.pass_auth);
 }
 
@@ -277,7 +285,7 @@ fn a_bad_flag_is_told_by_its_name() {
         lines(&problems),
         "--listen: listen: not an address, allowed IP:PORT, got \"here\"\n\
          FORETELL_ADMIN: admin.address: open to others without a token, allowed a loopback address, or any with admin.token_file, got \"0.0.0.0:1\"\n\
-         --backend: backends: not a URL, allowed http(s)://HOST[:PORT], got \"http://***@host\"\n\
+         --backend: backends: not a URL, allowed http(s)://HOST[:PORT][/BASE], got \"http://***@host\"\n\
          --dialect: backends[0].dialect: unknown value, allowed auto|onnx|vllm|sglang|llamacpp|tgi|trtllm|triton|ollama|lmdeploy|mlx|openai, got \"onyx\"; did you mean onnx?\n"
     );
 }

@@ -12,6 +12,8 @@ mod house;
 mod middlebox;
 #[path = "end_to_end/model.rs"]
 mod model;
+#[path = "end_to_end/official_client.rs"]
+mod official_client;
 #[cfg(feature = "onnx")]
 #[path = "end_to_end/onnx.rs"]
 mod onnx;
@@ -19,6 +21,8 @@ mod onnx;
 mod parameters;
 #[path = "end_to_end/partition.rs"]
 mod partition;
+#[path = "end_to_end/replicas.rs"]
+mod replicas;
 #[path = "support/wire.rs"]
 #[allow(dead_code)]
 mod wire;

@@ -1,10 +1,13 @@
 """Writes a model directory as a GGUF file with the same 16-bit values, for llama.cpp.
 
+Stored as 16 bits unless told f32: with 16-bit weights llama.cpp rounds the activations
+to 16 bits too, which exactness tests must not have.
+
 llama.cpp rotates neighbouring pairs where Hugging Face's layout rotates the two
 halves of a head, so the rows of q and k are reordered on the way (and back again
 by `read`, which the tests use).
 
-    gguf.py MODEL_DIR OUT_FILE
+    gguf.py MODEL_DIR OUT_FILE [f16|f32]
 """
 
 import json
@@ -60,14 +63,14 @@ def heads_of(name, config):
     return None
 
 
-def export(model, out, weights=None, config=None):
+def export(model, out, weights=None, config=None, kind="f16"):
     if weights is None:
         weights, config = bundle.load(model)
     model, out = pathlib.Path(model), pathlib.Path(out)
     out.parent.mkdir(parents=True, exist_ok=True)
     writer = package.GGUFWriter(str(out), "llama")
     writer.add_name(out.stem)
-    writer.add_file_type(package.LlamaFileType.MOSTLY_F16)
+    writer.add_file_type(package.LlamaFileType.ALL_F32 if kind == "f32" else package.LlamaFileType.MOSTLY_F16)
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(config["num_hidden_layers"])
@@ -86,7 +89,7 @@ def export(model, out, weights=None, config=None):
         if heads := heads_of(name, config):
             array = permute(array, heads)
         # llama.cpp wants norms in 32 bits; the values stay the 16-bit ones
-        array = array.astype(np.float32) if array.ndim == 1 else np.ascontiguousarray(array)
+        array = np.ascontiguousarray(array, np.float32 if array.ndim == 1 or kind == "f32" else np.float16)
         writer.add_tensor(gguf_name(name), array)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -134,4 +137,4 @@ def names(config):
 
 
 if __name__ == "__main__":
-    export(sys.argv[1], sys.argv[2])
+    export(sys.argv[1], sys.argv[2], kind=sys.argv[3] if len(sys.argv) > 3 else "f16")

@@ -84,13 +84,13 @@ def inflate(weights, config, depth=1, width=1):
     return weights, config
 
 
-def write(model, out, form, weights, config):
+def write(model, out, form, weights, config, kind="f16"):
     if form == "safetensors":
         import safetensors
         safetensors.export(model, out, weights, config)
     elif form == "gguf":
         import gguf
-        gguf.export(model, pathlib.Path(out) / "model.gguf", weights, config)
+        gguf.export(model, pathlib.Path(out) / "model.gguf", weights, config, kind)
     else:
         bundle.write_common(model, out, config)
         bundle.write_onnx(out, weights, config)
@@ -103,9 +103,10 @@ def main():
     parser.add_argument("--width", type=int, default=1, choices=(1, 4, 16))
     parser.add_argument("--out", required=True)
     parser.add_argument("--format", default="onnx", choices=("onnx", "safetensors", "gguf"))
+    parser.add_argument("--type", default="f16", choices=("f16", "f32"), help="of a GGUF file's matrices")
     args = parser.parse_args()
     weights, config = inflate(*bundle.load(args.model), args.depth, args.width)
-    write(args.model, args.out, args.format, weights, config)
+    write(args.model, args.out, args.format, weights, config, args.type)
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ async fn serve(loaded: Loaded) -> Exit {
             || "relayed: not known to verify (yet)".to_owned(),
             |identity| format!("{} serves {}", identity.engine.dialect.name(), identity.epoch.model),
         );
-        eprintln!("backend {} at {}: {known}", backend.name(), backend.url());
+        eprintln!("backend {} at {}: {known}", backend.label(), backend.url());
     }
     match running.until_signal().await {
         Ended::Drained { cut: 0 } => {}

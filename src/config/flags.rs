@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use super::problem::{Problem, Refusal};
 use super::process::{Backend, Connect, Dialect, Load, Plans, Process, Replicas};
-use super::read::{parse_address, parse_url};
+use super::read::{parse_address, parse_base};
 use super::yaml::quote;
 
 /// Named texts, such as the environment: the only way in which parsing looks at the world.
@@ -123,7 +123,7 @@ impl Overrides {
             let refusal = Refusal::new("open to others without a token", allowed);
             problems.push(problem(said, "admin.address", refusal));
         }
-        set(self.backend.as_ref(), "backends", &mut problems, parse_url, |url| {
+        set(self.backend.as_ref(), "backends", &mut problems, parse_base, |url| {
             process.backends = vec![one_backend(Replicas::Urls(vec![url]))];
         });
         set(self.dialect.as_ref(), "backends[0].dialect", &mut problems, parse_dialect, |dialect| {

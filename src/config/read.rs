@@ -322,13 +322,23 @@ pub fn url(node: &Node) -> Result<http::Uri, Refusal> {
 }
 
 /// `http://HOST[:PORT]` or `https://…`, without path, query or user.
-pub fn parse_url(text: &str) -> Result<http::Uri, Refusal> {
+fn parse_url(text: &str) -> Result<http::Uri, Refusal> {
     let refusal = || Refusal::new("not a URL", "http(s)://HOST[:PORT]");
-    let uri: http::Uri = text.trim_end_matches('/').parse().map_err(|_| refusal())?;
+    let uri = callable(text).ok_or_else(refusal)?;
+    if matches!(uri.path(), "" | "/") { Ok(uri) } else { Err(refusal()) }
+}
+
+/// As [`parse_url`], but with a path that every request goes below.
+pub fn parse_base(text: &str) -> Result<http::Uri, Refusal> {
+    callable(text).ok_or_else(|| Refusal::new("not a URL", "http(s)://HOST[:PORT][/BASE]"))
+}
+
+/// An address with a scheme and a host, without query or user.
+fn callable(text: &str) -> Option<http::Uri> {
+    let uri: http::Uri = text.trim_end_matches('/').parse().ok()?;
     let good = matches!(uri.scheme_str(), Some("http" | "https"))
         && uri.authority().is_some_and(|authority| !authority.as_str().contains('@'))
         && uri.host().is_some_and(|host| !host.is_empty())
-        && matches!(uri.path(), "" | "/")
         && uri.query().is_none();
-    if good { Ok(uri) } else { Err(refusal()) }
+    good.then_some(uri)
 }

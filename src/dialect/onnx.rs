@@ -80,7 +80,7 @@ impl Codec for Onnx {
     }
 
     fn additive(&self, _: &Engine, request: &Request) -> Additive {
-        Additive { usage: true, seed: request.sampling.seed.is_none(), ..Additive::of(request) }
+        Additive { usage: true, ..Additive::of(request) }
     }
 
     fn ride(&self, _: &Engine, context: &Context<'_>, sampling: &Sampling, max_tokens: u32) -> Call {

@@ -128,6 +128,21 @@ impl Codec for Vllm {
         Additive { usage: true, ..Additive::of(request) }
     }
 
+    fn last_members(&self, route: Route, whole: bool) -> Value {
+        let choice = match (route, whole) {
+            (Route::Chat, true) => json!({
+                "message": { "refusal": null, "annotations": null, "audio": null, "function_call": null,
+                    "reasoning": null },
+                "stop_reason": null,
+            }),
+            (Route::Chat, false) => json!({ "stop_reason": null }),
+            (Route::Completions, _) => json!({}),
+        };
+        let tier = whole.then_some(("service_tier".to_owned(), Value::Null));
+        let choices = ("choices".to_owned(), json!([choice]));
+        Value::Object(tier.into_iter().chain([choices]).collect())
+    }
+
     fn ride(&self, _: &Engine, context: &Context<'_>, sampling: &Sampling, max_tokens: u32) -> Call {
         completion(context.model, vec![context.whole(&[])], max_tokens, true, sampling)
     }

@@ -387,8 +387,8 @@ impl Backend {
 
     /// As [`Self::send`]; what was not sent comes back as it was given.
     pub(super) async fn try_send(&self, request: Request<Body>) -> Result<Response<Answer>, Unanswered> {
-        let working = !matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS);
-        let sent = self.exchange(request, if working { Proof::Work } else { Proof::Life }).await;
+        let proof = if is_work(&request) { Proof::Work } else { Proof::Life };
+        let sent = self.exchange(request, proof).await;
         if let Err(unanswered) = &sent {
             let kind = unanswered.kind();
             self.health.ended(match kind {
@@ -502,6 +502,12 @@ impl Backend {
     fn unsendable(&self, detail: impl fmt::Display) -> SendError {
         SendError::Unsendable { backend: self.settings.name.clone(), detail: detail.to_string() }
     }
+}
+
+/// Whether a good answer needs the model. Engines answer much else by a front that outlives it.
+fn is_work(request: &Request<Body>) -> bool {
+    const BESIDE: [&str; 4] = ["/tokenize", "/detokenize", "/apply-template", "/render"];
+    *request.method() == Method::POST && !BESIDE.iter().any(|page| request.uri().path().ends_with(page))
 }
 
 impl Unanswered {

@@ -103,7 +103,14 @@ impl Breaker {
         }
     }
 
-    /// A request was answered well.
+    /// A request is being answered: a trial has gone well so far, and the next failure opens it again.
+    pub fn answering(&mut self, now: Tick) {
+        if let Inner::HalfOpen { .. } = self.inner {
+            self.inner = Inner::Closed { failures: FAILURES - 1, last: now };
+        }
+    }
+
+    /// A request was answered well, to its end.
     pub fn succeeded(&mut self) {
         *self = Self::default();
     }
@@ -198,6 +205,17 @@ mod tests {
         breaker.begin(at(1002));
         breaker.succeeded();
         assert!(breaker.is_calm());
+    }
+
+    #[test]
+    fn a_trial_that_breaks_off_inside_its_answer_opens_it_again_for_longer() {
+        let mut breaker = opened(at(0));
+        breaker.healthy();
+        breaker.begin(at(1000));
+        breaker.answering(at(1001));
+        assert!(breaker.admits(at(1002)) && !breaker.is_calm());
+        breaker.failed(at(1003), MIDDLE);
+        assert_eq!(breaker.due(), Some(at(3003)));
     }
 
     #[test]

@@ -45,8 +45,10 @@ impl Standing {
 /// How a call ended, as far as it tells about the replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
-    /// It did its work.
+    /// It did its work to the end.
     Good,
+    /// It has begun to answer.
+    Answering,
     /// It answered, but not by doing its work.
     Reached,
     /// Nobody knows: the client's own fault, or it left.
@@ -172,6 +174,13 @@ impl Health {
                 self.mark(true);
                 if !self.calm.load(Ordering::Relaxed) {
                     self.change(Breaker::succeeded);
+                }
+            }
+            Outcome::Answering => {
+                self.mark(true);
+                if self.state() != BreakerState::Closed {
+                    let now = self.clock.now();
+                    self.change(|breaker| breaker.answering(now));
                 }
             }
             Outcome::Reached | Outcome::Undecided => {

@@ -193,6 +193,8 @@ pub struct Answer {
     body: Incoming,
     link: Option<Link>,
     busy: Busy,
+    /// Its end will prove that the replica does its work.
+    working: bool,
     /// The beginning of a server error, until it is clear whose fault it is.
     judged: Option<BytesMut>,
 }
@@ -210,12 +212,14 @@ impl Answer {
         let suspect = failed && proof != Proof::Nothing;
         let refused = status.is_client_error() || status.is_server_error();
         match proof {
-            Proof::Work if !refused => busy.0.health.ended(Outcome::Good),
+            Proof::Work if !refused => busy.0.health.ended(Outcome::Answering),
             Proof::Work | Proof::Life if !failed => busy.0.health.ended(Outcome::Reached),
             _ => {}
         }
         response.map(|body| {
-            let mut answer = Self { body, link: Some(link), busy, judged: suspect.then(BytesMut::new) };
+            let working = proof == Proof::Work && !refused;
+            let judged = suspect.then(BytesMut::new);
+            let mut answer = Self { body, link: Some(link), busy, working, judged };
             if switched {
                 answer.let_go();
             } else if answer.body.is_end_stream() {
@@ -234,6 +238,9 @@ impl Answer {
 
     fn end(&mut self) {
         self.judge();
+        if std::mem::take(&mut self.working) {
+            self.busy.0.health.ended(Outcome::Good);
+        }
         if let Some(link) = self.link.take().and_then(Link::freed) {
             self.busy.0.put(link);
         }
@@ -260,6 +267,7 @@ impl Answer {
     fn broke_off(&mut self, error: &hyper::Error) {
         self.link = None;
         self.judged = None;
+        self.working = false;
         let hung_up = Outcome::Failed(Failing::Call(SendErrorKind::Closed));
         self.busy.0.health.ended(if error.is_user() { Outcome::Undecided } else { hung_up });
     }

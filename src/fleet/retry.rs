@@ -1,4 +1,4 @@
-//! Sending a request once more, elsewhere, when not a byte of an answer came.
+//! Sending a request once more, elsewhere, when no answer to it has begun.
 //!
 //! A request that never left is sent to another replica. One that was written may have reached an engine: it
 //! is sent again only if doing it twice changes nothing, and after a hang-up, never after a wait. Nobody's
@@ -48,7 +48,7 @@ impl RetryBudget {
 }
 
 impl Fleet {
-    /// Sends `request` to `backend`; if not a byte of an answer came, once more to another replica of it (or by
+    /// Sends `request` to `backend`; if no answer to it begins, once more to another replica of it (or by
     /// a fresh connection, where an old one was dead), which `backend` then is. `repeatable` is the request's
     /// body if it may be sent again although it may have arrived.
     ///
@@ -60,7 +60,6 @@ impl Fleet {
         request: Request<Body>,
         repeatable: Option<&Bytes>,
     ) -> Result<Response<Answer>, SendError> {
-        self.budget.request();
         let copy = repeatable.map(|body| copy_of(&request, body));
         let failed = match backend.try_send(request).await {
             Ok(answer) => return Ok(answer),
@@ -80,6 +79,22 @@ impl Fleet {
         *backend = to;
         backend.chosen();
         backend.send(request).await
+    }
+
+    /// Who may answer a request instead of `backend`, where its call ended by `error` before an answer had
+    /// begun: as in [`Self::send`], for those who call a replica by themselves. Counts as a retry.
+    pub fn elsewhere(&self, backend: &Arc<Backend>, error: &SendError) -> Option<Arc<Backend>> {
+        let hung_up = matches!(
+            error,
+            SendError::Connect { .. } | SendError::ConnectTimeout { .. } | SendError::Closed { .. }
+        );
+        let other = self.other(backend).filter(|_| hung_up)?;
+        let granted = self.budget.retry();
+        backend.retried(granted);
+        granted.then(|| {
+            other.chosen();
+            other
+        })
     }
 
     /// What may be sent again, and to whom.

@@ -166,6 +166,7 @@ fn fresh_seed() -> u64 {
 impl Prepared {
     /// Sends the first ride and answers with what comes back.
     async fn begin(self, exchange: Exchange) -> Response<Body> {
+        let spare = exchange.spare();
         let Exchange { parts, request, backend, id, started, observer, slot, modes, wants_trailers, .. } =
             exchange;
         let accepted = self.clock.before(started.elapsed());
@@ -193,6 +194,11 @@ impl Prepared {
         let response = match calls.first(call).await {
             Ok(response) => response,
             Err(error) => {
+                // Nothing has been answered: another replica may, without a session.
+                if let Some(other) = spare.elsewhere(&error) {
+                    report.forget();
+                    return spare.relay(other).await;
+                }
                 let failure = Failure::from(error);
                 report.status(failure.status().as_u16());
                 report.done();
@@ -274,14 +280,14 @@ impl Prepared {
     ) -> Response<Body> {
         let (head, body) = response.into_parts();
         let engine = &self.identity.engine;
-        let (id, beside, additive) = (ride, engine.beside(request), engine.additive(request));
+        let (id, beside) = (ride, engine.beside(request));
         let ride = Ride::begun(ride, Arc::clone(engine), body);
         let policy = self.ruling.name.clone();
         let headers = head.headers;
         let (sink, stream) = if request.stream {
-            Sink::stream(request, additive, trailers)
+            Sink::stream(request, &self.identity.engine, trailers)
         } else {
-            (Sink::whole(request, additive), super::errors::full(Vec::new()))
+            (Sink::whole(request, &self.identity.engine), super::errors::full(Vec::new()))
         };
         let drafting = self.drafting;
         let asked = beside.map(|call| calls.clone().beside(Arc::new(request.clone()), call));

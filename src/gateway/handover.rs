@@ -12,7 +12,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use super::listen::Body;
 use super::mode::ModeSwitch;
 use super::relay::{Record, Relay};
-use crate::fleet::{Backend, Fleet};
+use crate::fleet::{Backend, Fleet, SendError};
 use crate::observe::{Held, Observer};
 use crate::openai::{self, BypassReason, Control};
 
@@ -68,11 +68,56 @@ impl Exchange {
     /// Gives the request up: it is relayed unchanged, counted as bypass with `reason`. The gateway reports
     /// its end.
     pub async fn relay(self, reason: BypassReason) -> Response<Body> {
+        let to = Arc::clone(&self.backend);
+        self.spare().relay_to(to, reason).await
+    }
+
+    /// What it takes to send the request once more, should its first ride get no answer.
+    pub fn spare(&self) -> Spare {
+        Spare {
+            parts: self.parts.clone(),
+            body: self.body.clone(),
+            route: self.request.route,
+            model: self.request.model.clone(),
+            backend: Arc::clone(&self.backend),
+            fleet: Arc::clone(&self.fleet),
+            id: self.id.clone(),
+            started: self.started,
+            observer: Arc::clone(&self.observer),
+        }
+    }
+}
+
+/// A request that may still be sent elsewhere.
+pub struct Spare {
+    parts: request::Parts,
+    body: Bytes,
+    route: openai::Route,
+    model: String,
+    backend: Arc<Backend>,
+    fleet: Arc<Fleet>,
+    id: String,
+    started: Instant,
+    observer: Arc<Observer>,
+}
+
+impl Spare {
+    /// Who may answer instead, after a call that ended by `error`.
+    pub fn elsewhere(&self, error: &SendError) -> Option<Arc<Backend>> {
+        self.fleet.elsewhere(&self.backend, error)
+    }
+
+    /// Relays the request to `other`. It is a bypass: a session belongs to the replica that it was prepared for.
+    pub async fn relay(self, other: Arc<Backend>) -> Response<Body> {
+        self.relay_to(other, BypassReason::Fault).await
+    }
+
+    async fn relay_to(self, backend: Arc<Backend>, reason: BypassReason) -> Response<Body> {
         let mut record = Record::new(self.observer, self.started);
-        record.completion(self.request.route, self.id, reason, None);
-        record.model(self.request.model.clone());
-        let (backend, fleet, repeatable) = (self.backend, self.fleet, Some(self.body.clone()));
-        let relay = Relay { record, backend, fleet, limit: None, repeatable };
+        record.completion(self.route, self.id, reason, None);
+        record.model(self.model);
+        let repeatable = Some(self.body.clone());
+        let relay = Relay { record, backend, fleet: self.fleet, limit: None, repeatable };
         relay.send_prepared(self.parts, super::errors::full(self.body)).await
     }
 }

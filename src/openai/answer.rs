@@ -17,15 +17,12 @@ pub struct Additive {
     pub usage: bool,
     /// `return_token_ids` was added.
     pub token_ids: bool,
-    /// `seed` was added.
-    pub seed: bool,
 }
 
 impl Additive {
-    /// What a first ride of `request` adds, if it asks for everything that Foretell needs; a seed is never
-    /// counted here, because only one dialect adds it.
+    /// What a first ride of `request` adds, if it asks for everything that Foretell needs.
     pub fn of(request: &Request) -> Self {
-        Self { usage: !request.include_usage, token_ids: !request.return_token_ids, seed: false }
+        Self { usage: !request.include_usage, token_ids: !request.return_token_ids }
     }
 }
 
@@ -47,9 +44,27 @@ pub fn strip(answer: &mut Value, additive: Additive) {
                 choice.shift_remove(name);
             }
         }
-        if additive.seed {
-            choice.shift_remove("seed");
+    }
+}
+
+/// Puts members that `answer` lacks where `missing` has them; what is there stays. Lists are gone through side
+/// by side.
+pub fn fill(answer: &mut Value, missing: &Value) {
+    match (answer, missing) {
+        (Value::Object(members), Value::Object(missing)) => {
+            for (name, value) in missing {
+                match members.get_mut(name) {
+                    Some(member) => fill(member, value),
+                    None => {
+                        members.insert(name.clone(), value.clone());
+                    }
+                }
+            }
         }
+        (Value::Array(items), Value::Array(missing)) => {
+            items.iter_mut().zip(missing).for_each(|(item, missing)| fill(item, missing));
+        }
+        _ => {}
     }
 }
 
@@ -177,7 +192,7 @@ mod tests {
                 "finish_reason": null}], "prompt_token_ids": [1, 2]})
     }
 
-    const ALL: Additive = Additive { usage: true, token_ids: true, seed: false };
+    const ALL: Additive = Additive { usage: true, token_ids: true };
 
     #[test]
     fn a_chunk_differs_from_the_first_only_where_it_must() {
@@ -242,6 +257,17 @@ mod tests {
         assert!(chunk["choices"][0].get("token_ids").is_none());
         assert!(chunk["choices"][0].get("prompt_token_ids").is_none());
         assert_eq!(chunk["choices"][0]["text"], " is");
+    }
+
+    #[test]
+    fn what_only_other_answers_of_the_backend_have_is_filled_in() {
+        let mut answer = json!({"choices": [{"message": {"content": "x"}, "stop_reason": "a"}]});
+        fill(
+            &mut answer,
+            &json!({"choices": [{"message": {"refusal": null, "content": null}, "stop_reason": null}], "tier": null}),
+        );
+        let wanted = json!({"choices": [{"message": {"content": "x", "refusal": null}, "stop_reason": "a"}], "tier": null});
+        assert_eq!(answer, wanted);
     }
 
     #[test]

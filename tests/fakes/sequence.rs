@@ -28,6 +28,8 @@ pub enum Hold {
     Longest,
     /// What begins a stop string.
     Prefix,
+    /// Nothing: a stop string is told with the text that it ends.
+    Nothing,
 }
 
 /// One step's result.
@@ -41,6 +43,8 @@ pub struct Piece {
     /// The logits after bias, penalties and temperature.
     pub processed: Row,
     pub temperature: f64,
+    /// The text ends in the middle of a character.
+    pub incomplete: bool,
     pub finish: Option<Finish>,
 }
 
@@ -60,6 +64,7 @@ pub struct Sequence {
     hold: Hold,
     /// Token offsets of the text window that is decoded (prefix) and of what is in the text (read).
     window: (usize, usize),
+    incomplete: bool,
 }
 
 impl Sequence {
@@ -78,6 +83,7 @@ impl Sequence {
             told: 0,
             hold,
             window: (prompt_len.saturating_sub(5), prompt_len),
+            incomplete: false,
         }
     }
 
@@ -105,7 +111,8 @@ impl Sequence {
         }
         let text = self.tell();
         let temperature = self.sampling.temperature;
-        Some(Piece { token, text, raw, processed, temperature, finish: self.finish.clone() })
+        let incomplete = self.incomplete;
+        Some(Piece { token, text, raw, processed, temperature, incomplete, finish: self.finish.clone() })
     }
 
     fn ended_by(&self, token: TokenId, eos: TokenId) -> Option<Finish> {
@@ -126,6 +133,7 @@ impl Sequence {
         let skip = self.sampling.skip_special;
         let before = toy.decode(&tokens[prefix..read], skip);
         let after = toy.decode(&tokens[prefix..], skip);
+        self.incomplete = after.len() > before.len() && after.ends_with('\u{FFFD}');
         if after.len() > before.len() && !after.ends_with('\u{FFFD}') && after.is_char_boundary(before.len())
         {
             self.text.push_str(&after[before.len()..]);
@@ -150,8 +158,11 @@ impl Sequence {
             return;
         }
         let found = self.sampling.stop.iter().filter_map(|stop| {
-            let at = self.text[self.told..].find(stop.as_str())?;
-            Some((self.told + at, stop.clone()))
+            // What has been told without being held back may be the beginning.
+            let back = if self.hold == Hold::Nothing { stop.len() } else { 0 };
+            let from = self.text.floor_char_boundary(self.told.saturating_sub(back));
+            let at = self.text[from..].find(stop.as_str())?;
+            Some((from + at, stop.clone()))
         });
         if let Some((at, stop)) = found.min() {
             let keep = if self.sampling.keep_stop { at + stop.len() } else { at };
@@ -172,6 +183,7 @@ impl Sequence {
     fn held(&self, rest: &str) -> usize {
         let stops = &self.sampling.stop;
         let bytes = match self.hold {
+            Hold::Nothing => 0,
             Hold::Longest => {
                 let chars =
                     stops.iter().map(|stop| stop.chars().count()).max().unwrap_or(1).saturating_sub(1);

@@ -10,7 +10,7 @@ use super::{
     ProbeWhen, Replicas, Switchback, TokenizerSource,
 };
 use crate::config::problem::Refusal;
-use crate::config::read::{Item, Section, boolean, period, ratio, size, text, url, whole, word};
+use crate::config::read::{Item, Section, boolean, parse_base, period, ratio, size, text, whole, word};
 use crate::config::values::{self, Glob};
 use crate::config::yaml::{Node, Value};
 
@@ -116,7 +116,7 @@ fn replicas(item: &Item<'_>) -> Option<Replicas> {
         Value::List(_) => {
             let mut seen = HashSet::new();
             let mut once = |item: &Item<'_>| {
-                let url = item.read(url)?;
+                let url = item.read(base)?;
                 if !seen.insert(url.clone()) {
                     item.refuse(Refusal::new("not unique", "each replica once"));
                 }
@@ -137,6 +137,12 @@ fn replicas(item: &Item<'_>) -> Option<Replicas> {
             None
         }
     }
+}
+
+/// An address, and the path there that everything is below.
+fn base(node: &Node) -> Result<http::Uri, Refusal> {
+    let allowed = "http(s)://HOST[:PORT][/BASE]";
+    parse_base(&text(node).map_err(|_| Refusal::new("wrong type", allowed))?)
 }
 
 fn host_and_port(node: &Node) -> Result<String, Refusal> {

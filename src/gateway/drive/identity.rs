@@ -161,7 +161,8 @@ impl Identities {
                 json!({ "probe": { "verdict": format!("Relayed ({}): {why}.", reason.name()), "pays": null } })
             }
             Standing::Known(identity) => {
-                let Epoch { backend, model, version, started, vocabulary } = &identity.epoch;
+                let Epoch { model, version, started, vocabulary, .. } = &identity.epoch;
+                let backend = known.backend.name();
                 let vocabulary = vocabulary.get(..8).unwrap_or(vocabulary);
                 let plans: Vec<_> = identity.engine.plans.iter().map(|plan| plan.name()).collect();
                 json!({

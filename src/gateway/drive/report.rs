@@ -49,6 +49,11 @@ impl Report {
         finished.client_gone = client_gone;
     }
 
+    /// Somebody else will say it.
+    pub fn forget(mut self) {
+        self.finished = None;
+    }
+
     /// Says it.
     pub fn done(mut self) {
         self.write(false);

@@ -10,8 +10,9 @@ use hyper::header::{HeaderMap, HeaderName, HeaderValue};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
+use crate::dialect::{Dialect, Engine};
 use crate::gateway::listen::{Body, BoxError};
-use crate::openai::answer::{Additive, Template, strip};
+use crate::openai::answer::{Additive, Template, fill, strip};
 use crate::openai::usage::{Leapt, Path, Usage};
 use crate::openai::{Request, Route, sse};
 use crate::session::{Delta, RideReason, Stopped, Summary};
@@ -78,6 +79,7 @@ pub struct Sink {
     template: Option<Template>,
     frame: Option<PlainFrame>,
     additive: Additive,
+    dialect: Dialect,
     prediction: bool,
     held: Option<Delta>,
     shape: Shape,
@@ -94,26 +96,27 @@ pub struct Gone;
 
 impl Sink {
     /// An event stream: the sink, and the body to answer with.
-    pub fn stream(request: &Request, additive: Additive, trailers: bool) -> (Self, Body) {
+    pub fn stream(request: &Request, engine: &Engine, trailers: bool) -> (Self, Body) {
         let (frames, out) = mpsc::channel(BACKLOG);
         let shape = Shape::Stream { frames, usage: request.include_usage, trailers };
         let body = StreamBody::new(futures_util::stream::unfold(out, |mut out| async move {
             out.recv().await.map(|frame| (frame, out))
         }));
-        (Self::new(request, additive, shape), BodyExt::boxed_unsync(body))
+        (Self::new(request, engine, shape), BodyExt::boxed_unsync(body))
     }
 
     /// One JSON answer, when all is known.
-    pub fn whole(request: &Request, additive: Additive) -> Self {
-        Self::new(request, additive, Shape::Whole { text: String::new(), tokens: Vec::new() })
+    pub fn whole(request: &Request, engine: &Engine) -> Self {
+        Self::new(request, engine, Shape::Whole { text: String::new(), tokens: Vec::new() })
     }
 
-    fn new(request: &Request, additive: Additive, shape: Shape) -> Self {
+    fn new(request: &Request, engine: &Engine, shape: Shape) -> Self {
         Self {
             route: request.route,
             template: None,
             frame: None,
-            additive,
+            additive: engine.additive(request),
+            dialect: engine.dialect,
             prediction: request.prediction.is_some(),
             held: None,
             shape,
@@ -178,6 +181,7 @@ impl Sink {
         let finish = outcome.summary.finish;
         if let (Shape::Stream { .. }, Some(template)) = (&self.shape, &self.template) {
             let mut chunk = template.chunk(&last.text, &last.tokens, finish);
+            fill(&mut chunk, &self.dialect.codec().last_members(self.route, false));
             outcome.say_stop(&mut chunk);
             self.event(&chunk).await?;
         } else {
@@ -188,6 +192,7 @@ impl Sink {
             Shape::Whole { text, tokens } => {
                 let Some(template) = &self.template else { return Ok(None) };
                 let mut answer = template.whole(text, tokens, finish, usage);
+                fill(&mut answer, &self.dialect.codec().last_members(self.route, true));
                 outcome.say_stop(&mut answer);
                 Ok(serde_json::to_vec(&answer).ok())
             }
@@ -293,7 +298,7 @@ mod tests {
     fn a_frame_around_a_text_is_the_template_written_out() {
         let first = json!({"id": "c", "object": "text_completion", "created": 1, "model": "text",
             "choices": [{"index": 0, "text": "a", "logprobs": null, "finish_reason": null, "token_ids": [1]}]});
-        let additive = Additive { usage: true, token_ids: true, seed: true };
+        let additive = Additive { usage: true, token_ids: true };
         let template = Template::from_first_chunk(&first, Route::Completions, additive).unwrap();
         let frame = PlainFrame::of(&template).unwrap();
         for text in ["", "plain", "\"quoted\"\n\t\\", "é€𝄞", "\u{1}text\u{1}"] {

@@ -1,0 +1,84 @@
+#!/usr/bin/env python3
+"""Everything that is asked of the real engines, and a table that says what was not.
+
+    all.py [--engines all|llama|vllm] [--short] [--foretell BIN]
+
+Per engine: the self-test with planted proxies (a run that cannot fail proves nothing), then exact.py's checks with
+forced leaps. An engine that is not installed is skipped, not installed: that is `make engines`.
+"""
+
+import argparse
+import json
+import pathlib
+import subprocess
+import sys
+import time
+
+import engine as engines
+import exact
+
+NOT_HERE = (("vLLM's V2 runner", "needs Triton, which the CPU build has not: V1 runner only"),
+            ("SGLang, TGI, TensorRT-LLM, Triton, LMDeploy, hosted", "no CPU build in the registries: fakes in the Rust tests"))
+
+
+def run(argv, limit):
+    """(exit code, printed lines); the lines go to standard output as they come."""
+    lines = []
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+    try:
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            lines.append(line.rstrip())
+        return process.wait(limit), lines
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.wait()
+
+
+def checks(kind, args, out):
+    """Table lines (kind, part, word, figures) of one engine."""
+    common = ["--foretell", args.foretell, "--out", str(out)]
+    code, lines = run([sys.executable, engines.HERE / "self_test.py", kind, *common], 3600)
+    yield kind, "planted", "ok" if code == 0 else "FAILED", f"{len(lines)} proxies before the engine"
+    figures = out / f"{kind}.json"
+    figures.unlink(missing_ok=True)
+    short = ["--short"] if args.short else []
+    run([sys.executable, engines.HERE / "exact.py", kind, "--json", str(figures), *short, *common], 6 * 3600)
+    if not figures.exists():
+        yield kind, "exact", "FAILED", "did not start"
+        return
+    results = json.loads(figures.read_text())
+    for part in exact.PARTS:
+        result = results.get(part, {"skipped": "not asked for"})
+        word = "skipped" if "skipped" in result else "ok" if result["ok"] else "FAILED"
+        yield kind, part, word, exact.told(part, result)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--engines", default="all", choices=("all", *engines.ENGINES))
+    parser.add_argument("--short", action="store_true")
+    parser.add_argument("--foretell", default=str(engines.ROOT / "target/release/foretell"))
+    parser.add_argument("--out", default=str(engines.ROOT / "bench-out/engines"))
+    args = parser.parse_args()
+    out, table, began = pathlib.Path(args.out), [], time.monotonic()
+    out.mkdir(parents=True, exist_ok=True)
+    for kind in engines.ENGINES:
+        if args.engines not in ("all", kind):
+            table.append((kind, "all", "skipped", f"ENGINES={args.engines}"))
+        elif not engines.installed(kind):
+            table.append((kind, "all", "skipped", "not installed: make engines"))
+        else:
+            table += checks(kind, args, out)
+    table += [("", what, "skipped", why) for what, why in NOT_HERE]
+    form = "short form" if args.short else "full form"
+    lines = [f"Real engines, {form}, {time.strftime('%Y-%m-%d')}, {(time.monotonic() - began) / 60:.0f} min"]
+    lines += [f"{kind:6} {part:10} {word:8} {figures}" for kind, part, word, figures in table]
+    (out / "report.txt").write_text("\n".join(lines) + "\n")
+    print("\n" + "\n".join(lines))
+    sys.exit(2 if any(word == "FAILED" for _, _, word, _ in table) else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""The real engines as the tests and benches start them: exports, command lines, start and end.
+
+    plain      the bundled target in 32 bits, for exactness
+    house      the same with an operator's habits: repetition_penalty 1.05 and temperature 0.7 as server defaults,
+               and on vLLM a reasoning parser that moves text out of `content`
+    inflated   the same function at the cost of a bigger model (onnx/export/inflate.py), for speed
+
+Exports lie in the cache under models/engines and are made once; a model directory's name says how it was made.
+"""
+
+import json
+import os
+import pathlib
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+CACHE = pathlib.Path(os.environ.get("FORETELL_CACHE", ROOT / ".cache"))
+MODELS = CACHE / "models" / "engines"
+NAME = "foretell-target"
+ENGINES = ("llama", "vllm")
+VARIANTS = ("plain", "house", "inflated")
+HOUSE = {"repetition_penalty": 1.05, "temperature": 0.7}
+# found by measuring: a decode step of at least 60 ms on two cores (docs/engines.md)
+INFLATE = {"llama": (int(os.environ.get("LLAMA_DEPTH", "1")), int(os.environ.get("LLAMA_WIDTH", "16"))),
+           "vllm": (int(os.environ.get("VLLM_DEPTH", "1")), int(os.environ.get("VLLM_WIDTH", "16")))}
+# one thread is as fast on the plain model, and does not spin against its twin where cores are shared
+def threads(variant):
+    return os.environ.get("ENGINE_THREADS", "2" if variant == "inflated" else "1")
+
+
+
+
+def binary(engine):
+    """The server's path, installed if it is not there."""
+    script = HERE / f"{engine}.sh"
+    environment = {**os.environ, "FORETELL_CACHE": str(CACHE)}
+    return subprocess.run([script], check=True, stdout=subprocess.PIPE, text=True, env=environment).stdout.strip()
+
+
+def installed(engine):
+    place = {"llama": "llama-0.3.36/bin/llama-server", "vllm": "vllm-0.32.0/.done"}[engine]
+    return (CACHE / "engines" / place).exists()
+
+
+def inflate(model, out, form, depth=1, width=1, kind=None):
+    packages = CACHE / "python"
+    command = [sys.executable, ROOT / "onnx/export/inflate.py", "--model", model, "--out", out, "--format", form,
+               "--depth", str(depth), "--width", str(width)] + (["--type", kind] if kind else [])
+    subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": str(packages)})
+
+
+def made(name, make):
+    """MODELS/name, made in a neighbouring folder first so that half an export is never taken for one."""
+    out = MODELS / name
+    if not out.exists():
+        new = MODELS / f"{name}.{os.getpid()}"
+        shutil.rmtree(new, ignore_errors=True)
+        make(new)
+        new.rename(out)
+    return out
+
+
+def model(engine, variant="plain", source="target"):
+    """What the engine is to load: a folder for vLLM, a file for llama-server."""
+    depth, width = INFLATE[engine] if variant == "inflated" else (1, 1)
+    form, kind = ("gguf", "f16" if variant == "inflated" else "f32") if engine == "llama" else ("safetensors", None)
+    tail = f"{engine}-{variant}" if variant != "inflated" else f"{engine}-d{depth}-w{width}"
+    folder = ROOT / "onnx/models" / source
+
+    def make(out):
+        inflate(folder, out, form, depth, width, kind)
+        if engine == "vllm" and variant == "house":
+            path = out / "generation_config.json"
+            path.write_text(json.dumps({**json.loads(path.read_text()), **HOUSE}, indent=1) + "\n")
+
+    out = made(f"{source}-{tail}", make)
+    return out / "model.gguf" if engine == "llama" else out
+
+
+def command(engine, variant, port, extra=()):
+    """(argv, environment) of one server."""
+    place = str(model(engine, variant))
+    if engine == "llama":
+        argv = [binary(engine), "-m", place, "--alias", NAME, "--host", "127.0.0.1", "--port", str(port),
+                "-t", threads(variant), "-c", "18432", "-np", "9", "-kvu", "--no-cache-idle-slots", "--metrics", "--no-webui"]
+        if variant != "inflated":
+            argv += ["-ctk", "f32", "-ctv", "f32", "-fa", "off"]
+        if variant == "house":
+            argv += ["--repeat-penalty", str(HOUSE["repetition_penalty"]), "--repeat-last-n", "2048",
+                     "--temp", str(HOUSE["temperature"])]
+        return argv + list(extra), dict(os.environ)
+    environment = {**os.environ, "VLLM_TARGET_DEVICE": "cpu", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",
+                   "VLLM_CPU_KVCACHE_SPACE": "2" if variant == "inflated" else "1", "OMP_NUM_THREADS": threads(variant)}
+    argv = [binary(engine), "serve", place, "--served-model-name", NAME, "--host", "127.0.0.1", "--port", str(port),
+            "--dtype", "bfloat16" if variant == "inflated" else "float32", "--enforce-eager", "--block-size", "32",
+            "--enable-scale-out", "--enable-prompt-tokens-details", "--max-logprobs", "-1"]
+    if variant == "house":
+        argv += ["--reasoning-parser-plugin", str(HERE / "parser_plugin.py"), "--reasoning-parser", "first_line"]
+    return argv + list(extra), environment
+
+
+def free_port():
+    """One that nobody listens on; servers of several runs must not meet."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
+
+
+def get(url, timeout=5):
+    with urllib.request.urlopen(url, timeout=timeout) as answer:
+        return answer.read().decode()
+
+
+class Server:
+    """A process in its own group (vLLM is three), ended as a whole."""
+
+    def __init__(self, argv, environment, url, log, health="/health", limit=300):
+        pathlib.Path(log).parent.mkdir(parents=True, exist_ok=True)
+        with open(log, "ab") as out:
+            self.process = subprocess.Popen([str(a) for a in argv], env=environment, stdout=out,
+                                            stderr=subprocess.STDOUT, start_new_session=True)
+        self.url, self.log = url, log
+        end = time.monotonic() + limit
+        while True:
+            try:
+                get(url + health, 1)
+                return
+            except (OSError, urllib.error.URLError):
+                if self.process.poll() is not None or time.monotonic() > end:
+                    self.stop(signal.SIGKILL)
+                    tail = pathlib.Path(log).read_text(errors="replace").splitlines()[-15:]
+                    raise RuntimeError(f"{argv[0]} did not start; {log} ends:\n" + "\n".join(tail)) from None
+                time.sleep(0.1)
+
+    def stop(self, how=signal.SIGTERM):
+        group = self.process.pid
+        try:
+            os.killpg(group, how)
+            self.process.wait(timeout=20)
+        except (ProcessLookupError, subprocess.TimeoutExpired):
+            pass
+        try:
+            os.killpg(group, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self.process.wait()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.stop()
+
+
+def start(engine, variant, port, log, extra=()):
+    argv, environment = command(engine, variant, port, extra)
+    return Server(argv, environment, f"http://127.0.0.1:{port}", log)

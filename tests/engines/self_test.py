@@ -1,0 +1,80 @@
+#!/usr/bin/env python3
+"""Do the exactness runs see what they are there to see? Planted proxies before a real engine.
+
+    self_test.py llama|vllm|onnx [--foretell BIN]
+
+The honest proxy must pass, the one that slips must fail at T=0, the one that accepts everything must fail the
+chi-square; and the statistics must give the values of the textbooks.
+"""
+
+import argparse
+import pathlib
+import sys
+import unittest
+
+import engine as engines
+import exact
+import mutant
+import stats
+import wire
+
+
+class Statistics(unittest.TestCase):
+    def test_the_tables_values_of_chi_square_come_out(self):
+        for value, freedom, p in ((3.8415, 1, 0.05), (18.307, 10, 0.05), (29.588, 10, 0.001), (124.342, 100, 0.05)):
+            self.assertAlmostEqual(stats.chi_square(value, freedom), p, places=4)
+
+    def test_equal_counts_are_homogeneous_and_moved_ones_are_not(self):
+        same = {"a": 500, "b": 300, "c": 2, "d": 1}
+        self.assertGreater(stats.homogeneity(same, same)[0], 0.99)
+        self.assertLess(stats.homogeneity(same, {"a": 300, "b": 500, "c": 3})[0], 1e-6)
+
+    def test_small_cells_are_merged_and_none_is_lost(self):
+        left, right = {i: 1 for i in range(40)}, {i: 1 for i in range(40)}
+        cells = stats.merged({**left, "x": 100}, {**right, "x": 100})
+        self.assertEqual(sum(a for a, _ in cells), 140)
+        self.assertTrue(all((a + b) / 2 >= 5 for a, b in cells))
+
+    def test_more_events_at_the_same_rate_are_no_evidence(self):
+        self.assertGreater(stats.more_often(10, 1000, 10, 1000), 0.3)
+        self.assertLess(stats.more_often(20, 1000, 1, 1000), 1e-4)
+        self.assertEqual(stats.more_often(0, 1000, 5, 1000), 1.0)
+
+
+def planted(kind, direct, tokens=2000, draws=300):
+    """Table lines of (what, whether it came out as it must)."""
+    def quiet(_):
+        pass
+
+    def through(rule, check):
+        server, url = mutant.serve(direct, rule)
+        try:
+            return check(url)
+        finally:
+            server.shutdown()
+
+    honest = through("honest", lambda url: exact.greedy(direct, url, tokens, quiet))
+    yield "honest proxy passes at T=0", honest["ok"], exact.told("greedy", honest)
+    slip = through("slip", lambda url: exact.greedy(direct, url, tokens, quiet))
+    yield "slipping proxy fails at T=0", slip["p"] < 1e-3 and not slip["failures"], exact.told("greedy", slip)
+    law = through("honest", lambda url: exact.sampled(direct, url, draws, quiet))
+    yield "honest proxy passes the chi-square, accept-all fails it", law["ok"], exact.told("sampled", law)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("kind", choices=("llama", "vllm", "onnx"))
+    parser.add_argument("--foretell", default=str(engines.ROOT / "target/release/foretell"))
+    parser.add_argument("--out", default=str(engines.ROOT / "bench-out/engines"))
+    args = parser.parse_args()
+    checked = unittest.TextTestRunner(verbosity=0).run(unittest.defaultTestLoader.loadTestsFromTestCase(Statistics))
+    failed = not checked.wasSuccessful()
+    with exact.Run(args.kind, args.foretell, pathlib.Path(args.out), sidecar=False) as run:
+        for what, good, figures in planted(args.kind, wire.Engine(args.kind, run.url)):
+            print(f"{args.kind:6} {'ok' if good else 'FAILED':8} {what}: {figures}", flush=True)
+            failed |= not good
+    sys.exit(2 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()

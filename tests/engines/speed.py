@@ -1,0 +1,168 @@
+#!/usr/bin/env python3
+"""Speed on real engines at the cost of a bigger model: direct, through Foretell, and the engines' own speculation.
+
+    speed.py llama|vllm [--parts native,through] [--prompts N] [--max-tokens N] [--alternations N] [--json F]
+
+native    the same prompts plain, with the engine's n-gram lookup and with its draft model, one server after the
+          other, plain once more at the end. E[N] = tokens per drafted step, from the engine's counters;
+          V = seconds of a drafted step ÷ seconds of a plain one, steps without a draft counted as plain ones.
+through   `foretell bench`, alternating direct and through: rewrite with prompt_lookup alone, completion with
+          draft-same, hostile with both.
+"""
+
+import argparse
+import json
+import pathlib
+import subprocess
+import sys
+import time
+
+import engine as engines
+import exact
+import wire
+
+WORKLOADS = ("rewrite", "completion", "hostile")
+LOOKUP = "{ kind: prompt_lookup, ngram: { min: 2, max: 8 } }"
+DRAFT = "{ kind: model, model: draft-same, vocabulary: same }"
+DRAFTERS = {"rewrite": LOOKUP, "completion": DRAFT, "hostile": f"{LOOKUP}, {DRAFT}"}
+POLICY = """version: 1
+name: speed
+mode: auto
+drafters: [{drafters}]
+gamma: {{ max: 8 }}
+accept: {{ rule: exact }}
+holdback: {{ start: 0, floor: 0 }}
+"""
+COUNTERS = {"vllm": ("vllm:spec_decode_num_drafts_total", "vllm:spec_decode_num_draft_tokens_total",
+                     "vllm:spec_decode_num_accepted_tokens_total"),
+            "llama": ("llamacpp:spec_decode_num_drafts_total", "llamacpp:spec_decode_num_draft_tokens_total",
+                      "llamacpp:spec_decode_num_accepted_tokens_total")}
+TOKENS = 5
+
+
+def native(kind):
+    """(name, extra arguments) of the engine's own ways."""
+    draft = str(engines.model(kind, "plain", "draft-same"))
+    yield "plain", []
+    if kind == "vllm":
+        lookup = {"method": "ngram", "num_speculative_tokens": TOKENS, "prompt_lookup_min": 2, "prompt_lookup_max": 4}
+        model = {"method": "draft_model", "model": draft, "num_speculative_tokens": TOKENS}
+        yield "ngram", ["--speculative-config", json.dumps(lookup)]
+        yield "draft", ["--speculative-config", json.dumps(model)]
+    else:
+        yield "ngram", ["--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", "4", "--spec-ngram-simple-size-m",
+                        str(TOKENS)]
+        yield "draft", ["--spec-type", "draft-simple", "-md", draft, "--spec-draft-n-max", str(TOKENS)]
+    yield "plain again", []
+
+
+def counters(direct):
+    found = dict.fromkeys(COUNTERS[direct.kind], 0.0)
+    for line in wire.call(direct.url, "/metrics").splitlines():
+        name, _, value = line.rpartition(" ")
+        if name.partition("{")[0] in found:
+            found[name.partition("{")[0]] += float(value)
+    return [found[name] for name in COUNTERS[direct.kind]]
+
+
+def bodies(name, count, tokens):
+    with open(engines.ROOT / f"tests/workloads/{name}.jsonl") as file:
+        for line in list(file)[:count]:
+            body = json.loads(line)["body"]
+            yield {**body, "temperature": 0, "max_tokens": min(tokens, body["max_tokens"])}
+
+
+def clocked(direct, name, count, tokens):
+    """Decoding of one workload: tokens after the first, seconds for them, and the engine's counters."""
+    total, seconds, texts = 0, 0.0, []
+    asked = list(bodies(name, count, tokens))
+    for body in asked:  # read once, so that what is clocked is decoding
+        wire.ask(direct.url, direct.kind, {**body, "max_tokens": 1}, stream=False)
+    before = counters(direct)
+    for body in asked:
+        began = time.perf_counter()
+        got = wire.ask(direct.url, direct.kind, body, stream=True)
+        seconds += time.perf_counter() - began - got.first
+        total += got.usage["completion_tokens"] - 1
+        texts.append(got.text)
+    drafts, drafted, accepted = (b - a for a, b in zip(before, counters(direct)))
+    return {"tokens": total, "seconds": seconds, "drafts": drafts, "drafted": drafted, "accepted": accepted,
+            "texts": texts}
+
+
+def figures(run, plain):
+    """Speed against plain, E[N] and V of one run."""
+    step = plain["seconds"] / plain["tokens"]
+    out = {"ms_per_token": 1000 * run["seconds"] / run["tokens"], "ratio": step * run["tokens"] / run["seconds"],
+           "same_texts": sum(a == b for a, b in zip(run["texts"], plain["texts"])) / len(plain["texts"])}
+    if run["drafts"]:
+        alone = run["tokens"] - run["accepted"] - run["drafts"]
+        out |= {"e_n": 1 + run["accepted"] / run["drafts"], "drafted_share": run["drafts"] / (run["drafts"] + max(0, alone)),
+                "v": (run["seconds"] - max(0, alone) * step) / run["drafts"] / step}
+    return out
+
+
+def compare_native(kind, out, count, tokens):
+    runs, report = {}, {}
+    for name, extra in native(kind):
+        try:
+            port = engines.free_port()
+            with engines.start(kind, "inflated", port, out / f"speed-{kind}-{name.replace(' ', '-')}.log", extra) as server:
+                direct = wire.Engine(kind, server.url)
+                runs[name] = {w: clocked(direct, w, count, tokens) for w in WORKLOADS}
+        except (RuntimeError, wire.Refused, OSError) as error:
+            report[name] = {"error": str(error)[-400:]}
+            print(f"{kind} {name}: {error}", file=sys.stderr)
+            continue
+        report[name] = {w: figures(runs[name][w], runs["plain"][w]) for w in WORKLOADS}
+        for w in WORKLOADS:
+            print(line(kind, name, w, report[name][w]), flush=True)
+    return report
+
+
+def line(kind, name, workload, f):
+    tail = f"  E[N] {f['e_n']:.2f}  V {f['v']:.2f}  drafted steps {f['drafted_share']:.0%}" if "e_n" in f else ""
+    return (f"{kind:6} {name:12} {workload:11} {f['ms_per_token']:7.1f} ms/token  x{f['ratio']:.2f}  "
+            f"texts as plain {f['same_texts']:.0%}{tail}")
+
+
+def compare_through(kind, foretell, out, alternations, tokens):
+    report = {}
+    for workload in WORKLOADS:
+        policy = POLICY.format(drafters=DRAFTERS[workload])
+        with exact.Run(kind, foretell, out / f"speed-{workload}", "inflated", policy) as run:
+            figures_file = out / f"bench-{kind}-{workload}.json"
+            argv = [foretell, "bench", "--direct", run.url, "--through", run.through, "--concurrency", "1",
+                    "--workload", str(engines.ROOT / f"tests/workloads/{workload}.jsonl"), "--temperature", "0",
+                    "--alternations", str(alternations), "--max-tokens", str(tokens), "--json", str(figures_file),
+                    "--metrics-through", f"http://127.0.0.1:{run.admin}/metrics"]
+            subprocess.run(argv, check=False)
+            report[workload] = json.loads(figures_file.read_text()) if figures_file.exists() else {"error": "no figures"}
+            probe = subprocess.run([foretell, "probe", run.url, "--json"], capture_output=True, text=True)
+            report[workload]["probe"] = probe.stdout or probe.stderr[-400:]
+    return report
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("kind", choices=engines.ENGINES)
+    parser.add_argument("--parts", default="native,through")
+    parser.add_argument("--prompts", type=int, default=8)
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--alternations", type=int, default=4)
+    parser.add_argument("--foretell", default=str(engines.ROOT / "target/release/foretell"))
+    parser.add_argument("--out", default=str(engines.ROOT / "bench-out/engines"))
+    args = parser.parse_args()
+    out = pathlib.Path(args.out)
+    out.mkdir(parents=True, exist_ok=True)
+    depth, width = engines.INFLATE[args.kind]
+    report = {"engine": args.kind, "date": time.strftime("%Y-%m-%d"), "depth": depth, "width": width}
+    if "native" in args.parts:
+        report["native"] = compare_native(args.kind, out, args.prompts, args.max_tokens)
+    if "through" in args.parts:
+        report["through"] = compare_through(args.kind, args.foretell, out, args.alternations, args.max_tokens)
+    (out / f"speed-{args.kind}.json").write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
