@@ -7,6 +7,7 @@ pub mod bench_relay;
 pub mod check;
 pub mod demo;
 pub mod explain;
+pub mod probe;
 pub mod serve;
 pub mod target;
 
@@ -46,9 +47,8 @@ enum Command {
     /// Compare Foretell with nginx as plain reverse proxies
     #[command(hide = true)]
     BenchRelay(bench_relay::BenchRelayArgs),
-    /// Find out what a server can verify (not built yet)
-    #[command(disable_help_flag = true)]
-    Probe(NotBuilt),
+    /// Find out what a server can verify, and what that would bring
+    Probe(probe::ProbeArgs),
     /// Simulate a fleet in virtual time (not built yet)
     #[command(disable_help_flag = true)]
     Sim(NotBuilt),
@@ -87,7 +87,7 @@ pub fn main() -> ExitCode {
         Command::Explain(args) => told(explain::run(&args, &Environment, stdout)),
         Command::Bench(args) => on_runtime("bench", bench::run(&args, stdout)).into(),
         Command::BenchRelay(args) => bench_relay::run(&args, stdout).into(),
-        Command::Probe(_) => not_built("probe"),
+        Command::Probe(args) => probed(&args, stdout),
         Command::Sim(_) => not_built("sim"),
         Command::Drain(_) => not_built("drain"),
         Command::Completions(_) => not_built("completions"),
@@ -111,6 +111,17 @@ fn on_runtime(command: &str, work: impl Future<Output = Exit>) -> Exit {
         Err(error) => {
             eprintln!("foretell {command}: {error}");
             Exit::Unreachable
+        }
+    }
+}
+
+/// The exit code of a probe.
+fn probed(args: &probe::ProbeArgs, out: &mut dyn std::io::Write) -> ExitCode {
+    match runtime() {
+        Ok(runtime) => told(runtime.block_on(probe::run(args, out))),
+        Err(error) => {
+            eprintln!("foretell probe: {error}");
+            Exit::Unreachable.into()
         }
     }
 }

@@ -6,11 +6,14 @@
 
 pub mod chooser;
 pub mod costs;
+pub mod gates;
+pub mod prospect;
 pub mod run;
 pub mod survival;
 
 pub use chooser::{Dice, Quote, Terms, best_cut, pays};
 pub use costs::Costs;
+pub use prospect::Prior;
 pub use run::Run;
 pub use survival::{Heat, Survival, Tuning};
 

@@ -7,6 +7,7 @@
 pub mod engine;
 pub mod llamacpp;
 pub mod onnx;
+pub mod probe;
 pub mod recognise;
 pub mod relayed;
 pub mod score;
@@ -325,6 +326,19 @@ pub trait Codec: Sync {
     fn warm(&self, engine: &Engine, round: &Round<'_>) -> Option<Call> {
         let _ = (engine, round);
         None
+    }
+
+    /// Which rows this answer to a scored prompt of so many tokens has, if it shows that; a prefix of the
+    /// prompt was cached.
+    fn rows(&self, prompt: usize, body: &[u8]) -> Option<RowShape> {
+        let _ = (prompt, body);
+        None
+    }
+
+    /// Why a plan is not among those of the engine that gave these answers.
+    fn missing(&self, answers: &Answers, plan: Plan) -> String {
+        let _ = (answers, plan);
+        "this engine has no such way to verify".to_owned()
     }
 
     /// Asks the engine for the ids of a text, without special tokens.

@@ -15,7 +15,9 @@ pub mod key;
 pub mod link;
 pub mod load;
 pub mod models;
+pub mod probe;
 mod retry;
+pub mod scrape;
 pub mod tls;
 mod watch;
 
@@ -27,7 +29,7 @@ use std::time::Duration;
 use prometheus::HistogramVec;
 use tokio::sync::watch as channel;
 
-pub use backend::{Auth, Backend, BackendSettings, Counters, InvalidUrl};
+pub use backend::{Auth, Backend, BackendSettings, Counters, Fresh, InvalidUrl};
 pub use breaker::BreakerState;
 pub use discover::{Resolve, SystemResolver};
 pub use error::{SendError, SendErrorKind};

@@ -60,8 +60,8 @@ pub enum Event {
     ClientGone,
     /// A deadline of the session has come.
     Timeout,
-    /// The operator changed the mode; `true` means leaping is allowed.
-    Mode(bool),
+    /// Whether leaping is allowed has changed: why it is not, by the operator's mode or a gate of the replica.
+    Mode(Option<RideReason>),
 }
 
 /// Whether a ride ends with an event.

@@ -253,11 +253,11 @@ fn a_client_that_left_cancels_what_is_under_way() {
 fn the_operator_s_mode_holds_from_the_next_token() {
     let mut desk = desk();
     let (verify, _) = desk.leap();
-    assert_eq!(desk.tell(ActionId::WORLD, Event::Mode(false)), []);
+    assert_eq!(desk.tell(ActionId::WORLD, Event::Mode(Some(RideReason::Observe))), []);
     let on = rides_on(&desk.tell(verify, rows(&[1, 7, 7])));
     assert_eq!(desk.session.summary().reason, Some(RideReason::Observe));
     assert_eq!(desk.token(on, 0), []);
-    desk.tell(ActionId::WORLD, Event::Mode(true));
+    desk.tell(ActionId::WORLD, Event::Mode(None));
     assert!(matches!(desk.token(on, 1)[..], [(_, Action::Cancel(_)), (_, Action::Verify(..))]));
 }
 

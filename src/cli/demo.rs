@@ -140,7 +140,7 @@ holdback: { start: 0, floor: 0 }
         let target = LocalTarget::start(opened.app).await?;
         let drafter = args.models.join("draft-same");
         let process = format!(
-            "version: 1\nbackends: [{{ name: target, dialect: onnx, replicas: [\"http://{}\"] }}]\n\
+            "version: 1\nbackends: [{{ name: target, dialect: onnx, replicas: [\"http://{}\"], probe: {{ when: never }} }}]\n\
              drafters: {{ draft-same: {{ path: {:?} }} }}\n",
             target.address,
             drafter.display().to_string(),

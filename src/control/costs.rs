@@ -5,6 +5,9 @@
 //! and interpolated. What has not been measured for a while is forgotten, so that a bad moment does not close
 //! the door for good; every trial that loses doubles that while, so that a bad backend is not tried for ever.
 
+use std::sync::Arc;
+
+use super::prospect::Prior;
 use crate::session::Plan;
 use crate::units::Tick;
 
@@ -25,6 +28,8 @@ const FORGET_MOST: f64 = 960.0;
 const PACE_OLD: f64 = 1_000.0;
 /// ... over so many tokens.
 const PACE_OVER: f64 = 16.0;
+/// What a probe has found counts as so much of one measurement.
+const PRIOR_WEIGHT: f64 = 0.5;
 /// Slope of the verify table before two points are known, in ride tokens per node.
 const SLOPE: f64 = 0.06;
 
@@ -54,13 +59,19 @@ impl Mean {
 struct Table {
     /// By number of nodes: the mean, and when it was last measured.
     means: Vec<(Mean, Tick)>,
-    /// What the means say for every number of nodes; empty while nothing is measured.
+    /// What a probe has found, by number of nodes.
+    prior: Vec<(usize, f64)>,
+    /// What means and prior say for every number of nodes; empty while nothing is known.
     curve: Vec<f64>,
 }
 
 impl Default for Table {
     fn default() -> Self {
-        Self { means: vec![(Mean::default(), Tick::default()); NODES_MAX + 1], curve: Vec::new() }
+        Self {
+            means: vec![(Mean::default(), Tick::default()); NODES_MAX + 1],
+            prior: Vec::new(),
+            curve: Vec::new(),
+        }
     }
 }
 
@@ -81,6 +92,8 @@ pub struct Costs {
     /// Leapt tokens that riding has not yet made up for, and whether the pace is due.
     leapt: f64,
     pace_old: bool,
+    /// What a probe has found; it holds where nothing is measured.
+    prior: Option<Arc<Prior>>,
 }
 
 impl Default for Costs {
@@ -98,11 +111,25 @@ impl Default for Costs {
             forget: FORGET,
             leapt: 0.0,
             pace_old: false,
+            prior: None,
         }
     }
 }
 
 impl Costs {
+    /// Takes what a probe has found, unless it is what was taken last.
+    pub fn take_prior(&mut self, prior: &Arc<Prior>) {
+        if self.prior.as_ref().is_some_and(|known| Arc::ptr_eq(known, prior)) {
+            return;
+        }
+        for (table, points) in self.tables.iter_mut().zip(&prior.verify) {
+            table.prior.clone_from(points);
+        }
+        self.prior = Some(Arc::clone(prior));
+        let slope = self.token_or_guess() * SLOPE;
+        self.tables.iter_mut().for_each(|table| table.rebuild(slope));
+    }
+
     /// Notes that a ride brought `tokens` tokens `seconds` after the ones before.
     pub fn rode(&mut self, seconds: f64, tokens: usize) {
         if tokens == 0 || !seconds.is_finite() {
@@ -187,9 +214,10 @@ impl Costs {
 
     /// Forgets what nothing has touched for long. Cheap; called at every decision.
     pub fn fade(&mut self, now: Tick) {
-        let known = Plan::ALL.into_iter().any(|plan| self.verify_measured(plan));
+        let known = self.tables.iter().any(Table::is_measured);
         if known && now.seconds_since(self.touched) >= self.forget {
-            self.tables = std::array::from_fn(|_| Table::default());
+            let slope = self.token_or_guess() * SLOPE;
+            self.tables.iter_mut().for_each(|table| table.forget(slope));
             self.draft = Mean::default();
             self.switch_in = Mean::default();
             self.switch_out = Mean::default();
@@ -207,7 +235,7 @@ impl Costs {
         known.copied().unwrap_or_else(|| self.token_or_guess() * (1.05 + SLOPE * nodes as f64))
     }
 
-    /// Whether the verify table of a plan holds a measurement.
+    /// Whether the verify table of a plan holds a measurement, a session's or a probe's.
     pub fn verify_measured(&self, plan: Plan) -> bool {
         self.tables.get(plan.index()).is_some_and(|table| !table.curve.is_empty())
     }
@@ -229,25 +257,55 @@ impl Costs {
 
     /// Expected extra seconds of going from ride to leap.
     pub fn switch_in(&self) -> f64 {
-        self.switch_in.known().unwrap_or_else(|| self.token_or_guess())
+        let prior = || self.prior.as_ref()?.switch_in;
+        self.switch_in.known().or_else(prior).unwrap_or_else(|| self.token_or_guess())
     }
 
     /// Expected extra seconds of going from leap to ride.
     pub fn switch_out(&self) -> f64 {
-        self.switch_out.known().unwrap_or_else(|| self.token_or_guess())
+        let prior = || self.prior.as_ref()?.switch_out;
+        self.switch_out.known().or_else(prior).unwrap_or_else(|| self.token_or_guess())
     }
 
     /// Whether cancelling a ride takes so long that rides should be asked for in bounded pieces.
     pub fn cancels_slowly(&self) -> bool {
-        self.cancel.known().is_some_and(|cancel| cancel > 3.0 * self.token_or_guess())
+        let prior = || self.prior.as_ref()?.cancel;
+        self.cancel.known().or_else(prior).is_some_and(|cancel| cancel > 3.0 * self.token_or_guess())
     }
 
     fn token_or_guess(&self) -> f64 {
-        self.ride_token().unwrap_or(0.02)
+        let prior = || self.prior.as_ref()?.token;
+        self.ride_token().or_else(prior).unwrap_or(0.02)
     }
 }
 
 impl Table {
+    fn is_measured(&self) -> bool {
+        self.means.iter().any(|(mean, _)| mean.known().is_some())
+    }
+
+    /// Forgets every measurement; what a probe has found stays.
+    fn forget(&mut self, slope: f64) {
+        *self = Self { prior: std::mem::take(&mut self.prior), ..Self::default() };
+        self.rebuild(slope);
+    }
+
+    /// What the prior says where nothing is measured, raised or lowered as far as measurements lie from it.
+    fn supposed(&self) -> Vec<Option<f64>> {
+        let prior = |nodes: usize| (!self.prior.is_empty()).then(|| along(&self.prior, nodes, 0.0));
+        let (mut real, mut said) = (0.0, 0.0);
+        for (nodes, (mean, _)) in self.means.iter().enumerate() {
+            if let Some((value, prior)) = mean.known().zip(prior(nodes)) {
+                real += mean.weight * value;
+                said += mean.weight * prior;
+            }
+        }
+        let factor = if said > 0.0 { real / said } else { 1.0 };
+        let at =
+            |nodes: usize| self.prior.iter().find(|point| point.0 == nodes).map(|point| point.1 * factor);
+        (0..=NODES_MAX).map(at).collect()
+    }
+
     /// Forgets single entries that are old while others are fresh.
     fn drop_older(&mut self, now: Tick, seconds: f64) {
         for (mean, at) in &mut self.means {
@@ -261,9 +319,11 @@ impl Table {
     /// of the last two, or the prior slope.
     fn rebuild(&mut self, slope: f64) {
         let mut blocks: Vec<(f64, f64, usize, usize)> = Vec::new();
-        for (nodes, (mean, _)) in self.means.iter().enumerate() {
-            let Some(value) = mean.known() else { continue };
-            let mut block = (value, mean.weight, nodes, nodes);
+        let supposed = self.supposed();
+        for (nodes, ((mean, _), supposed)) in self.means.iter().zip(supposed).enumerate() {
+            let known = mean.known().map(|value| (value, mean.weight));
+            let Some((value, weight)) = known.or_else(|| Some((supposed?, PRIOR_WEIGHT))) else { continue };
+            let mut block = (value, weight, nodes, nodes);
             while let Some(&(value, weight, first, _)) = blocks.last().filter(|last| last.0 > block.0) {
                 let sum = weight + block.1;
                 block = ((value * weight + block.0 * block.1) / sum, sum, first, block.3);
@@ -364,6 +424,37 @@ mod tests {
         assert!(costs.verify_measured(Plan::Tree));
         costs.fade(after(92));
         assert!(!costs.verify_measured(Plan::Tree));
+    }
+
+    fn probed() -> Arc<Prior> {
+        let mut prior = Prior { switch_in: Some(0.03), token: Some(0.01), ..Prior::default() };
+        prior.verify[Plan::Score.index()] = vec![(0, 0.010), (4, 0.014), (8, 0.018)];
+        Arc::new(prior)
+    }
+
+    #[test]
+    fn what_a_probe_found_holds_until_something_is_measured_and_again_when_that_is_forgotten() {
+        let after = |seconds: u64| Tick(seconds * 1_000_000);
+        let mut costs = riding_at(0.010);
+        costs.take_prior(&probed());
+        assert!(costs.verify_measured(Plan::Score) && !costs.verify_measured(Plan::FanOut));
+        assert!((costs.verify(Plan::Score, 6) - 0.016).abs() < 1e-9);
+        assert!((costs.switch_in() - 0.03).abs() < 1e-9);
+        (0..8).for_each(|_| costs.verified(Plan::Score, 4, 0.028, after(0)));
+        assert!((costs.verify(Plan::Score, 4) - 0.028).abs() < 1e-9);
+        // Twice the prior there, so twice the prior elsewhere.
+        assert!((costs.verify(Plan::Score, 8) - 0.036).abs() < 1e-9, "{}", costs.verify(Plan::Score, 8));
+        costs.fade(after(31));
+        assert!((costs.verify(Plan::Score, 4) - 0.014).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_prior_does_not_make_what_was_measured_fade() {
+        let mut costs = riding_at(0.010);
+        costs.take_prior(&probed());
+        costs.drafted(1, 0.002);
+        costs.fade(Tick(100_000_000));
+        assert_eq!(costs.draft_token_measured(), Some(0.002));
     }
 
     #[test]

@@ -52,6 +52,23 @@ impl Answers {
         self.0.insert(path.to_owned(), told);
     }
 
+    /// The same without the answer of one path.
+    #[must_use]
+    pub fn without(&self, path: &str) -> Self {
+        Self(
+            self.0
+                .iter()
+                .filter(|(asked, _)| *asked != path)
+                .map(|(path, told)| (path.clone(), told.clone()))
+                .collect(),
+        )
+    }
+
+    /// The paths that were answered with 200.
+    pub fn good(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().filter(|(_, told)| told.status == 200).map(|(path, _)| path.as_str())
+    }
+
     /// Whether `path` has been asked.
     pub fn has(&self, path: &str) -> bool {
         self.0.contains_key(path)
@@ -127,6 +144,13 @@ pub const KSERVE: &str = "/v2";
 /// What a server is asked of which nothing is known. None of it computes a token anywhere.
 pub fn introduction() -> Vec<Question> {
     [MODELS, VERSION, PROPS, SERVER_INFO, INFO, OLLAMA_VERSION, KSERVE].map(Question::get).into()
+}
+
+/// The page on which an engine tells when it was started, if it does.
+pub fn start_page(dialect: Dialect, answers: &Answers) -> Option<&str> {
+    let started = |answers: &Answers| dialect.codec().engine(answers).ok()?.started;
+    started(answers)?;
+    answers.good().find(|path| started(&answers.without(path)).is_none())
 }
 
 /// Which engine gave these answers to the [`introduction`], if it is one that is known.

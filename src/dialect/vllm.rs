@@ -193,6 +193,27 @@ impl Codec for Vllm {
         plan == Plan::Score && status == 400 && says(b"Out of range float values")
     }
 
+    /// The V2 runner lists only what it computed; the V1 runner lists all, those of cached tokens as garbage.
+    fn rows(&self, prompt: usize, body: &[u8]) -> Option<RowShape> {
+        let listed = serde_json::from_slice::<Scored>(body).ok()?.prompt_logprobs?.len();
+        Some(if listed < prompt { RowShape::Tail } else { RowShape::Full })
+    }
+
+    fn missing(&self, answers: &Answers, plan: Plan) -> String {
+        match plan {
+            Plan::Score if !scored(answers) => "its token endpoint is not known in this version".to_owned(),
+            Plan::Score => match answers.status(GENERATE) {
+                Some(403) => {
+                    "its token endpoint is switched off: start it with --enable-scale-out".to_owned()
+                }
+                Some(status) => format!("its token endpoint answers {status}"),
+                None => "its token endpoint was not asked".to_owned(),
+            },
+            Plan::FanOut => "its answers carry no token ids in this version".to_owned(),
+            Plan::Tree | Plan::Native => "vLLM has no such endpoint".to_owned(),
+        }
+    }
+
     fn tokenize(&self, engine: &Engine, text: &str) -> Option<Question> {
         let body = json!({ "model": engine.model, "prompt": text, "add_special_tokens": false });
         Some(Question::post(TOKENIZE, body))

@@ -41,6 +41,10 @@ pub fn set_lane(lane: usize) {
     LANE.set(Some(lane));
 }
 
+/// On a request: it goes out on a connection that was never used before.
+#[derive(Clone, Copy, Debug)]
+pub struct Fresh;
+
 /// Which of a backend's replicas one is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Place {
@@ -364,7 +368,7 @@ impl Backend {
         };
         let busy = pool.begin();
         loop {
-            let idle = pool.take();
+            let idle = if request.extensions().get::<Fresh>().is_some() { None } else { pool.take() };
             let pooled = idle.is_some();
             let mut link = match idle {
                 Some(link) => link,

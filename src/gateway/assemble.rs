@@ -6,6 +6,7 @@
 mod drafters;
 mod hooks;
 
+use std::collections::HashMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -102,9 +103,10 @@ pub async fn start_with(
     drafters.extend(&process, &policies)?;
     let drafters = Arc::new(drafters);
     let shared = Shared::new(&settings)?;
-    let asked = process.backends.iter().filter(|backend| may_speculate(backend));
-    let asked = asked.map(|backend| (backend.name.clone(), asking(backend)));
-    let identities = Arc::new(Identities::new(&shared.fleet, asked.collect()));
+    let asking: HashMap<String, Asking> =
+        process.backends.iter().map(|backend| (backend.name.clone(), asking(backend))).collect();
+    let asking = move |replica: &fleet::Backend| asking.get(replica.name()).cloned();
+    let identities = Arc::new(Identities::new(Arc::clone(&shared.fleet), asking));
     let plans =
         process.backends.iter().map(|backend| (backend.name.clone(), backend.plans.clone())).collect();
     let store = Arc::new(PolicyStore::new(policies));
@@ -127,15 +129,25 @@ pub async fn start_with(
     Ok(Running { gateway, identities, drafters, _asking: watching.drop_guard() })
 }
 
-/// Whether a backend may be one that verifies.
-fn may_speculate(backend: &Backend) -> bool {
-    let spoken = backend.dialect == process::Dialect::Auto || backend.dialect.spoken().is_some();
-    !backend.billed && spoken
-}
-
 /// How the replicas of a backend are asked who they are.
 fn asking(backend: &Backend) -> Asking {
-    Asking { dialect: backend.dialect.spoken(), tokenizer: tokenizer(backend) }
+    let process::Plans { allow, context_max, bytes_max } = &backend.plans;
+    let configured = process::Load::default();
+    Asking {
+        dialect: backend.dialect.spoken(),
+        tokenizer: tokenizer(backend),
+        load: (backend.load.url != configured.url).then(|| backend.load.url.clone()),
+        every: backend.load.every,
+        ready: backend.probe.when == process::ProbeWhen::Ready,
+        limits: fleet::probe::Limits {
+            calls: backend.probe.calls,
+            within: backend.probe.within,
+            bytes_max: usize_of(*bytes_max),
+            context_max: *context_max as usize,
+            allow: allow.iter().filter_map(|name| name.plan()).collect(),
+        },
+        billed: backend.billed,
+    }
 }
 
 fn tokenizer(backend: &Backend) -> Option<PathBuf> {

@@ -47,7 +47,7 @@ use crate::gateway::listen::{Body, BoxError};
 use crate::gateway::mode::Mode;
 use crate::observe::Finished;
 use crate::openai::{BypassReason, Path, Prompt, Request, Sampling};
-use crate::session::{Action, ActionId, Decode, Ending, Limit, RidePlan, Session, Start};
+use crate::session::{Action, ActionId, Decode, Ending, Limit, RidePlan, RideReason, Session, Start};
 use crate::units::TokenId;
 
 const POLICY: HeaderName = HeaderName::from_static("x-foretell-policy");
@@ -117,7 +117,7 @@ impl Inner {
         let identity = self.parts.identities.of(&exchange.backend)?;
         let effective = Effective::of(&identity.engine, request)?;
         let mode = exchange.modes.of(exchange.backend.name());
-        let mut ruling = self.parts.rulebook.rule(exchange, &identity.engine, &effective, mode)?;
+        let mut ruling = self.parts.rulebook.rule(exchange, &identity, &effective, mode)?;
         let seed = request.sampling.seed.unwrap_or_else(fresh_seed);
         let sampling = if identity.engine.shares_noise() {
             Sampling { seed: Some(seed), ..effective.sampling }
@@ -130,6 +130,9 @@ impl Inner {
         ruling.rules.draft_timeout = self.parts.draft_timeout;
         let key = (identity.epoch.clone(), ruling.name.clone());
         let control = Arc::clone(self.learnt.lock().entry(key).or_default());
+        if let Some(probe) = &identity.probe {
+            control.with(|learnt| learnt.costs.take_prior(&probe.prior));
+        }
         let limits = CallLimits {
             bytes_max: ruling.bytes_max,
             verify: self.parts.verify_timeout,
@@ -177,8 +180,9 @@ impl Prepared {
         };
         let mut report = Report::new(observer, started, finished, slot);
         let calls = Calls::new(
-            backend,
+            Arc::clone(&backend),
             Arc::clone(&self.identity.engine),
+            Arc::clone(&self.identity.pulse),
             parts.headers,
             id,
             request.model.clone(),
@@ -212,7 +216,12 @@ impl Prepared {
             return Failure::Internal.response();
         };
         let watcher = Watcher::new(accepted);
-        let allowed = move || modes.of(&name) == Mode::Auto;
+        let gates = self.ruling.gates;
+        let (replica, pulse) = (Arc::clone(&backend), Arc::clone(&self.identity.pulse));
+        let closed = move || match modes.of(&name) {
+            Mode::Auto => gates.closed(&replica, &pulse),
+            Mode::Off | Mode::Observe => Some(RideReason::Observe),
+        };
         Box::pin(self.answer(
             session,
             ride,
@@ -221,7 +230,7 @@ impl Prepared {
             &request,
             wants_trailers,
             watcher,
-            allowed,
+            closed,
             report,
         ))
         .await
@@ -275,7 +284,7 @@ impl Prepared {
         request: &Request,
         trailers: bool,
         watcher: Watcher,
-        allowed: impl Fn() -> bool + Send + Sync + 'static,
+        closed: impl Fn() -> Option<RideReason> + Send + Sync + 'static,
         mut report: Report,
     ) -> Response<Body> {
         let (head, body) = response.into_parts();
@@ -291,8 +300,7 @@ impl Prepared {
         };
         let drafting = self.drafting;
         let asked = beside.map(|call| calls.clone().beside(Arc::new(request.clone()), call));
-        let mut pump =
-            Pump::new(session, ride, calls, drafting, watcher, self.clock, sink, Box::new(allowed));
+        let mut pump = Pump::new(session, ride, calls, drafting, watcher, self.clock, sink, Box::new(closed));
         if let Some(asked) = asked {
             pump.ask_beside(id, asked);
         }

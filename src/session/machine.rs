@@ -70,7 +70,8 @@ pub struct Session {
     shadow: Option<(ActionId, Tick, usize)>,
     /// The ids of this request cannot be trusted.
     doubt: bool,
-    allowed: bool,
+    /// Why leaping is not allowed now.
+    closed: Option<RideReason>,
     /// No leap before this, because the backend said so.
     pause: Option<Tick>,
     /// After a fault: no leap before so many output tokens, for this reason.
@@ -95,7 +96,7 @@ impl Session {
             phase: Phase::Over,
             shadow: None,
             doubt: false,
-            allowed: true,
+            closed: None,
             pause: None,
             fault_until: 0,
             fault_reason: RideReason::VerifyFault,
@@ -136,8 +137,8 @@ impl Session {
         match event {
             Event::ClientGone => return self.finish(None),
             Event::Timeout => return self.expire(now),
-            Event::Mode(allowed) => {
-                self.allowed = allowed;
+            Event::Mode(closed) => {
+                self.closed = closed;
                 return;
             }
             event if self.shadow.is_some_and(|shadow| shadow.0 == answers) => {

@@ -38,6 +38,22 @@ impl Plan {
         }
     }
 
+    /// Sequences that a round with so many nodes gives the engine.
+    pub const fn sequences(self, nodes: usize) -> usize {
+        match self {
+            Self::FanOut => nodes + 1,
+            Self::Tree | Self::Score | Self::Native => 1,
+        }
+    }
+
+    /// Tokens of all prompts of a round whose draft is a chain.
+    pub const fn prompt_tokens(self, context: usize, nodes: usize) -> usize {
+        match self {
+            Self::FanOut => (nodes + 1) * context + nodes * (nodes + 1) / 2,
+            Self::Tree | Self::Score | Self::Native => context + nodes,
+        }
+    }
+
     /// The name in files, metrics and logs.
     pub const fn name(self) -> &'static str {
         match self {

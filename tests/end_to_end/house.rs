@@ -69,7 +69,7 @@ impl House {
         let middlebox = Middlebox::before(target.address).await;
         let process = format!(
             "version: 1\ntimeouts: {{ verify: {}ms, draft: 1500ms }}\nbackends:\n  - name: toy\n    replicas: [\"http://{}\"]\n    \
-             plans: {{ allow: {} }}\n{}",
+             plans: {{ allow: {} }}\n    probe: {{ when: never }}\n{}",
             VERIFY_TIMEOUT.as_millis(),
             middlebox.address,
             plan.plans,

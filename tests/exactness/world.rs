@@ -7,8 +7,8 @@ use std::sync::Arc;
 use foretell::control::Control;
 use foretell::draft::Tree;
 use foretell::session::{
-    Action, ActionId, Decode, Ending, Event, Fault, Finish, Limit, RidePlan, Row, Rules, Session, Start,
-    Summary, Tail, Verdict,
+    Action, ActionId, Decode, Ending, Event, Fault, Finish, Limit, RidePlan, RideReason, Row, Rules, Session,
+    Start, Summary, Tail, Verdict,
 };
 use foretell::units::{Tick, TokenId};
 
@@ -257,7 +257,7 @@ pub fn play_knowing(case: &Case, control: Control, hooks: &mut Hooks<'_>) -> Out
             let unread = world.ride.as_ref().and_then(|ride| ride.ahead.front().copied());
             let allowed = (hooks.allow)(world.events, unread);
             world.events += 1;
-            session.handle(ActionId::WORLD, Event::Mode(allowed), now);
+            session.handle(ActionId::WORLD, Event::Mode((!allowed).then_some(RideReason::Observe)), now);
         }
         session.handle(id, event, now);
     }

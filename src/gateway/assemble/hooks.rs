@@ -88,15 +88,13 @@ impl Hooks for ConfigHooks {
     }
 
     fn replica(&self, replica: &Arc<Backend>) -> Option<Value> {
-        let identity = self.identities.of(replica).ok()?;
-        let epoch = &identity.epoch;
-        let plans: Vec<_> = identity.engine.plans.iter().map(|plan| plan.name()).collect();
-        Some(json!({
-            "dialect": identity.engine.dialect.name(),
-            "epoch": format!("{}/{}/{}/{}/{}", epoch.backend, epoch.model, epoch.version, epoch.started,
-                epoch.vocabulary.get(..8).unwrap_or(&epoch.vocabulary)),
-            "plans": plans,
-        }))
+        self.identities.shown(replica)
+    }
+
+    fn reprobe(&self, replica: &Arc<Backend>) -> Option<Result<Value, String>> {
+        Some(
+            self.identities.reprobe(replica).map(|()| json!({ "replica": replica.label(), "reprobe": true })),
+        )
     }
 }
 

@@ -14,6 +14,7 @@ use hyper::{Method, Request, Response, StatusCode};
 
 use crate::dialect::{Asked, Beside, Call, Context, Engine, Refusal, Round};
 use crate::draft::Tree;
+use crate::fleet::scrape::Pulse;
 use crate::fleet::{Answer, Backend, SendError};
 use crate::gateway::listen::{Body, BoxError};
 use crate::openai::{self, Sampling};
@@ -27,6 +28,7 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 pub struct Calls {
     backend: Arc<Backend>,
     engine: Arc<Engine>,
+    pulse: Arc<Pulse>,
     headers: HeaderMap,
     request_id: String,
     model: String,
@@ -61,6 +63,7 @@ impl Calls {
     pub fn new(
         backend: Arc<Backend>,
         engine: Arc<Engine>,
+        pulse: Arc<Pulse>,
         headers: HeaderMap,
         request_id: String,
         model: String,
@@ -76,7 +79,7 @@ impl Calls {
         }
         headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        Self { backend, engine, headers, request_id, model, sampling, dice, limits }
+        Self { backend, engine, pulse, headers, request_id, model, sampling, dice, limits }
     }
 
     /// The engine that is spoken to.
@@ -162,6 +165,7 @@ impl Calls {
 
     /// Makes all calls of a round at once.
     async fn ask(&self, put: &Round<'_>, asked: Asked, round: u32) -> Result<Event, Fault> {
+        let _verifying = self.pulse.verifying(put.plan.sequences(asked.nodes));
         let answers = asked.calls.iter().map(|call| self.answer(call.clone(), Some(round), Some(put.plan)));
         let bodies = match futures_util::future::try_join_all(answers).await {
             Ok(bodies) => bodies,
@@ -172,6 +176,11 @@ impl Calls {
             tracing::debug!(%unreadable, "verdict refused");
             Fault::Verify
         })?;
+        if let Some(computed) = verdict.computed {
+            let all = put.plan.prompt_tokens(put.context.len(), asked.nodes);
+            let cached = all.saturating_sub(computed as usize);
+            self.pulse.cached(cached, put.context.len(), self.engine.block);
+        }
         // Once such an id were the past, no ride could go on from there.
         if verdict.rows.iter().any(|row| row.sample >= self.limits.vocabulary) {
             tracing::debug!("verdict refused: an id outside the vocabulary");

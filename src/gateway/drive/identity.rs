@@ -3,47 +3,38 @@
 //! Everything learnt is keyed by this [`Epoch`]; a restarted engine or another tokenizer is a new one and
 //! starts clean. Until the identity is known, requests are relayed.
 
-use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+mod ask;
+mod known;
+
+use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
-use bytes::Bytes;
-use futures_util::future::join_all;
-use http_body_util::{BodyExt, Full, Limited};
-use hyper::{Method, Request, StatusCode, header};
+use parking_lot::RwLock;
+use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::dialect::recognise::{self, Told};
-use crate::dialect::{Answers, Dialect, Engine, Question};
+use crate::dialect::{Dialect, Engine};
+use crate::fleet::probe::{Limits, Report};
+use crate::fleet::scrape::Pulse;
 use crate::fleet::{Backend, Fleet};
-use crate::gateway::listen::{Body, BoxError};
 use crate::openai::BypassReason;
 use crate::text::Tokenizer;
 
-/// A tokenizer file is a few MiB; more than this is not one.
-const TOKENIZER_BYTES: usize = 64 << 20;
-/// A question about itself that an engine does not answer in this time, it does not answer.
-const WITHIN: Duration = Duration::from_secs(5);
+pub use ask::{Recognised, Unknown, ask, models, one_start, recognise, tokenizer};
+
+use known::Known;
+
 /// How soon an unknown backend is asked again.
 const RETRY: Duration = Duration::from_millis(500);
 /// How soon a known backend is asked whether it is still the same.
 const RECHECK: Duration = Duration::from_secs(5);
-/// Turns of questions after which a server is given up.
-const TURNS: usize = 8;
-/// Where our own target hands out its tokenizer.
-const TOKENIZER: &str = "/tokenizer.json";
-/// A text on which tokenizers that differ are likely to differ.
-const SAMPLE: &str =
-    "The naïve façade — 1,234.56 \u{4f60}\u{597d} \u{1f600}\n\tdef f(x):  return x**2  # ok?\r\n";
 
 /// What everything learnt is keyed by.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Epoch {
-    /// The backend's name in the configuration.
+    /// The replica's name.
     pub backend: String,
     /// The model id that it serves.
     pub model: String,
@@ -64,6 +55,12 @@ pub struct Identity {
     pub engine: Arc<Engine>,
     /// Its vocabulary.
     pub tokenizer: Arc<Tokenizer>,
+    /// What it says about its load, and what its rounds have shown.
+    pub pulse: Arc<Pulse>,
+    /// What a probe has found.
+    pub probe: Option<Arc<Report>>,
+    /// What was told when it was recognised: the plans that it has not, and the connections that were tried.
+    pub(crate) recognised: Arc<Recognised>,
 }
 
 /// What is known about a backend.
@@ -72,191 +69,74 @@ pub enum Standing {
     /// Who it is.
     Known(Arc<Identity>),
     /// It is relayed, for this reason.
-    Relayed(BypassReason),
+    Relayed(BypassReason, String),
 }
 
 /// How a backend is to be asked, as configured.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Asking {
     /// Its dialect; `None` finds out.
     pub dialect: Option<Dialect>,
     /// The tokenizer of its model; `None` asks the backend for it.
     pub tokenizer: Option<PathBuf>,
+    /// Where its load is read; `None` where its dialect says.
+    pub load: Option<String>,
+    /// How often that is.
+    pub every: Duration,
+    /// Whether it is probed by itself as soon as it is ready.
+    pub ready: bool,
+    /// Bounds of a probe.
+    pub limits: Limits,
+    /// It bills per token: it is asked for its models and nothing else.
+    pub billed: bool,
 }
 
-/// Why a backend is not known.
-#[derive(Debug, thiserror::Error)]
-pub enum Unknown {
-    /// It cannot be reached, or does not answer in time.
-    #[error("not reachable: {0}")]
-    Unreachable(String),
-    /// It answers, but not as an engine that Foretell can ask to verify.
-    #[error("not an engine that can verify: {1}")]
-    Foreign(BypassReason, String),
-}
-
-impl Unknown {
-    fn foreign(why: impl Into<String>) -> Self {
-        Self::Foreign(BypassReason::NoPlan, why.into())
-    }
-
-    fn tokenizer(why: impl Into<String>) -> Self {
-        Self::Foreign(BypassReason::Tokenizer, why.into())
-    }
-}
-
-/// Asks the backend who it is, by calls that cost it nothing or one token. If it still is who it was `before`,
-/// the vocabulary is not fetched again. `away`: how often it has been away.
-///
-/// # Errors
-/// [`Unknown`]: it cannot be reached, or is no engine that can verify.
-pub async fn ask(
-    backend: &Backend,
-    asking: &Asking,
-    before: Option<&Arc<Identity>>,
-    away: u64,
-) -> Result<Arc<Identity>, Unknown> {
-    let mut engine = recognise(backend, asking.dialect).await?;
-    let started = engine.started.unwrap_or(away);
-    let same = |epoch: &Epoch| {
-        epoch.version == engine.version && epoch.model == engine.model && epoch.started == started
-    };
-    if let Some(before) = before.filter(|before| same(&before.epoch)) {
-        return Ok(Arc::clone(before));
-    }
-    let tokenizer = tokenizer(backend, asking.tokenizer.as_deref(), &engine).await?;
-    engine.special = (0..tokenizer.end()).filter(|&id| tokenizer.is_special(id)).collect();
-    let epoch = Epoch {
-        backend: backend.name().to_owned(),
-        model: engine.model.clone(),
-        version: engine.version.clone(),
-        started,
-        vocabulary: tokenizer.fingerprint().to_string(),
-    };
-    Ok(Arc::new(Identity { epoch, engine: Arc::new(engine), tokenizer: Arc::new(tokenizer) }))
-}
-
-/// Which engine it is, and what it can do.
-///
-/// # Errors
-/// [`Unknown`].
-pub async fn recognise(backend: &Backend, dialect: Option<Dialect>) -> Result<Engine, Unknown> {
-    let mut answers = Answers::default();
-    for question in recognise::introduction() {
-        answers.add(&question.path, put(backend, &question).await?);
-    }
-    let dialect = dialect.or_else(|| recognise::dialect_of(&answers));
-    let dialect = dialect.ok_or_else(|| Unknown::foreign("none of the engines that are told apart"))?;
-    for _ in 0..TURNS {
-        let questions = dialect.codec().questions(&answers);
-        if questions.is_empty() {
-            break;
-        }
-        for question in questions {
-            answers.add(&question.path, put(backend, &question).await?);
-        }
-    }
-    dialect.codec().engine(&answers).map_err(|foreign| Unknown::foreign(foreign.to_string()))
-}
-
-/// The tokenizer of the backend's model: from the file, or from the backend itself; and whether the backend
-/// agrees with it.
-async fn tokenizer(backend: &Backend, file: Option<&Path>, engine: &Engine) -> Result<Tokenizer, Unknown> {
-    let bytes = match file {
-        Some(path) => {
-            let read = tokio::fs::read(path).await;
-            read.map_err(|error| Unknown::tokenizer(format!("{}: {error}", path.display())))?
-        }
-        None => match put(backend, &Question::get(TOKENIZER)).await? {
-            Told { status: 200, body, .. } => body,
-            _ => return Err(Unknown::tokenizer("its tokenizer is not configured, and it hands none out")),
-        },
-    };
-    let tokenizer = Tokenizer::from_bytes(&bytes).map_err(|error| Unknown::tokenizer(error.to_string()))?;
-    if let Some(question) = engine.dialect.codec().tokenize(engine, SAMPLE) {
-        let told = put(backend, &question).await?;
-        let theirs = engine.dialect.codec().tokens(&told.body);
-        let own = tokenizer.encode(SAMPLE, false).ok();
-        if told.status == 200 && theirs.is_some() && theirs != own {
-            return Err(Unknown::tokenizer(
-                "the tokenizer is not the backend's: they cut a text differently",
-            ));
-        }
-    }
-    Ok(tokenizer)
-}
-
-/// Puts a question to the backend.
-async fn put(backend: &Backend, question: &Question) -> Result<Told, Unknown> {
-    let asked = async {
-        let body = question.body.as_ref().map(|body| Bytes::from(body.to_string()));
-        let method = if body.is_some() { Method::POST } else { Method::GET };
-        let full: Body = Full::new(body.unwrap_or_default())
-            .map_err(|never| -> BoxError { match never {} })
-            .boxed_unsync();
-        let mut request = Request::new(full);
-        *request.uri_mut() =
-            question.path.parse().map_err(|_| Unknown::foreign(format!("{}: no path", question.path)))?;
-        if method == Method::POST {
-            let json = header::HeaderValue::from_static("application/json");
-            request.headers_mut().insert(header::CONTENT_TYPE, json);
-        }
-        *request.method_mut() = method;
-        let unreachable = |error: &dyn std::fmt::Display| Unknown::Unreachable(error.to_string());
-        let response = backend.send(request).await.map_err(|error| unreachable(&error))?;
-        let status = response.status();
-        let server = response.headers().get(header::SERVER).and_then(|server| server.to_str().ok());
-        let server = server.map(ToOwned::to_owned);
-        // An engine that loads its model says so with 503.
-        if status == StatusCode::SERVICE_UNAVAILABLE {
-            return Err(Unknown::Unreachable(format!("{} answers {status}", question.path)));
-        }
-        let body = Limited::new(response.into_body(), TOKENIZER_BYTES).collect().await;
-        let body = body.map_err(|error| unreachable(&error))?.to_bytes().to_vec();
-        Ok(Told { status: status.as_u16(), server, body })
-    };
-    match tokio::time::timeout(WITHIN, asked).await {
-        Ok(answer) => answer,
-        Err(_) => {
-            Err(Unknown::Unreachable(format!("{}: no answer within {} s", question.path, WITHIN.as_secs())))
-        }
-    }
-}
-
-/// One backend and what is known about it.
-struct Known {
-    backend: Arc<Backend>,
-    asking: Asking,
-    standing: ArcSwap<Standing>,
-    away: AtomicU64,
-}
-
-/// Who is behind each replica, asked again and again. Follows the fleet, whose replicas come and go.
+/// Who is behind each backend, asked again and again.
 pub struct Identities {
     fleet: Arc<Fleet>,
-    asking: HashMap<String, Asking>,
-    known: ArcSwap<Vec<Arc<Known>>>,
+    asking: Box<dyn Fn(&Backend) -> Option<Asking> + Send + Sync>,
+    known: RwLock<Vec<Arc<Known>>>,
     changed: watch::Sender<u64>,
 }
 
 impl Identities {
-    /// Nothing known yet about the replicas of a fleet. Only those of the backends in `asking` will be asked.
-    pub fn new(fleet: &Arc<Fleet>, asking: HashMap<String, Asking>) -> Self {
-        let changed = watch::Sender::new(0);
-        let all = Self { fleet: Arc::clone(fleet), asking, known: ArcSwap::default(), changed };
-        all.follow();
-        all
+    /// Nothing known yet about the replicas of `fleet`. `asking`: how each is to be asked; `None` leaves it
+    /// alone.
+    pub fn new(
+        fleet: Arc<Fleet>,
+        asking: impl Fn(&Backend) -> Option<Asking> + Send + Sync + 'static,
+    ) -> Self {
+        let identities = Self {
+            fleet,
+            asking: Box::new(asking),
+            known: RwLock::default(),
+            changed: watch::Sender::new(0),
+        };
+        identities.follow();
+        identities
     }
 
-    /// Takes in the replicas that have come, and forgets those that are gone.
-    fn follow(&self) {
-        let before = self.known.load();
-        let known = |backend: Arc<Backend>| {
-            let same = before.iter().find(|known| Arc::ptr_eq(&known.backend, &backend));
-            let new = || Some(Arc::new(Known::new(self.asking.get(backend.name())?.clone(), &backend)));
-            same.cloned().or_else(new)
-        };
-        self.known.store(Arc::new(self.fleet.replicas().into_iter().filter_map(known).collect()));
+    /// Takes in replicas that have come, and lets go those that have left.
+    fn follow(&self) -> Vec<Arc<Known>> {
+        let replicas = self.fleet.replicas();
+        let mut known = self.known.write();
+        known.retain(|known| replicas.iter().any(|replica| Arc::ptr_eq(replica, &known.backend)));
+        let mut come = Vec::new();
+        for replica in replicas {
+            if known.iter().any(|known| Arc::ptr_eq(&known.backend, &replica)) {
+                continue;
+            }
+            if let Some(asking) = (self.asking)(&replica) {
+                let new = Arc::new(Known::new(replica, asking));
+                known.push(Arc::clone(&new));
+                come.push(new);
+            }
+        }
+        come
+    }
+
+    fn find(&self, backend: &Arc<Backend>) -> Option<Arc<Known>> {
+        self.known.read().iter().find(|known| Arc::ptr_eq(&known.backend, backend)).cloned()
     }
 
     /// Who a backend is.
@@ -264,17 +144,49 @@ impl Identities {
     /// # Errors
     /// Why its requests are relayed.
     pub fn of(&self, backend: &Arc<Backend>) -> Result<Arc<Identity>, BypassReason> {
-        let all = self.known.load();
-        let known = all.iter().find(|known| Arc::ptr_eq(&known.backend, backend));
-        match &**known.ok_or(BypassReason::NoPlan)?.standing.load() {
+        let known = self.find(backend).ok_or(BypassReason::NoPlan)?;
+        match &**known.standing.load() {
+            Standing::Known(identity) if identity.pulse.finds_nothing_cached() => Err(BypassReason::Balanced),
             Standing::Known(identity) => Ok(Arc::clone(identity)),
-            Standing::Relayed(reason) => Err(*reason),
+            Standing::Relayed(reason, _) => Err(*reason),
         }
+    }
+
+    /// What the admin API shows of a replica: epoch, plans and probe.
+    pub fn shown(&self, backend: &Arc<Backend>) -> Option<Value> {
+        let known = self.find(backend)?;
+        let standing = known.standing.load();
+        Some(match &**standing {
+            Standing::Relayed(reason, why) => {
+                json!({ "probe": { "verdict": format!("Relayed ({}): {why}.", reason.name()), "pays": null } })
+            }
+            Standing::Known(identity) => {
+                let Epoch { model, version, started, vocabulary, .. } = &identity.epoch;
+                let backend = known.backend.name();
+                let vocabulary = vocabulary.get(..8).unwrap_or(vocabulary);
+                let plans: Vec<_> = identity.engine.plans.iter().map(|plan| plan.name()).collect();
+                json!({
+                    "dialect": identity.engine.dialect.name(),
+                    "epoch": format!("{backend}/{model}/{version}/{started}/{vocabulary}"),
+                    "plans": plans,
+                    "probe": identity.probe.as_ref().map(|probe| probe.to_json()),
+                })
+            }
+        })
+    }
+
+    /// Measures a replica again, as soon as it is idle.
+    ///
+    /// # Errors
+    /// Why it is not measured.
+    pub fn reprobe(&self, backend: &Arc<Backend>) -> Result<(), String> {
+        let known = self.find(backend).ok_or("it is not asked to verify")?;
+        known.reprobe()
     }
 
     /// Everything that is known: replica, identity.
     pub fn all(&self) -> Vec<(Arc<Backend>, Option<Arc<Identity>>)> {
-        self.known.load().iter().map(|known| (Arc::clone(&known.backend), known.identity())).collect()
+        self.known.read().iter().map(|known| (Arc::clone(&known.backend), known.identity())).collect()
     }
 
     /// Resolves once every backend has been asked at least once.
@@ -283,74 +195,30 @@ impl Identities {
         let _ = self.changed.subscribe().wait_for(|rounds| *rounds > 0).await;
     }
 
-    /// Asks every replica for ever: often while one is unknown, seldom once all are known. A replica that stops
-    /// answering keeps its identity (its requests fail by themselves); one that answers as another is another.
+    /// Asks every backend for ever: often while it is unknown, seldom once it is known; and beside that reads
+    /// the load of each, and probes it. A backend that stops answering keeps its identity (its requests fail by
+    /// themselves); one that answers as another is another.
     pub async fn keep_asking(&self, stop: CancellationToken) {
-        let mut changes = self.fleet.changes();
+        let mut all: Vec<Arc<Known>> = self.known.read().clone();
         loop {
-            self.follow();
-            // Side by side: one that does not answer must not keep the others waiting.
-            let known = self.known.load_full();
-            let settled = join_all(known.iter().map(|known| known.refresh())).await;
+            for known in all {
+                tokio::spawn(stop.clone().run_until_cancelled_owned(Arc::clone(&known).keep_reading()));
+                tokio::spawn(stop.clone().run_until_cancelled_owned(known.keep_probing()));
+            }
+            let now = self.known.read().clone();
+            let asked = futures_util::future::join_all(now.iter().map(|known| known.refresh()));
+            let all_known = tokio::select! {
+                () = stop.cancelled() => return,
+                settled = asked => settled.into_iter().all(|settled| settled),
+            };
             self.changed.send_modify(|rounds| *rounds += 1);
-            let pause = if settled.iter().all(|settled| *settled) { RECHECK } else { RETRY };
+            let mut changes = self.fleet.changes();
             tokio::select! {
                 () = stop.cancelled() => return,
-                () = tokio::time::sleep(pause) => {}
-                Ok(()) = changes.changed() => {}
+                () = tokio::time::sleep(if all_known { RECHECK } else { RETRY }) => {}
+                _ = changes.changed() => {}
             }
-        }
-    }
-}
-
-impl Known {
-    fn new(asking: Asking, backend: &Arc<Backend>) -> Self {
-        let unknown = Standing::Relayed(BypassReason::NoPlan);
-        let standing = ArcSwap::from_pointee(unknown);
-        Self { backend: Arc::clone(backend), asking, standing, away: AtomicU64::new(0) }
-    }
-
-    fn identity(&self) -> Option<Arc<Identity>> {
-        match &**self.standing.load() {
-            Standing::Known(identity) => Some(Arc::clone(identity)),
-            Standing::Relayed(_) => None,
-        }
-    }
-
-    /// Asks once. Returns whether it is settled what the backend is.
-    async fn refresh(&self) -> bool {
-        let before = self.identity();
-        let away = self.away.load(Ordering::Relaxed);
-        match ask(&self.backend, &self.asking, before.as_ref(), away).await {
-            Ok(identity) => {
-                if before.as_ref().is_none_or(|before| before.epoch != identity.epoch) {
-                    tracing::info!(
-                        backend = self.backend.name(),
-                        dialect = identity.engine.dialect.name(),
-                        version = identity.engine.version,
-                        model = identity.epoch.model,
-                        "backend known"
-                    );
-                    self.backend.set_dialect(identity.engine.dialect.name(), true);
-                    self.standing.store(Arc::new(Standing::Known(identity)));
-                }
-                true
-            }
-            Err(Unknown::Foreign(reason, why)) => {
-                if before.is_some() || self.backend.dialect().as_str() == "auto" {
-                    tracing::info!(backend = self.backend.name(), why, "backend is relayed");
-                }
-                self.backend.set_dialect("relay", false);
-                self.standing.store(Arc::new(Standing::Relayed(reason)));
-                true
-            }
-            Err(Unknown::Unreachable(why)) => {
-                tracing::debug!(backend = self.backend.name(), why, "backend not reached");
-                if before.is_some() {
-                    self.away.fetch_add(1, Ordering::Relaxed);
-                }
-                before.is_some()
-            }
+            all = self.follow();
         }
     }
 }

@@ -19,7 +19,7 @@ use super::sink::{Gone, Outcome, Sink};
 use super::watcher::Watcher;
 use crate::gateway::clock::Clock;
 use crate::openai::usage::Usage;
-use crate::session::{Action, ActionId, Event, Fault, Finish, RidePlan, Session, Summary, Tail};
+use crate::session::{Action, ActionId, Event, Fault, Finish, RidePlan, RideReason, Session, Summary, Tail};
 
 /// Events of the world that answer no action.
 const WORLD: ActionId = ActionId::WORLD;
@@ -51,8 +51,8 @@ pub struct Pump {
     counted: Option<u32>,
     pending: Pending,
     aborts: Vec<(ActionId, AbortHandle)>,
-    allowed: Box<dyn Fn() -> bool + Send + Sync>,
-    leaping: bool,
+    closed: Box<dyn Fn() -> Option<RideReason> + Send + Sync>,
+    told: Option<RideReason>,
     round: u32,
 }
 
@@ -67,7 +67,7 @@ impl Pump {
         watcher: Watcher,
         clock: Clock,
         sink: Sink,
-        allowed: Box<dyn Fn() -> bool + Send + Sync>,
+        closed: Box<dyn Fn() -> Option<RideReason> + Send + Sync>,
     ) -> Self {
         Self {
             session,
@@ -83,8 +83,8 @@ impl Pump {
             counted: None,
             pending: FuturesUnordered::new(),
             aborts: Vec::new(),
-            leaping: allowed(),
-            allowed,
+            closed,
+            told: None,
             round: 0,
         }
     }
@@ -203,10 +203,10 @@ impl Pump {
 
     async fn tell(&mut self, happened: Happened) {
         let now = self.clock.now();
-        let leaping = (self.allowed)();
-        if leaping != self.leaping {
-            self.leaping = leaping;
-            self.session.handle(WORLD, Event::Mode(leaping), now);
+        let closed = (self.closed)();
+        if closed != self.told {
+            self.told = closed;
+            self.session.handle(WORLD, Event::Mode(closed), now);
         }
         match happened {
             Happened::Heard(heard) => self.heard(heard).await,

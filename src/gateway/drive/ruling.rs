@@ -10,12 +10,16 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use crate::config::policy::{Drafter, Facts, Holdback, Policy, PolicyMode, Vocabulary};
+use super::identity::Identity;
+use crate::config::policy::{Drafter, Facts, Gates, Holdback, Policy, PolicyMode, Vocabulary};
 use crate::config::process::Plans;
 use crate::config::store::PolicyStore;
+use crate::control::gates::LoadGates;
 use crate::dialect::Engine;
 use crate::draft::LookupSpec;
 use crate::draft::prompt_lookup::Ngram;
+use crate::fleet::scrape::Pulse;
+use crate::fleet::{Backend, Standing};
 use crate::gateway::handover::Exchange;
 use crate::gateway::mode::Mode;
 use crate::openai::{BypassReason, Control, Request, Sampling};
@@ -34,6 +38,28 @@ pub struct Ruling {
     pub model: Option<String>,
     /// Most bytes of a round's request, and of its answer.
     pub bytes_max: usize,
+    /// The gates that a replica may close while the request runs.
+    pub gates: ReplicaGates,
+}
+
+/// The gates that a replica may close while a request runs.
+#[derive(Clone, Copy, Debug)]
+pub struct ReplicaGates {
+    load: LoadGates,
+    /// `gamma.fixed` heeds only health.
+    forced: bool,
+}
+
+impl ReplicaGates {
+    /// The gate that is closed now.
+    pub fn closed(&self, backend: &Backend, pulse: &Pulse) -> Option<RideReason> {
+        match backend.standing() {
+            Standing::Down | Standing::Broken => return Some(RideReason::GateHealth),
+            Standing::Ready | Standing::Disabled => {}
+        }
+        let signal = (!self.forced).then(|| pulse.signal()).flatten();
+        self.load.closed(signal.as_ref())
+    }
 }
 
 /// How the target samples for one request, and how its drafts can be verified exactly.
@@ -81,7 +107,7 @@ impl Rulebook {
     pub fn rule(
         &self,
         exchange: &Exchange,
-        engine: &Engine,
+        identity: &Identity,
         effective: &Effective,
         mode: Mode,
     ) -> Result<Ruling, BypassReason> {
@@ -97,8 +123,13 @@ impl Rulebook {
         };
         let policies = self.policies.current();
         let policy = policies.first_match(&facts).ok_or(BypassReason::NoPolicy)?;
+        let engine = &identity.engine;
+        let hopeless = identity.probe.as_ref().is_some_and(|probe| probe.nothing_pays());
         let permission = match permission(mode, policy.mode, exchange.control)? {
             Permission::Leap if engine.speculates => Permission::Ride(RideReason::BackendSpeculates),
+            Permission::Leap if hopeless && policy.gamma.fixed.is_none() => {
+                Permission::Ride(RideReason::NoGain)
+            }
             permission => permission,
         };
         let bounds = self.plans.get(exchange.backend.name()).ok_or(BypassReason::NoPlan)?;
@@ -123,7 +154,10 @@ impl Rulebook {
         };
         let model = policy.drafters.iter().find_map(model).map(ToOwned::to_owned);
         let bytes_max = usize::try_from(bounds.bytes_max).unwrap_or(usize::MAX);
-        Ok(Ruling { name: policy.label(), rules, model, bytes_max })
+        let Gates { waiting, kv, stale, .. } = policy.gates;
+        let load = LoadGates { waiting, kv, stale };
+        let gates = ReplicaGates { load, forced: policy.gamma.fixed.is_some() };
+        Ok(Ruling { name: policy.label(), rules, model, bytes_max, gates })
     }
 
     /// Whether this request is in the control group: a share that begins at `start`, halves with every

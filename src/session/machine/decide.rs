@@ -42,8 +42,8 @@ impl Session {
             return Some(reason);
         }
         let forced = self.rules.gamma_fixed.is_some();
-        if !self.allowed {
-            return Some(RideReason::Observe);
+        if let Some(reason) = self.closed.filter(|&reason| !forced || holds_when_forced(reason)) {
+            return Some(reason);
         }
         if self.rules.holdback && !forced {
             return Some(RideReason::Holdback);

@@ -1,0 +1,325 @@
+//! `foretell probe`: what can this server verify, what would that bring, and which policy suits it?
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use super::{OK, USAGE};
+use crate::config::process::Dialect as Named;
+use crate::config::process::{PlanName, Plans, Probe};
+use crate::control::prospect::{ACCEPTANCES, Measured};
+use crate::dialect::Engine;
+use crate::dialect::probe::{Cache, Findings};
+use crate::fleet::probe::{self, Limits, Report, Seen};
+use crate::fleet::{Backend, BackendSettings, scrape};
+use crate::gateway::drive::identity::{self, Recognised, Unknown};
+use crate::lab::Exit;
+use crate::openai::BypassReason;
+
+/// How long a server is given to become idle.
+const IDLE_WITHIN: Duration = Duration::from_secs(5);
+/// How often it is looked whether it is.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// The arguments of `foretell probe`.
+#[derive(clap::Args, Clone, Debug)]
+pub struct ProbeArgs {
+    /// The server
+    #[arg(value_name = "URL")]
+    pub url: String,
+    /// Print the findings as JSON
+    #[arg(long)]
+    pub json: bool,
+    /// How it is spoken to
+    #[arg(long, value_name = "D", default_value = "auto")]
+    pub dialect: String,
+    /// The tokenizer.json of its model, or a folder with one, if the server hands none out
+    #[arg(long, value_name = "PATH")]
+    pub tokenizer: Option<PathBuf>,
+    /// The model to ask for, if the server has several
+    #[arg(long, value_name = "M")]
+    pub model: Option<String>,
+    /// It bills per token: ask for its models and nothing else
+    #[arg(long)]
+    pub billed: bool,
+}
+
+/// What came of it.
+enum Outcome {
+    /// It was measured, or there is nothing to measure.
+    Report(Box<Report>),
+    /// It would be relayed, for this reason.
+    Relayed { reason: BypassReason, why: String },
+}
+
+/// Probes a server. Returns the exit code: 1 if it cannot be reached.
+///
+/// # Errors
+/// If `out` cannot be written.
+pub async fn run(args: &ProbeArgs, out: &mut dyn Write) -> io::Result<u8> {
+    let named = Named::NAMES.iter().find(|(name, _)| *name == args.dialect);
+    let Some((_, dialect)) = named else {
+        let names: Vec<_> = Named::NAMES.iter().map(|(name, _)| *name).collect();
+        eprintln!("--dialect: unknown value, allowed {}, got {:?}", names.join("|"), args.dialect);
+        return Ok(USAGE);
+    };
+    let backend = match Backend::new(BackendSettings::new("probe", args.url.as_str())) {
+        Ok(backend) => backend,
+        Err(error) => {
+            eprintln!("foretell probe: {error}");
+            return Ok(USAGE);
+        }
+    };
+    let outcome = match look(args, *dialect, &backend).await {
+        Ok(outcome) => outcome,
+        Err(Unknown::Foreign(reason, why)) => Outcome::Relayed { reason, why },
+        Err(Unknown::Unreachable(why)) => {
+            eprintln!("foretell probe: {} cannot be reached: {why}", args.url);
+            return Ok(Exit::Unreachable.code());
+        }
+    };
+    match (&outcome, args.json) {
+        (Outcome::Report(report), false) => write_report(&args.url, report, out)?,
+        (Outcome::Relayed { reason, why }, false) => {
+            writeln!(out, "server       {}", args.url)?;
+            writeln!(out, "verdict      Relayed ({}): {why}.", reason.name())?;
+        }
+        (_, true) => writeln!(out, "{}", serde_json::to_string_pretty(&as_json(&args.url, &outcome))?)?,
+    }
+    Ok(OK)
+}
+
+fn as_json(url: &str, outcome: &Outcome) -> Value {
+    let mut value = match outcome {
+        Outcome::Report(report) => report.to_json(),
+        Outcome::Relayed { reason, why } => json!({
+            "plans": [], "pays": null, "relayed": reason.name(),
+            "balanced": *reason == BypassReason::Balanced,
+            "verdict": format!("Relayed ({}): {why}.", reason.name()),
+        }),
+    };
+    if let Some(fields) = value.as_object_mut() {
+        fields.shift_insert(0, "url".to_owned(), url.into());
+    }
+    value
+}
+
+async fn look(args: &ProbeArgs, dialect: Named, backend: &Backend) -> Result<Outcome, Unknown> {
+    if args.billed {
+        let models = identity::models(backend).await?;
+        let why = format!("it bills per token, so it was asked for its models ({models}) and nothing else");
+        return Ok(Outcome::Relayed { reason: BypassReason::Billed, why });
+    }
+    let mut recognised = identity::recognise(backend, dialect.spoken()).await?;
+    recognised.starts = identity::one_start(backend, &recognised).await?;
+    if let Some(model) = &args.model {
+        recognised.engine.model.clone_from(model);
+    }
+    let seen = Seen {
+        missing: recognised.missing.clone(),
+        starts: recognised.starts,
+        busy: false,
+        calls: recognised.questions + recognised.starts,
+    };
+    if recognised.engine.plans.is_empty() {
+        return Ok(Outcome::Report(Box::new(Report::new(unmeasured(recognised.engine), seen, 0.0))));
+    }
+    measure(args, backend, recognised, seen).await
+}
+
+async fn measure(
+    args: &ProbeArgs,
+    backend: &Backend,
+    recognised: Recognised,
+    mut seen: Seen,
+) -> Result<Outcome, Unknown> {
+    let mut engine = recognised.engine;
+    let file = args.tokenizer.as_ref();
+    let file = file.map(|path| if path.is_dir() { path.join("tokenizer.json") } else { path.clone() });
+    let tokenizer = identity::tokenizer(backend, file.as_deref(), &engine).await?;
+    engine.special = (0..tokenizer.end()).filter(|&id| tokenizer.is_special(id)).collect();
+    seen.calls += 2;
+    seen.busy = !idle(backend, &engine, &mut seen.calls).await;
+    let (Probe { calls, within, .. }, plans) = (Probe::default(), Plans::default());
+    let allow = [PlanName::Score, PlanName::FanOut, PlanName::Tree, PlanName::Native];
+    let mut limits = Limits {
+        calls: calls.saturating_sub(seen.calls),
+        within,
+        bytes_max: usize::try_from(plans.bytes_max).unwrap_or(usize::MAX),
+        context_max: plans.context_max as usize,
+        allow: allow.iter().filter_map(|name| name.plan()).collect(),
+    };
+    if engine.started.is_none() {
+        let (one, calls) = probe::is_one(backend, &engine, &tokenizer, &limits, probe::nonce()).await;
+        if !one {
+            let why = "several engines seem to answer: a prompt that was sent is not found cached every time";
+            return Ok(Outcome::Relayed { reason: BypassReason::Balanced, why: why.to_owned() });
+        }
+        seen.calls += calls;
+        limits.calls = limits.calls.saturating_sub(calls);
+    }
+    let begun = Instant::now();
+    let findings = probe::measure(backend, &engine, &tokenizer, &limits, probe::nonce()).await;
+    Ok(Outcome::Report(Box::new(Report::new(findings, seen, begun.elapsed().as_secs_f64()))))
+}
+
+/// Waits until nothing runs or waits there, for a while; a server that does not tell is taken to be idle.
+async fn idle(backend: &Backend, engine: &Engine, calls: &mut u32) -> bool {
+    let Some(path) = engine.dialect.codec().load_path(engine) else { return true };
+    let until = Instant::now() + IDLE_WITHIN;
+    loop {
+        *calls += 1;
+        match scrape::look(backend, engine.dialect, path).await {
+            Some(load) if load.running + load.waiting > 0 => {}
+            _ => return true,
+        }
+        if Instant::now() >= until {
+            return false;
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+/// What is known of an engine that is not measured.
+fn unmeasured(engine: Engine) -> Findings {
+    Findings {
+        engine,
+        measured: Measured::default(),
+        cache: Cache::default(),
+        balanced: false,
+        removed: Vec::new(),
+        notes: Vec::new(),
+        calls: 0,
+    }
+}
+
+fn write_report(url: &str, report: &Report, out: &mut dyn Write) -> io::Result<()> {
+    write_engine(url, report, out)?;
+    if !report.findings.measured.verify.is_empty() {
+        write_cache(report, out)?;
+        write_times(report, out)?;
+        write_predictions(report, out)?;
+    }
+    for note in &report.findings.notes {
+        writeln!(out, "note         {note}")?;
+    }
+    if report.seen.busy {
+        writeln!(out, "note         it was not idle: its times are longer than they would be")?;
+    }
+    writeln!(out, "verdict      {}", report.judgement.words)?;
+    writeln!(out, "policy")?;
+    for line in report.judgement.policy.lines() {
+        writeln!(out, "  {line}")?;
+    }
+    writeln!(out, "({} calls, {:.1} s)", report.calls(), report.seconds)
+}
+
+fn write_engine(url: &str, report: &Report, out: &mut dyn Write) -> io::Result<()> {
+    let engine = &report.findings.engine;
+    writeln!(out, "server       {url}")?;
+    writeln!(out, "engine       {} {}", engine.dialect.name(), engine.version)?;
+    let context = engine.context.map_or("not told".to_owned(), |tokens| format!("{tokens} tokens"));
+    writeln!(out, "model        {} (context {context})", engine.model)?;
+    let defaults = match &engine.defaults {
+        None => {
+            "not known: requests that leave fields open fan out on their own route, or are relayed".to_owned()
+        }
+        Some(of) => format!(
+            "temperature {}, top_p {}, top_k {}, min_p {}, repetition_penalty {}",
+            of.temperature,
+            of.top_p,
+            of.top_k.map_or("all".to_owned(), |k| k.to_string()),
+            of.min_p,
+            of.repetition_penalty
+        ),
+    };
+    writeln!(out, "defaults     {defaults}")?;
+    if let Some(most) = engine.max_tokens {
+        writeln!(out, "max_tokens   {most} at most")?;
+    }
+    if engine.speculates {
+        writeln!(out, "speculates   by itself: what leaps here only rides")?;
+    }
+    let connections = report.seen.starts;
+    if connections > 0 {
+        writeln!(out, "one engine   {connections} connections show one start time")?;
+    }
+    let plans: Vec<_> = engine.plans.iter().map(|plan| plan.name()).collect();
+    writeln!(out, "plans        {}", if plans.is_empty() { "none".to_owned() } else { plans.join(", ") })?;
+    for (plan, why) in report.missing() {
+        writeln!(out, "  no {:<10}{why}", plan.name())?;
+    }
+    Ok(())
+}
+
+fn write_cache(report: &Report, out: &mut dyn Write) -> io::Result<()> {
+    let (cache, engine) = (&report.findings.cache, &report.findings.engine);
+    let works = match cache.works {
+        Some(true) => "works",
+        Some(false) => "does not work",
+        None => "cannot be told",
+    };
+    let how = if cache.told { "by the server's own count" } else { "by the times" };
+    let times = cache.cold.zip(cache.warm).map_or(String::new(), |(cold, warm)| {
+        format!(": a long prompt took {} cold and {} again", millis(cold), millis(warm))
+    });
+    writeln!(out, "cache        {works} ({how}){times}; blocks of {}", engine.block)?;
+    let seeds = match probe::noise(engine) {
+        "place" => "a seeded text goes on the same from any place: seeded requests may leap",
+        "ignored" => "seeds are ignored",
+        _ => "a seeded text does not go on the same from another place: seeded requests are relayed",
+    };
+    writeln!(out, "seeds        {seeds}")
+}
+
+fn write_times(report: &Report, out: &mut dyn Write) -> io::Result<()> {
+    let measured = &report.findings.measured;
+    writeln!(out, "a round takes, by drafted tokens")?;
+    for (plan, context) in measured.places() {
+        let rounds = [0, 2, 4, 8].map(|gamma| {
+            measured
+                .round(plan, context, gamma)
+                .map_or("-".to_owned(), |round| format!("{gamma}: {}", millis(round)))
+        });
+        writeln!(out, "  {:<10}context {context:>5}   {}", plan.name(), rounds.join("   "))?;
+    }
+    for (context, token) in &measured.token {
+        writeln!(out, "a token      {} at context {context}", millis(*token))?;
+    }
+    let switches =
+        [("into a ride", measured.t_in), ("out of one", measured.t_out), ("cancelling", measured.cancel)];
+    let told: Vec<_> = switches
+        .iter()
+        .filter_map(|(what, seconds)| Some(format!("{what} {}", millis((*seconds)?))))
+        .collect();
+    if told.is_empty() { Ok(()) } else { writeln!(out, "switching    {}", told.join(", ")) }
+}
+
+fn write_predictions(report: &Report, out: &mut dyn Write) -> io::Result<()> {
+    let prospects = report.prospects();
+    if prospects.is_empty() {
+        return Ok(());
+    }
+    let heads = ACCEPTANCES.map(|acceptance| format!("{acceptance:<14}"));
+    writeln!(out, "{:<32}{}", "times as fast, by acceptance", heads.concat().trim_end())?;
+    for (plan, context) in report.findings.measured.places() {
+        let gains = ACCEPTANCES.map(|acceptance| {
+            let same = prospects.iter().find(|prospect| {
+                (prospect.plan, prospect.context) == (plan, context)
+                    && (prospect.acceptance - acceptance).abs() < 1e-9
+            });
+            let told = same.map(|best| format!("{:.2} (gamma {})", best.gain, best.gamma));
+            format!("{:<14}", told.unwrap_or_default())
+        });
+        let place = format!("  {:<10}context {context:>5}", plan.name());
+        writeln!(out, "{place:<32}{}", gains.concat().trim_end())?;
+    }
+    Ok(())
+}
+
+fn millis(seconds: f64) -> String {
+    format!("{:.1} ms", seconds * 1e3)
+}

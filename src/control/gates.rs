@@ -1,0 +1,85 @@
+//! Live reasons not to leap that an engine's own figures give.
+//!
+//! What Foretell's own verify calls add to the figures is taken off first: a fan-out that waits for its slots
+//! must not close the gate on itself.
+
+use std::time::Duration;
+
+use crate::session::RideReason;
+
+/// What an engine said about its load.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Signal {
+    /// Requests being computed.
+    pub running: u32,
+    /// Requests that wait.
+    pub waiting: u32,
+    /// Share of the KV memory in use, where it tells.
+    pub kv_usage: Option<f64>,
+    /// How many of them were verify calls of our own.
+    pub own: u32,
+    /// How long ago it said so.
+    pub age: Duration,
+}
+
+impl Signal {
+    /// Whether nothing is computed or waits that is not ours.
+    pub fn is_idle(&self) -> bool {
+        self.running.saturating_add(self.waiting) <= self.own
+    }
+}
+
+/// When the gates close.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LoadGates {
+    /// Above so many waiting requests.
+    pub waiting: u32,
+    /// Above this share of the KV memory.
+    pub kv: f64,
+    /// When the signal is older than this.
+    pub stale: Duration,
+}
+
+impl LoadGates {
+    /// The gate that is closed. An engine that tells nothing closes none: `signal` is what it said last, if it
+    /// ever did.
+    pub fn closed(&self, signal: Option<&Signal>) -> Option<RideReason> {
+        let signal = signal?;
+        if signal.age > self.stale {
+            return Some(RideReason::GateStale);
+        }
+        let waiting = signal.waiting.saturating_sub(signal.own);
+        let full = signal.kv_usage.is_some_and(|usage| usage > self.kv);
+        (waiting > self.waiting || full).then_some(RideReason::GateLoad)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GATES: LoadGates = LoadGates { waiting: 0, kv: 0.9, stale: Duration::from_secs(2) };
+    const QUIET: Signal =
+        Signal { running: 3, waiting: 0, kv_usage: Some(0.2), own: 0, age: Duration::from_millis(400) };
+
+    #[test]
+    fn what_waits_or_fills_the_memory_closes_the_gate() {
+        assert_eq!(GATES.closed(Some(&QUIET)), None);
+        assert_eq!(GATES.closed(Some(&Signal { waiting: 1, ..QUIET })), Some(RideReason::GateLoad));
+        assert_eq!(GATES.closed(Some(&Signal { kv_usage: Some(0.95), ..QUIET })), Some(RideReason::GateLoad));
+        assert_eq!(GATES.closed(Some(&Signal { kv_usage: None, ..QUIET })), None);
+    }
+
+    #[test]
+    fn our_own_verify_calls_do_not_count() {
+        assert_eq!(GATES.closed(Some(&Signal { waiting: 4, own: 5, ..QUIET })), None);
+        assert_eq!(GATES.closed(Some(&Signal { waiting: 6, own: 5, ..QUIET })), Some(RideReason::GateLoad));
+    }
+
+    #[test]
+    fn an_old_signal_closes_and_no_signal_does_not() {
+        let old = Signal { age: Duration::from_secs(3), ..QUIET };
+        assert_eq!(GATES.closed(Some(&old)), Some(RideReason::GateStale));
+        assert_eq!(GATES.closed(None), None);
+    }
+}

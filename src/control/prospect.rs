@@ -1,0 +1,327 @@
+//! What leaping would bring on a server, from a handful of measured times.
+//!
+//! A round of `g` drafted tokens that are each accepted with probability `a` brings (1 − a^(g+1)) / (1 − a)
+//! tokens and takes V(g) and the time of the draft; riding takes t_AR for each token. Nothing else is assumed, so the
+//! same figures tell an operator what to expect and a chooser where to begin.
+
+use crate::session::Plan;
+
+/// Acceptances of a single token for which a gain is told.
+pub const ACCEPTANCES: [f64; 3] = [0.5, 0.7, 0.9];
+/// Longest round that is looked at.
+pub const GAMMA_MOST: usize = 8;
+/// A predicted gain below this is not worth a trial: it is the margin that leaping must have to begin.
+pub const GAIN_LEAST: f64 = 1.10;
+
+/// One timed verify call.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Timed {
+    /// How the draft was verified.
+    pub plan: Plan,
+    /// Tokens of the context.
+    pub context: usize,
+    /// Draft nodes in it.
+    pub nodes: usize,
+    /// How long it took.
+    pub seconds: f64,
+    /// Tokens that the engine really computed, where it tells.
+    pub computed: Option<u32>,
+}
+
+/// What has been measured at one server. Times in seconds.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Measured {
+    /// Verify calls, in the order in which they were made.
+    pub verify: Vec<Timed>,
+    /// Seconds per ridden token, by tokens of the context.
+    pub token: Vec<(usize, f64)>,
+    /// What the first token of a ride takes beyond a step.
+    pub t_in: Option<f64>,
+    /// What the first round after a ride takes beyond another round.
+    pub t_out: Option<f64>,
+    /// From leaving a ride to the engine being free again.
+    pub cancel: Option<f64>,
+}
+
+/// What one plan is expected to bring.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Prospect {
+    /// How drafts are verified.
+    pub plan: Plan,
+    /// Tokens of the context.
+    pub context: usize,
+    /// Probability that a drafted token is accepted.
+    pub acceptance: f64,
+    /// The best length of a draft.
+    pub gamma: usize,
+    /// Times as fast as riding.
+    pub gain: f64,
+}
+
+/// Tokens that a round of `gamma` drafted tokens brings on average.
+pub fn tokens(acceptance: f64, gamma: usize) -> f64 {
+    (0..=gamma).map(|depth| acceptance.powi(depth as i32)).sum()
+}
+
+impl Measured {
+    /// Seconds per ridden token at about this context.
+    pub fn token(&self, context: usize) -> Option<f64> {
+        let nearest = self.token.iter().min_by_key(|(at, _)| at.abs_diff(context));
+        nearest.map(|&(_, seconds)| seconds.max(1e-7))
+    }
+
+    /// The plans and contexts that were measured, in that order.
+    pub fn places(&self) -> Vec<(Plan, usize)> {
+        let mut places: Vec<(Plan, usize)> = Vec::new();
+        for timed in &self.verify {
+            let near = |&(plan, context): &(Plan, usize)| plan == timed.plan && near(context, timed.context);
+            if !places.iter().any(near) {
+                places.push((timed.plan, timed.context));
+            }
+        }
+        places
+    }
+
+    /// Expected seconds of a round; `None` beyond what was measured.
+    pub fn round(&self, plan: Plan, context: usize, nodes: usize) -> Option<f64> {
+        let points = self.points(|timed| timed.plan == plan && near(context, timed.context));
+        let below = points.iter().rev().find(|point| point.0 <= nodes)?;
+        let above = points.iter().find(|point| point.0 >= nodes)?;
+        if above.0 == below.0 {
+            return Some(below.1);
+        }
+        let share = (nodes - below.0) as f64 / (above.0 - below.0) as f64;
+        Some(below.1 + share * (above.1 - below.1))
+    }
+
+    /// The shortest time by number of nodes, never less than that of fewer nodes.
+    fn points(&self, which: impl Fn(&Timed) -> bool) -> Vec<(usize, f64)> {
+        let mut points: Vec<(usize, f64)> = self
+            .verify
+            .iter()
+            .filter(|timed| which(timed))
+            .map(|timed| (timed.nodes, timed.seconds))
+            .collect();
+        points.sort_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
+        points.dedup_by_key(|point| point.0);
+        let mut least = 0.0_f64;
+        for point in &mut points {
+            least = least.max(point.1);
+            point.1 = least;
+        }
+        points
+    }
+
+    /// What each plan is expected to bring at each measured context and each of [`ACCEPTANCES`]. `t_draft`:
+    /// seconds per drafted token.
+    pub fn prospects(&self, t_draft: f64) -> Vec<Prospect> {
+        let at = |(plan, context): (Plan, usize)| {
+            ACCEPTANCES
+                .into_iter()
+                .filter_map(move |acceptance| self.best(plan, context, acceptance, t_draft))
+        };
+        self.places().into_iter().flat_map(at).collect()
+    }
+
+    fn best(&self, plan: Plan, context: usize, acceptance: f64, t_draft: f64) -> Option<Prospect> {
+        let token = self.token(context)?;
+        let of = |gamma: usize| {
+            let round = self.round(plan, context, gamma)? + gamma as f64 * t_draft;
+            let gain = tokens(acceptance, gamma) * token / round.max(1e-7);
+            Some(Prospect { plan, context, acceptance, gamma, gain })
+        };
+        (1..=GAMMA_MOST).filter_map(of).max_by(|a, b| a.gain.total_cmp(&b.gain))
+    }
+
+    /// The same figures for a chooser to begin with.
+    pub fn prior(&self) -> Prior {
+        let curve = |plan: Plan| {
+            let places = self.places().into_iter().filter(|place| place.0 == plan);
+            let curves: Vec<_> = places
+                .map(|(_, context)| self.points(|timed| timed.plan == plan && near(context, timed.context)))
+                .collect();
+            let all = curves.iter().flatten().map(|point| point.0);
+            let nodes: std::collections::BTreeSet<usize> = all.collect();
+            let mean = |nodes: usize| {
+                let at = curves.iter().filter_map(|curve| curve.iter().find(|point| point.0 == nodes));
+                let (sum, count) = at.fold((0.0, 0.0), |(sum, count), point| (sum + point.1, count + 1.0));
+                (nodes, sum / count)
+            };
+            nodes.into_iter().map(mean).collect()
+        };
+        let tokens = self.token.len() as f64;
+        let token = self.token.iter().map(|&(_, seconds)| seconds).sum::<f64>() / tokens;
+        Prior {
+            verify: Plan::ALL.map(curve),
+            token: (tokens > 0.0).then_some(token),
+            switch_in: self.t_out,
+            switch_out: self.t_in,
+            cancel: self.cancel,
+        }
+    }
+}
+
+/// Whether two contexts are the same one, grown by a few tokens.
+fn near(one: usize, other: usize) -> bool {
+    one.abs_diff(other) < 64 && one.max(other) < 2 * one.min(other)
+}
+
+/// What a chooser believes of an epoch until it has measured it itself. Times in seconds.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Prior {
+    /// Times of verify calls by number of draft nodes, rising; by [`Plan::index`].
+    pub verify: [Vec<(usize, f64)>; Plan::ALL.len()],
+    /// Per ridden token.
+    pub token: Option<f64>,
+    /// Extra cost of going from ride to leap.
+    pub switch_in: Option<f64>,
+    /// Extra cost of going from leap to ride.
+    pub switch_out: Option<f64>,
+    /// How long a cancelled call takes to be gone.
+    pub cancel: Option<f64>,
+}
+
+/// What the figures come to.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Judgement {
+    /// Whether some plan pays, at least where nearly everything is accepted; `None` if too little is known.
+    pub pays: Option<bool>,
+    /// The same in a sentence.
+    pub words: String,
+    /// The policy to use, as a policy file has it.
+    pub policy: String,
+}
+
+/// Judges what was measured. `known`: plans that the server has at all.
+pub fn judge(measured: &Measured, known: &[Plan]) -> Judgement {
+    let prospects = measured.prospects(0.0);
+    let most = ACCEPTANCES.into_iter().fold(0.0, f64::max);
+    let high = prospects.iter().filter(|prospect| prospect.acceptance >= most);
+    let Some(best) = high.max_by(|a, b| a.gain.total_cmp(&b.gain)) else {
+        let words = if known.is_empty() {
+            "No plan: this server cannot be asked to verify; it is relayed.".to_owned()
+        } else {
+            "Unknown: too little could be measured to predict a gain.".to_owned()
+        };
+        return Judgement { pays: None, words, policy: policy(None, known.is_empty()) };
+    };
+    if best.gain >= GAIN_LEAST {
+        let words = format!(
+            "Speculation pays here: up to {:.1}x at acceptance {most} with `{}`, gamma {}; {}.",
+            best.gain,
+            best.plan.name(),
+            best.gamma,
+            least(&prospects, best),
+        );
+        return Judgement { pays: Some(true), words, policy: policy(Some(best.gamma), false) };
+    }
+    Judgement { pays: Some(false), words: nothing(measured, best, most), policy: policy(None, true) }
+}
+
+/// From which acceptance on the best plan is worth it.
+fn least(prospects: &[Prospect], best: &Prospect) -> String {
+    let same = prospects.iter().filter(|other| other.plan == best.plan && other.context == best.context);
+    let told: Vec<String> = same
+        .filter(|other| other.acceptance < best.acceptance)
+        .map(|other| format!("{:.1}x at {}", other.gain, other.acceptance))
+        .collect();
+    if told.is_empty() { "less at lower acceptance".to_owned() } else { told.join(", ") }
+}
+
+/// Why nothing pays.
+fn nothing(measured: &Measured, best: &Prospect, acceptance: f64) -> String {
+    let gamma = 4;
+    let round = measured.round(best.plan, best.context, gamma);
+    let steps = round.zip(measured.token(best.context)).map(|(round, token)| round / token);
+    match steps {
+        Some(steps) => format!(
+            "No plan pays: one round of {gamma} costs {steps:.1} steps with `{}`, the best of them, and brings {:.1} \
+             tokens even at acceptance {acceptance}; ridden, because leaping would be {:.1}x.",
+            best.plan.name(),
+            tokens(acceptance, gamma),
+            best.gain,
+        ),
+        None => format!("No plan pays: {:.1}x even at acceptance {acceptance}; ridden.", best.gain),
+    }
+}
+
+/// A policy file for a server on which rounds of up to `gamma` pay.
+fn policy(gamma: Option<usize>, ride: bool) -> String {
+    let mode = if ride { "ride" } else { "auto" };
+    let gamma = gamma.unwrap_or(GAMMA_MOST).max(2);
+    format!(
+        "version: 1\nname: probed\nmode: {mode}\ndrafters:\n  - {{ kind: prompt_lookup, ngram: {{ min: 2, max: 8 }} }}\n\
+         gamma: {{ max: {gamma}, margin: 0.10, stay: 0.05 }}\naccept: {{ rule: exact }}\n"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn measured(step: f64, round: impl Fn(usize) -> f64) -> Measured {
+        let timed = |context: usize, nodes: usize| Timed {
+            plan: Plan::Score,
+            context: context + nodes,
+            nodes,
+            seconds: round(nodes),
+            computed: None,
+        };
+        let places =
+            [40, 1000].into_iter().flat_map(|context| [0, 2, 4, 8].map(|nodes| timed(context, nodes)));
+        Measured { verify: places.collect(), token: vec![(40, step)], ..Measured::default() }
+    }
+
+    #[test]
+    fn a_round_of_four_at_nine_tenths_brings_four_tokens() {
+        assert!((tokens(0.9, 4) - (1.0 - 0.9_f64.powi(5)) / 0.1).abs() < 1e-12);
+        assert!((tokens(0.5, 0) - 1.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn growing_contexts_are_one_place_and_short_and_long_are_two() {
+        assert_eq!(measured(0.02, |_| 0.03).places(), [(Plan::Score, 40), (Plan::Score, 1000)]);
+    }
+
+    #[test]
+    fn a_cheap_round_pays_and_says_how_much() {
+        let judgement = judge(&measured(0.020, |nodes| 0.022 + 0.001 * nodes as f64), &[Plan::Score]);
+        assert_eq!(judgement.pays, Some(true));
+        let gain = tokens(0.9, 8) * 0.020 / 0.030;
+        assert!(
+            judgement.words.contains(&format!("up to {gain:.1}x at acceptance 0.9 with `score`, gamma 8"))
+        );
+        assert!(judgement.policy.contains("mode: auto"));
+    }
+
+    #[test]
+    fn a_dear_round_does_not_and_says_why() {
+        let judgement = judge(&measured(0.010, |nodes| 0.05 + 0.003 * nodes as f64), &[Plan::Score]);
+        assert_eq!(judgement.pays, Some(false));
+        assert!(judgement.words.starts_with("No plan pays: one round of 4 costs 6.2 steps with `score`"));
+        assert!(judgement.policy.contains("mode: ride"));
+    }
+
+    #[test]
+    fn without_figures_nothing_is_claimed() {
+        assert_eq!(judge(&Measured::default(), &[Plan::FanOut]).pays, None);
+        assert!(judge(&Measured::default(), &[]).words.starts_with("No plan"));
+    }
+
+    #[test]
+    fn the_policy_is_one() {
+        for text in [policy(Some(5), false), policy(None, true)] {
+            let process = crate::config::process::parse("process", "version: 1\n").unwrap();
+            let sources = [("probed.yaml".to_owned(), text.clone())];
+            assert!(crate::config::load::parse_policies(&sources, &process).is_ok(), "{text}");
+        }
+    }
+
+    #[test]
+    fn times_between_measured_ones_are_on_the_line() {
+        let measured = measured(0.02, |nodes| 0.01 * nodes as f64);
+        assert!((measured.round(Plan::Score, 40, 3).unwrap() - 0.03).abs() < 1e-12);
+        assert_eq!(measured.round(Plan::Score, 40, 9), None);
+        assert_eq!(measured.round(Plan::FanOut, 40, 2), None);
+    }
+}

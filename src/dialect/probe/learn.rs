@@ -1,0 +1,198 @@
+//! What the answers of a probe say.
+
+use super::script::Task;
+use super::{Cache, Dialect, Findings, SEEDED};
+use crate::control::prospect::{Measured, Timed};
+use crate::dialect::{Engine, Noise};
+use crate::session::Plan;
+use crate::units::TokenId;
+
+/// A call over a cached prefix takes at most this share of the first one.
+const WARM: f64 = 0.6;
+/// And one that takes more than this share has found nothing cached.
+const COLD: f64 = 0.85;
+/// Times below this are all noise.
+const FELT: f64 = 0.002;
+/// Two seeds must part within so many tokens, or the text is too certain to tell anything.
+const PART: usize = 3;
+
+/// A round over a text that the engine has seen.
+struct Again {
+    plan: Plan,
+    nodes: usize,
+    fresh: bool,
+    seconds: f64,
+    /// Cached and all prompt tokens of it, where the engine tells.
+    cached: Option<(usize, usize)>,
+}
+
+#[derive(Default)]
+pub(super) struct Learning {
+    one: bool,
+    measured: Measured,
+    /// Tokens and seconds of the first call over a text.
+    cold: Option<(usize, f64)>,
+    again: Vec<Again>,
+    after: Option<f64>,
+    whole: Option<Vec<TokenId>>,
+    other: Option<Vec<TokenId>>,
+    /// Whether each continued seeded run gave the rest of the whole one.
+    continued: Vec<bool>,
+    cache: Cache,
+    balanced: bool,
+    removed: Vec<(Plan, String)>,
+    notes: Vec<String>,
+}
+
+impl Learning {
+    pub(super) fn new(one: bool) -> Self {
+        Self { one, ..Self::default() }
+    }
+
+    pub(super) fn note(&mut self, what: &str) {
+        self.notes.push(what.to_owned());
+    }
+
+    pub(super) fn remove(&mut self, plan: Plan, why: &str) {
+        self.measured.verify.retain(|timed| timed.plan != plan);
+        self.removed.push((plan, why.to_owned()));
+    }
+
+    pub(super) fn round(
+        &mut self,
+        task: &Task,
+        plan: Plan,
+        context: usize,
+        nodes: usize,
+        seconds: f64,
+        computed: Option<u32>,
+    ) {
+        let all = plan.prompt_tokens(context, nodes);
+        let cached = computed.map(|computed| (all.saturating_sub(computed as usize), all));
+        let again = |fresh| Again { plan, nodes, fresh, seconds, cached };
+        match task {
+            Task::Cold(_) => self.cold = Some((context, seconds)),
+            Task::Fresh(_) => self.again.push(again(true)),
+            Task::After(_) => self.after = Some(seconds),
+            Task::Round { .. } => {
+                self.measured.verify.push(Timed { plan, context, nodes, seconds, computed });
+                if self.cold.is_some_and(|(first, _)| context > first) {
+                    self.again.push(again(false));
+                }
+            }
+            Task::Same { .. } | Task::Warm { .. } | Task::Ride { .. } | Task::Seeded { .. } => {}
+        }
+    }
+
+    pub(super) fn ride(&mut self, context: usize, tokens: &[(f64, Vec<TokenId>)]) {
+        let [(first, _), rest @ ..] = tokens else { return };
+        let Some((last, _)) = rest.last() else { return };
+        let count: usize = rest.iter().map(|(_, tokens)| tokens.len()).sum();
+        let token = (last - first) / count.max(1) as f64;
+        self.measured.token.push((context, token));
+        self.measured.t_in.get_or_insert((first - token).max(0.0));
+    }
+
+    /// The output from which a seeded run goes on at `cut`.
+    pub(super) fn seeded(&self, cut: usize) -> Option<Vec<TokenId>> {
+        if cut == 0 {
+            return Some(Vec::new());
+        }
+        self.whole.as_ref()?.get(..cut).map(<[TokenId]>::to_vec)
+    }
+
+    pub(super) fn seeded_run(&mut self, seed: usize, cut: usize, run: Vec<TokenId>) {
+        match (seed, cut) {
+            (0, 0) => self.whole = Some(run),
+            (_, 0) => self.other = Some(run),
+            (_, cut) => {
+                let rest = self.whole.as_ref().and_then(|whole| whole.get(cut..));
+                self.continued.push(rest.is_some_and(|rest| rest == run.as_slice()));
+            }
+        }
+    }
+
+    /// Draws the conclusions.
+    pub(super) fn conclude(&mut self, engine: &mut Engine) {
+        self.conclude_cache();
+        self.conclude_plans(engine);
+        if self.is_placed() {
+            engine.noise = Noise::Place;
+        } else if !self.continued.is_empty() && self.continued.iter().all(|same| *same) {
+            self.note("seeds: the text was too certain to tell where its noise comes from");
+        }
+        let round = |timed: &&Again| timed.nodes == 0 && !timed.fresh;
+        let usual = self.again.iter().filter(round).map(|again| again.seconds).fold(f64::MAX, f64::min);
+        let extra = self.after.filter(|_| usual < f64::MAX).map(|after| (after - usual).max(0.0));
+        self.measured.t_out = extra;
+        self.measured.cancel = extra;
+    }
+
+    /// Whether every cut of a seeded run went on as the whole one, while another seed soon gave another text.
+    fn is_placed(&self) -> bool {
+        let (Some(whole), Some(other)) = (&self.whole, &self.other) else { return false };
+        let parted = whole.get(..PART).zip(other.get(..PART)).is_some_and(|(one, other)| one != other);
+        let full = whole.len() == SEEDED as usize;
+        parted && full && self.continued.len() >= 3 && self.continued.iter().all(|same| *same)
+    }
+
+    fn conclude_cache(&mut self) {
+        let told: Vec<usize> = self.again.iter().filter_map(|again| Some(again.cached?.0)).collect();
+        let warm = self.again.iter().filter(|again| again.nodes == 0).map(|again| again.seconds);
+        let warm = warm.min_by(f64::total_cmp);
+        let cold = self.cold.map(|(_, seconds)| seconds);
+        let by_time = |seconds: f64| match cold {
+            Some(cold) if cold >= FELT && seconds <= cold * WARM => Some(true),
+            Some(cold) if cold >= FELT && seconds >= cold * COLD => Some(false),
+            _ => None,
+        };
+        let works = if told.is_empty() {
+            warm.and_then(by_time)
+        } else {
+            Some(told.iter().any(|&cached| cached > 0))
+        };
+        let shows = |again: &Again| match again.cached {
+            Some((cached, _)) => cached > 0,
+            None => by_time(again.seconds) == Some(true),
+        };
+        let fresh: Vec<bool> = self.again.iter().filter(|again| again.fresh).map(shows).collect();
+        let mixed = told.contains(&0) && told.iter().any(|&cached| cached > 0);
+        self.cache = Cache { works, told: !told.is_empty(), cold, warm };
+        self.balanced = mixed || (!self.one && (fresh.len() < 3 || fresh.contains(&false)));
+    }
+
+    /// Plans that the engine serves, but by computing everything anew each time.
+    fn conclude_plans(&mut self, engine: &mut Engine) {
+        let anew = |again: &&Again| {
+            let much = again.cached.is_some_and(|(cached, all)| 2 * cached < all);
+            again.nodes >= 2 && !again.fresh && much
+        };
+        let refuse = match engine.dialect {
+            Dialect::LlamaCpp => {
+                let last = self.again.iter().rev().find(|again| again.plan == Plan::FanOut);
+                let cleared = last.as_ref().is_some_and(anew);
+                cleared.then_some("its idle slots are cleared, so every prompt is computed anew: start it with --no-cache-idle-slots")
+            }
+            Dialect::Lmdeploy => (self.cache.works == Some(false))
+                .then_some("its prefix cache is off: start it with --enable-prefix-caching"),
+            _ => None,
+        };
+        if let Some(why) = refuse {
+            for plan in std::mem::take(&mut engine.plans) {
+                self.remove(plan, why);
+            }
+        }
+    }
+
+    pub(super) fn findings(self, engine: Engine, calls: u32) -> Findings {
+        Findings {
+            engine,
+            measured: self.measured,
+            cache: self.cache,
+            balanced: self.balanced,
+            removed: self.removed,
+            notes: self.notes,
+            calls,
+        }
+    }
+}

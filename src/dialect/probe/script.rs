@@ -1,0 +1,209 @@
+//! What a probe asks, in order: what matters most comes first, so that bounds cut off what matters least.
+
+use std::collections::VecDeque;
+
+use super::Dialect;
+use crate::control::prospect::GAMMA_MOST;
+use crate::dialect::{Engine, Noise};
+use crate::session::Plan;
+
+/// Numbers of draft nodes that are timed.
+const GAMMAS: [usize; 4] = [0, 2, 4, GAMMA_MOST];
+/// Least tokens of the short context: engines with blocks of 16 cache two of them.
+const SHORT: usize = 34;
+/// About so many tokens has the long one.
+const LONG: usize = 1_000;
+/// Tokens by which a context may grow, and a draft beyond it.
+const SLACK: usize = 48;
+
+/// Which of the two contexts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    Short,
+    Long,
+}
+
+/// One question.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Task {
+    /// A scored draft, and the very same again: what lies under a cached prefix.
+    Same { again: bool },
+    /// The first round over a text that was never seen.
+    Cold(Place),
+    /// A round on a connection of its own.
+    Fresh(Place),
+    /// A round that only warms.
+    Warm { plan: Plan, place: Place, nodes: usize },
+    /// A round that is timed.
+    Round { plan: Plan, place: Place, nodes: usize },
+    /// A ride, to its end or left early.
+    Ride { place: Place, leaves: bool },
+    /// The round after a ride that was left.
+    After(Place),
+    /// A seeded ride from the start or from a cut.
+    Seeded { seed: usize, cut: usize },
+}
+
+impl Task {
+    /// The plan that it asks by; rides have that of the rounds beside them.
+    pub(super) fn plan(&self, engine: &Engine) -> Option<Plan> {
+        match self {
+            Self::Same { .. } => Some(Plan::Score),
+            Self::Warm { plan, .. } | Self::Round { plan, .. } => Some(*plan),
+            Self::Cold(_) | Self::Fresh(_) | Self::After(_) | Self::Ride { .. } | Self::Seeded { .. } => {
+                engine.plans.first().copied()
+            }
+        }
+    }
+
+    pub(super) fn nodes(&self) -> usize {
+        match self {
+            Self::Same { .. } => 2,
+            Self::Warm { nodes, .. } | Self::Round { nodes, .. } => *nodes,
+            Self::Cold(_) | Self::Fresh(_) | Self::After(_) | Self::Ride { .. } | Self::Seeded { .. } => 0,
+        }
+    }
+
+    pub(super) fn is_fresh(&self) -> bool {
+        matches!(self, Self::Fresh(_))
+    }
+
+    fn place(&self) -> Place {
+        match self {
+            Self::Same { .. } | Self::Seeded { .. } => Place::Short,
+            Self::Cold(place)
+            | Self::Fresh(place)
+            | Self::After(place)
+            | Self::Warm { place, .. }
+            | Self::Round { place, .. }
+            | Self::Ride { place, .. } => *place,
+        }
+    }
+
+    /// The same context as before, where the question is about that.
+    fn stays(&self) -> bool {
+        matches!(self, Self::Same { .. } | Self::Seeded { .. })
+    }
+}
+
+/// The questions of one probe, and how far its contexts have grown.
+pub(super) struct Script {
+    tasks: VecDeque<Task>,
+    /// Lengths at the start.
+    short: usize,
+    long: Option<usize>,
+    grown: [usize; 2],
+}
+
+impl Script {
+    /// For an engine that takes `room` tokens.
+    pub(super) fn new(engine: &Engine, room: usize) -> Self {
+        let mut script = Self::empty(engine, room);
+        if script.short + SLACK <= room {
+            script.tasks = tasks(engine, script.long.is_some());
+        }
+        script
+    }
+
+    /// Four calls on four connections.
+    pub(super) fn of_one(engine: &Engine, room: usize, long: bool) -> Self {
+        let mut script = Self::empty(engine, room);
+        let place = if long && script.long.is_some() { Place::Long } else { Place::Short };
+        if script.short + SLACK <= room {
+            script.tasks =
+                [Task::Cold(place), Task::Fresh(place), Task::Fresh(place), Task::Fresh(place)].into();
+        }
+        script
+    }
+
+    fn empty(engine: &Engine, room: usize) -> Self {
+        let short = placed(SHORT, engine);
+        let long = placed(LONG.min(room.saturating_sub(SLACK + engine.block)), engine);
+        let long = (long > 2 * short && long + SLACK <= room).then_some(long);
+        Self { tasks: VecDeque::new(), short, long, grown: [0; 2] }
+    }
+
+    pub(super) fn next(&mut self) -> Option<Task> {
+        self.tasks.pop_front()
+    }
+
+    /// Tokens of the context of a task; the next of its place gets one more.
+    pub(super) fn length(&mut self, task: &Task) -> Option<usize> {
+        let [short, long] = &mut self.grown;
+        let (base, grown) = match task.place() {
+            Place::Short => (self.short, short),
+            Place::Long => (self.long?, long),
+        };
+        let length = base + *grown;
+        *grown += usize::from(!task.stays());
+        Some(length)
+    }
+}
+
+/// The least length from `least` on that lies half way between two blocks, as a context does on average; where
+/// scored drafts may not reach into the next block, just behind the start of one.
+fn placed(least: usize, engine: &Engine) -> usize {
+    let block = engine.block.max(1);
+    let capped = engine.plans.contains(&Plan::Score) && engine.dialect == Dialect::Vllm;
+    let offset = if capped { 1 } else { block / 2 };
+    let blocks = least.saturating_sub(offset).div_ceil(block);
+    blocks * block + offset
+}
+
+fn tasks(engine: &Engine, long: bool) -> VecDeque<Task> {
+    let mut tasks = VecDeque::new();
+    let Some(&first) = engine.plans.first() else { return tasks };
+    if engine.plans.contains(&Plan::Score) && engine.dialect == Dialect::Vllm {
+        tasks.extend([Task::Same { again: false }, Task::Same { again: true }]);
+    }
+    let main = if long { Place::Long } else { Place::Short };
+    // Slots are warmed one by one, which takes long with a long context: the short one comes first.
+    let order = if engine.dialect == Dialect::LlamaCpp { [Place::Short, main] } else { [main, Place::Short] };
+    let seeded = engine.noise == Noise::Call && may_be_placed(engine.dialect);
+    for (turn, place) in order.into_iter().enumerate().take(if long { 2 } else { 1 }) {
+        if place == main {
+            tasks.push_back(Task::Cold(place));
+        }
+        tasks.extend(rounds(engine, first, place));
+        tasks.push_back(Task::Ride { place, leaves: place == main });
+        if place == main {
+            tasks.push_back(Task::After(place));
+        }
+        for &plan in engine.plans.iter().skip(1) {
+            if turn == 0 {
+                tasks.extend(rounds(engine, plan, place));
+            }
+        }
+    }
+    if seeded {
+        tasks.extend([(0, 0), (1, 0), (0, 1), (0, 4), (0, 8)].map(|(seed, cut)| Task::Seeded { seed, cut }));
+    }
+    let [_, second] = order;
+    for &plan in engine.plans.iter().skip(1).filter(|_| long) {
+        tasks.extend(rounds(engine, plan, second));
+    }
+    // Once more, where calls are left: the shorter of two times is the truer one.
+    tasks.extend([0, 4].map(|nodes| Task::Round { plan: first, place: main, nodes }));
+    tasks
+}
+
+/// The timed rounds of a plan.
+fn rounds(engine: &Engine, plan: Plan, place: Place) -> Vec<Task> {
+    let slots = engine.dialect == Dialect::LlamaCpp && plan == Plan::FanOut;
+    let warm = slots.then_some(Task::Warm { plan, place, nodes: GAMMA_MOST });
+    warm.into_iter().chain(GAMMAS.map(|nodes| Task::Round { plan, place, nodes })).collect()
+}
+
+/// Whether the noise of a seeded request may be a function of the place in some version or setting.
+const fn may_be_placed(dialect: Dialect) -> bool {
+    match dialect {
+        Dialect::Vllm | Dialect::Sglang | Dialect::TrtLlm | Dialect::Lmdeploy => true,
+        Dialect::Onnx
+        | Dialect::LlamaCpp
+        | Dialect::Tgi
+        | Dialect::Triton
+        | Dialect::OpenAi
+        | Dialect::Ollama
+        | Dialect::Mlx => false,
+    }
+}

@@ -1,0 +1,191 @@
+//! Probing a replica: what [`Prober`] wants to know is asked here, and timed.
+//!
+//! Nothing is decided here. Calls go out one after the other, as a session's rounds do, and nothing that comes of them is
+//! held against the replica.
+
+mod report;
+
+use std::hash::{BuildHasher, RandomState};
+use std::time::Duration;
+
+use http::header::{ACCEPT_ENCODING, CONTENT_TYPE};
+use http::{HeaderValue, Method, Request, Response, StatusCode};
+use http_body_util::{BodyExt, Limited};
+use tokio::time::Instant;
+
+use super::backend::Fresh;
+use super::{Answer, Backend};
+use crate::dialect::probe::{Bounds, Findings, Heard, Prober, Step, TEXT};
+use crate::dialect::{Call, Engine, RideKind};
+use crate::gateway::clock::Clock;
+use crate::gateway::errors::full;
+use crate::openai::sse;
+use crate::session::Plan;
+use crate::text::Tokenizer;
+use crate::units::TokenId;
+
+pub use report::{Report, Seen, noise};
+
+/// What the probe's prompts are made of.
+const PAGES: &str = include_str!("probe/pages.txt");
+
+/// Bounds of a probe.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    /// Most calls.
+    pub calls: u32,
+    /// Longest time for all of them.
+    pub within: Duration,
+    /// Most bytes of a round.
+    pub bytes_max: usize,
+    /// Longest context of a verify call.
+    pub context_max: usize,
+    /// The plans that the operator allows.
+    pub allow: Vec<Plan>,
+}
+
+/// A number that no other call gives.
+pub fn nonce() -> u64 {
+    RandomState::new().hash_one(Instant::now())
+}
+
+/// Measures an engine. `nonce` makes the text one that it has not seen.
+pub async fn measure(
+    backend: &Backend,
+    engine: &Engine,
+    tokenizer: &Tokenizer,
+    limits: &Limits,
+    nonce: u64,
+) -> Findings {
+    let clock = Clock::start();
+    let prober = Prober::new(engine.clone(), text(tokenizer, nonce), bounds(&clock, limits));
+    drive(backend, engine, prober, &clock, limits).await
+}
+
+/// Whether one engine answers at an address that does not tell when it was started: four calls, eight at most.
+/// Returns that, and how many calls it took.
+pub async fn is_one(
+    backend: &Backend,
+    engine: &Engine,
+    tokenizer: &Tokenizer,
+    limits: &Limits,
+    nonce: u64,
+) -> (bool, u32) {
+    let clock = Clock::start();
+    let mut calls = 0;
+    for long in [false, true] {
+        let text = text(tokenizer, nonce.wrapping_add(u64::from(long)));
+        let prober = Prober::of_one(engine.clone(), text, bounds(&clock, limits), long);
+        let findings = drive(backend, engine, prober, &clock, limits).await;
+        calls += findings.calls;
+        if long || findings.cache.told || findings.calls < 4 {
+            return (!findings.balanced, calls);
+        }
+    }
+    (false, calls)
+}
+
+fn bounds(clock: &Clock, limits: &Limits) -> Bounds {
+    Bounds {
+        calls: limits.calls,
+        until: clock.now().after(limits.within),
+        bytes_max: limits.bytes_max,
+        context_max: limits.context_max,
+        allow: limits.allow.clone(),
+    }
+}
+
+/// Token ids of real text, the first of which nobody has sent before.
+fn text(tokenizer: &Tokenizer, nonce: u64) -> Vec<TokenId> {
+    let mut ids = tokenizer.encode(&format!("Leaf {nonce:016x}. "), false).unwrap_or_default();
+    let mut page = 1;
+    while ids.len() < TEXT {
+        let more = tokenizer.encode(&format!("{PAGES}\nEnd of part {page}.\n"), false).unwrap_or_default();
+        if more.is_empty() {
+            break;
+        }
+        ids.extend(more);
+        page += 1;
+    }
+    ids.truncate(TEXT);
+    ids
+}
+
+async fn drive(
+    backend: &Backend,
+    engine: &Engine,
+    mut prober: Prober,
+    clock: &Clock,
+    limits: &Limits,
+) -> Findings {
+    let until = Instant::now() + limits.within;
+    while let Some(step) = prober.next(clock.now()) {
+        let heard = match step {
+            Step::Round { calls, fresh } => {
+                tokio::time::timeout_at(until, round(backend, &calls, fresh, limits.bytes_max)).await
+            }
+            Step::Ride { call, leave } => {
+                tokio::time::timeout_at(until, ride(backend, engine, &call, leave)).await
+            }
+        };
+        prober.take(heard.unwrap_or(Heard::Silence));
+    }
+    prober.findings()
+}
+
+async fn round(backend: &Backend, calls: &[Call], fresh: bool, bytes_max: usize) -> Heard {
+    let begun = Instant::now();
+    let answers = calls.iter().map(|call| whole(backend, call, fresh, bytes_max));
+    match futures_util::future::try_join_all(answers).await {
+        Ok(bodies) => Heard::Round { bodies, seconds: begun.elapsed().as_secs_f64() },
+        Err(heard) => heard,
+    }
+}
+
+async fn whole(backend: &Backend, call: &Call, fresh: bool, most: usize) -> Result<Vec<u8>, Heard> {
+    let response = send(backend, call, fresh).await?;
+    let body = Limited::new(response.into_body(), most).collect().await;
+    Ok(body.map_err(|_| Heard::Silence)?.to_bytes().to_vec())
+}
+
+/// Reads a stream until so many events with tokens have come, and hangs up.
+async fn ride(backend: &Backend, engine: &Engine, call: &Call, leave: usize) -> Heard {
+    let begun = Instant::now();
+    let mut body = match send(backend, call, false).await {
+        Ok(response) => response.into_body(),
+        Err(heard) => return heard,
+    };
+    let mut decoder = sse::Decoder::new(sse::EVENT_BYTES);
+    let (mut events, mut with_tokens) = (Vec::new(), 0);
+    while let Some(frame) = body.frame().await {
+        let Ok(frame) = frame else { return Heard::Silence };
+        let Ok(data) = frame.into_data() else { continue };
+        let Ok(messages) = decoder.push(&data) else { return Heard::Silence };
+        for message in messages.iter().filter(|message| !message.is_done()) {
+            let Ok(value) = serde_json::from_str(&message.data) else { continue };
+            let chunk = engine.chunk(RideKind::Later, &value);
+            with_tokens += usize::from(chunk.is_ok_and(|chunk| !chunk.tokens.is_empty()));
+            events.push((begun.elapsed().as_secs_f64(), value));
+        }
+        if with_tokens >= leave {
+            break;
+        }
+    }
+    Heard::Ride(events)
+}
+
+async fn send(backend: &Backend, call: &Call, fresh: bool) -> Result<Response<Answer>, Heard> {
+    let mut request = Request::new(full(call.body.clone()));
+    *request.method_mut() = Method::POST;
+    *request.uri_mut() = call.path.parse().map_err(|_| Heard::Silence)?;
+    request.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    request.headers_mut().insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+    if fresh {
+        request.extensions_mut().insert(Fresh);
+    }
+    let response = backend.ask(request).await.map_err(|_| Heard::Silence)?;
+    match response.status() {
+        StatusCode::OK => Ok(response),
+        status => Err(Heard::Refused(status.as_u16())),
+    }
+}

@@ -1,0 +1,165 @@
+//! What a probe tells: to `foretell probe`, to the admin API, and to the controller as a prior.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use crate::control::Prior;
+use crate::control::prospect::{Judgement, Prospect, judge};
+use crate::dialect::probe::Findings;
+use crate::dialect::{Engine, Noise, RowShape};
+use crate::openai::Defaults;
+use crate::session::Plan;
+
+/// What was known before the first timed call.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Seen {
+    /// Plans that the engine has not, and why.
+    pub missing: Vec<(Plan, String)>,
+    /// Connections on which it told the same start time; 0 if it tells none.
+    pub starts: u32,
+    /// It was not idle when it was measured.
+    pub busy: bool,
+    /// Calls that were made before.
+    pub calls: u32,
+}
+
+/// A probe and what it comes to.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// What was found out.
+    pub findings: Findings,
+    /// What that comes to.
+    pub judgement: Judgement,
+    /// The same for a chooser.
+    pub prior: Arc<Prior>,
+    /// What was known before.
+    pub seen: Seen,
+    /// How long it took.
+    pub seconds: f64,
+}
+
+impl Report {
+    /// Judges what was found.
+    pub fn new(findings: Findings, seen: Seen, seconds: f64) -> Self {
+        let judgement = judge(&findings.measured, &findings.engine.plans);
+        let prior = Arc::new(findings.measured.prior());
+        Self { findings, judgement, prior, seen, seconds }
+    }
+
+    /// Whether it was measured that nothing pays here.
+    pub fn nothing_pays(&self) -> bool {
+        self.judgement.pays == Some(false)
+    }
+
+    /// What each plan is expected to bring.
+    pub fn prospects(&self) -> Vec<Prospect> {
+        self.findings.measured.prospects(0.0)
+    }
+
+    /// Plans that the engine has not or that do not work there, and why.
+    pub fn missing(&self) -> impl Iterator<Item = &(Plan, String)> {
+        self.seen.missing.iter().chain(&self.findings.removed)
+    }
+
+    /// All calls to the server.
+    pub fn calls(&self) -> u32 {
+        self.seen.calls + self.findings.calls
+    }
+
+    /// As JSON; the names are a contract.
+    pub fn to_json(&self) -> Value {
+        let Findings { engine, measured, cache, balanced, notes, .. } = &self.findings;
+        let plans: Vec<_> = engine.plans.iter().map(|plan| plan.name()).collect();
+        let missing: Vec<_> =
+            self.missing().map(|(plan, why)| json!({ "plan": plan.name(), "why": why })).collect();
+        let verify: Vec<_> = measured
+            .verify
+            .iter()
+            .map(|timed| {
+                json!({ "plan": timed.plan.name(), "context": timed.context, "gamma": timed.nodes,
+                    "ms": millis(timed.seconds), "computed": timed.computed })
+            })
+            .collect();
+        let token: Vec<_> = measured
+            .token
+            .iter()
+            .map(|&(context, seconds)| json!({ "context": context, "ms": millis(seconds) }))
+            .collect();
+        let predictions: Vec<_> = self.prospects().iter().map(prediction).collect();
+        json!({
+            "dialect": engine.dialect.name(),
+            "version": engine.version,
+            "model": engine.model,
+            "context": engine.context,
+            "started": engine.started,
+            "speculates": engine.speculates,
+            "balanced": balanced,
+            "connections": self.seen.starts,
+            "defaults": engine.defaults.as_ref().map(defaults),
+            "max_tokens": engine.max_tokens,
+            "plans": plans,
+            "missing": missing,
+            "noise": noise(engine),
+            "cache": {
+                "works": cache.works,
+                "told": cache.told,
+                "block": engine.block,
+                "rows": match engine.rows { RowShape::Full => "full", RowShape::Tail => "tail" },
+                "cold_ms": cache.cold.map(millis),
+                "warm_ms": cache.warm.map(millis),
+            },
+            "verify": verify,
+            "times": {
+                "token": token,
+                "t_in_ms": measured.t_in.map(millis),
+                "t_out_ms": measured.t_out.map(millis),
+                "cancel_ms": measured.cancel.map(millis),
+            },
+            "predictions": predictions,
+            "pays": self.judgement.pays,
+            "verdict": self.judgement.words,
+            "policy": self.judgement.policy,
+            "busy": self.seen.busy,
+            "calls": self.calls(),
+            "seconds": (self.seconds * 1e3).round() / 1e3,
+            "notes": notes,
+        })
+    }
+}
+
+/// What the noise of a seeded request depends on, in a word.
+pub fn noise(engine: &Engine) -> &'static str {
+    match engine.noise {
+        Noise::Place => "place",
+        Noise::Call => "call",
+        Noise::Ignored => "ignored",
+    }
+}
+
+fn prediction(prospect: &Prospect) -> Value {
+    json!({
+        "plan": prospect.plan.name(),
+        "context": prospect.context,
+        "acceptance": prospect.acceptance,
+        "gamma": prospect.gamma,
+        "gain": (prospect.gain * 1e3).round() / 1e3,
+    })
+}
+
+fn defaults(defaults: &Defaults) -> Value {
+    json!({
+        "temperature": defaults.temperature,
+        "top_p": defaults.top_p,
+        "top_k": defaults.top_k,
+        "min_p": defaults.min_p,
+        "presence_penalty": defaults.presence_penalty,
+        "frequency_penalty": defaults.frequency_penalty,
+        "repetition_penalty": defaults.repetition_penalty,
+    })
+}
+
+/// Milliseconds to the microsecond.
+fn millis(seconds: f64) -> f64 {
+    (seconds * 1e6).round() / 1e3
+}

@@ -1,0 +1,115 @@
+//! Reading how busy a replica is, again and again, and what its rounds have shown.
+//!
+//! Each replica has a task of its own that asks, waits, and asks again, so a page that is slow is asked
+//! seldom and never twice at a time.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use arc_swap::ArcSwapOption;
+use http::{Request, StatusCode, Uri};
+use http_body_util::{BodyExt, Limited};
+use tokio::time::Instant;
+
+use super::Backend;
+use super::load::Load;
+use crate::control::gates::Signal;
+use crate::dialect::{self, Dialect};
+use crate::gateway::errors::full;
+
+/// A metrics page larger than this is none.
+const PAGE_BYTES: usize = 8 << 20;
+/// A page that takes longer says nothing about now.
+const WITHIN: Duration = Duration::from_secs(1);
+/// Rounds in a row that found nothing cached, after which more than one engine is taken to answer.
+const UNCACHED: u32 = 8;
+/// Shorter contexts may find nothing cached by right.
+const LEAST: usize = 64;
+
+struct Told {
+    load: dialect::Load,
+    own: u32,
+    at: Instant,
+}
+
+/// What a replica says about itself while it works.
+#[derive(Default)]
+pub struct Pulse {
+    told: ArcSwapOption<Told>,
+    own: AtomicU32,
+    uncached: AtomicU32,
+}
+
+/// Verify calls under way; counted until dropped.
+pub struct Verifying {
+    pulse: Arc<Pulse>,
+    sequences: u32,
+}
+
+impl Drop for Verifying {
+    fn drop(&mut self) {
+        self.pulse.own.fetch_sub(self.sequences, Ordering::Relaxed);
+    }
+}
+
+impl Pulse {
+    /// A round of so many sequences goes out.
+    pub fn verifying(self: &Arc<Self>, sequences: usize) -> Verifying {
+        let sequences = u32::try_from(sequences).unwrap_or(u32::MAX);
+        self.own.fetch_add(sequences, Ordering::Relaxed);
+        Verifying { pulse: Arc::clone(self), sequences }
+    }
+
+    /// What it said last, if it ever did.
+    pub fn signal(&self) -> Option<Signal> {
+        let told = self.told.load();
+        let told = told.as_ref()?;
+        let dialect::Load { running, waiting, kv_usage } = told.load;
+        Some(Signal { running, waiting, kv_usage, own: told.own, age: told.at.elapsed() })
+    }
+
+    /// A round found so much of its context cached, of so many tokens.
+    pub fn cached(&self, cached: usize, context: usize, block: usize) {
+        if cached > 0 {
+            self.uncached.store(0, Ordering::Relaxed);
+        } else if context > LEAST + 2 * block {
+            self.uncached.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether round after round found nothing cached.
+    pub fn finds_nothing_cached(&self) -> bool {
+        self.uncached.load(Ordering::Relaxed) >= UNCACHED
+    }
+
+    /// Forgets what rounds have found cached: the replica was looked at anew.
+    pub fn looked_at(&self) {
+        self.uncached.store(0, Ordering::Relaxed);
+    }
+
+    /// Asks once, and keeps the answer. Returns whether there was one.
+    pub async fn take(&self, backend: &Backend, dialect: Dialect, path: &str) -> bool {
+        let before = self.own.load(Ordering::Relaxed);
+        let looked = tokio::time::timeout(WITHIN, look(backend, dialect, path)).await;
+        let Ok(Some(load)) = looked else { return false };
+        let own = before.max(self.own.load(Ordering::Relaxed));
+        let at = Instant::now();
+        self.told.store(Some(Arc::new(Told { load, own, at })));
+        let kv_usage = load.kv_usage.unwrap_or(0.0);
+        backend.set_load(Load { running: load.running, waiting: load.waiting, kv_usage, at });
+        true
+    }
+}
+
+/// How busy an engine says it is.
+pub async fn look(backend: &Backend, dialect: Dialect, path: &str) -> Option<dialect::Load> {
+    let mut request = Request::new(full(""));
+    *request.uri_mut() = path.parse::<Uri>().ok()?;
+    let response = backend.ask(request).await.ok()?;
+    if response.status() != StatusCode::OK {
+        return None;
+    }
+    let body = Limited::new(response.into_body(), PAGE_BYTES).collect().await.ok()?.to_bytes();
+    dialect.codec().load(std::str::from_utf8(&body).ok()?)
+}
