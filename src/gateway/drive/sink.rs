@@ -7,7 +7,7 @@ use bytes::Bytes;
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
 use hyper::header::{HeaderMap, HeaderName, HeaderValue};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use tokio::sync::mpsc;
 
 use crate::gateway::listen::{Body, BoxError};
@@ -45,7 +45,9 @@ impl Outcome {
 
     /// Names the stop in the answer's choice, where the backend has a field for it.
     fn say_stop(&self, answer: &mut Value) {
-        let Some(field) = answer.pointer_mut("/choices/0/stop_reason") else { return };
+        let places = ["/choices/0/stop_reason", "/choices/0/matched_stop"];
+        let Some(place) = places.into_iter().find(|place| answer.pointer(place).is_some()) else { return };
+        let Some(field) = answer.pointer_mut(place) else { return };
         *field = match &self.stopped {
             Some(Stopped::Text(text)) => json!(text),
             Some(Stopped::Token(token)) => json!(token),
@@ -78,6 +80,8 @@ pub struct Sink {
     template: Option<Template>,
     frame: Option<PlainFrame>,
     additive: Additive,
+    /// The second event has been seen.
+    learnt: bool,
     prediction: bool,
     held: Option<Delta>,
     shape: Shape,
@@ -85,7 +89,7 @@ pub struct Sink {
 
 enum Shape {
     Stream { frames: mpsc::Sender<Result<Frame<Bytes>, BoxError>>, usage: bool, trailers: bool },
-    Whole { text: String, tokens: Vec<u32> },
+    Whole { text: String, tokens: Vec<u32>, more: Map<String, Value> },
 }
 
 /// The client has left.
@@ -105,7 +109,11 @@ impl Sink {
 
     /// One JSON answer, when all is known.
     pub fn whole(request: &Request, additive: Additive) -> Self {
-        Self::new(request, additive, Shape::Whole { text: String::new(), tokens: Vec::new() })
+        Self::new(
+            request,
+            additive,
+            Shape::Whole { text: String::new(), tokens: Vec::new(), more: Map::new() },
+        )
     }
 
     fn new(request: &Request, additive: Additive, shape: Shape) -> Self {
@@ -114,6 +122,7 @@ impl Sink {
             template: None,
             frame: None,
             additive,
+            learnt: false,
             prediction: request.prediction.is_some(),
             held: None,
             shape,
@@ -129,17 +138,25 @@ impl Sink {
         }
     }
 
-    /// Learns the shape of the answer from the backend's first event; passes a chat's opening on at once.
+    /// Learns the shape of the answer from the backend's first events; passes a chat's opening on at once.
     pub async fn first(&mut self, event: &Value) -> Result<(), Gone> {
-        if self.template.is_some() {
+        if let Some(template) = &mut self.template {
+            if !std::mem::replace(&mut self.learnt, true) {
+                template.learn(event, self.additive);
+                self.reframe();
+            }
             return Ok(());
         }
         self.template = Template::from_first_chunk(event, self.route, self.additive);
-        self.frame = self.template.as_ref().filter(|_| self.additive.token_ids).and_then(PlainFrame::of);
+        self.reframe();
         match opening(event, self.additive) {
             Some(opening) if self.route == Route::Chat => self.event(&opening).await,
             _ => Ok(()),
         }
+    }
+
+    fn reframe(&mut self) {
+        self.frame = self.template.as_ref().filter(|_| self.additive.token_ids).and_then(PlainFrame::of);
     }
 
     /// Takes a piece of output; it goes out with the next call of [`Sink::release`] or with the end.
@@ -147,6 +164,25 @@ impl Sink {
         self.release().await?;
         self.held = Some(delta);
         Ok(())
+    }
+
+    /// Passes on what else than text a chat brings; the pieces of a text go together in a whole answer.
+    pub async fn other(&mut self, delta: &Map<String, Value>) -> Result<(), Gone> {
+        self.release().await?;
+        if let Shape::Whole { more, .. } = &mut self.shape {
+            for (name, piece) in delta {
+                match (more.get_mut(name), piece) {
+                    (Some(Value::String(text)), Value::String(piece)) => text.push_str(piece),
+                    _ => {
+                        more.insert(name.clone(), piece.clone());
+                    }
+                }
+            }
+            return Ok(());
+        }
+        let Some(template) = &self.template else { return Ok(()) };
+        let chunk = template.other(delta);
+        self.event(&chunk).await
     }
 
     /// Sends what [`Sink::emit`] took.
@@ -158,7 +194,7 @@ impl Sink {
     }
 
     async fn write(&mut self, delta: Delta) -> Result<(), Gone> {
-        if let Shape::Whole { text, tokens } = &mut self.shape {
+        if let Shape::Whole { text, tokens, .. } = &mut self.shape {
             text.push_str(&delta.text);
             tokens.extend(delta.tokens);
             return Ok(());
@@ -185,9 +221,13 @@ impl Sink {
         }
         let usage = outcome.usage(self.prediction);
         match &self.shape {
-            Shape::Whole { text, tokens } => {
+            Shape::Whole { text, tokens, more } => {
                 let Some(template) = &self.template else { return Ok(None) };
                 let mut answer = template.whole(text, tokens, finish, usage);
+                let message = answer.pointer_mut("/choices/0/message").and_then(Value::as_object_mut);
+                if let Some(message) = message {
+                    message.extend(more.clone());
+                }
                 outcome.say_stop(&mut answer);
                 Ok(serde_json::to_vec(&answer).ok())
             }
