@@ -259,6 +259,11 @@ pub trait Codec: Sync {
     /// Which stop text counts if one token completes several.
     fn stop_order(&self) -> StopOrder;
 
+    /// The member of a choice that says at its end which stop ended it, if there is one.
+    fn stop_field(&self) -> Option<&'static str> {
+        None
+    }
+
     /// The client's own request with the additive fields that this dialect needs. `seed` may be sent if the
     /// client sent none, so that a model drafter can share the noise.
     fn first_ride(&self, engine: &Engine, request: &Request, seed: u64) -> Call;

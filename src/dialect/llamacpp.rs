@@ -298,7 +298,8 @@ fn first_chunk(event: &Value) -> Result<Chunk, Unreadable> {
     }
     chunk.doubtful = !chunk.more.is_empty() || (!chunk.text.is_empty() && chunk.tokens.is_empty());
     // The end of a text comes as a token like others, before the event that says so.
-    chunk.pending = chunk.finish.is_none() && chunk.text.is_empty() && !chunk.tokens.is_empty();
+    let silent = chunk.text.is_empty() && chunk.more.is_empty();
+    chunk.pending = silent && chunk.finish.is_none() && !chunk.tokens.is_empty();
     Ok(chunk)
 }
 

@@ -100,7 +100,7 @@ impl Codec for Lmdeploy {
     }
 
     fn ride(&self, _: &Engine, context: &Context<'_>, sampling: &Sampling, max_tokens: u32) -> Call {
-        generate(context.whole(&[]), max_tokens, sampling)
+        generate(&context.whole(&[]), max_tokens, sampling)
     }
 
     fn chunk(&self, engine: &Engine, kind: RideKind, event: &Value) -> Result<Chunk, Unreadable> {
@@ -122,7 +122,7 @@ impl Codec for Lmdeploy {
         }
         let nodes = round.draft.len().min(CALLS_MOST - 1);
         let prompts = shared::prompts(&round.context, round.draft, nodes);
-        let calls = prompts.into_iter().map(|prompt| generate(prompt, 1, round.sampling)).collect();
+        let calls = prompts.iter().map(|prompt| generate(prompt, 1, round.sampling)).collect();
         Ok(Asked { calls, nodes })
     }
 
@@ -172,7 +172,7 @@ impl Codec for Lmdeploy {
 }
 
 /// One prompt of ids, with everything said.
-fn generate(prompt: Vec<TokenId>, most: u32, sampling: &Sampling) -> Call {
+fn generate(prompt: &[TokenId], most: u32, sampling: &Sampling) -> Call {
     let body = json!({
         "input_ids": prompt,
         "max_tokens": most,

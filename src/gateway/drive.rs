@@ -283,6 +283,7 @@ impl Prepared {
         } else {
             (Sink::whole(request, additive), super::errors::full(Vec::new()))
         };
+        let sink = sink.naming_stops(engine.dialect.codec().stop_field());
         let drafting = self.drafting;
         let asked = beside.map(|call| calls.clone().beside(Arc::new(request.clone()), call));
         let mut pump =

@@ -104,19 +104,6 @@ impl Template {
         })
     }
 
-    /// Takes over what the choices of later chunks have and the first had not (a chat's opening lacks some), as
-    /// far as it is blank.
-    pub fn learn(&mut self, chunk: &Value, additive: Additive) {
-        let mut chunk = chunk.clone();
-        strip(&mut chunk, Additive { token_ids: true, ..additive });
-        let choice = chunk.pointer_mut("/choices/0").and_then(Value::as_object_mut);
-        for (name, value) in choice.into_iter().flat_map(std::mem::take) {
-            if value.is_null() && !self.choice.contains_key(&name) {
-                self.choice.insert(name, value);
-            }
-        }
-    }
-
     /// A chunk of a stream.
     pub fn chunk(&self, text: &str, tokens: &[TokenId], finish: Option<Finish>) -> Value {
         let mut choice = self.choice(tokens, finish);
@@ -275,18 +262,6 @@ mod tests {
         let named = Additive { members: &["created"], choice: &["logprobs"], ..Additive::default() };
         strip(&mut chunk, named);
         assert!(chunk.get("created").is_none() && chunk["choices"][0].get("logprobs").is_none());
-    }
-
-    #[test]
-    fn what_only_later_chunks_have_is_learnt_if_it_is_blank() {
-        let mut template = Template::from_first_chunk(&chat_chunk(), Route::Chat, ALL).unwrap();
-        let later = json!({"choices": [{"index": 0, "delta": {"content": "a"}, "logprobs": null,
-            "finish_reason": null, "stop_reason": null, "token_ids": [4], "other": 7}]});
-        template.learn(&later, ALL);
-        assert_eq!(
-            template.chunk("x", &[9], None)["choices"][0].to_string(),
-            r#"{"index":0,"delta":{"content":"x"},"logprobs":null,"finish_reason":null,"stop_reason":null}"#
-        );
     }
 
     #[test]

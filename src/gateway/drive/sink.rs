@@ -43,16 +43,18 @@ impl Outcome {
         self.summary.reason.map(RideReason::name)
     }
 
-    /// Names the stop in the answer's choice, where the backend has a field for it.
-    fn say_stop(&self, answer: &mut Value) {
-        let places = ["/choices/0/stop_reason", "/choices/0/matched_stop"];
-        let Some(place) = places.into_iter().find(|place| answer.pointer(place).is_some()) else { return };
-        let Some(field) = answer.pointer_mut(place) else { return };
-        *field = match &self.stopped {
+    /// Names the stop in the answer's choice, where the backend has a field for it: one that the answer has
+    /// already, else `field`.
+    fn say_stop(&self, answer: &mut Value, field: Option<&str>) {
+        let Some(choice) = answer.pointer_mut("/choices/0").and_then(Value::as_object_mut) else { return };
+        let named = ["stop_reason", "matched_stop"].into_iter().find(|name| choice.contains_key(*name));
+        let Some(name) = named.or(field) else { return };
+        let stopped = match &self.stopped {
             Some(Stopped::Text(text)) => json!(text),
             Some(Stopped::Token(token)) => json!(token),
             None => Value::Null,
         };
+        choice.insert(name.to_owned(), stopped);
     }
 
     /// The usage that the client sees. `prediction`: the client sent its own predicted output.
@@ -80,8 +82,8 @@ pub struct Sink {
     template: Option<Template>,
     frame: Option<PlainFrame>,
     additive: Additive,
-    /// The second event has been seen.
-    learnt: bool,
+    /// Member of a choice that says which stop ended it, if the engine has one at the end only.
+    stop_field: Option<&'static str>,
     prediction: bool,
     held: Option<Delta>,
     shape: Shape,
@@ -122,11 +124,18 @@ impl Sink {
             template: None,
             frame: None,
             additive,
-            learnt: false,
+            stop_field: None,
             prediction: request.prediction.is_some(),
             held: None,
             shape,
         }
+    }
+
+    /// Says in this member of the last choice which stop ended the output.
+    #[must_use]
+    pub fn naming_stops(mut self, field: Option<&'static str>) -> Self {
+        self.stop_field = field;
+        self
     }
 
     /// Resolves when the client of a stream has left. A client that waits for one answer leaves by dropping
@@ -138,25 +147,17 @@ impl Sink {
         }
     }
 
-    /// Learns the shape of the answer from the backend's first events; passes a chat's opening on at once.
+    /// Learns the shape of the answer from the backend's first event; passes a chat's opening on at once.
     pub async fn first(&mut self, event: &Value) -> Result<(), Gone> {
-        if let Some(template) = &mut self.template {
-            if !std::mem::replace(&mut self.learnt, true) {
-                template.learn(event, self.additive);
-                self.reframe();
-            }
+        if self.template.is_some() {
             return Ok(());
         }
         self.template = Template::from_first_chunk(event, self.route, self.additive);
-        self.reframe();
+        self.frame = self.template.as_ref().filter(|_| self.additive.token_ids).and_then(PlainFrame::of);
         match opening(event, self.additive) {
             Some(opening) if self.route == Route::Chat => self.event(&opening).await,
             _ => Ok(()),
         }
-    }
-
-    fn reframe(&mut self) {
-        self.frame = self.template.as_ref().filter(|_| self.additive.token_ids).and_then(PlainFrame::of);
     }
 
     /// Takes a piece of output; it goes out with the next call of [`Sink::release`] or with the end.
@@ -214,7 +215,7 @@ impl Sink {
         let finish = outcome.summary.finish;
         if let (Shape::Stream { .. }, Some(template)) = (&self.shape, &self.template) {
             let mut chunk = template.chunk(&last.text, &last.tokens, finish);
-            outcome.say_stop(&mut chunk);
+            outcome.say_stop(&mut chunk, self.stop_field);
             self.event(&chunk).await?;
         } else {
             self.write(last).await?;
@@ -228,7 +229,7 @@ impl Sink {
                 if let Some(message) = message {
                     message.extend(more.clone());
                 }
-                outcome.say_stop(&mut answer);
+                outcome.say_stop(&mut answer, self.stop_field);
                 Ok(serde_json::to_vec(&answer).ok())
             }
             Shape::Stream { usage: wanted, trailers, .. } => {
