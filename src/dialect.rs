@@ -6,6 +6,7 @@
 
 pub mod engine;
 pub mod llamacpp;
+pub mod lmdeploy;
 pub mod onnx;
 pub mod probe;
 pub mod recognise;
@@ -15,7 +16,7 @@ pub mod sglang;
 pub mod shared;
 pub mod vllm;
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::draft::Tree;
 use crate::openai::{Additive, BypassReason, Request, Route, Sampling};
@@ -95,7 +96,7 @@ impl Dialect {
             Self::Tgi => &relayed::Relayed(Self::Tgi),
             Self::TrtLlm => &relayed::Relayed(Self::TrtLlm),
             Self::Triton => &relayed::Relayed(Self::Triton),
-            Self::Lmdeploy => &relayed::Relayed(Self::Lmdeploy),
+            Self::Lmdeploy => &lmdeploy::Lmdeploy,
             Self::OpenAi => &relayed::Relayed(Self::OpenAi),
             Self::Ollama => &relayed::Relayed(Self::Ollama),
             Self::Mlx => &relayed::Relayed(Self::Mlx),
@@ -204,6 +205,8 @@ pub struct Chunk {
     pub ends: bool,
     /// The backend's own usage, where it sent one.
     pub usage: Option<Value>,
+    /// What else than text the event brings (reasoning that a parser took out of the text), by name.
+    pub more: Map<String, Value>,
     /// Output tokens of this ride so far, as the engine counts them.
     pub count: Option<u32>,
     /// Tokens of the prompt, as the engine counts them.
@@ -256,6 +259,11 @@ pub trait Codec: Sync {
 
     /// Which stop text counts if one token completes several.
     fn stop_order(&self) -> StopOrder;
+
+    /// The member of a choice that says at its end which stop ended it, if there is one.
+    fn stop_field(&self) -> Option<&'static str> {
+        None
+    }
 
     /// The client's own request with the additive fields that this dialect needs. `seed` may be sent if the
     /// client sent none, so that a model drafter can share the noise.

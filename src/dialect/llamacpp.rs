@@ -296,13 +296,10 @@ fn first_chunk(event: &Value) -> Result<Chunk, Unreadable> {
         let of = |name| count(timings.get(name));
         chunk.prompt_count = of("cache_n").zip(of("prompt_n")).map(|(cached, computed)| cached + computed);
     }
-    let delta = event.pointer("/choices/0/delta").and_then(Value::as_object);
-    let foreign = delta.is_some_and(|delta| {
-        delta.iter().any(|(key, value)| !matches!(key.as_str(), "role" | "content") && !value.is_null())
-    });
-    chunk.doubtful = foreign || (!chunk.text.is_empty() && chunk.tokens.is_empty());
+    chunk.doubtful = !chunk.more.is_empty() || (!chunk.text.is_empty() && chunk.tokens.is_empty());
     // The end of a text comes as a token like others, before the event that says so.
-    chunk.pending = chunk.finish.is_none() && chunk.text.is_empty() && !chunk.tokens.is_empty();
+    let silent = chunk.text.is_empty() && chunk.more.is_empty();
+    chunk.pending = silent && chunk.finish.is_none() && !chunk.tokens.is_empty();
     Ok(chunk)
 }
 

@@ -162,6 +162,7 @@ pub fn dialect_of(answers: &Answers) -> Option<Dialect> {
         Some("vllm") => Some(Dialect::Vllm),
         Some("sglang") => Some(Dialect::Sglang),
         Some("llamacpp") => Some(Dialect::LlamaCpp),
+        Some("lmdeploy") => Some(Dialect::Lmdeploy),
         _ => None,
     }
 }

@@ -100,6 +100,10 @@ impl Codec for Sglang {
         StopOrder::Listed
     }
 
+    fn stop_field(&self) -> Option<&'static str> {
+        Some("matched_stop")
+    }
+
     fn first_ride(&self, _: &Engine, request: &Request, _: u64) -> Call {
         let mut body = shared::streamed(request, shared::continuous_usage());
         body.insert("return_token_ids".into(), Value::Bool(true));

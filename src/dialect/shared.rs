@@ -164,11 +164,12 @@ pub fn chunk_named(event: &Value, ids_name: &str) -> Result<Chunk, Unreadable> {
     chunk.tokens = listed.and_then(ids).unwrap_or_default();
     chunk.prompt = [choice, event].into_iter().find_map(|place| place.get("prompt_token_ids").and_then(ids));
     chunk.finish = choice.get("finish_reason").and_then(Value::as_str).map(str::to_owned);
-    let foreign = delta.and_then(Value::as_object).is_some_and(|delta| {
-        delta.iter().any(|(key, value)| !matches!(key.as_str(), "role" | "content") && !value.is_null())
-    });
+    let members = delta.and_then(Value::as_object).into_iter().flatten();
+    let foreign =
+        members.filter(|(key, value)| !matches!(key.as_str(), "role" | "content") && !value.is_null());
+    chunk.more = foreign.map(|(key, value)| (key.clone(), value.clone())).collect();
     let unnamed = !chunk.text.is_empty() && listed.is_none();
-    chunk.doubtful = foreign || unnamed || choices.len() > 1;
+    chunk.doubtful = !chunk.more.is_empty() || unnamed || choices.len() > 1;
     Ok(chunk)
 }
 

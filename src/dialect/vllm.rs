@@ -118,6 +118,10 @@ impl Codec for Vllm {
         StopOrder::Listed
     }
 
+    fn stop_field(&self) -> Option<&'static str> {
+        Some("stop_reason")
+    }
+
     fn first_ride(&self, _: &Engine, request: &Request, _: u64) -> Call {
         let mut body = shared::streamed(request, shared::continuous_usage());
         body.insert("return_token_ids".into(), Value::Bool(true));

@@ -129,6 +129,13 @@ impl Template {
         self.around(vec![Value::Object(choice)])
     }
 
+    /// A chunk of a chat's stream that brings something else than text.
+    pub fn other(&self, delta: &Map<String, Value>) -> Value {
+        let mut choice = self.choice(&[], None);
+        choice.insert("delta".to_owned(), Value::Object(delta.clone()));
+        self.around(vec![Value::Object(choice)])
+    }
+
     /// The chunk that ends a stream whose client asked for usage.
     pub fn usage_chunk(&self, usage: Value) -> Value {
         let mut chunk = self.chunk.clone();

@@ -29,6 +29,13 @@ fn both(route: Route, fields: &Value) -> [Ask; 2] {
     [Ask::new(route, false, fields.clone()), Ask::new(route, true, fields.clone())]
 }
 
+/// A prompt that goes on with what the engine has said to it: what it says next has been said before, now and
+/// then, so that drafts from it are right.
+async fn talkative(house: &House, route: Route, prompt: &str) -> String {
+    let ask = Ask::new(route, false, greedy(prompt, &json!({"max_tokens": 160, "ignore_eos": true})));
+    format!("{prompt}{}", house.direct(&ask).await.plain.text)
+}
+
 /// Asks with and without the proxy, notes what differs, and tells how often it leapt and what was accepted.
 async fn compare(house: &House, ask: &Ask, wrong: &mut String) -> (u64, Answer) {
     let plain = house.direct(ask).await;
@@ -63,7 +70,8 @@ async fn a_greedy_text_is_the_same_on_every_route_and_really_leapt() {
         for route in [Route::Completions, Route::Chat] {
             let (mut accepted, before) = (0, house.rounds());
             for prompt in PROMPTS {
-                for ask in both(route, &greedy(prompt, &json!({}))) {
+                let prompt = talkative(&house, route, prompt).await;
+                for ask in both(route, &greedy(&prompt, &json!({}))) {
                     accepted += compare(&house, &ask, &mut wrong).await.0;
                 }
             }
@@ -82,12 +90,13 @@ async fn every_end_of_a_text_is_the_engines_own() {
     for row in TABLE {
         let house = House::build(row, setup(None)).await;
         for route in [Route::Completions, Route::Chat] {
-            let [ask, _] = both(route, &greedy(PROMPTS[0], &json!({})));
+            let prompt = talkative(&house, route, PROMPTS[0]).await;
+            let [ask, _] = both(route, &greedy(&prompt, &json!({})));
             let text = house.direct(&ask).await.plain.text;
             let part = |from: usize, len: usize| text.chars().skip(from).take(len).collect::<String>();
             let half = text.chars().count() / 2;
             let toy = &house.engine.house().toy;
-            let token = toy.encode(&part(half, 12))[1];
+            let token = *toy.encode(&part(half, 12)).last().unwrap();
             for more in [
                 json!({"max_tokens": 1}),
                 json!({"max_tokens": 2}),
@@ -97,7 +106,7 @@ async fn every_end_of_a_text_is_the_engines_own() {
                 json!({"stop": part(2, 1)}),
                 json!({"stop_token_ids": [token]}),
             ] {
-                for ask in both(route, &greedy(PROMPTS[0], &more)) {
+                for ask in both(route, &greedy(&prompt, &more)) {
                     compare(&house, &ask, &mut wrong).await;
                 }
             }
@@ -112,6 +121,7 @@ async fn every_parameter_by_itself_keeps_the_text() {
     let mut wrong = String::new();
     for row in TABLE {
         let house = House::build(row, setup(Some(40))).await;
+        let prompt = talkative(&house, Route::Completions, PROMPTS[1]).await;
         for more in [
             json!({"top_k": 5}),
             json!({"top_p": 0.5}),
@@ -125,7 +135,7 @@ async fn every_parameter_by_itself_keeps_the_text() {
             json!({"seed": 7}),
         ] {
             for (route, stream) in [(Route::Completions, true), (Route::Chat, false)] {
-                let ask = Ask::new(route, stream, greedy(PROMPTS[1], &more));
+                let ask = Ask::new(route, stream, greedy(&prompt, &more));
                 compare(&house, &ask, &mut wrong).await;
             }
         }
@@ -164,7 +174,8 @@ async fn what_a_reasoning_parser_takes_out_stays_out() {
         let house = House::build(row, Setup { reasoning_end: Some(marker), ..setup(None) }).await;
         for ask in asks {
             let (_, direct) = compare(&house, &ask, &mut wrong).await;
-            assert!(direct.plain.text.len() < text.len(), "{}: nothing was taken out", row.name);
+            let taken = direct.plain.text.len() < text.len() && !direct.plain.thought.is_empty();
+            assert!(taken, "{}: nothing was taken out", row.name);
         }
         house.leave().await;
     }

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
@@ -101,7 +102,9 @@ fn sglang(setup: Setup, page: usize, deterministic: bool) -> sglang::Options {
     sglang::Options { deterministic, setup, ..plain }
 }
 
-fn llamacpp(setup: Setup) -> llamacpp::Options {
-    let setup = Setup { max_len: 4096, ..setup };
+/// The ids of the prompt come from calls beside the first ride, which has to last longer than they do.
+fn llamacpp(mut setup: Setup) -> llamacpp::Options {
+    setup.pace.step = setup.pace.step.max(Duration::from_millis(1));
+    setup.max_len = 4096;
     llamacpp::Options { slots: 9, cache_idle_slots: false, setup, ..llamacpp::Options::default() }
 }

@@ -81,6 +81,8 @@ impl Ask {
 pub struct Plain {
     pub status: u16,
     pub text: String,
+    /// What a parser of reasoning took out of the text.
+    pub thought: String,
     pub finish: String,
     /// `stop_reason` of the last choice that has one.
     pub stop: String,
@@ -106,6 +108,9 @@ impl Answer {
         for value in &values {
             for choice in value["choices"].as_array().into_iter().flatten() {
                 let places = [&choice["text"], &choice["delta"]["content"], &choice["message"]["content"]];
+                let said = if choice["delta"].is_object() { &choice["delta"] } else { &choice["message"] };
+                let thoughts = [&said["reasoning"], &said["reasoning_content"]];
+                plain.thought.extend(thoughts.iter().find_map(|thought| thought.as_str()));
                 plain.text.extend(places.iter().filter_map(|place| place.as_str()));
                 if let Some(finish) = choice["finish_reason"].as_str() {
                     plain.finish.push_str(finish);

@@ -111,7 +111,9 @@ impl Pump {
         let mut summary = summary;
         if self.first && !summary.speculated {
             // Tokens that the stream did not tell are counted by the engine.
-            summary.output_tokens = summary.output_tokens.max(self.counted.unwrap_or(0));
+            let told = self.usage.as_ref().and_then(|usage| usage.get("completion_tokens")?.as_u64());
+            let told = told.and_then(|count| u32::try_from(count).ok()).max(self.counted);
+            summary.output_tokens = summary.output_tokens.max(told.unwrap_or(0));
         }
         let stopped = self.session.stopped().cloned();
         let outcome = Outcome { summary, stopped, policy, usage };
@@ -230,7 +232,7 @@ impl Pump {
         let now = self.clock.now();
         match heard {
             Heard::Chunk(event, chunk) => {
-                if self.first && self.sink.first(&event).await.is_err() {
+                if self.first && self.passed_on(&event, &chunk).await.is_err() {
                     return self.session.handle(WORLD, Event::ClientGone, now);
                 }
                 self.first_only(id, &chunk);
@@ -259,6 +261,12 @@ impl Pump {
             Heard::End => self.session.handle(id, Event::Fault(Fault::Ride), now),
             Heard::Broken(fault) => self.session.handle(id, Event::Fault(fault), now),
         }
+    }
+
+    /// What of an event of the first ride is not the session's.
+    async fn passed_on(&mut self, event: &Value, chunk: &crate::dialect::Chunk) -> Result<(), Gone> {
+        self.sink.first(event).await?;
+        if chunk.more.is_empty() { Ok(()) } else { self.sink.other(&chunk.more).await }
     }
 
     /// What only the first ride tells: ids of the prompt, usage, and whether ids can be trusted.

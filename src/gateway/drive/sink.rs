@@ -7,7 +7,7 @@ use bytes::Bytes;
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
 use hyper::header::{HeaderMap, HeaderName, HeaderValue};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use tokio::sync::mpsc;
 
 use crate::dialect::{Dialect, Engine};
@@ -44,14 +44,18 @@ impl Outcome {
         self.summary.reason.map(RideReason::name)
     }
 
-    /// Names the stop in the answer's choice, where the backend has a field for it.
-    fn say_stop(&self, answer: &mut Value) {
-        let Some(field) = answer.pointer_mut("/choices/0/stop_reason") else { return };
-        *field = match &self.stopped {
+    /// Names the stop in the answer's choice, where the backend has a field for it: one that the answer has
+    /// already, else `field`.
+    fn say_stop(&self, answer: &mut Value, field: Option<&str>) {
+        let Some(choice) = answer.pointer_mut("/choices/0").and_then(Value::as_object_mut) else { return };
+        let named = ["stop_reason", "matched_stop"].into_iter().find(|name| choice.contains_key(*name));
+        let Some(name) = named.or(field) else { return };
+        let stopped = match &self.stopped {
             Some(Stopped::Text(text)) => json!(text),
             Some(Stopped::Token(token)) => json!(token),
             None => Value::Null,
         };
+        choice.insert(name.to_owned(), stopped);
     }
 
     /// The usage that the client sees. `prediction`: the client sent its own predicted output.
@@ -80,6 +84,8 @@ pub struct Sink {
     frame: Option<PlainFrame>,
     additive: Additive,
     dialect: Dialect,
+    /// Member of a choice that says which stop ended it, if the engine has one at the end only.
+    stop_field: Option<&'static str>,
     prediction: bool,
     held: Option<Delta>,
     shape: Shape,
@@ -87,7 +93,7 @@ pub struct Sink {
 
 enum Shape {
     Stream { frames: mpsc::Sender<Result<Frame<Bytes>, BoxError>>, usage: bool, trailers: bool },
-    Whole { text: String, tokens: Vec<u32> },
+    Whole { text: String, tokens: Vec<u32>, more: Map<String, Value> },
 }
 
 /// The client has left.
@@ -107,7 +113,8 @@ impl Sink {
 
     /// One JSON answer, when all is known.
     pub fn whole(request: &Request, engine: &Engine) -> Self {
-        Self::new(request, engine, Shape::Whole { text: String::new(), tokens: Vec::new() })
+        let shape = Shape::Whole { text: String::new(), tokens: Vec::new(), more: Map::new() };
+        Self::new(request, engine, shape)
     }
 
     fn new(request: &Request, engine: &Engine, shape: Shape) -> Self {
@@ -117,6 +124,7 @@ impl Sink {
             frame: None,
             additive: engine.additive(request),
             dialect: engine.dialect,
+            stop_field: engine.dialect.codec().stop_field(),
             prediction: request.prediction.is_some(),
             held: None,
             shape,
@@ -152,6 +160,25 @@ impl Sink {
         Ok(())
     }
 
+    /// Passes on what else than text a chat brings; the pieces of a text go together in a whole answer.
+    pub async fn other(&mut self, delta: &Map<String, Value>) -> Result<(), Gone> {
+        self.release().await?;
+        if let Shape::Whole { more, .. } = &mut self.shape {
+            for (name, piece) in delta {
+                match (more.get_mut(name), piece) {
+                    (Some(Value::String(text)), Value::String(piece)) => text.push_str(piece),
+                    _ => {
+                        more.insert(name.clone(), piece.clone());
+                    }
+                }
+            }
+            return Ok(());
+        }
+        let Some(template) = &self.template else { return Ok(()) };
+        let chunk = template.other(delta);
+        self.event(&chunk).await
+    }
+
     /// Sends what [`Sink::emit`] took.
     pub async fn release(&mut self) -> Result<(), Gone> {
         match self.held.take() {
@@ -161,7 +188,7 @@ impl Sink {
     }
 
     async fn write(&mut self, delta: Delta) -> Result<(), Gone> {
-        if let Shape::Whole { text, tokens } = &mut self.shape {
+        if let Shape::Whole { text, tokens, .. } = &mut self.shape {
             text.push_str(&delta.text);
             tokens.extend(delta.tokens);
             return Ok(());
@@ -182,18 +209,22 @@ impl Sink {
         if let (Shape::Stream { .. }, Some(template)) = (&self.shape, &self.template) {
             let mut chunk = template.chunk(&last.text, &last.tokens, finish);
             fill(&mut chunk, &self.dialect.codec().last_members(self.route, false));
-            outcome.say_stop(&mut chunk);
+            outcome.say_stop(&mut chunk, self.stop_field);
             self.event(&chunk).await?;
         } else {
             self.write(last).await?;
         }
         let usage = outcome.usage(self.prediction);
         match &self.shape {
-            Shape::Whole { text, tokens } => {
+            Shape::Whole { text, tokens, more } => {
                 let Some(template) = &self.template else { return Ok(None) };
                 let mut answer = template.whole(text, tokens, finish, usage);
                 fill(&mut answer, &self.dialect.codec().last_members(self.route, true));
-                outcome.say_stop(&mut answer);
+                let message = answer.pointer_mut("/choices/0/message").and_then(Value::as_object_mut);
+                if let Some(message) = message {
+                    message.extend(more.clone());
+                }
+                outcome.say_stop(&mut answer, self.stop_field);
                 Ok(serde_json::to_vec(&answer).ok())
             }
             Shape::Stream { usage: wanted, trailers, .. } => {

@@ -1,0 +1,315 @@
+//! LMDeploy.
+//!
+//! `FanOut` is one `/generate` for each node, all at once: the route takes one prompt of ids. Without
+//! `--enable-prefix-caching`, which is off unless somebody asks for it, each of them would compute the whole
+//! context, so there is a plan only where the cache was seen at work.
+//!
+//! `/generate` and OpenAI's routes do not share their defaults and neither tells them, so a request leaps only
+//! if it leaves nothing open. The ids of a chat's prompt are told nowhere: chats ride.
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::shared::{self, bytes};
+use super::{
+    Answers, Asked, Beside, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise,
+    Question, Refusal, RideKind, Round, Unreadable,
+};
+use crate::openai::{Additive, BypassReason, Prompt, Request, Route, Sampling};
+use crate::session::{Plan, Row, StopOrder, Verdict};
+use crate::units::TokenId;
+
+const GENERATE: &str = "/generate";
+const ENCODE: &str = "/v1/encode";
+const METRICS: &str = "/metrics";
+/// What a completion is limited to whose client does not say.
+const COMPLETION_TOKENS: u32 = 16;
+/// Tokens of one ride by ids: its text comes at once at its end.
+const SEGMENT: u32 = 8;
+/// Calls of one round.
+const CALLS_MOST: usize = 32;
+/// `--cache-block-seq-len` unless somebody changed it.
+const BLOCK: usize = 64;
+
+/// How LMDeploy is spoken to.
+pub struct Lmdeploy;
+
+impl Codec for Lmdeploy {
+    fn questions(&self, answers: &Answers) -> Vec<Question> {
+        if answers.has(METRICS) { Vec::new() } else { vec![Question::get(METRICS)] }
+    }
+
+    fn engine(&self, answers: &Answers) -> Result<Engine, Foreign> {
+        let model = answers.model().ok_or_else(|| Foreign("it tells no model".to_owned()))?;
+        let metrics = answers.text(METRICS);
+        let hits = shared::metric(metrics.unwrap_or_default(), &["lmdeploy:prefix_cache_hit_rate"]);
+        Ok(Engine {
+            plans: vec![Plan::FanOut],
+            noise: Noise::Call,
+            block: BLOCK,
+            segment: Some(SEGMENT),
+            caches: hits.map(|rate| rate > 0.0),
+            load_path: metrics.map(|_| METRICS),
+            ..Engine::new(Dialect::Lmdeploy, model, "")
+        })
+    }
+
+    /// Its repetition penalty counts output only, and `/generate` has none of the others.
+    fn refuses(&self, _: &Engine, request: &Request, sampling: &Sampling) -> Option<BypassReason> {
+        let counted = sampling.counts_output() || sampling.repetition_penalty.total_cmp(&1.0).is_ne();
+        let foreign = !sampling.logit_bias.is_empty() || request.include_stop || request.return_token_ids;
+        (counted || foreign).then_some(BypassReason::Parameter)
+    }
+
+    fn plans(&self, engine: &Engine, _: &Request, _: &Sampling, settled: bool) -> Vec<Plan> {
+        let cached = engine.caches == Some(true) && !engine.special.is_empty();
+        if cached && settled { engine.plans.clone() } else { Vec::new() }
+    }
+
+    fn max_tokens(&self, _: &Engine, request: &Request) -> MaxTokens {
+        match request.route {
+            Route::Completions => MaxTokens::Tokens(COMPLETION_TOKENS),
+            Route::Chat => MaxTokens::Unknown,
+        }
+    }
+
+    fn stop_order(&self) -> StopOrder {
+        StopOrder::Listed
+    }
+
+    fn first_ride(&self, _: &Engine, request: &Request, _: u64) -> Call {
+        let mut body = shared::streamed(request, json!({ "include_usage": true }));
+        body.insert("return_token_ids".into(), Value::Bool(true));
+        Call { path: request.route.path(), body: bytes(&body) }
+    }
+
+    fn additive(&self, _: &Engine, request: &Request) -> Additive {
+        Additive { choice: &["output_ids"], ..Additive::of(request) }
+    }
+
+    fn beside(&self, _: &Engine, request: &Request) -> Option<Call> {
+        let Prompt::Text(text) = &request.prompt else { return None };
+        let body = json!({ "input": text, "do_preprocess": false, "add_bos": true });
+        Some(Call { path: ENCODE, body: bytes(&body) })
+    }
+
+    fn read_beside(&self, _: &Engine, _: &Request, body: &[u8]) -> Result<Beside, Unreadable> {
+        let answer: Value = serde_json::from_slice(body).map_err(|_| Unreadable("not JSON"))?;
+        let ids = answer.get("input_ids").and_then(shared::ids);
+        ids.map(Beside::Prompt).ok_or(Unreadable("no input ids"))
+    }
+
+    fn ride(&self, _: &Engine, context: &Context<'_>, sampling: &Sampling, max_tokens: u32) -> Call {
+        generate(&context.whole(&[]), max_tokens, sampling)
+    }
+
+    fn chunk(&self, engine: &Engine, kind: RideKind, event: &Value) -> Result<Chunk, Unreadable> {
+        if kind == RideKind::First {
+            let mut chunk = shared::chunk_named(event, "output_ids")?;
+            let count = chunk.usage.as_ref().and_then(|usage| usage.get("prompt_tokens")?.as_u64());
+            chunk.prompt_count = count.and_then(|count| u32::try_from(count).ok());
+            return Ok(chunk);
+        }
+        let answer = Generated::deserialize(event).map_err(|_| Unreadable("not an answer of /generate"))?;
+        let ends = answer.ends();
+        let finish = Some(if ends { "stop" } else { "length" }.to_owned());
+        Ok(Chunk { tokens: answer.tokens(engine), finish, ends, ..Chunk::default() })
+    }
+
+    fn verify(&self, _: &Engine, round: &Round<'_>) -> Result<Asked, Refusal> {
+        if round.plan != Plan::FanOut {
+            return Err(Refusal::NoPlan(round.plan.name()));
+        }
+        let nodes = round.draft.len().min(CALLS_MOST - 1);
+        let prompts = shared::prompts(&round.context, round.draft, nodes);
+        let calls = prompts.iter().map(|prompt| generate(prompt, 1, round.sampling)).collect();
+        Ok(Asked { calls, nodes })
+    }
+
+    fn verdict(
+        &self,
+        engine: &Engine,
+        _: &Round<'_>,
+        asked: &Asked,
+        bodies: &[Vec<u8>],
+    ) -> Result<Verdict, Unreadable> {
+        if bodies.len() != asked.nodes + 1 {
+            return Err(Unreadable("not one answer for each call"));
+        }
+        let row = |body: &Vec<u8>| {
+            let answer: Generated =
+                serde_json::from_slice(body).map_err(|_| Unreadable("not an answer of /generate"))?;
+            match answer.tokens(engine).as_slice() {
+                [sample] => Ok(Row { ends: answer.ends(), ..Row::of(*sample) }),
+                _ => Err(Unreadable("not one token per prompt")),
+            }
+        };
+        Ok(Verdict { rows: bodies.iter().map(row).collect::<Result<_, _>>()?, computed: None })
+    }
+
+    fn tokenize(&self, _: &Engine, text: &str) -> Option<Question> {
+        Some(Question::post(ENCODE, json!({ "input": text, "do_preprocess": false, "add_bos": false })))
+    }
+
+    fn tokens(&self, body: &[u8]) -> Option<Vec<TokenId>> {
+        let answer: Value = serde_json::from_slice(body).ok()?;
+        shared::ids(answer.get("input_ids")?)
+    }
+
+    fn load_path(&self, engine: &Engine) -> Option<&'static str> {
+        engine.load_path
+    }
+
+    fn load(&self, body: &str) -> Option<Load> {
+        let waiting = shared::metric(body, &["lmdeploy:num_requests_waiting"])?
+            + shared::metric(body, &["lmdeploy:num_api_requests_waiting"]).unwrap_or(0.0);
+        Some(Load {
+            running: shared::metric(body, &["lmdeploy:num_requests_running"])? as u32,
+            waiting: waiting as u32,
+            kv_usage: shared::metric(body, &["lmdeploy:gpu_cache_usage_perc"]),
+        })
+    }
+}
+
+/// One prompt of ids, with everything said.
+fn generate(prompt: &[TokenId], most: u32, sampling: &Sampling) -> Call {
+    let body = json!({
+        "input_ids": prompt,
+        "max_tokens": most,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k.unwrap_or(0),
+        "min_p": sampling.min_p,
+        "repetition_penalty": sampling.repetition_penalty,
+        "ignore_eos": sampling.ignore_eos,
+        "stream": false,
+    });
+    Call { path: GENERATE, body: bytes(&body) }
+}
+
+#[derive(Deserialize)]
+struct Generated {
+    #[serde(default)]
+    output_ids: Option<Vec<TokenId>>,
+    meta_info: Meta,
+}
+
+#[derive(Deserialize)]
+struct Meta {
+    finish_reason: Option<Reason>,
+}
+
+#[derive(Deserialize)]
+struct Reason {
+    #[serde(rename = "type")]
+    kind: String,
+}
+
+impl Generated {
+    fn ends(&self) -> bool {
+        self.meta_info.finish_reason.as_ref().is_some_and(|reason| reason.kind == "stop")
+    }
+
+    /// Where the token that ended the text is left out, some token stands for it that is no text: which one is
+    /// never seen, but it was drawn, and must not be drawn again.
+    fn tokens(&self, engine: &Engine) -> Vec<TokenId> {
+        let listed = self.output_ids.clone().unwrap_or_default();
+        if listed.is_empty() && self.ends() {
+            engine.special.first().copied().into_iter().collect()
+        } else {
+            listed
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::draft::{Features, Source, Tree};
+    use crate::openai::{Judgement, judge};
+
+    fn engine(caches: Option<bool>) -> Engine {
+        Engine {
+            plans: vec![Plan::FanOut],
+            caches,
+            special: vec![2],
+            ..Engine::new(Dialect::Lmdeploy, "m", "")
+        }
+    }
+
+    fn request(more: &Value) -> Request {
+        let mut body = json!({"model": "m", "prompt": "x", "temperature": 0.5, "top_p": 1, "top_k": -1, "min_p": 0,
+            "presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        match judge(Route::Completions, body.to_string().as_bytes()) {
+            Judgement::Eligible(request) => *request,
+            Judgement::Bypass { reason, .. } => panic!("{}", reason.name()),
+        }
+    }
+
+    fn plans(engine: &Engine, more: &Value) -> Vec<Plan> {
+        let request = request(more);
+        let (sampling, settled) = engine.sampling(&request);
+        match engine.refuses(&request, &sampling) {
+            Some(_) => Vec::new(),
+            None => Lmdeploy.plans(engine, &request, &sampling, settled),
+        }
+    }
+
+    #[test]
+    fn without_a_cache_that_was_seen_at_work_there_is_no_plan() {
+        assert_eq!(plans(&engine(Some(true)), &json!({})), [Plan::FanOut]);
+        assert!(plans(&engine(Some(false)), &json!({})).is_empty());
+        assert!(plans(&engine(None), &json!({})).is_empty());
+    }
+
+    #[test]
+    fn what_is_left_open_or_counts_output_does_not_leap() {
+        for more in [
+            json!({"top_p": null}),
+            json!({"repetition_penalty": 1.1}),
+            json!({"presence_penalty": 0.1}),
+            json!({"logit_bias": {"5": 1.0}}),
+            json!({"seed": 5}),
+        ] {
+            assert!(plans(&engine(Some(true)), &more).is_empty(), "{more}");
+        }
+    }
+
+    #[test]
+    fn a_fan_out_is_a_call_for_each_node() {
+        let (draft, sampling) = (Tree::chain(&[4], Source::Model, Features::default()), Sampling::default());
+        let context = Context { model: "m", prompt: &[1], output: &[3] };
+        let round = Round { context, draft: &draft, sampling: &sampling, plan: Plan::FanOut, dice: 0 };
+        let asked = Lmdeploy.verify(&engine(None), &round).unwrap();
+        let bodies: Vec<_> =
+            asked.calls.iter().map(|call| String::from_utf8(call.body.clone()).unwrap()).collect();
+        let rest = r#""max_tokens":1,"temperature":1.0,"top_p":1.0,"top_k":0,"min_p":0.0,"repetition_penalty":1.0,"ignore_eos":false,"stream":false}"#;
+        assert_eq!(
+            bodies,
+            [format!(r#"{{"input_ids":[1,3],{rest}"#), format!(r#"{{"input_ids":[1,3,4],{rest}"#)]
+        );
+        let answer = |ids: Value, kind: &str| {
+            json!({"text": "", "output_ids": ids, "meta_info": {"finish_reason": {"type": kind}}})
+                .to_string()
+                .into_bytes()
+        };
+        let read = |bodies: &[Vec<u8>]| Lmdeploy.verdict(&engine(None), &round, &asked, bodies);
+        let verdict = read(&[answer(json!([4]), "length"), answer(json!([]), "stop")]).unwrap();
+        assert_eq!(
+            verdict.rows,
+            [Row::of(4), Row { ends: true, ..Row::of(2) }],
+            "the end is drawn but not told"
+        );
+        assert!(read(&[answer(json!([4]), "length")]).is_err());
+        assert!(read(&[answer(json!([]), "length"), answer(json!([4]), "length")]).is_err());
+    }
+
+    #[test]
+    fn a_ride_is_read_whole() {
+        let event =
+            json!({"text": "ab", "output_ids": [5, 6], "meta_info": {"finish_reason": {"type": "length"}}});
+        let chunk = Lmdeploy.chunk(&engine(None), RideKind::Later, &event).unwrap();
+        assert_eq!((chunk.tokens, chunk.finish.as_deref(), chunk.ends), (vec![5, 6], Some("length"), false));
+    }
+}
