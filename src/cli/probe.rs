@@ -141,7 +141,7 @@ async fn measure(
     let file = file.map(|path| if path.is_dir() { path.join("tokenizer.json") } else { path.clone() });
     let tokenizer = identity::tokenizer(backend, file.as_deref(), &engine).await?;
     engine.special = (0..tokenizer.end()).filter(|&id| tokenizer.is_special(id)).collect();
-    seen.calls += 2;
+    seen.calls += if file.is_some() { 1 } else { 2 };
     seen.busy = !idle(backend, &engine, &mut seen.calls).await;
     let (Probe { calls, within, .. }, plans) = (Probe::default(), Plans::default());
     let allow = [PlanName::Score, PlanName::FanOut, PlanName::Tree, PlanName::Native];
@@ -224,7 +224,9 @@ fn write_engine(url: &str, report: &Report, out: &mut dyn Write) -> io::Result<(
     let context = engine.context.map_or("not told".to_owned(), |tokens| format!("{tokens} tokens"));
     writeln!(out, "model        {} (context {context})", engine.model)?;
     let defaults = match &engine.defaults {
-        None => "not known: requests that leave fields open fan out on their own route, or are relayed".to_owned(),
+        None => {
+            "not known: requests that leave fields open fan out on their own route, or are relayed".to_owned()
+        }
         Some(of) => format!(
             "temperature {}, top_p {}, top_k {}, min_p {}, repetition_penalty {}",
             of.temperature,
@@ -278,18 +280,17 @@ fn write_times(report: &Report, out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "a round takes, by drafted tokens")?;
     for (plan, context) in measured.places() {
         let rounds = [0, 2, 4, 8].map(|gamma| {
-            measured.round(plan, context, gamma).map_or("-".to_owned(), |round| format!("{gamma}: {}", millis(round)))
+            measured
+                .round(plan, context, gamma)
+                .map_or("-".to_owned(), |round| format!("{gamma}: {}", millis(round)))
         });
         writeln!(out, "  {:<10}context {context:>5}   {}", plan.name(), rounds.join("   "))?;
     }
     for (context, token) in &measured.token {
         writeln!(out, "a token      {} at context {context}", millis(*token))?;
     }
-    let switches = [
-        ("into a ride", measured.t_in),
-        ("out of one", measured.t_out),
-        ("cancelling", measured.cancel),
-    ];
+    let switches =
+        [("into a ride", measured.t_in), ("out of one", measured.t_out), ("cancelling", measured.cancel)];
     let told: Vec<_> = switches
         .iter()
         .filter_map(|(what, seconds)| Some(format!("{what} {}", millis((*seconds)?))))
@@ -302,7 +303,7 @@ fn write_predictions(report: &Report, out: &mut dyn Write) -> io::Result<()> {
     if prospects.is_empty() {
         return Ok(());
     }
-    let heads = ACCEPTANCES.map(|acceptance| format!("{acceptance:<14}"));
+    let heads = ACCEPTANCES.map(|acceptance| format!("{acceptance:<16}"));
     writeln!(out, "{:<32}{}", "times as fast, by acceptance", heads.concat().trim_end())?;
     for (plan, context) in report.findings.measured.places() {
         let gains = ACCEPTANCES.map(|acceptance| {
@@ -311,7 +312,7 @@ fn write_predictions(report: &Report, out: &mut dyn Write) -> io::Result<()> {
                     && (prospect.acceptance - acceptance).abs() < 1e-9
             });
             let told = same.map(|best| format!("{:.2} (gamma {})", best.gain, best.gamma));
-            format!("{:<14}", told.unwrap_or_default())
+            format!("{:<16}", told.unwrap_or_default())
         });
         let place = format!("  {:<10}context {context:>5}", plan.name());
         writeln!(out, "{place:<32}{}", gains.concat().trim_end())?;

@@ -301,7 +301,8 @@ impl Table {
             }
         }
         let factor = if said > 0.0 { real / said } else { 1.0 };
-        let at = |nodes: usize| self.prior.iter().find(|point| point.0 == nodes).map(|point| point.1 * factor);
+        let at =
+            |nodes: usize| self.prior.iter().find(|point| point.0 == nodes).map(|point| point.1 * factor);
         (0..=NODES_MAX).map(at).collect()
     }
 

@@ -66,8 +66,9 @@ pub fn tokens(acceptance: f64, gamma: usize) -> f64 {
 impl Measured {
     /// Seconds per ridden token at about this context.
     pub fn token(&self, context: usize) -> Option<f64> {
-        let nearest = self.token.iter().min_by_key(|(at, _)| at.abs_diff(context));
-        nearest.map(|&(_, seconds)| seconds.max(1e-7))
+        let (nearest, _) = self.token.iter().min_by_key(|(at, _)| at.abs_diff(context))?;
+        let same = self.token.iter().filter(|(at, _)| at == nearest || near(*at, *nearest));
+        same.map(|&(_, seconds)| seconds.max(1e-7)).min_by(f64::total_cmp)
     }
 
     /// The plans and contexts that were measured, in that order.
@@ -94,15 +95,20 @@ impl Measured {
         Some(below.1 + share * (above.1 - below.1))
     }
 
-    /// The shortest time by number of nodes, never less than that of fewer nodes.
+    /// The shortest time by number of nodes, never more than that of more nodes: whatever disturbs a call makes
+    /// it longer.
     fn points(&self, which: impl Fn(&Timed) -> bool) -> Vec<(usize, f64)> {
-        let mut points: Vec<(usize, f64)> =
-            self.verify.iter().filter(|timed| which(timed)).map(|timed| (timed.nodes, timed.seconds)).collect();
+        let mut points: Vec<(usize, f64)> = self
+            .verify
+            .iter()
+            .filter(|timed| which(timed))
+            .map(|timed| (timed.nodes, timed.seconds))
+            .collect();
         points.sort_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
         points.dedup_by_key(|point| point.0);
-        let mut least = 0.0_f64;
-        for point in &mut points {
-            least = least.max(point.1);
+        let mut least = f64::MAX;
+        for point in points.iter_mut().rev() {
+            least = least.min(point.1);
             point.1 = least;
         }
         points
@@ -112,7 +118,9 @@ impl Measured {
     /// seconds per drafted token.
     pub fn prospects(&self, t_draft: f64) -> Vec<Prospect> {
         let at = |(plan, context): (Plan, usize)| {
-            ACCEPTANCES.into_iter().filter_map(move |acceptance| self.best(plan, context, acceptance, t_draft))
+            ACCEPTANCES
+                .into_iter()
+                .filter_map(move |acceptance| self.best(plan, context, acceptance, t_draft))
         };
         self.places().into_iter().flat_map(at).collect()
     }
@@ -261,7 +269,8 @@ mod tests {
             seconds: round(nodes),
             computed: None,
         };
-        let places = [40, 1000].into_iter().flat_map(|context| [0, 2, 4, 8].map(|nodes| timed(context, nodes)));
+        let places =
+            [40, 1000].into_iter().flat_map(|context| [0, 2, 4, 8].map(|nodes| timed(context, nodes)));
         Measured { verify: places.collect(), token: vec![(40, step)], ..Measured::default() }
     }
 
@@ -281,8 +290,18 @@ mod tests {
         let judgement = judge(&measured(0.020, |nodes| 0.022 + 0.001 * nodes as f64), &[Plan::Score]);
         assert_eq!(judgement.pays, Some(true));
         let gain = tokens(0.9, 8) * 0.020 / 0.030;
-        assert!(judgement.words.contains(&format!("up to {gain:.1}x at acceptance 0.9 with `score`, gamma 8")));
+        assert!(
+            judgement.words.contains(&format!("up to {gain:.1}x at acceptance 0.9 with `score`, gamma 8"))
+        );
         assert!(judgement.policy.contains("mode: auto"));
+    }
+
+    #[test]
+    fn one_call_that_was_disturbed_does_not_lengthen_the_others() {
+        let mut measured = measured(0.02, |nodes| 0.020 + 0.001 * nodes as f64);
+        measured.verify[0].seconds = 0.5;
+        assert!((measured.round(Plan::Score, 40, 0).unwrap() - 0.022).abs() < 1e-12);
+        assert!((measured.round(Plan::Score, 40, 8).unwrap() - 0.028).abs() < 1e-12);
     }
 
     #[test]

@@ -231,8 +231,7 @@ impl Prober {
         let (output, sampling, tokens, leave) = match task {
             Task::Seeded { seed, cut } => {
                 let output = self.learning.seeded(cut)?;
-                let sampling =
-                    Sampling { temperature: 1.5, seed: SEEDS.get(seed).copied(), ..greedy() };
+                let sampling = Sampling { temperature: 1.5, seed: SEEDS.get(seed).copied(), ..greedy() };
                 (output, sampling, SEEDED.saturating_sub(cut as u32), usize::MAX)
             }
             Task::Ride { leaves: false, .. } => (Vec::new(), greedy(), LEAVE as u32, usize::MAX),
@@ -249,9 +248,8 @@ impl Prober {
     /// A chain that does not go on as the text does, so that nothing of it is cached when the context grows.
     fn draft(&self, at: usize, nodes: usize) -> Tree {
         let count = self.text.len().max(1);
-        let mut tokens: Vec<TokenId> = (0..nodes)
-            .filter_map(|node| self.text.get((at * 31 + node * 17 + 5) % count).copied())
-            .collect();
+        let mut tokens: Vec<TokenId> =
+            (0..nodes).filter_map(|node| self.text.get((at * 31 + node * 17 + 5) % count).copied()).collect();
         let next = self.text.get(at);
         if let Some(first) = tokens.first_mut()
             && next.is_none_or(|next| next == first)
@@ -282,17 +280,27 @@ impl Prober {
         let round = round(&self.engine, &pending.context, &pending.draft, &sampling, plan);
         let verdict = match self.engine.verdict(&round, &pending.asked, bodies) {
             Ok(verdict) => verdict,
-            Err(unreadable) => return self.refused(pending, &format!("its answer cannot be read: {unreadable}")),
+            Err(unreadable) => {
+                return self.refused(pending, &format!("its answer cannot be read: {unreadable}"));
+            }
         };
         if verdict.computed.is_some() {
             self.engine.tells_cached = true;
         }
         if let (Task::Same { again: true }, [body]) = (pending.task, bodies)
-            && let Some(rows) = self.engine.dialect.codec().rows(pending.context.len() + pending.draft.len(), body)
+            && let Some(rows) =
+                self.engine.dialect.codec().rows(pending.context.len() + pending.draft.len(), body)
         {
             self.engine.rows = rows;
         }
-        self.learning.round(&pending.task, plan, pending.context.len(), pending.asked.nodes, seconds, verdict.computed);
+        self.learning.round(
+            &pending.task,
+            plan,
+            pending.context.len(),
+            pending.asked.nodes,
+            seconds,
+            verdict.computed,
+        );
     }
 
     fn ridden(&mut self, pending: &Pending, events: &[(f64, Value)]) {
@@ -315,7 +323,9 @@ impl Prober {
             Task::Ride { .. } | Task::Seeded { .. } => None,
             _ => pending.task.plan(&self.engine),
         };
-        let Some(plan) = plan else { return self.learning.note(&format!("a ride by token ids failed: {why}")) };
+        let Some(plan) = plan else {
+            return self.learning.note(&format!("a ride by token ids failed: {why}"));
+        };
         let Some(refusals) = self.refusals.get_mut(plan.index()) else { return };
         *refusals += 1;
         // What fails once under a cached prefix fails whenever one is cached.
@@ -348,3 +358,6 @@ fn greedy() -> Sampling {
     let said = SamplingField::ALL.into_iter().fold(Said::default(), Said::with);
     Sampling { temperature: 0.0, said, ..Sampling::default() }
 }
+
+#[cfg(test)]
+mod tests;

@@ -196,7 +196,9 @@ impl Codec for Vllm {
         match plan {
             Plan::Score if !scored(answers) => "its token endpoint is not known in this version".to_owned(),
             Plan::Score => match answers.status(GENERATE) {
-                Some(403) => "its token endpoint is switched off: start it with --enable-scale-out".to_owned(),
+                Some(403) => {
+                    "its token endpoint is switched off: start it with --enable-scale-out".to_owned()
+                }
                 Some(status) => format!("its token endpoint answers {status}"),
                 None => "its token endpoint was not asked".to_owned(),
             },

@@ -12,8 +12,8 @@ use http::{Request, StatusCode, Uri};
 use http_body_util::{BodyExt, Limited};
 use tokio::time::Instant;
 
-use super::load::Load;
 use super::Backend;
+use super::load::Load;
 use crate::control::gates::Signal;
 use crate::dialect::{self, Dialect};
 use crate::gateway::errors::full;

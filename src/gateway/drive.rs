@@ -291,8 +291,7 @@ impl Prepared {
         };
         let drafting = self.drafting;
         let asked = beside.map(|call| calls.clone().beside(Arc::new(request.clone()), call));
-        let mut pump =
-            Pump::new(session, ride, calls, drafting, watcher, self.clock, sink, Box::new(closed));
+        let mut pump = Pump::new(session, ride, calls, drafting, watcher, self.clock, sink, Box::new(closed));
         if let Some(asked) = asked {
             pump.ask_beside(id, asked);
         }

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use foretell::control::Control;
 use foretell::draft::Tree;
 use foretell::session::{
-    Action, ActionId, Decode, Ending, Event, Fault, Finish, Limit, RidePlan, RideReason, Row, Rules, Session, Start,
-    Summary, Tail, Verdict,
+    Action, ActionId, Decode, Ending, Event, Fault, Finish, Limit, RidePlan, RideReason, Row, Rules, Session,
+    Start, Summary, Tail, Verdict,
 };
 use foretell::units::{Tick, TokenId};
 

@@ -21,7 +21,8 @@ async fn two_engines_behind_one_address_never_leap() {
     two.restart();
     let front = Front::before(vec![one.address, two.address]).await;
     let proxy = proxy(front.address, FORCED, NEVER).await;
-    until(LONG, || async { replica(&proxy).await["probe"]["verdict"].to_string().contains("balanced") }).await;
+    until(LONG, || async { replica(&proxy).await["probe"]["verdict"].to_string().contains("balanced") })
+        .await;
     let before = one.house.tally().sequences + two.house.tally().sequences;
     for _ in 0..8 {
         assert_eq!(reason(&proxy).await, "balanced");
@@ -50,7 +51,7 @@ async fn one_engine_behind_a_front_leaps() {
 async fn a_server_on_which_nothing_pays_is_ridden_and_says_why() {
     let fake = vllm("0.33.0", |options| {
         options.setup.pace = DEAR;
-        options.setup.max_len = 220;
+        options.setup.max_len = 250;
     })
     .await;
     let proxy = proxy(fake.address, PLAIN, "").await;
@@ -127,8 +128,10 @@ async fn a_page_that_falls_silent_makes_the_signal_stale() {
 async fn a_billed_backend_is_asked_for_its_models_alone() {
     let fake = vllm("0.33.0", |_| {}).await;
     let proxy = proxy(fake.address, PLAIN, "    billed: true\n").await;
-    until(LONG, || async { replica(&proxy).await["probe"]["verdict"].to_string().contains("bills per token") })
-        .await;
+    until(LONG, || async {
+        replica(&proxy).await["probe"]["verdict"].to_string().contains("bills per token")
+    })
+    .await;
     assert_eq!(reason(&proxy).await, "billed");
     let calls = fake.house.tally().calls;
     let paths: Vec<_> = calls.keys().map(String::as_str).collect();

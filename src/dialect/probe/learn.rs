@@ -146,7 +146,11 @@ impl Learning {
             Some(cold) if cold >= FELT && seconds >= cold * COLD => Some(false),
             _ => None,
         };
-        let works = if told.is_empty() { warm.and_then(by_time) } else { Some(told.iter().any(|&cached| cached > 0)) };
+        let works = if told.is_empty() {
+            warm.and_then(by_time)
+        } else {
+            Some(told.iter().any(|&cached| cached > 0))
+        };
         let shows = |again: &Again| match again.cached {
             Some((cached, _)) => cached > 0,
             None => by_time(again.seconds) == Some(true),

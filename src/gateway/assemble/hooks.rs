@@ -92,7 +92,9 @@ impl Hooks for ConfigHooks {
     }
 
     fn reprobe(&self, replica: &Arc<Backend>) -> Option<Result<Value, String>> {
-        Some(self.identities.reprobe(replica).map(|()| json!({ "replica": replica.label(), "reprobe": true })))
+        Some(
+            self.identities.reprobe(replica).map(|()| json!({ "replica": replica.label(), "reprobe": true })),
+        )
     }
 }
 

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+use super::identity::Identity;
 use crate::config::policy::{Drafter, Facts, Gates, Holdback, Policy, PolicyMode, Vocabulary};
 use crate::config::process::Plans;
 use crate::config::store::PolicyStore;
@@ -17,7 +18,6 @@ use crate::control::gates::LoadGates;
 use crate::dialect::Engine;
 use crate::draft::LookupSpec;
 use crate::draft::prompt_lookup::Ngram;
-use super::identity::Identity;
 use crate::fleet::scrape::Pulse;
 use crate::fleet::{Backend, Standing};
 use crate::gateway::handover::Exchange;
@@ -127,7 +127,9 @@ impl Rulebook {
         let hopeless = identity.probe.as_ref().is_some_and(|probe| probe.nothing_pays());
         let permission = match permission(mode, policy.mode, exchange.control)? {
             Permission::Leap if engine.speculates => Permission::Ride(RideReason::BackendSpeculates),
-            Permission::Leap if hopeless && policy.gamma.fixed.is_none() => Permission::Ride(RideReason::NoGain),
+            Permission::Leap if hopeless && policy.gamma.fixed.is_none() => {
+                Permission::Ride(RideReason::NoGain)
+            }
             permission => permission,
         };
         let bounds = self.plans.get(exchange.backend.name()).ok_or(BypassReason::NoPlan)?;

@@ -128,8 +128,7 @@ pub async fn recognise(backend: &Backend, dialect: Option<Dialect>) -> Result<Re
             answers.add(&question.path, put(backend, &question, false).await?);
         }
     }
-    let engine =
-        dialect.codec().engine(&answers).map_err(|foreign| Unknown::foreign(foreign.to_string()))?;
+    let engine = dialect.codec().engine(&answers).map_err(|foreign| Unknown::foreign(foreign.to_string()))?;
     let missing = Plan::ALL.into_iter().filter(|plan| !engine.plans.contains(plan));
     let missing = missing.map(|plan| (plan, dialect.codec().missing(&answers, plan))).collect();
     let start_page = recognise::start_page(dialect, &answers).map(ToOwned::to_owned);

@@ -31,7 +31,7 @@ const AGAIN: (Duration, Duration) = (Duration::from_mins(5), Duration::from_hour
 struct One {
     epoch: Epoch,
     at: Instant,
-    one: bool,
+    shown: bool,
 }
 
 /// The last probe.
@@ -173,8 +173,9 @@ impl Known {
     async fn shows_one(&self, identity: Arc<Identity>) -> Result<Arc<Identity>, Unknown> {
         let known = {
             let last = self.one.lock();
-            let fresh = |last: &&One| last.epoch == identity.epoch && (last.one || last.at.elapsed() < ONE_AGAIN);
-            last.as_ref().filter(fresh).map(|last| last.one)
+            let fresh =
+                |last: &&One| last.epoch == identity.epoch && (last.shown || last.at.elapsed() < ONE_AGAIN);
+            last.as_ref().filter(fresh).map(|last| last.shown)
         };
         let one = match known {
             Some(one) => one,
@@ -182,9 +183,15 @@ impl Known {
             None => {
                 let Identity { engine, tokenizer, .. } = &*identity;
                 let (one, calls) =
-                    probe::is_one(&self.backend, engine, tokenizer, &self.asking.limits, probe::nonce()).await;
-                tracing::info!(backend = self.backend.label(), one, calls, "asked whether one engine answers");
-                *self.one.lock() = Some(One { epoch: identity.epoch.clone(), at: Instant::now(), one });
+                    probe::is_one(&self.backend, engine, tokenizer, &self.asking.limits, probe::nonce())
+                        .await;
+                tracing::info!(
+                    backend = self.backend.label(),
+                    one,
+                    calls,
+                    "asked whether one engine answers"
+                );
+                *self.one.lock() = Some(One { epoch: identity.epoch.clone(), at: Instant::now(), shown: one });
                 one
             }
         };
@@ -233,6 +240,7 @@ impl Known {
             }
             if !self.is_idle().await {
                 if asked {
+                    tokio::time::sleep(LOOK).await;
                     self.wanted.notify_one();
                 }
             } else if let Some(report) = self.probe(&identity).await {
@@ -281,7 +289,7 @@ impl Known {
         );
         if report.findings.balanced {
             let why = "several engines seem to answer: a prompt that was sent is not found cached every time";
-            *self.one.lock() = Some(One { epoch: now.epoch.clone(), at: Instant::now(), one: false });
+            *self.one.lock() = Some(One { epoch: now.epoch.clone(), at: Instant::now(), shown: false });
             self.relayed(BypassReason::Balanced, why.to_owned());
             return Some(report);
         }
