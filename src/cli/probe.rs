@@ -141,7 +141,7 @@ async fn measure(
     let file = file.map(|path| if path.is_dir() { path.join("tokenizer.json") } else { path.clone() });
     let tokenizer = identity::tokenizer(backend, file.as_deref(), &engine).await?;
     engine.special = (0..tokenizer.end()).filter(|&id| tokenizer.is_special(id)).collect();
-    seen.calls += 2;
+    seen.calls += if file.is_some() { 1 } else { 2 };
     seen.busy = !idle(backend, &engine, &mut seen.calls).await;
     let (Probe { calls, within, .. }, plans) = (Probe::default(), Plans::default());
     let allow = [PlanName::Score, PlanName::FanOut, PlanName::Tree, PlanName::Native];
@@ -303,7 +303,7 @@ fn write_predictions(report: &Report, out: &mut dyn Write) -> io::Result<()> {
     if prospects.is_empty() {
         return Ok(());
     }
-    let heads = ACCEPTANCES.map(|acceptance| format!("{acceptance:<14}"));
+    let heads = ACCEPTANCES.map(|acceptance| format!("{acceptance:<16}"));
     writeln!(out, "{:<32}{}", "times as fast, by acceptance", heads.concat().trim_end())?;
     for (plan, context) in report.findings.measured.places() {
         let gains = ACCEPTANCES.map(|acceptance| {
@@ -312,7 +312,7 @@ fn write_predictions(report: &Report, out: &mut dyn Write) -> io::Result<()> {
                     && (prospect.acceptance - acceptance).abs() < 1e-9
             });
             let told = same.map(|best| format!("{:.2} (gamma {})", best.gain, best.gamma));
-            format!("{:<14}", told.unwrap_or_default())
+            format!("{:<16}", told.unwrap_or_default())
         });
         let place = format!("  {:<10}context {context:>5}", plan.name());
         writeln!(out, "{place:<32}{}", gains.concat().trim_end())?;

@@ -358,3 +358,6 @@ fn greedy() -> Sampling {
     let said = SamplingField::ALL.into_iter().fold(Said::default(), Said::with);
     Sampling { temperature: 0.0, said, ..Sampling::default() }
 }
+
+#[cfg(test)]
+mod tests;

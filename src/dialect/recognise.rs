@@ -148,9 +148,12 @@ pub fn introduction() -> Vec<Question> {
 
 /// The page on which an engine tells when it was started, if it does.
 pub fn start_page(dialect: Dialect, answers: &Answers) -> Option<&str> {
-    let started = |answers: &Answers| dialect.codec().engine(answers).ok()?.started;
-    started(answers)?;
-    answers.good().find(|path| started(&answers.without(path)).is_none())
+    let engine = |answers: &Answers| dialect.codec().engine(answers).ok();
+    let started = engine(answers)?.started?.to_string();
+    // Without it the engine is known as well, but for its start; or it is needed for more, and shows the number.
+    let only = |path: &&str| engine(&answers.without(path)).is_some_and(|other| other.started.is_none());
+    let shows = |path: &&str| answers.text(path).is_some_and(|text| text.contains(&started));
+    answers.good().find(only).or_else(|| answers.good().find(shows))
 }
 
 /// Which engine gave these answers to the [`introduction`], if it is one that is known.

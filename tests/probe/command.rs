@@ -79,7 +79,7 @@ async fn a_missing_plan_is_explained_by_the_flag_that_brings_it() {
 async fn where_every_token_costs_the_same_no_plan_pays() {
     let slow = |options: &mut crate::fakes::vllm::Options| {
         options.setup.pace = DEAR;
-        options.setup.max_len = 220;
+        options.setup.max_len = 250;
     };
     let fake = vllm("0.33.0", slow).await;
     let (code, report) = probe(&arguments(&fake.url())).await;

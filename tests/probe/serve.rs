@@ -51,7 +51,7 @@ async fn one_engine_behind_a_front_leaps() {
 async fn a_server_on_which_nothing_pays_is_ridden_and_says_why() {
     let fake = vllm("0.33.0", |options| {
         options.setup.pace = DEAR;
-        options.setup.max_len = 220;
+        options.setup.max_len = 250;
     })
     .await;
     let proxy = proxy(fake.address, PLAIN, "").await;

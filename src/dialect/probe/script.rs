@@ -14,7 +14,7 @@ const SHORT: usize = 34;
 /// About so many tokens has the long one.
 const LONG: usize = 1_000;
 /// Tokens by which a context may grow, and a draft beyond it.
-const SLACK: usize = 48;
+const SLACK: usize = 64;
 
 /// Which of the two contexts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -183,7 +183,11 @@ fn tasks(engine: &Engine, long: bool) -> VecDeque<Task> {
         tasks.extend(rounds(engine, plan, second));
     }
     // Once more, where calls are left: the shorter of two times is the truer one.
-    tasks.extend([0, 4].map(|nodes| Task::Round { plan: first, place: main, nodes }));
+    let again = order.into_iter().take(if long { 2 } else { 1 });
+    tasks.extend(again.flat_map(|place| {
+        let ride = Task::Ride { place, leaves: false };
+        GAMMAS.map(|nodes| Task::Round { plan: first, place, nodes }).into_iter().chain([ride])
+    }));
     tasks
 }
 

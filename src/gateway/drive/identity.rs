@@ -91,10 +91,13 @@ pub struct Asking {
     pub billed: bool,
 }
 
+/// How each replica is to be asked; `None` leaves it alone.
+type AskingOf = Box<dyn Fn(&Backend) -> Option<Asking> + Send + Sync>;
+
 /// Who is behind each backend, asked again and again.
 pub struct Identities {
     fleet: Arc<Fleet>,
-    asking: Box<dyn Fn(&Backend) -> Option<Asking> + Send + Sync>,
+    asking: AskingOf,
     known: RwLock<Vec<Arc<Known>>>,
     changed: watch::Sender<u64>,
 }

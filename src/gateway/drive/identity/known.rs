@@ -31,7 +31,7 @@ const AGAIN: (Duration, Duration) = (Duration::from_mins(5), Duration::from_hour
 struct One {
     epoch: Epoch,
     at: Instant,
-    one: bool,
+    shown: bool,
 }
 
 /// The last probe.
@@ -174,8 +174,8 @@ impl Known {
         let known = {
             let last = self.one.lock();
             let fresh =
-                |last: &&One| last.epoch == identity.epoch && (last.one || last.at.elapsed() < ONE_AGAIN);
-            last.as_ref().filter(fresh).map(|last| last.one)
+                |last: &&One| last.epoch == identity.epoch && (last.shown || last.at.elapsed() < ONE_AGAIN);
+            last.as_ref().filter(fresh).map(|last| last.shown)
         };
         let one = match known {
             Some(one) => one,
@@ -191,7 +191,8 @@ impl Known {
                     calls,
                     "asked whether one engine answers"
                 );
-                *self.one.lock() = Some(One { epoch: identity.epoch.clone(), at: Instant::now(), one });
+                *self.one.lock() =
+                    Some(One { epoch: identity.epoch.clone(), at: Instant::now(), shown: one });
                 one
             }
         };
@@ -240,6 +241,7 @@ impl Known {
             }
             if !self.is_idle().await {
                 if asked {
+                    tokio::time::sleep(LOOK).await;
                     self.wanted.notify_one();
                 }
             } else if let Some(report) = self.probe(&identity).await {
@@ -288,7 +290,7 @@ impl Known {
         );
         if report.findings.balanced {
             let why = "several engines seem to answer: a prompt that was sent is not found cached every time";
-            *self.one.lock() = Some(One { epoch: now.epoch.clone(), at: Instant::now(), one: false });
+            *self.one.lock() = Some(One { epoch: now.epoch.clone(), at: Instant::now(), shown: false });
             self.relayed(BypassReason::Balanced, why.to_owned());
             return Some(report);
         }

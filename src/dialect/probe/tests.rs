@@ -1,0 +1,107 @@
+use std::collections::HashSet;
+use std::time::Duration;
+
+use serde_json::json;
+
+use super::*;
+
+fn engine() -> Engine {
+    let mut engine = Engine::new(Dialect::Onnx, "m", "1");
+    engine.plans = vec![Plan::Tree];
+    engine
+}
+
+fn bounds(calls: u32) -> Bounds {
+    Bounds { calls, until: Tick(1_000), bytes_max: 1 << 20, context_max: 8192, allow: Plan::ALL.to_vec() }
+}
+
+fn text() -> Vec<TokenId> {
+    (0..TEXT as u32).map(|at| at * 7 % 301).collect()
+}
+
+/// A verify answer of a target that has cached so many tokens.
+fn answer(call: &Call, cached: impl FnOnce(usize) -> usize) -> Heard {
+    let body: Value = serde_json::from_slice(&call.body).unwrap();
+    let (context, nodes) =
+        (body["context"].as_array().unwrap().len(), body["tokens"].as_array().unwrap().len());
+    let rows = vec![json!({"sample": 1, "logprob": -1.0, "top": [], "draft_logprob": null}); nodes + 1];
+    let usage = json!({"prompt_tokens": context + nodes, "completion_tokens": 0,
+        "prompt_tokens_details": {"cached_tokens": cached(context)}});
+    let answer = json!({"model": "m", "seed": 1, "usage": usage, "rows": rows, "accepted": []});
+    Heard::Round { bodies: vec![serde_json::to_vec(&answer).unwrap()], seconds: 0.01 }
+}
+
+/// Asks whether one engine answers where `engines` take turns.
+fn of_turns(engines: usize) -> Findings {
+    let mut prober = Prober::of_one(engine(), text(), bounds(40), false);
+    let mut warm = HashSet::new();
+    let mut turn = 0;
+    while let Some(step) = prober.next(Tick(0)) {
+        let Step::Round { calls, .. } = step else { panic!("a ride") };
+        let seen = !warm.insert(turn % engines);
+        prober.take(answer(&calls[0], |context| if seen { context - 1 } else { 0 }));
+        turn += 1;
+    }
+    prober.findings()
+}
+
+#[test]
+fn one_engine_has_cached_what_it_was_sent_and_one_of_several_has_not() {
+    assert!(!of_turns(1).balanced);
+    for engines in 2..=6 {
+        let findings = of_turns(engines);
+        assert!(findings.balanced && findings.calls == 4, "{engines}");
+    }
+}
+
+#[test]
+fn the_checks_are_made_on_connections_of_their_own() {
+    let mut prober = Prober::of_one(engine(), text(), bounds(40), false);
+    let mut fresh = Vec::new();
+    while let Some(Step::Round { calls, fresh: own }) = prober.next(Tick(0)) {
+        fresh.push(own);
+        prober.take(answer(&calls[0], |_| 8));
+    }
+    assert_eq!(fresh, [false, true, true, true]);
+}
+
+#[test]
+fn no_two_rounds_are_the_same_and_bounds_hold() {
+    for most in [1, 5, 40] {
+        let mut prober = Prober::new(engine(), text(), bounds(most));
+        let (mut seen, mut calls) = (HashSet::new(), 0);
+        while let Some(step) = prober.next(Tick(0)) {
+            calls += 1;
+            match step {
+                Step::Round { calls, .. } => {
+                    assert!(seen.insert(calls[0].body.clone()));
+                    prober.take(answer(&calls[0], |context| context - 1));
+                }
+                Step::Ride { .. } => prober.take(Heard::Ride(Vec::new())),
+            }
+        }
+        assert!(calls <= most);
+        assert_eq!(prober.findings().calls, calls);
+    }
+}
+
+#[test]
+fn after_its_time_nothing_is_asked() {
+    let mut prober = Prober::new(engine(), text(), bounds(40));
+    assert_eq!(prober.next(Tick(0).after(Duration::from_millis(2))), None);
+    assert!(prober.findings().notes.iter().any(|note| note.contains("time")));
+}
+
+#[test]
+fn what_is_refused_twice_is_given_up_and_a_busy_server_is_left_alone() {
+    let mut prober = Prober::new(engine(), text(), bounds(40));
+    while prober.next(Tick(0)).is_some() {
+        prober.take(Heard::Refused(400));
+    }
+    let findings = prober.findings();
+    assert!(findings.engine.plans.is_empty() && findings.removed[0].1.contains("400"));
+    let mut prober = Prober::new(engine(), text(), bounds(40));
+    prober.next(Tick(0));
+    prober.take(Heard::Refused(429));
+    assert_eq!(prober.next(Tick(0)), None);
+}
