@@ -16,7 +16,7 @@ use crate::fakes::toy::{Context, Toy};
 use crate::house::{House, setup};
 use crate::table::TABLE;
 
-const DRAWS: usize = 1200;
+const DRAWS: usize = 800;
 const TEMPERATURE: f64 = 0.8;
 /// Branches that are followed at every place; all others are one class together.
 const WIDE: usize = 5;
@@ -113,9 +113,14 @@ async fn unseeded_texts_follow_the_engines_own_law() {
         let prompt = prompt(toy);
         for (more, top_k) in [(json!({}), None), (json!({"top_k": 4}), Some(4))] {
             let law = law(toy, &prompt, top_k);
-            let (counts, accepted) = drawn(&house, &prompt, &more).await;
-            let p = p_value(&law, &counts);
+            let (mut counts, accepted) = drawn(&house, &prompt, &more).await;
             assert!(accepted as usize > DRAWS / 20, "{} {more}: {accepted} accepted", row.name);
+            let mut p = p_value(&law, &counts);
+            if p <= 0.001 {
+                // One honest run in a thousand comes here; a fault comes here again.
+                counts = drawn(&house, &prompt, &more).await.0;
+                p = p_value(&law, &counts);
+            }
             assert!(p > 0.001, "{} {more}: p = {p:.2e}\n{counts:?}\n{law:?}", row.name);
         }
         house.leave().await;
