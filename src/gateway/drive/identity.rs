@@ -63,6 +63,14 @@ pub struct Identity {
     pub(crate) recognised: Arc<Recognised>,
 }
 
+impl Identity {
+    /// Whether round after round found nothing cached, as if another engine answered each. One that shows when
+    /// it was started is known to be one: its cache may just be too small for what is asked at once.
+    pub fn may_be_many(&self) -> bool {
+        self.engine.started.is_none() && self.pulse.finds_nothing_cached()
+    }
+}
+
 /// What is known about a backend.
 #[derive(Clone)]
 pub enum Standing {
@@ -149,7 +157,7 @@ impl Identities {
     pub fn of(&self, backend: &Arc<Backend>) -> Result<Arc<Identity>, BypassReason> {
         let known = self.find(backend).ok_or(BypassReason::NoPlan)?;
         match &**known.standing.load() {
-            Standing::Known(identity) if identity.pulse.finds_nothing_cached() => Err(BypassReason::Balanced),
+            Standing::Known(identity) if identity.may_be_many() => Err(BypassReason::Balanced),
             Standing::Known(identity) => Ok(Arc::clone(identity)),
             Standing::Relayed(reason, _) => Err(*reason),
         }

@@ -227,7 +227,7 @@ impl Known {
                 () = tokio::time::sleep(LOOK) => false,
             };
             let Some(identity) = self.identity() else { continue };
-            let doubted = self.pulse.finds_nothing_cached() && last.is_older(ONE_AGAIN);
+            let doubted = identity.may_be_many() && last.is_older(ONE_AGAIN);
             if doubted && !self.asking.ready {
                 self.pulse.looked_at();
             }
