@@ -315,9 +315,13 @@ impl Backend {
         sent
     }
 
-    /// As [`Self::try_send`], but nothing that comes of it is held for or against the replica.
-    pub(super) async fn ask(&self, request: Request<Body>) -> Result<Response<Answer>, Unanswered> {
-        self.exchange(request, Proof::Nothing).await
+    /// As [`Self::send`], but nothing that comes of it is held for or against the replica: it is judged by what
+    /// clients ask of it, not by what Foretell asks besides.
+    ///
+    /// # Errors
+    /// As [`Self::send`].
+    pub async fn ask(&self, request: Request<Body>) -> Result<Response<Answer>, SendError> {
+        self.exchange(request, Proof::Nothing).await.map_err(|unanswered| unanswered.error)
     }
 
     async fn exchange(

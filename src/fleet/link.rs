@@ -193,6 +193,8 @@ pub struct Answer {
     body: Incoming,
     link: Option<Link>,
     busy: Busy,
+    /// How it ends says something about the replica.
+    counts: bool,
     /// Its end will prove that the replica does its work.
     working: bool,
     /// The beginning of a server error, until it is clear whose fault it is.
@@ -219,7 +221,8 @@ impl Answer {
         response.map(|body| {
             let working = proof == Proof::Work && !refused;
             let judged = suspect.then(BytesMut::new);
-            let mut answer = Self { body, link: Some(link), busy, working, judged };
+            let counts = proof != Proof::Nothing;
+            let mut answer = Self { body, link: Some(link), busy, counts, working, judged };
             if switched {
                 answer.let_go();
             } else if answer.body.is_end_stream() {
@@ -269,7 +272,9 @@ impl Answer {
         self.judged = None;
         self.working = false;
         let hung_up = Outcome::Failed(Failing::Call(SendErrorKind::Closed));
-        self.busy.0.health.ended(if error.is_user() { Outcome::Undecided } else { hung_up });
+        if self.counts {
+            self.busy.0.health.ended(if error.is_user() { Outcome::Undecided } else { hung_up });
+        }
     }
 
     fn drive(&mut self, cx: &mut Context<'_>) {

@@ -145,8 +145,9 @@ async fn all_as_plain(house: &House, cases: Vec<Case>) -> Vec<(String, String)> 
             let calls = calls.join(", ");
             let id = &case.id;
             wrong.lock().push(format!(
-                "{id}: struck {struck} of {:?}, {calls}\n  {got:?} {ids:?}\n  {wanted:?} {wanted_ids:?}",
-                case.strikes
+                "{id}: struck {struck} of {:?}, {calls}, {}\n  {got:?} {ids:?}\n  {wanted:?} {wanted_ids:?}",
+                case.strikes,
+                answer.foretell()["reason"],
             ));
         }
         let told = answer.foretell();
