@@ -30,7 +30,7 @@ VARIANTS = ("plain", "house", "inflated")
 HOUSE = {"repetition_penalty": 1.05, "temperature": 0.7}
 # found by measuring: a decode step of at least 60 ms on two cores (docs/engines.md)
 INFLATE = {"llama": (int(os.environ.get("LLAMA_DEPTH", "1")), int(os.environ.get("LLAMA_WIDTH", "16"))),
-           "vllm": (int(os.environ.get("VLLM_DEPTH", "1")), int(os.environ.get("VLLM_WIDTH", "16")))}
+           "vllm": (int(os.environ.get("VLLM_DEPTH", "64")), int(os.environ.get("VLLM_WIDTH", "1")))}
 
 
 # one thread is as fast on the plain model, and does not spin against its twin where cores are shared
