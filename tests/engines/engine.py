@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -30,7 +31,7 @@ VARIANTS = ("plain", "house", "inflated")
 HOUSE = {"repetition_penalty": 1.05, "temperature": 0.7}
 # found by measuring: a decode step of at least 60 ms on two cores (docs/engines.md)
 INFLATE = {"llama": (int(os.environ.get("LLAMA_DEPTH", "1")), int(os.environ.get("LLAMA_WIDTH", "16"))),
-           "vllm": (int(os.environ.get("VLLM_DEPTH", "1")), int(os.environ.get("VLLM_WIDTH", "16")))}
+           "vllm": (int(os.environ.get("VLLM_DEPTH", "64")), int(os.environ.get("VLLM_WIDTH", "1")))}
 
 
 # one thread is as fast on the plain model, and does not spin against its twin where cores are shared
@@ -125,10 +126,16 @@ def get(url, timeout=5):
         return answer.read().decode()
 
 
+def ended(number, _):
+    sys.exit(128 + number)
+
+
 class Server:
-    """A process in its own group (vLLM is three), ended as a whole."""
+    """A process in its own group (vLLM is three), ended as a whole, also where this one is told to end."""
 
     def __init__(self, argv, environment, url, log, health="/health", limit=300):
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, ended)
         pathlib.Path(log).parent.mkdir(parents=True, exist_ok=True)
         with open(log, "ab") as out:
             self.process = subprocess.Popen([str(a) for a in argv], env=environment, stdout=out,
@@ -139,6 +146,9 @@ class Server:
             try:
                 get(url + health, 1)
                 return
+            except (KeyboardInterrupt, SystemExit):
+                self.stop()
+                raise
             except (OSError, urllib.error.URLError):
                 if self.process.poll() is not None or time.monotonic() > end:
                     self.stop(signal.SIGKILL)

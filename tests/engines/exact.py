@@ -378,6 +378,8 @@ def told(name, result):
         return f"{result['cut']} cut; running {result['running']:g}, KV {result['kv_idle']} -> {result['kv_after']}"
     if name == "first":
         return f"{result['direct_ms']:.2f} ms direct, {result['added_ms']:+.2f} ms through"
+    if result["ended_after_s"] is None:
+        return f"{result['outcome']} before the engine was ended: {result['last_event']}"
     return (f"{result['outcome']}, last {result['last_event']}, ended {result['ended_after_s']:.2f} s after; down: "
             f"{result['while_down']}; back {result['back_after_s']:.1f} s, same text {result['same_text']}")
 

@@ -3,9 +3,10 @@
 
     speed.py llama|vllm [--parts native,through] [--prompts N] [--max-tokens N] [--alternations N] [--json F]
 
-native    the same prompts plain, with the engine's n-gram lookup and with its draft model, one server after the
-          other, plain once more at the end. E[N] = tokens per drafted step, from the engine's counters;
-          V = seconds of a drafted step ÷ seconds of a plain one, steps without a draft counted as plain ones.
+native    a plain server, and beside it one with the engine's n-gram lookup, then one with its draft model: each
+          prompt is asked of both in turn, so that a machine that slows down slows both. E[N] = tokens per drafted
+          step, from the engine's counters; V = seconds of a drafted step ÷ seconds of a plain one, steps without
+          a draft counted as plain ones.
 through   `foretell bench`, alternating direct and through: rewrite with prompt_lookup alone, completion with
           draft-same, hostile with both.
 """
@@ -43,7 +44,6 @@ TOKENS = 5
 def native(kind):
     """(name, extra arguments) of the engine's own ways."""
     draft = str(engines.model(kind, "plain", "draft-same"))
-    yield "plain", []
     if kind == "vllm":
         lookup = {"method": "ngram", "num_speculative_tokens": TOKENS, "prompt_lookup_min": 2, "prompt_lookup_max": 4}
         model = {"method": "draft_model", "model": draft, "num_speculative_tokens": TOKENS}
@@ -53,7 +53,6 @@ def native(kind):
         yield "ngram", ["--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", "4", "--spec-ngram-simple-size-m",
                         str(TOKENS)]
         yield "draft", ["--spec-type", "draft-simple", "-md", draft, "--spec-draft-n-max", str(TOKENS)]
-    yield "plain again", []
 
 
 def counters(direct):
@@ -72,28 +71,34 @@ def bodies(name, count, tokens):
             yield {**body, "temperature": 0, "max_tokens": min(tokens, body["max_tokens"])}
 
 
-def clocked(direct, name, count, tokens):
-    """Decoding of one workload: tokens after the first, seconds for them, and the engine's counters."""
-    total, seconds, texts = 0, 0.0, []
+def timed(direct, body):
+    """(tokens after the first, seconds for them, text) of one answer."""
+    began = time.perf_counter()
+    got = wire.ask(direct.url, direct.kind, body, stream=True)
+    return got.usage["completion_tokens"] - 1, time.perf_counter() - began - got.first, got.text
+
+
+def clocked(plain, direct, name, count, tokens):
+    """Decoding of one workload by both servers in turn, and the second one's counters."""
     asked = list(bodies(name, count, tokens))
     for body in asked:  # read once, so that what is clocked is decoding
-        wire.ask(direct.url, direct.kind, {**body, "max_tokens": 1}, stream=False)
-    before = counters(direct)
-    for body in asked:
-        began = time.perf_counter()
-        got = wire.ask(direct.url, direct.kind, body, stream=True)
-        seconds += time.perf_counter() - began - got.first
-        total += got.usage["completion_tokens"] - 1
-        texts.append(got.text)
+        for server in (plain, direct):
+            wire.ask(server.url, server.kind, {**body, "max_tokens": 1}, stream=False)
+    before, pairs = counters(direct), []
+    for number, body in enumerate(asked):
+        order = (plain, direct) if number % 2 else (direct, plain)
+        got = {server.url: timed(server, body) for server in order}
+        pairs.append((got[plain.url], got[direct.url]))
     drafts, drafted, accepted = (b - a for a, b in zip(before, counters(direct)))
-    return {"tokens": total, "seconds": seconds, "drafts": drafts, "drafted": drafted, "accepted": accepted,
-            "texts": texts}
+    runs = [{"tokens": sum(p[side][0] for p in pairs), "seconds": sum(p[side][1] for p in pairs),
+             "texts": [p[side][2] for p in pairs]} for side in (0, 1)]
+    return runs[0], {**runs[1], "drafts": drafts, "drafted": drafted, "accepted": accepted}
 
 
 def figures(run, plain):
     """Speed against plain, E[N] and V of one run."""
     step = plain["seconds"] / plain["tokens"]
-    out = {"ms_per_token": 1000 * run["seconds"] / run["tokens"], "ratio": step * run["tokens"] / run["seconds"],
+    out = {"ms_per_token": 1000 * run["seconds"] / run["tokens"], "plain_ms": 1000 * step, "ratio": step * run["tokens"] / run["seconds"],
            "same_texts": sum(a == b for a, b in zip(run["texts"], plain["texts"])) / len(plain["texts"])}
     if run["drafts"]:
         alone = run["tokens"] - run["accepted"] - run["drafts"]
@@ -102,27 +107,31 @@ def figures(run, plain):
     return out
 
 
-def compare_native(kind, out, count, tokens):
-    runs, report = {}, {}
-    for name, extra in native(kind):
-        try:
-            port = engines.free_port()
-            with engines.start(kind, "inflated", port, out / f"speed-{kind}-{name.replace(' ', '-')}.log", extra) as server:
-                direct = wire.Engine(kind, server.url)
-                runs[name] = {w: clocked(direct, w, count, tokens) for w in WORKLOADS}
-        except (RuntimeError, wire.Refused, OSError) as error:
-            report[name] = {"error": str(error)[-400:]}
-            print(f"{kind} {name}: {error}", file=sys.stderr)
-            continue
-        report[name] = {w: figures(runs[name][w], runs["plain"][w]) for w in WORKLOADS}
-        for w in WORKLOADS:
-            print(line(kind, name, w, report[name][w]), flush=True)
+def compare_native(kind, out, count, tokens, ways):
+    report = {}
+    with engines.start(kind, "inflated", engines.free_port(), out / f"speed-{kind}-plain.log") as alone:
+        plain = wire.Engine(kind, alone.url)
+        for name, extra in native(kind):
+            if name not in ways:
+                continue
+            try:
+                log = out / f"speed-{kind}-{name}.log"
+                with engines.start(kind, "inflated", engines.free_port(), log, extra) as server:
+                    direct = wire.Engine(kind, server.url)
+                    report[name] = {}
+                    for w in WORKLOADS:
+                        base, run = clocked(plain, direct, w, count, tokens)
+                        report[name][w] = figures(run, base)
+                        print(line(kind, name, w, report[name][w]), flush=True)
+            except (RuntimeError, wire.Refused, OSError) as error:
+                report[name] = {"error": str(error)[-400:]}
+                print(f"{kind} {name}: {error}", file=sys.stderr)
     return report
 
 
 def line(kind, name, workload, f):
     tail = f"  E[N] {f['e_n']:.2f}  V {f['v']:.2f}  drafted steps {f['drafted_share']:.0%}" if "e_n" in f else ""
-    return (f"{kind:6} {name:12} {workload:11} {f['ms_per_token']:7.1f} ms/token  x{f['ratio']:.2f}  "
+    return (f"{kind:6} {name:6} {workload:11} {f['plain_ms']:6.1f} -> {f['ms_per_token']:6.1f} ms/token  x{f['ratio']:.2f}  "
             f"texts as plain {f['same_texts']:.0%}{tail}")
 
 
@@ -147,6 +156,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("kind", choices=engines.ENGINES)
     parser.add_argument("--parts", default="native,through")
+    parser.add_argument("--ways", default="ngram,draft", help="of native speculation")
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--alternations", type=int, default=4)
@@ -158,7 +168,7 @@ def main():
     depth, width = engines.INFLATE[args.kind]
     report = {"engine": args.kind, "date": time.strftime("%Y-%m-%d"), "depth": depth, "width": width}
     if "native" in args.parts:
-        report["native"] = compare_native(args.kind, out, args.prompts, args.max_tokens)
+        report["native"] = compare_native(args.kind, out, args.prompts, args.max_tokens, args.ways.split(","))
     if "through" in args.parts:
         report["through"] = compare_through(args.kind, args.foretell, out, args.alternations, args.max_tokens)
     (out / f"speed-{args.kind}.json").write_text(json.dumps(report, indent=1) + "\n")
