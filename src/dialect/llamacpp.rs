@@ -125,7 +125,7 @@ impl Codec for LlamaCpp {
             Route::Completions => (&["__verbose"], &[]),
             Route::Chat => (&["timings"], &["logprobs"]),
         };
-        Additive { usage: !request.include_usage, token_ids: true, members, choice, ..Additive::default() }
+        Additive { usage: !request.include_usage, token_ids: true, members, choice }
     }
 
     fn beside(&self, _: &Engine, request: &Request) -> Option<Call> {

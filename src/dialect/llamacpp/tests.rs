@@ -13,8 +13,8 @@ fn engine() -> Engine {
 }
 
 fn props(slots: usize, change: &Value) -> Value {
-    let mut params = json!({"seed": 4_294_967_295_u32, "temperature": 0.800000011920929, "top_k": 40,
-        "top_p": 0.949999988079071, "min_p": 0.05000000074505806, "repeat_last_n": 64, "repeat_penalty": 1.0,
+    let mut params = json!({"seed": 4_294_967_295_u32, "temperature": 0.800_000_011_920_929, "top_k": 40,
+        "top_p": 0.949_999_988_079_071, "min_p": 0.050_000_000_745_058_06, "repeat_last_n": 64, "repeat_penalty": 1.0,
         "presence_penalty": 0.0, "frequency_penalty": 0.0, "mirostat": 0, "adaptive_target": -1.0,
         "n_predict": -1, "speculative.types": "none"});
     params.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());

@@ -39,7 +39,7 @@ fn request(route: Route, body: &Value) -> Request {
     }
 }
 
-fn chat(fields: Value) -> Request {
+fn chat(fields: &Value) -> Request {
     let mut body = json!({"model": "m", "messages": [{"role": "user", "content": "x"}]});
     body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
     request(Route::Chat, &body)
@@ -128,7 +128,7 @@ fn the_first_entry_is_passed_over_and_what_is_missing_stays_open() {
 #[test]
 fn a_chat_leaps_only_if_nothing_that_matters_was_left_to_the_model() {
     let plans = |engine: &Engine, fields: Value| {
-        let request = chat(fields);
+        let request = chat(&fields);
         let (sampling, settled) = engine.sampling(&request);
         Sglang.plans(engine, &request, &sampling, settled)
     };
@@ -149,7 +149,7 @@ fn a_chat_leaps_only_if_nothing_that_matters_was_left_to_the_model() {
 #[test]
 fn what_output_is_counted_by_or_kills_the_server_is_refused() {
     let refused = |engine: &Engine, fields: Value| {
-        let request = chat(fields);
+        let request = chat(&fields);
         let (sampling, _) = engine.sampling(&request);
         engine.refuses(&request, &sampling)
     };
