@@ -328,7 +328,7 @@ fn parse_url(text: &str) -> Result<http::Uri, Refusal> {
     if matches!(uri.path(), "" | "/") { Ok(uri) } else { Err(refusal()) }
 }
 
-/// As [`parse_url`], but with a path that every request goes below.
+/// As `parse_url`, but with a path that every request goes below.
 pub fn parse_base(text: &str) -> Result<http::Uri, Refusal> {
     callable(text).ok_or_else(|| Refusal::new("not a URL", "http(s)://HOST[:PORT][/BASE]"))
 }

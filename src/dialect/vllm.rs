@@ -7,7 +7,7 @@
 //!
 //! **The form that kills the engine**: prompt log-probabilities with `detokenize` left on. Cached rows of the
 //! V1 runner are uninitialised memory, whose ids reach the tokenizer in the output loop that all requests
-//! share. [`score_call`] is the only place that asks for prompt log-probabilities, and a property test holds
+//! share. `score_call` is the only place that asks for prompt log-probabilities, and a property test holds
 //! it to `detokenize: false`.
 
 use serde::Deserialize;
