@@ -22,7 +22,7 @@ use crate::gateway::errors::full;
 const PAGE_BYTES: usize = 8 << 20;
 /// A page that takes longer says nothing about now.
 const WITHIN: Duration = Duration::from_secs(1);
-/// Rounds in a row that found nothing cached, after which more than one engine is taken to answer.
+/// So many more rounds that found nothing cached than ones that did, and more than one engine is taken to answer.
 const UNCACHED: u32 = 8;
 /// Shorter contexts may find nothing cached by right.
 const LEAST: usize = 64;
@@ -69,16 +69,19 @@ impl Pulse {
         Some(Signal { running, waiting, kv_usage, own: told.own, age: told.at.elapsed() })
     }
 
-    /// A round found so much of its context cached, of so many tokens.
+    /// A round found so much of its context cached, of so many tokens. To be told of rounds that had the engine to
+    /// themselves, as far as we know: where many sessions share a cache, much of it is lost by right.
     pub fn cached(&self, cached: usize, context: usize, block: usize) {
-        if cached > 0 {
-            self.uncached.store(0, Ordering::Relaxed);
-        } else if context > LEAST + 2 * block {
-            self.uncached.fetch_add(1, Ordering::Relaxed);
+        if cached == 0 && context <= LEAST + 2 * block {
+            return;
         }
+        // Engines that take turns have cached every other round or so.
+        let _ = self.uncached.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |uncached| {
+            Some(if cached > 0 { uncached.saturating_sub(1) } else { uncached.saturating_add(1) })
+        });
     }
 
-    /// Whether round after round found nothing cached.
+    /// Whether most rounds found nothing cached.
     pub fn finds_nothing_cached(&self) -> bool {
         self.uncached.load(Ordering::Relaxed) >= UNCACHED
     }
@@ -112,4 +115,25 @@ pub async fn look(backend: &Backend, dialect: Dialect, path: &str) -> Option<dia
     }
     let body = Limited::new(response.into_body(), PAGE_BYTES).collect().await.ok()?.to_bytes();
     dialect.codec().load(std::str::from_utf8(&body).ok()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rounds_that_find_nothing_cached_are_doubted_only_where_they_are_many() {
+        let pulse = Pulse::default();
+        (0..7).for_each(|_| pulse.cached(0, 500, 16));
+        assert!(!pulse.finds_nothing_cached());
+        pulse.cached(400, 500, 16);
+        pulse.cached(0, 500, 16);
+        assert!(!pulse.finds_nothing_cached());
+        (0..20).for_each(|_| pulse.cached(0, 90, 16));
+        assert!(!pulse.finds_nothing_cached(), "short contexts have no whole blocks behind them");
+        pulse.cached(0, 500, 16);
+        assert!(pulse.finds_nothing_cached());
+        pulse.looked_at();
+        assert!(!pulse.finds_nothing_cached());
+    }
 }

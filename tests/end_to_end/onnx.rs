@@ -158,7 +158,7 @@ fn process(target: &LocalTarget, plans: &str) -> String {
     let drafter = folder("FORETELL_TEST_DRAFTER", "draft-same");
     format!(
         "version: 1\ntimeouts: {{ verify: 20s, draft: 2s }}\nbackends:\n  - name: toy\n    replicas: [\"http://{}\"]\n    \
-         plans: {{ allow: {plans} }}\ndrafters: {{ draft-same: {{ path: \"{}\", device: cpu, slots: 8 }} }}\n",
+         plans: {{ allow: {plans} }}\n    probe: {{ when: never }}\ndrafters: {{ draft-same: {{ path: \"{}\", device: cpu, slots: 8 }} }}\n",
         target.address,
         drafter.display()
     )

@@ -176,7 +176,8 @@ impl Calls {
             tracing::debug!(%unreadable, "verdict refused");
             Fault::Verify
         })?;
-        if let Some(computed) = verdict.computed {
+        let alone = self.backend.in_flight() <= asked.calls.len();
+        if let Some(computed) = verdict.computed.filter(|_| alone) {
             let all = put.plan.prompt_tokens(put.context.len(), asked.nodes);
             let cached = all.saturating_sub(computed as usize);
             self.pulse.cached(cached, put.context.len(), self.engine.block);
