@@ -27,7 +27,7 @@ impl House {
         let engine = (row.start)(setup).await;
         let process = format!(
             "version: 1\ntimeouts: {{ verify: 10s }}\nbackends:\n  - name: toy\n    replicas: [\"http://{}\"]\n    \
-             models: [{{ id: toy, tokenizer: {} }}]\n",
+             models: [{{ id: toy, tokenizer: {} }}]\n    probe: {{ when: never }}\n",
             engine.address(),
             toy::folder().join("tokenizer.json").display(),
         );

@@ -42,7 +42,7 @@ async fn each_session_stays_with_its_replica_and_outlives_the_other() {
     let tokenizer = model::words(folder.path());
     let (dying, living) = (target(folder.path(), &tokenizer).await, target(folder.path(), &tokenizer).await);
     let process = format!(
-        "version: 1\nbackends:\n  - name: toy\n    replicas: [\"http://{}\", \"http://{}\"]\n    plans: {{ allow: [tree] }}\n",
+        "version: 1\nbackends:\n  - name: toy\n    replicas: [\"http://{}\", \"http://{}\"]\n    plans: {{ allow: [tree] }}\n    probe: {{ when: never }}\n",
         dying.address, living.address
     );
     let proxy = local::proxy(&process, &[FORCED]).await.unwrap();
@@ -80,7 +80,7 @@ async fn a_replica_behind_a_name_is_known_and_leapt_with() {
     let tokenizer = model::words(folder.path());
     let target = target(folder.path(), &tokenizer).await;
     let process = format!(
-        "version: 1\nbackends:\n  - name: toy\n    replicas: {{ dns: \"127.0.0.1:{}\", every: 1s }}\n    plans: {{ allow: [tree] }}\n",
+        "version: 1\nbackends:\n  - name: toy\n    replicas: {{ dns: \"127.0.0.1:{}\", every: 1s }}\n    plans: {{ allow: [tree] }}\n    probe: {{ when: never }}\n",
         target.address.port()
     );
     let proxy = local::proxy(&process, &[FORCED]).await.unwrap();
