@@ -91,6 +91,9 @@ pub enum Unknown {
     /// It answers, but not as an engine that Foretell can ask to verify.
     #[error("not an engine that can verify: {1}")]
     Foreign(BypassReason, String),
+    /// It is known, and can only be relayed.
+    #[error("{} is only relayed", .0.name())]
+    Relayed(Dialect),
 }
 
 impl Unknown {
@@ -115,6 +118,9 @@ pub async fn ask(
     away: u64,
 ) -> Result<Arc<Identity>, Unknown> {
     let mut engine = recognise(backend, asking.dialect).await?;
+    if engine.plans.is_empty() {
+        return Err(Unknown::Relayed(engine.dialect));
+    }
     let started = engine.started.unwrap_or(away);
     let same = |epoch: &Epoch| {
         epoch.version == engine.version && epoch.model == engine.model && epoch.started == started
@@ -140,7 +146,7 @@ pub async fn ask(
 /// [`Unknown`].
 pub async fn recognise(backend: &Backend, dialect: Option<Dialect>) -> Result<Engine, Unknown> {
     let mut answers = Answers::default();
-    for question in recognise::introduction() {
+    for question in recognise::introduction_to(dialect) {
         answers.add(&question.path, put(backend, &question).await?);
     }
     let dialect = dialect.or_else(|| recognise::dialect_of(&answers));
@@ -293,6 +299,14 @@ impl Identities {
 }
 
 impl Known {
+    fn relayed(&self, dialect: &str, reason: BypassReason, why: &str, was_known: bool) {
+        if was_known || self.backend.dialect().as_str() == "auto" {
+            tracing::info!(backend = self.backend.name(), why, "backend is relayed");
+        }
+        self.backend.set_dialect(dialect, false);
+        self.standing.store(Arc::new(Standing::Relayed(reason)));
+    }
+
     fn identity(&self) -> Option<Arc<Identity>> {
         match &**self.standing.load() {
             Standing::Known(identity) => Some(Arc::clone(identity)),
@@ -320,11 +334,11 @@ impl Known {
                 true
             }
             Err(Unknown::Foreign(reason, why)) => {
-                if before.is_some() || self.backend.dialect().as_str() == "auto" {
-                    tracing::info!(backend = self.backend.name(), why, "backend is relayed");
-                }
-                self.backend.set_dialect("relay", false);
-                self.standing.store(Arc::new(Standing::Relayed(reason)));
+                self.relayed("relay", reason, &why, before.is_some());
+                true
+            }
+            Err(unknown @ Unknown::Relayed(dialect)) => {
+                self.relayed(dialect.name(), BypassReason::NoPlan, &unknown.to_string(), before.is_some());
                 true
             }
             Err(Unknown::Unreachable(why)) => {
