@@ -6,6 +6,7 @@
 
 pub mod engine;
 pub mod onnx;
+pub mod openai;
 pub mod recognise;
 pub mod relayed;
 pub mod score;

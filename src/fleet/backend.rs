@@ -4,6 +4,7 @@
 //! that finds one there is answered without waking another thread.
 
 use std::cell::Cell;
+use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,12 +16,16 @@ use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{HeaderValue, Request, Response, Uri, Version};
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::connect::HttpConnector;
+use parking_lot::Mutex;
 use tower::ServiceExt;
 
 use super::error::SendError;
 use super::link::{Answer, Link, Pool};
 use super::models::{Fit, ModelName};
 use crate::gateway::listen::Body;
+
+/// Most models that are remembered to take no prediction; beyond that each is tried anew.
+const UNPREDICTED: usize = 256;
 
 type Connector = HttpsConnector<HttpConnector>;
 
@@ -45,6 +50,10 @@ pub struct BackendSettings {
     pub dialect: String,
     /// Whether that dialect can verify drafts.
     pub speculates: bool,
+    /// It bills per token, so nothing is asked of it but what clients ask.
+    pub billed: bool,
+    /// A likely answer may be sent along as OpenAI's `prediction`.
+    pub predicts: bool,
     /// The models that it answers for.
     pub models: Vec<ModelName>,
     /// Takes what no entry of `models` fits.
@@ -72,6 +81,8 @@ impl BackendSettings {
             url: url.into(),
             dialect: "auto".to_owned(),
             speculates: false,
+            billed: false,
+            predicts: false,
             models: Vec::new(),
             default: false,
             keep_client_host: false,
@@ -105,6 +116,7 @@ pub struct Backend {
     dialect: ArcSwap<String>,
     speculates: AtomicBool,
     up: AtomicBool,
+    unpredicted: Mutex<HashSet<String>>,
 }
 
 impl fmt::Debug for Backend {
@@ -145,6 +157,7 @@ impl Backend {
             dialect: ArcSwap::from_pointee(settings.dialect.clone()),
             speculates: AtomicBool::new(settings.speculates),
             up: AtomicBool::new(true),
+            unpredicted: Mutex::default(),
             settings,
         })
     }
@@ -173,6 +186,29 @@ impl Backend {
     /// Whether its dialect can verify drafts.
     pub fn speculates(&self) -> bool {
         self.speculates.load(Ordering::Acquire)
+    }
+
+    /// Whether it bills per token.
+    pub fn is_billed(&self) -> bool {
+        self.settings.billed
+    }
+
+    /// Whether a likely answer may be sent along for some model.
+    pub fn predicts(&self) -> bool {
+        self.settings.predicts
+    }
+
+    /// Whether a likely answer may be sent along for this model.
+    pub fn predicts_for(&self, model: &str) -> bool {
+        self.settings.predicts && !self.unpredicted.lock().contains(model)
+    }
+
+    /// Notes that it takes no prediction for this model.
+    pub fn refuses_prediction(&self, model: &str) {
+        let mut unpredicted = self.unpredicted.lock();
+        if unpredicted.len() < UNPREDICTED {
+            unpredicted.insert(model.to_owned());
+        }
     }
 
     /// Whether the last call reached it. True until something is known.

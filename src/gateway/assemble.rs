@@ -26,7 +26,9 @@ use super::listen::Bounds;
 use super::mode::Mode;
 use super::{Brains, Gateway, Limits, Settings, Shared, StartError};
 use crate::config::policy::PolicySet;
-use crate::config::process::{self, Backend, ClientControl, HostHeader, Process, Replicas, TokenizerSource};
+use crate::config::process::{
+    self, Backend, ClientControl, Dialect, HostHeader, PlanName, Process, Replicas, TokenizerSource,
+};
 use crate::config::store::PolicyStore;
 use crate::fleet::{BackendSettings, ModelName};
 
@@ -136,6 +138,11 @@ fn may_speculate(process: &Process, name: &str) -> bool {
     backend.is_some_and(|backend| !backend.billed)
 }
 
+/// Whether the operator allows a hosted service to be sent predictions, which it bills.
+fn predicts(backend: &Backend) -> bool {
+    backend.dialect == Dialect::OpenAi && backend.plans.allow.contains(&PlanName::Prediction)
+}
+
 fn tokenizer(backend: &Backend) -> Option<PathBuf> {
     backend.models.iter().find_map(|model| match &model.tokenizer {
         TokenizerSource::File(path) if path.is_dir() => Some(path.join("tokenizer.json")),
@@ -206,6 +213,8 @@ fn backend_settings(
     Ok(BackendSettings {
         dialect: backend.dialect.name().to_owned(),
         models: models.collect(),
+        billed: backend.billed,
+        predicts: predicts(backend),
         default: backend.default,
         keep_client_host: connect.host != HostHeader::Backend,
         authorization,

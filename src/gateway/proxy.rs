@@ -23,6 +23,7 @@ use super::relay::{Record, Relay};
 use super::route::{self, Read};
 use super::tunnel::Tunnels;
 use super::{Brains, Limits, Settings, Shared};
+use crate::dialect;
 use crate::fleet::Backend;
 use crate::observe::metrics::Stage;
 use crate::openai::{self, BypassReason, Control, Judgement, Route};
@@ -47,8 +48,23 @@ struct Inbound {
 
 /// What is left to do with a completion whose body has been read, or not.
 enum Verdict {
-    Drive { request: Box<openai::Request>, body: Bytes, permit: OwnedSemaphorePermit },
-    Relay { why: Why, model: Option<String>, body: Body },
+    Drive {
+        request: Box<openai::Request>,
+        body: Bytes,
+        permit: OwnedSemaphorePermit,
+    },
+    Relay {
+        why: Why,
+        model: Option<String>,
+        body: Body,
+    },
+    /// With a prediction; the client's own body is for a service that takes none.
+    Predict {
+        why: Why,
+        model: String,
+        altered: Bytes,
+        own: Bytes,
+    },
     Fail(Failure),
 }
 
@@ -57,11 +73,13 @@ enum Verdict {
 struct Why {
     reason: BypassReason,
     parameter: Option<String>,
+    /// The body to send in place of the client's: the same with a prediction.
+    predicted: Option<Bytes>,
 }
 
 impl From<BypassReason> for Why {
     fn from(reason: BypassReason) -> Self {
-        Self { reason, parameter: None }
+        Self { reason, parameter: None, predicted: None }
     }
 }
 
@@ -136,6 +154,23 @@ impl Proxy {
         relay.send(inbound.parts, body, inbound.peer, &self.tunnels).await
     }
 
+    /// Relays a completion with a prediction.
+    async fn predict(
+        &self,
+        inbound: Inbound,
+        mut record: Record,
+        model: String,
+        altered: Bytes,
+        own: Bytes,
+    ) -> Response<Body> {
+        let Some(backend) = self.shared.fleet.pick(Some(&model)) else {
+            return record.fail(&Failure::NoBackend);
+        };
+        record.model(model.clone());
+        let relay = Relay { record, backend, limit: self.limits.relay_body };
+        relay.send_predicted(inbound.parts, altered, own, &model, inbound.peer).await
+    }
+
     /// A completion: drive it, or relay it with a reason.
     async fn completion(&self, inbound: Inbound, body: Incoming, route: Route) -> Response<Body> {
         let control = self.control(&inbound.parts);
@@ -162,6 +197,10 @@ impl Proxy {
                 };
             }
             Verdict::Fail(failure) => return record.fail(&failure),
+            Verdict::Predict { why, model, altered, own } => {
+                record.completion(route, id, why.reason, None);
+                return self.predict(inbound, record, model, altered, own).await;
+            }
             Verdict::Relay { why, model, body } => (why, model, body),
         };
         record.completion(route, id, why.reason, why.parameter);
@@ -181,6 +220,7 @@ impl Proxy {
         route: Route,
         control: Result<Option<Control>, Why>,
     ) -> Verdict {
+        let rides = control.as_ref().ok().map(|control| *control == Some(Control::Ride));
         let early = self.early(parts, control);
         if let (Some(why), false) = (&early, self.shared.fleet.needs_model()) {
             return Verdict::Relay { why: why.clone(), model: None, body: streamed(body) };
@@ -197,7 +237,12 @@ impl Proxy {
             Some(why) => (why, route::model_of(&bytes)),
             None => match self.judged(route, &bytes) {
                 Ok((request, permit)) => return Verdict::Drive { request, body: bytes, permit },
-                Err(why) => (why, route::model_of(&bytes)),
+                Err(mut why) => match (why.predicted.take(), route::model_of(&bytes)) {
+                    (Some(altered), Some(model)) if rides == Some(false) => {
+                        return Verdict::Predict { why, model, altered, own: bytes };
+                    }
+                    (_, model) => (why, model),
+                },
             },
         };
         Verdict::Relay { why, model, body: full(bytes) }
@@ -214,7 +259,11 @@ impl Proxy {
         if fleet.backends().iter().all(|backend| self.shared.modes.of(backend.name()) == Mode::Off) {
             return Some(BypassReason::Off.into());
         }
-        if self.drive.is_none() || !fleet.backends().iter().any(|backend| backend.speculates()) {
+        if fleet.backends().iter().all(|backend| backend.is_billed() && !backend.predicts()) {
+            return Some(BypassReason::Billed.into());
+        }
+        let serves = |backend: &Arc<Backend>| backend.speculates() || backend.predicts();
+        if self.drive.is_none() || !fleet.backends().iter().any(serves) {
             return Some(BypassReason::NoPlan.into());
         }
         route::is_encoded(&parts.headers).then(|| BypassReason::Encoded.into())
@@ -231,14 +280,20 @@ impl Proxy {
         self.shared.observer.metrics().overhead(Stage::Parse, begun.elapsed());
         let request = match judged {
             Judgement::Eligible(request) => request,
-            Judgement::Bypass { reason, parameter } => return Err(Why { reason, parameter }),
+            Judgement::Bypass { reason, parameter } => {
+                return Err(Why { reason, parameter, predicted: None });
+            }
         };
         let backend = self.shared.fleet.pick(Some(&request.model)).ok_or(BypassReason::NoPlan)?;
-        if self.shared.modes.of(backend.name()) == Mode::Off {
+        let mode = self.shared.modes.of(backend.name());
+        if mode == Mode::Off {
             return Err(BypassReason::Off.into());
         }
         if !backend.speculates() {
-            return Err(BypassReason::NoPlan.into());
+            let reason = if backend.is_billed() { BypassReason::Billed } else { BypassReason::NoPlan };
+            let may = mode == Mode::Auto && backend.predicts_for(&request.model);
+            let predicted = may.then(|| dialect::openai::predicted(&request, body)).flatten();
+            return Err(Why { reason, parameter: None, predicted: predicted.map(Bytes::from) });
         }
         let permit = Arc::clone(&self.sessions).try_acquire_owned().map_err(|_| BypassReason::Sessions)?;
         Ok((request, permit))
@@ -293,7 +348,7 @@ impl Proxy {
             return Ok(None);
         };
         let unreadable =
-            || Why { reason: BypassReason::Client, parameter: Some(headers::CONTROL.to_string()) };
+            || Why { parameter: Some(headers::CONTROL.to_string()), ..BypassReason::Client.into() };
         let wish = value.to_str().map_err(|_| unreadable())?;
         Control::parse(wish).map(Some).map_err(|_| unreadable())
     }

@@ -56,6 +56,15 @@ impl Stage {
     }
 }
 
+/// What became of a prediction that was sent along.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Prediction {
+    /// The service took it.
+    Sent,
+    /// The service refused the request, and got it without.
+    Refused,
+}
+
 /// Counts one thing for as long as it is kept.
 #[derive(Debug)]
 pub struct Held(IntGauge);
@@ -95,6 +104,7 @@ pub struct Metrics {
     gamma: Histogram,
     rides: IntCounterVec,
     bypass: IntCounterVec,
+    predictions: IntCounterVec,
     replica_up: IntGaugeVec,
     replica_errors: IntCounterVec,
     gate_open: IntGaugeVec,
@@ -167,6 +177,11 @@ impl Metrics {
                 &["reason"],
             )?,
             bypass: new.counters("foretell_bypass_total", "Completions that may not leap.", &["reason"])?,
+            predictions: new.counters(
+                "foretell_predictions_total",
+                "Requests to hosted services that were given a prediction.",
+                &["result"],
+            )?,
             replica_up: new.levels(
                 "foretell_replica_up",
                 "Whether the last call connected.",
@@ -191,6 +206,15 @@ impl Metrics {
         };
         metrics.synchronized.set(1);
         Ok(metrics)
+    }
+
+    /// A prediction was sent along.
+    pub fn prediction(&self, result: Prediction) {
+        let result = match result {
+            Prediction::Sent => "sent",
+            Prediction::Refused => "refused",
+        };
+        self.predictions.with_label_values(&[result]).inc();
     }
 
     /// Everything in the Prometheus text format.
