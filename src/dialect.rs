@@ -11,6 +11,8 @@ pub mod recognise;
 pub mod relayed;
 pub mod score;
 pub mod shared;
+pub mod triton;
+pub mod trtllm;
 pub mod vllm;
 
 use serde_json::Value;
@@ -91,8 +93,8 @@ impl Dialect {
             Self::Sglang => &relayed::Relayed(Self::Sglang),
             Self::LlamaCpp => &relayed::Relayed(Self::LlamaCpp),
             Self::Tgi => &relayed::Relayed(Self::Tgi),
-            Self::TrtLlm => &relayed::Relayed(Self::TrtLlm),
-            Self::Triton => &relayed::Relayed(Self::Triton),
+            Self::TrtLlm => &trtllm::TrtLlm,
+            Self::Triton => &triton::Triton,
             Self::Lmdeploy => &relayed::Relayed(Self::Lmdeploy),
             Self::OpenAi => &relayed::Relayed(Self::OpenAi),
             Self::Ollama => &relayed::Relayed(Self::Ollama),
@@ -233,6 +235,13 @@ pub trait Codec: Sync {
     /// [`Foreign`]: it is none that can be asked to verify.
     fn engine(&self, answers: &Answers) -> Result<Engine, Foreign>;
 
+    /// Whether the first ride tells the ids of its tokens. Where it does not, requests leap at temperature 0
+    /// only, and the ids are named by the target: a text is a draft for its own ids, put to the engine like any
+    /// other draft, and what it accepts is what it would have said.
+    fn names(&self) -> bool {
+        true
+    }
+
     /// Why this engine cannot carry this request exactly, whatever the plan. `sampling` is the effective one.
     fn refuses(&self, engine: &Engine, request: &Request, sampling: &Sampling) -> Option<BypassReason>;
 
@@ -252,6 +261,13 @@ pub trait Codec: Sync {
 
     /// What [`Codec::first_ride`] added, so that it is taken out of the answer.
     fn additive(&self, engine: &Engine, request: &Request) -> Additive;
+
+    /// The body to relay in place of the client's own, where that has a `prediction` that this engine would
+    /// refuse the whole request for.
+    fn relayed(&self, request: &Request) -> Option<Vec<u8>> {
+        let _ = request;
+        None
+    }
 
     /// The call that brings the prompt's ids, if the first ride does not tell them.
     fn beside(&self, engine: &Engine, request: &Request) -> Option<Call> {
@@ -276,6 +292,13 @@ pub trait Codec: Sync {
     /// # Errors
     /// [`Unreadable`].
     fn chunk(&self, engine: &Engine, kind: RideKind, event: &Value) -> Result<Chunk, Unreadable>;
+
+    /// Why a later ride of `asked` tokens has ended that closed its stream after `brought` without a word; `None`
+    /// if that is not how this engine ends one.
+    fn closed(&self, brought: u32, asked: u32) -> Option<&'static str> {
+        let _ = (brought, asked);
+        None
+    }
 
     /// The calls that verify a draft.
     ///

@@ -206,7 +206,10 @@ impl Relay {
         }
         let first = self.exchange(parts.clone(), super::errors::full(altered)).await;
         let refused = match &first {
-            Ok(response) => response.status().is_client_error(),
+            // Neither costs anything; a pause that is asked for is another matter.
+            Ok(response) => {
+                matches!(response.status(), StatusCode::BAD_REQUEST | StatusCode::UNPROCESSABLE_ENTITY)
+            }
             Err(_) => false,
         };
         let backend = Arc::clone(&self.backend);

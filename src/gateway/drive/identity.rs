@@ -129,6 +129,11 @@ pub async fn ask(
         return Ok(Arc::clone(before));
     }
     let tokenizer = tokenizer(backend, asking.tokenizer.as_deref(), &engine).await?;
+    if !engine.dialect.codec().names() && !writes_plainly(asking.tokenizer.as_deref(), &tokenizer).await {
+        return Err(Unknown::tokenizer(
+            "it sends text without ids, and no tokenizer_config.json beside the configured tokenizer says that              it writes tokens as they are (clean_up_tokenization_spaces: false)",
+        ));
+    }
     engine.special = (0..tokenizer.end()).filter(|&id| tokenizer.is_special(id)).collect();
     let epoch = Epoch {
         backend: backend.name().to_owned(),
@@ -188,6 +193,18 @@ async fn tokenizer(backend: &Backend, file: Option<&Path>, engine: &Engine) -> R
         }
     }
     Ok(tokenizer)
+}
+
+/// Whether a backend that makes text with Hugging Face's own code makes it of the tokens' bytes and nothing else.
+/// That code tidies spaces before punctuation away unless the model's own configuration forbids it, which shows
+/// in a text only when it comes to such a place: too late.
+async fn writes_plainly(file: Option<&Path>, tokenizer: &Tokenizer) -> bool {
+    let Some(file) = file.filter(|_| tokenizer.is_byte_level()) else { return false };
+    let Ok(config) = tokio::fs::read(file.with_file_name("tokenizer_config.json")).await else {
+        return false;
+    };
+    let config: Option<serde_json::Value> = serde_json::from_slice(&config).ok();
+    config.and_then(|config| config.get("clean_up_tokenization_spaces")?.as_bool()) == Some(false)
 }
 
 /// Puts a question to the backend.

@@ -14,6 +14,7 @@ use serde_json::Value;
 
 use super::calls::Calls;
 use super::drafting::{Drafting, Reply};
+use super::naming::Naming;
 use super::ride::{Heard, Ride};
 use super::sink::{Gone, Outcome, Sink};
 use super::watcher::Watcher;
@@ -52,6 +53,13 @@ pub struct Pump {
     allowed: Box<dyn Fn() -> bool + Send + Sync>,
     leaping: bool,
     round: u32,
+    /// The first ride tells no ids.
+    untold: bool,
+    naming: Option<Naming>,
+    /// The ids of what was heard are being asked for, and the ride is not read meanwhile.
+    held: Option<ActionId>,
+    /// The prompt's ids were learnt beside the ride, and are yet to be held against the backend's own count.
+    uncounted: bool,
 }
 
 impl Pump {
@@ -67,8 +75,13 @@ impl Pump {
         sink: Sink,
         allowed: Box<dyn Fn() -> bool + Send + Sync>,
     ) -> Self {
+        let untold = !calls.engine().dialect.codec().names();
         Self {
             session,
+            untold,
+            naming: None,
+            held: None,
+            uncounted: false,
             calls,
             drafting,
             watcher,
@@ -88,21 +101,30 @@ impl Pump {
 
     /// Learns the prompt's ids beside the first ride, where that does not tell them.
     pub fn ask_beside(&mut self, ride: ActionId, asked: impl Future<Output = Event> + Send + 'static) {
+        self.uncounted = true;
         self.pend(ride, asked.map(Reply::event));
+    }
+
+    /// Learns the ids of the first ride, where that does not tell them.
+    pub fn name_by(&mut self, naming: Naming) {
+        self.naming = Some(naming);
     }
 
     /// Runs the session to its end. Returns the account, and the bytes of a whole answer.
     pub async fn run(mut self, policy: String) -> (Outcome, Watcher, Result<Option<Vec<u8>>, Gone>) {
-        let summary = loop {
+        let mut summary = loop {
             match self.settle().await {
                 Ok(Some(summary)) => break summary,
-                Ok(None) => {}
+                Ok(None) => self.name(),
                 Err(Gone) => self.session.handle(WORLD, Event::ClientGone, self.clock.now()),
             }
             let happened = self.wait().await;
             self.tell(happened).await;
         };
         let prompt_tokens = self.session.prompt().len() as u64;
+        if let Some(tokens) = self.told_output() {
+            summary.output_tokens = tokens;
+        }
         let usage = self.usage.as_ref().and_then(Usage::from_backend);
         let usage = usage.unwrap_or_else(|| Usage::new(prompt_tokens));
         let stopped = self.session.stopped().cloned();
@@ -126,6 +148,8 @@ impl Pump {
                     self.pend(id, call.map(Reply::event));
                 }
                 Action::Cancel(target) => self.cancel(target),
+                // Ids that were learnt after their text.
+                Action::Emit(delta) if self.untold && delta.text.is_empty() => {}
                 Action::Emit(delta) => {
                     self.watcher.emitted(self.clock.now());
                     self.sink.emit(delta).await?;
@@ -137,6 +161,39 @@ impl Pump {
         Ok(None)
     }
 
+    /// Asks for the ids of what the first ride has brought, if that is due.
+    fn name(&mut self) {
+        let Some(ride) = self.ride.as_ref().filter(|_| self.first && self.held.is_none()) else { return };
+        let prompt = self.session.prompt().to_vec();
+        let Some(naming) = self.naming.as_mut().filter(|_| !prompt.is_empty()) else { return };
+        if !naming.is_due() {
+            return;
+        }
+        let id = ride.id;
+        let asked = naming.ask(self.calls.clone(), prompt, self.session.output().to_vec());
+        self.held = Some(id);
+        self.pend(id, asked.map(Reply::event));
+    }
+
+    /// Output tokens as the backend counted them, where its ids are not known.
+    fn told_output(&self) -> Option<u32> {
+        let told = self.usage.as_ref().filter(|_| self.untold && self.first)?;
+        told.get("completion_tokens")?.as_u64().and_then(|tokens| u32::try_from(tokens).ok())
+    }
+
+    /// Holds the prompt's ids against the backend's own count, once both are there: a token that the backend
+    /// puts in front would be another prompt.
+    fn count_prompt(&mut self, ride: ActionId) {
+        let told = self.usage.as_ref().and_then(|usage| usage.get("prompt_tokens")?.as_u64());
+        let known = self.session.prompt().len() as u64;
+        if let (true, Some(told), 1..) = (self.uncounted, told, known) {
+            self.uncounted = false;
+            if told != known {
+                self.session.handle(ride, Event::Doubt, self.clock.now());
+            }
+        }
+    }
+
     fn start_ride(&mut self, id: ActionId, plan: RidePlan) {
         let RidePlan::Continue { max_tokens } = plan else { return };
         self.round += 1;
@@ -144,7 +201,7 @@ impl Pump {
         self.ended = None;
         let (prompt, output) = (self.session.prompt().to_vec(), self.session.output().to_vec());
         let opening = self.calls.clone().ride(prompt, output, max_tokens, self.round).boxed();
-        self.ride = Some(Ride::opening(id, Arc::clone(self.calls.engine()), opening));
+        self.ride = Some(Ride::opening(id, Arc::clone(self.calls.engine()), max_tokens, opening));
     }
 
     fn start_draft(&mut self, id: ActionId, gamma: usize) {
@@ -180,8 +237,8 @@ impl Pump {
         let deadline = self.session.deadline().map(|deadline| self.clock.until(deadline));
         let ride = async {
             match &mut self.ride {
-                Some(ride) => ride.next().await,
-                None => std::future::pending().await,
+                Some(ride) if self.held.is_none() => ride.next().await,
+                _ => std::future::pending().await,
             }
         };
         tokio::select! {
@@ -204,12 +261,14 @@ impl Pump {
             Happened::Heard(heard) => self.heard(heard).await,
             Happened::Done(id, reply) => {
                 self.aborts.retain(|(pending, _)| *pending != id);
+                self.held.take_if(|held| *held == id);
                 let Some(mut reply) = reply else { return };
                 if let Some(seat) = reply.seat.take() {
                     self.drafting.give_back(seat);
                 }
                 self.watcher.answered(&reply, now);
                 self.session.handle(id, reply.event, now);
+                self.count_prompt(id);
                 self.watcher.counted(self.session.summary());
             }
             Happened::ClientGone => self.session.handle(WORLD, Event::ClientGone, now),
@@ -267,6 +326,10 @@ impl Pump {
         }
         if chunk.usage.is_some() {
             self.usage.clone_from(&chunk.usage);
+            self.count_prompt(id);
+        }
+        if let Some(naming) = &mut self.naming {
+            naming.hear(&chunk.text);
         }
     }
 

@@ -43,6 +43,8 @@ pub struct Ride {
     pub id: ActionId,
     engine: Arc<Engine>,
     kind: RideKind,
+    asked: u32,
+    brought: u32,
     state: State,
     decoder: sse::Decoder,
     events: VecDeque<sse::Message>,
@@ -51,19 +53,21 @@ pub struct Ride {
 impl Ride {
     /// The first ride, whose answer has begun.
     pub fn begun(id: ActionId, engine: Arc<Engine>, body: Answer) -> Self {
-        Self::new(id, engine, RideKind::First, State::Reading(body))
+        Self::new(id, engine, RideKind::First, u32::MAX, State::Reading(body))
     }
 
-    /// A later ride, whose call is under way.
-    pub fn opening(id: ActionId, engine: Arc<Engine>, opening: Opening) -> Self {
-        Self::new(id, engine, RideKind::Later, State::Opening(opening))
+    /// A later ride of at most `asked` tokens, whose call is under way.
+    pub fn opening(id: ActionId, engine: Arc<Engine>, asked: u32, opening: Opening) -> Self {
+        Self::new(id, engine, RideKind::Later, asked, State::Opening(opening))
     }
 
-    fn new(id: ActionId, engine: Arc<Engine>, kind: RideKind, state: State) -> Self {
+    fn new(id: ActionId, engine: Arc<Engine>, kind: RideKind, asked: u32, state: State) -> Self {
         Self {
             id,
             engine,
             kind,
+            asked,
+            brought: 0,
             state,
             decoder: sse::Decoder::new(sse::EVENT_BYTES),
             events: VecDeque::new(),
@@ -90,7 +94,7 @@ impl Ride {
                         }
                     }
                     Some(Err(_)) => return self.broken(Fault::Ride),
-                    None => return self.end(),
+                    None => return self.closed(),
                 },
                 State::Closed => return std::future::pending().await,
             }
@@ -103,9 +107,24 @@ impl Ride {
         }
         let Ok(value) = serde_json::from_str::<Value>(&event.data) else { return self.broken(Fault::Ride) };
         match self.engine.chunk(self.kind, &value) {
-            Ok(chunk) => Heard::Chunk(value, Box::new(chunk)),
+            Ok(chunk) => {
+                self.brought = self.brought.saturating_add(chunk.tokens.len() as u32);
+                Heard::Chunk(value, Box::new(chunk))
+            }
             Err(_) => self.broken(Fault::Ride),
         }
+    }
+
+    /// The stream is over without a word; for some engines that is the word.
+    fn closed(&mut self) -> Heard {
+        let whole = self.kind == RideKind::Later && self.decoder.is_between_events();
+        let codec = self.engine.dialect.codec();
+        let finish = codec.closed(self.brought, self.asked).filter(|_| whole);
+        let end = self.end();
+        finish.map_or(end, |finish| {
+            let last = Chunk { finish: Some(finish.to_owned()), ..Chunk::default() };
+            Heard::Chunk(Value::Null, Box::new(last))
+        })
     }
 
     fn end(&mut self) -> Heard {
