@@ -8,8 +8,22 @@ mod fakes;
 mod client;
 #[path = "fakes/checks/core.rs"]
 mod core;
+#[path = "fakes/checks/hosted.rs"]
+mod hosted;
+#[path = "fakes/checks/lmdeploy.rs"]
+mod lmdeploy;
+#[path = "fakes/checks/mlx.rs"]
+mod mlx;
+#[path = "fakes/checks/ollama.rs"]
+mod ollama;
 #[path = "fakes/checks/sglang.rs"]
 mod sglang;
+#[path = "fakes/checks/tgi.rs"]
+mod tgi;
+#[path = "fakes/checks/triton.rs"]
+mod triton;
+#[path = "fakes/checks/trtllm.rs"]
+mod trtllm;
 #[path = "fakes/checks/vllm.rs"]
 mod vllm;
 #[path = "support/wire.rs"]

@@ -70,6 +70,29 @@ impl Pipeline {
         temperature_last: true,
         ..Self::VLLM
     };
+    /// TGI: everything of prompt and output, frequencies as shares of the length.
+    pub const TGI: Self = Self {
+        additive: Counts::All,
+        repetition: Counts::All,
+        relative_frequency: true,
+        processed_logprobs: true,
+        ..Self::VLLM
+    };
+    /// TensorRT-LLM: everything, but presence and frequency can be told to pass over the start of the prompt.
+    pub const fn trtllm(ignored: usize) -> Self {
+        Self { additive: Counts::Behind(ignored), ..Self::VLLM }
+    }
+    /// LMDeploy's PyTorch engine: everything of the output only.
+    pub const LMDEPLOY: Self = Self { repetition: Counts::Output, ..Self::VLLM };
+    /// mlx-lm: everything within the last tokens of prompt and output, 20 unless told.
+    pub const fn mlx(last: usize) -> Self {
+        Self {
+            additive: Counts::Last(last),
+            repetition: Counts::Last(last),
+            processed_logprobs: true,
+            ..Self::VLLM
+        }
+    }
 }
 
 /// Where the randomness comes from.

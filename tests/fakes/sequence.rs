@@ -28,6 +28,8 @@ pub enum Hold {
     Longest,
     /// What begins a stop string.
     Prefix,
+    /// Nothing: a stop string is told with the text that it ends.
+    Nothing,
 }
 
 /// One step's result.
@@ -150,8 +152,11 @@ impl Sequence {
             return;
         }
         let found = self.sampling.stop.iter().filter_map(|stop| {
-            let at = self.text[self.told..].find(stop.as_str())?;
-            Some((self.told + at, stop.clone()))
+            // What has been told without being held back may be the beginning.
+            let back = if self.hold == Hold::Nothing { stop.len() } else { 0 };
+            let from = self.text.floor_char_boundary(self.told.saturating_sub(back));
+            let at = self.text[from..].find(stop.as_str())?;
+            Some((from + at, stop.clone()))
         });
         if let Some((at, stop)) = found.min() {
             let keep = if self.sampling.keep_stop { at + stop.len() } else { at };
@@ -172,6 +177,7 @@ impl Sequence {
     fn held(&self, rest: &str) -> usize {
         let stops = &self.sampling.stop;
         let bytes = match self.hold {
+            Hold::Nothing => 0,
             Hold::Longest => {
                 let chars =
                     stops.iter().map(|stop| stop.chars().count()).max().unwrap_or(1).saturating_sub(1);
