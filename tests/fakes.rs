@@ -8,14 +8,20 @@ mod fakes;
 mod client;
 #[path = "fakes/checks/core.rs"]
 mod core;
+#[path = "fakes/checks/goldens.rs"]
+mod goldens;
 #[path = "fakes/checks/hosted.rs"]
 mod hosted;
+#[path = "fakes/checks/llamacpp.rs"]
+mod llamacpp;
 #[path = "fakes/checks/lmdeploy.rs"]
 mod lmdeploy;
 #[path = "fakes/checks/mlx.rs"]
 mod mlx;
 #[path = "fakes/checks/ollama.rs"]
 mod ollama;
+#[path = "fakes/checks/penalties.rs"]
+mod penalties;
 #[path = "fakes/checks/sglang.rs"]
 mod sglang;
 #[path = "fakes/checks/tgi.rs"]

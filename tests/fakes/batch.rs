@@ -14,6 +14,8 @@ pub enum Reuse {
     AfterStep,
     /// Nothing is read from the cache, but what is computed goes in.
     WriteOnly,
+    /// The engine has a cache of its own: what is cached stands in the sequences.
+    Given,
 }
 
 pub struct Batch {
@@ -39,6 +41,9 @@ impl Batch {
     fn look_up(&mut self) -> usize {
         let mut cache = self.house.cache.lock();
         for sequence in &mut self.sequences {
+            if self.reuse == Reuse::Given {
+                continue;
+            }
             if self.reuse != Reuse::WriteOnly {
                 let limit = sequence.cache_limit.unwrap_or(sequence.prompt).min(sequence.prompt);
                 sequence.cached = cache.cached(&sequence.context, limit, sequence.salt);
@@ -47,7 +52,7 @@ impl Batch {
                 cache.store(&sequence.context, sequence.prompt, sequence.salt);
             }
         }
-        if self.reuse != Reuse::AtOnce {
+        if matches!(self.reuse, Reuse::AfterStep | Reuse::WriteOnly) {
             for sequence in &self.sequences {
                 cache.store(&sequence.context, sequence.prompt, sequence.salt);
             }
@@ -110,6 +115,9 @@ impl Batch {
 
     /// What was computed stays in the cache; the last token was sampled but never fed.
     fn keep(&self) {
+        if self.reuse == Reuse::Given {
+            return;
+        }
         let mut cache = self.house.cache.lock();
         for sequence in &self.sequences {
             cache.store(&sequence.context, sequence.context.len() - 1, sequence.salt);

@@ -110,6 +110,17 @@ impl Fields {
         self.0.keys().map(String::as_str).find(|name| !known.contains(name))
     }
 
+    /// The first of these that is asked for: what the real engine does and the fake cannot. It must never be ignored.
+    pub fn beyond(&self, names: &[&str]) -> Option<String> {
+        let idle = |value: &Value| {
+            matches!(value, Value::Bool(false))
+                || *value == Value::from(Vec::<Value>::new())
+                || value["type"] == "text"
+        };
+        let asked = |name: &&&str| self.get(name).is_some_and(|value| !idle(value));
+        names.iter().find(asked).map(|name| format!("this fake has no {name}"))
+    }
+
     /// `prompt` as the OpenAI interface has it: a text, texts, ids, or lists of ids.
     pub fn prompts(&self, toy: &Toy) -> Result<Vec<Vec<TokenId>>, Wrong> {
         let want = "a valid string, list of strings, list of integers or list of lists of integers";

@@ -289,7 +289,7 @@ pub fn sampling(
     sampling.ignore_eos = fields.flag("ignore_eos")?;
     sampling.keep_stop = fields.flag("include_stop_str_in_output")?;
     sampling.skip_special = fields.get("skip_special_tokens").is_none_or(|skip| skip != false);
-    if sampling.temperature < 1e-6 {
+    if (0.0..1e-6).contains(&sampling.temperature) {
         sampling.temperature = 0.0;
     }
     Ok(sampling)

@@ -1,6 +1,8 @@
 //! Hosted APIs that speak OpenAI's protocol: keys, limits, bills, and a `prediction` instead of a cache that
 //! anybody could ask to verify.
 
+mod prediction;
+
 use std::sync::Arc;
 
 use futures_util::FutureExt;
@@ -18,6 +20,7 @@ use super::sample::Pipeline;
 use super::sequence::{Hold, Piece, Sequence};
 use super::server::Engine;
 use super::toy::Row;
+use prediction::Predicted;
 
 /// Whose API it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,47 +104,6 @@ struct Job {
     prediction: Vec<u32>,
     echo: bool,
     raw_tokens: bool,
-}
-
-/// Tokens of the prediction that came, and those that were tried and did not.
-#[derive(Clone, Copy, Debug, Default)]
-struct Predicted {
-    accepted: usize,
-    rejected: usize,
-}
-
-/// So many predicted tokens are tried at a time.
-const WINDOW: usize = 8;
-
-impl Predicted {
-    /// How far the prediction helped: windows are tried from the place where the text was last found
-    /// [unverified: no provider tells how it counts].
-    fn of(prediction: &[u32], output: &[u32]) -> Self {
-        let (mut at, mut place, mut all) = (0, Some(0), Self::default());
-        while at < output.len() {
-            let Some(from) = place.filter(|&from| from < prediction.len()) else {
-                place = refound(prediction, &output[..=at]);
-                at += 1;
-                continue;
-            };
-            let window = &prediction[from..(from + WINDOW).min(prediction.len())];
-            let run = window.iter().zip(&output[at..]).take_while(|(guess, token)| guess == token).count();
-            all.accepted += run;
-            all.rejected += window.len() - run;
-            at += run + 1;
-            let told = &output[..at.min(output.len())];
-            let goes_on = run == window.len() && prediction.get(from + run) == told.last();
-            place = if goes_on { Some(from + run + 1) } else { refound(prediction, told) };
-        }
-        all
-    }
-}
-
-/// Behind the place in the prediction where the last four tokens of the text are.
-fn refound(prediction: &[u32], told: &[u32]) -> Option<usize> {
-    let tail = told.get(told.len().checked_sub(4)?..)?;
-    let at = prediction.windows(4).position(|window| window == tail)?;
-    Some(at + 4)
 }
 
 struct Told<'a> {
@@ -311,21 +273,16 @@ impl Hosted {
             }
             Some(_) => {}
         }
+        if let Some(message) = fields.beyond(&["tools", "response_format", "best_of", "suffix"]) {
+            return Err(Refusal::bad(message));
+        }
         let prompts = self.prompts(&fields, chat)?;
         if let Some(message) = unfit(&self.house, &prompts) {
             return Err(Refusal(400, "invalid_request_error", message, Some("context_length_exceeded")));
         }
         let ask = Ask::of(&fields, chat)?;
-        let most = if chat || self.options.provider == Provider::Together { 20 } else { 5 };
-        if ask.logprobs.is_some_and(|top| top > most) {
-            return Err(Refusal::bad(format!("Invalid value for 'logprobs': must be at most {most}.")));
-        }
         let echo = fields.flag("echo")?;
-        if echo && ask.logprobs.is_some() && self.options.provider != Provider::Together {
-            return Err(Refusal::bad(
-                "Setting 'echo' and 'logprobs' at the same time is not supported for this model.",
-            ));
-        }
+        self.check_logprobs(&ask, echo)?;
         let prediction = self.prediction(&fields, &ask)?;
         let asked = match fields.uint("max_completion_tokens")? {
             Some(asked) => Some(asked),
@@ -343,6 +300,19 @@ impl Hosted {
         let raw_tokens = fields.flag("return_raw_tokens")?;
         let sequences = sequences(&self.house, &prompts, &own, seed, ask.n, Hold::Longest);
         Ok(Job { ask, sequences, prediction, echo, raw_tokens })
+    }
+
+    fn check_logprobs(&self, ask: &Ask, echo: bool) -> Result<(), Refusal> {
+        let most = if ask.chat || self.options.provider == Provider::Together { 20 } else { 5 };
+        if ask.logprobs.is_some_and(|top| top > most) {
+            return Err(Refusal::bad(format!("Invalid value for 'logprobs': must be at most {most}.")));
+        }
+        if echo && ask.logprobs.is_some() && self.options.provider != Provider::Together {
+            return Err(Refusal::bad(
+                "Setting 'echo' and 'logprobs' at the same time is not supported for this model.",
+            ));
+        }
+        Ok(())
     }
 
     /// What a request may hold.

@@ -142,7 +142,7 @@ impl Lmdeploy {
     fn encode(&self, request: &Request) -> Result<Value, Refusal> {
         let fields = Fields::of(request)?;
         if fields.flag("do_preprocess")? {
-            return Err(Refusal::bad("not in this toy: do_preprocess"));
+            return Err(Refusal::bad("this fake has no do_preprocess"));
         }
         let many = fields.get("input").is_some_and(Value::is_array);
         let texts = fields.texts("input")?;
@@ -160,6 +160,10 @@ impl Lmdeploy {
 
     /// Ranges that the server looks at.
     fn checked(&self, fields: &Fields, native: bool, max: usize) -> Result<super::sample::Sampling, Refusal> {
+        let beyond = ["tools", "response_format", "echo", "suffix", "image_data"];
+        if let Some(message) = fields.beyond(&beyond) {
+            return Err(Refusal::bad(message));
+        }
         let mut own = sampling(&self.house, fields, Pipeline::LMDEPLOY, &route_defaults(native), max)?;
         if !(own.top_p > 0.0 && own.top_p <= 1.0) {
             return Err(Refusal::bad(format!("The top_p {:?} must be in (0, 1].", own.top_p)));

@@ -218,6 +218,9 @@ impl Mlx {
         {
             return Err(Refusal(500, format!("cannot load {model}")));
         }
+        if let Some(message) = fields.beyond(&["tools", "adapters", "xtc_probability"]) {
+            return Err(Refusal(400, message));
+        }
         fields.uint("num_draft_tokens")?;
         let top = fields.int("top_logprobs")?.unwrap_or(-1);
         if top != -1 && !(1..=10).contains(&top) {

@@ -18,6 +18,7 @@ pub mod frontend;
 pub mod hosted;
 pub mod house;
 pub mod http;
+pub mod llamacpp;
 pub mod lmdeploy;
 pub mod mlx;
 pub mod ollama;

@@ -158,6 +158,10 @@ impl Ollama {
             }
             Err(Refusal(status, message)) => return out.json(status, &json!({"error": message})).await,
         };
+        self.run(job, out).await
+    }
+
+    async fn run(&self, job: Job, out: &mut Out) -> Sent {
         let (chat, stream, logprobs) = (job.chat, job.stream, job.logprobs);
         let mut batch = Batch::begin(&self.house, vec![job.sequence], Reuse::AfterStep).await;
         if stream {
@@ -266,8 +270,9 @@ impl Ollama {
         if !(0..=20).contains(&top) {
             return Err(Refusal::bad("top_logprobs must be between 0 and 20"));
         }
-        if fields.get("format").is_some() {
-            return Err(Refusal::bad("not in this toy: format"));
+        let beyond = ["format", "tools", "images", "suffix", "system", "template", "think"];
+        if let Some(message) = fields.beyond(&beyond) {
+            return Err(Refusal::bad(message));
         }
         let sampling = self.options_sampling(&fields.object("options")?)?;
         Ok(Job {
@@ -320,6 +325,9 @@ impl Ollama {
 
     fn choices(&self, fields: &Fields, chat: bool) -> Result<(Ask, Vec<Sequence>), Refusal> {
         self.known_model(fields)?;
+        if let Some(message) = fields.beyond(&["tools", "response_format", "suffix"]) {
+            return Err(Refusal::bad(message));
+        }
         let prompt = if chat {
             chat_prompt(&self.house, fields).map_err(Refusal::bad)?
         } else {

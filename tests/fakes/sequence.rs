@@ -43,6 +43,8 @@ pub struct Piece {
     /// The logits after bias, penalties and temperature.
     pub processed: Row,
     pub temperature: f64,
+    /// The text ends in the middle of a character.
+    pub incomplete: bool,
     pub finish: Option<Finish>,
 }
 
@@ -62,6 +64,7 @@ pub struct Sequence {
     hold: Hold,
     /// Token offsets of the text window that is decoded (prefix) and of what is in the text (read).
     window: (usize, usize),
+    incomplete: bool,
 }
 
 impl Sequence {
@@ -80,6 +83,7 @@ impl Sequence {
             told: 0,
             hold,
             window: (prompt_len.saturating_sub(5), prompt_len),
+            incomplete: false,
         }
     }
 
@@ -107,7 +111,8 @@ impl Sequence {
         }
         let text = self.tell();
         let temperature = self.sampling.temperature;
-        Some(Piece { token, text, raw, processed, temperature, finish: self.finish.clone() })
+        let incomplete = self.incomplete;
+        Some(Piece { token, text, raw, processed, temperature, incomplete, finish: self.finish.clone() })
     }
 
     fn ended_by(&self, token: TokenId, eos: TokenId) -> Option<Finish> {
@@ -128,6 +133,7 @@ impl Sequence {
         let skip = self.sampling.skip_special;
         let before = toy.decode(&tokens[prefix..read], skip);
         let after = toy.decode(&tokens[prefix..], skip);
+        self.incomplete = after.len() > before.len() && after.ends_with('\u{FFFD}');
         if after.len() > before.len() && !after.ends_with('\u{FFFD}') && after.is_char_boundary(before.len())
         {
             self.text.push_str(&after[before.len()..]);

@@ -38,6 +38,7 @@ impl<E: Engine> Fake<E> {
         Self::start_at(engine, SocketAddr::from(([127, 0, 0, 1], 0))).await
     }
 
+    #[allow(clippy::unused_async)] // so that it is called where there is a runtime
     pub async fn start_at(engine: E, address: SocketAddr) -> Self {
         let engine = Arc::new(engine);
         let listener = bind(address);
@@ -184,6 +185,7 @@ pub struct Front {
 }
 
 impl Front {
+    #[allow(clippy::unused_async)] // as `start_at`
     pub async fn before(targets: Vec<SocketAddr>) -> Self {
         let listener = bind(SocketAddr::from(([127, 0, 0, 1], 0)));
         let address = listener.local_addr().unwrap();

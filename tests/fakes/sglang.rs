@@ -29,9 +29,11 @@ pub struct Options {
     pub preferred: Value,
     /// `--enable-cache-report`: the OpenAI routes tell cached tokens.
     pub cache_report: bool,
+    /// `--sampling-defaults`: `model` gives the chat route what the model's files say, `openai` does not.
+    pub sampling_defaults: &'static str,
     /// `--speculative-algorithm`
     pub speculative: Option<&'static str>,
-    /// The block of the setup is the page size.
+    /// The block of the setup is the page size; 0 is `--disable-radix-cache`.
     pub setup: Setup,
 }
 
@@ -43,6 +45,7 @@ impl Default for Options {
             incremental: false,
             preferred: Value::Null,
             cache_report: false,
+            sampling_defaults: "model",
             speculative: None,
             setup: Setup { block: 1, blocks: 262_144, ..Setup::default() },
         }
@@ -91,7 +94,9 @@ impl Sglang {
             return out.reset();
         }
         let done = match request.route() {
-            ("GET", "/health" | "/health_generate") => return out.empty(200).await,
+            ("GET", "/health" | "/health_generate") | ("POST", "/abort_request") => {
+                return out.empty(200).await;
+            }
             ("GET", "/metrics") if self.options.metrics => return out.text(200, &self.metrics()).await,
             ("GET", "/v1/loads") => Ok(self.loads()),
             ("GET", "/server_info" | "/get_server_info") => Ok(self.server_info()),
@@ -99,7 +104,6 @@ impl Sglang {
             ("GET", "/v1/models") => Ok(self.models()),
             ("POST", "/tokenize" | "/v1/tokenize") => self.tokenize(&request),
             ("POST", "/detokenize" | "/v1/detokenize") => self.detokenize(&request),
-            ("POST", "/abort_request") => return out.empty(200).await,
             ("POST" | "PUT", "/generate") => return self.generate(&request, out).await,
             ("POST", "/v1/completions") => return self.completions(&request, out).await,
             ("POST", "/v1/chat/completions") => return self.chat(&request, out).await,

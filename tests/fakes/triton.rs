@@ -176,6 +176,9 @@ impl Triton {
         if let Some(message) = unfit(&self.house, &prompts) {
             return Err(Refusal::bad(message));
         }
+        if let Some(message) = fields.beyond(&["tools", "response_format", "echo", "suffix", "logit_bias"]) {
+            return Err(Refusal::bad(message));
+        }
         let mut ask = Ask::of(fields, chat)?;
         if ask.n > 1 || ask.logprobs.is_some() {
             return Err(Refusal::bad("only n=1 without logprobs is supported"));

@@ -307,8 +307,19 @@ impl Trtllm {
     }
 
     fn sampling(&self, fields: &Fields, chat: bool) -> Result<super::sample::Sampling, Refusal> {
-        if fields.flag("use_beam_search")? || fields.get("response_format").is_some() {
-            return Err(Refusal::bad("not in this toy: beam search and guided decoding"));
+        let beyond = [
+            "use_beam_search",
+            "best_of",
+            "echo",
+            "response_format",
+            "tools",
+            "disaggregated_params",
+            "lora_request",
+            "thinking_token_budget",
+            "truncate_prompt_tokens",
+        ];
+        if let Some(message) = fields.beyond(&beyond) {
+            return Err(Refusal::bad(message));
         }
         let ignored = fields.uint("prompt_ignore_length")?.unwrap_or(0) as usize;
         let asked = match fields.uint("max_completion_tokens")? {

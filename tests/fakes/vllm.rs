@@ -74,6 +74,26 @@ impl Options {
     }
 }
 
+/// What vLLM can do and this fake cannot.
+const BEYOND: &[&str] = &[
+    "bad_words",
+    "structured_outputs",
+    "response_format",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "tools",
+    "best_of",
+    "suffix",
+    "use_beam_search",
+    "logprob_token_ids",
+    "prompt_logprob_token_ids",
+    "thinking_token_budget",
+    "repetition_detection",
+    "truncate_prompt_tokens",
+    "prompt_embeds",
+];
+
 fn minor(version: &str) -> u32 {
     version.split('.').nth(1).and_then(|minor| minor.parse().ok()).unwrap_or(0)
 }
@@ -85,7 +105,7 @@ pub struct Vllm {
 
 /// A refusal: status, kind, message and the parameter that it is about.
 #[derive(Clone, Debug)]
-pub struct Refusal(u16, &'static str, String, Option<&'static str>);
+pub struct Refusal(u16, &'static str, String, Option<String>);
 
 impl Refusal {
     fn bad(message: impl Into<String>) -> Self {
@@ -93,7 +113,7 @@ impl Refusal {
     }
 
     fn about(message: impl Into<String>, param: &'static str) -> Self {
-        Self(400, "BadRequestError", message.into(), Some(param))
+        Self(400, "BadRequestError", message.into(), Some(param.to_owned()))
     }
 
     fn broken(message: impl Into<String>) -> Self {
@@ -103,7 +123,8 @@ impl Refusal {
 
 impl From<Wrong> for Refusal {
     fn from(wrong: Wrong) -> Self {
-        Self(400, "Bad Request", format!("1 validation error:\n  {wrong}"), None)
+        let place = if wrong.field == "body" { "body.1".to_owned() } else { format!("body.{}", wrong.field) };
+        Self(400, "Bad Request", format!("1 validation error:\n  {wrong}"), Some(place))
     }
 }
 
@@ -120,6 +141,8 @@ impl Vllm {
         let done = match request.route() {
             ("GET", "/health") => return out.empty(if self.house.is_dead() { 503 } else { 200 }).await,
             ("GET", "/metrics") => return out.text(200, &self.metrics()).await,
+            // Without `--enable-server-load-tracking` nothing is ever counted.
+            ("GET", "/load") => return out.json(200, &json!({"server_load": 0})).await,
             ("GET", "/version") => return out.json(200, &json!({"version": self.options.version})).await,
             ("GET", "/v1/models") => return out.json(200, &self.models()).await,
             ("POST", "/tokenize") => self.tokenize(&request),
@@ -176,9 +199,12 @@ impl Vllm {
             Some(model) if model != self.house.setup.model => {
                 let message =
                     format!("The model `{model}` does not exist. Valid aliases: {}.", self.house.setup.model);
-                Err(Refusal(404, "NotFoundError", message, Some("model")))
+                Err(Refusal(404, "NotFoundError", message, Some("model".to_owned())))
             }
-            _ => Ok(fields),
+            _ => match fields.beyond(BEYOND) {
+                Some(message) => Err(Refusal(501, "NotImplementedError", message, None)),
+                None => Ok(fields),
+            },
         }
     }
 

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use serde_json::Value;
 
-use crate::wire::{Message, Wire, post};
+use crate::wire::{Message, PATIENCE, Wire, post};
 
 pub async fn call(address: SocketAddr, path: &str, body: &Value) -> Message {
     Wire::connect(address).await.ask(post(path, "", body.to_string().as_bytes())).await
@@ -44,7 +44,18 @@ pub fn ids(value: &Value) -> Vec<u32> {
     value.as_array().unwrap_or(&Vec::new()).iter().map(|id| id.as_u64().unwrap() as u32).collect()
 }
 
-pub fn gauge(text: &str, name: &str) -> f64 {
+/// Waits for something that other tasks bring about.
+pub async fn until(comes: impl Fn() -> bool) {
+    let wait = async {
+        while !comes() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, wait).await.expect("it came in time");
+}
+
+/// The value in the first line that begins so.
+pub fn gauge<'a>(text: &'a str, name: &str) -> &'a str {
     let line = text.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("no {name}"));
-    line.rsplit(' ').next().unwrap().parse().unwrap()
+    line.rsplit(' ').next().unwrap()
 }

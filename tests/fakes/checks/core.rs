@@ -7,12 +7,14 @@ use futures_util::future::BoxFuture;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
+use crate::client::until;
 use crate::fakes::batch::{Batch, Reuse};
+use crate::fakes::cache::Cache;
 use crate::fakes::http::{Out, Request, Sent};
 use crate::fakes::sample::{Noise, Pipeline, Sampling};
 use crate::fakes::sequence::{Finish, Hold, Sequence};
 use crate::fakes::toy::Context;
-use crate::fakes::{Alternating, Engine, Fake, Fault, Front, House, Setup, Temper, Toy, When};
+use crate::fakes::{Alternating, Engine, Fake, Fault, Front, House, Pace, Setup, Temper, Toy, When};
 use crate::wire::{Message, Wire, post};
 
 fn greedy(max_tokens: usize) -> Sampling {
@@ -167,13 +169,9 @@ async fn a_client_that_leaves_ends_its_generation() {
     fake.house.pace.lock().step = Duration::from_hours(1);
     let mut wire = Wire::connect(fake.address).await;
     wire.send(post("/events", "", b"{}")).await;
-    while fake.house.running() == 0 {
-        tokio::task::yield_now().await;
-    }
+    until(|| fake.house.running() > 0).await;
     drop(wire);
-    while fake.house.running() > 0 || fake.house.tally().cancelled == 0 {
-        tokio::task::yield_now().await;
-    }
+    until(|| fake.house.running() == 0 && fake.house.tally().cancelled > 0).await;
     assert_eq!(fake.house.tally().finished, 0);
 }
 
@@ -186,9 +184,7 @@ async fn who_finds_no_seat_waits() {
         wires.push(Wire::connect(fake.address).await);
         wires.last_mut().unwrap().send(post("/events", "", b"{}")).await;
     }
-    while (fake.house.running(), fake.house.waiting()) != (2, 1) {
-        tokio::task::yield_now().await;
-    }
+    until(|| (fake.house.running(), fake.house.waiting()) == (2, 1)).await;
 }
 
 #[tokio::test]
@@ -220,4 +216,68 @@ async fn fronts_alternate_by_connection_or_by_request() {
     let mut wire = Wire::connect(both.address).await;
     let first: Message = wire.ask(post("/name", "", b"{}")).await;
     assert_ne!(first.json(), wire.ask(post("/name", "", b"{}")).await.json());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_step_takes_its_time_and_so_does_every_token_in_it() {
+    let fake = Fake::start(Least::new("one")).await;
+    *fake.house.pace.lock() =
+        Pace { step: Duration::from_millis(5), per_token: Duration::from_millis(1), ..Pace::default() };
+    let began = tokio::time::Instant::now();
+    Wire::connect(fake.address).await.ask(post("/events", "", b"{}")).await;
+    // A prompt of 2 tokens, and 19 more steps of one token each.
+    assert_eq!(began.elapsed().as_millis(), (5 + 2) + 19 * (5 + 1));
+    assert_eq!((fake.house.tally().computed, fake.house.tally().generated), (21, 20));
+}
+
+#[tokio::test]
+async fn sequences_outlive_their_client_for_the_time_that_cancelling_takes() {
+    let fake = Fake::start(Least::new("one")).await;
+    *fake.house.pace.lock() =
+        Pace { step: Duration::from_hours(1), cancel: Duration::from_millis(30), ..Pace::default() };
+    let mut wire = Wire::connect(fake.address).await;
+    wire.send(post("/events", "", b"{}")).await;
+    until(|| fake.house.running() > 0).await;
+    let left = std::time::Instant::now();
+    drop(wire);
+    until(|| fake.house.running() == 0).await;
+    assert!(left.elapsed() >= Duration::from_millis(30) && fake.house.tally().cancelled == 1);
+}
+
+#[tokio::test]
+async fn a_killed_server_is_gone_until_it_is_revived() {
+    let fake = Fake::start(Least::new("one")).await;
+    fake.house.faults.at(When::path("/name"), 0, Fault::Kill);
+    let mut wire = Wire::connect(fake.address).await;
+    wire.send(post("/name", "", b"{}")).await;
+    assert!(wire.message().await.is_none());
+    while tokio::net::TcpStream::connect(fake.address).await.is_ok() {
+        tokio::task::yield_now().await;
+    }
+    fake.revive();
+    while tokio::net::TcpStream::connect(fake.address).await.is_err() {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(name_at(fake.address).await, "one");
+}
+
+#[test]
+fn the_cache_forgets_what_was_used_least_recently() {
+    let mut cache = Cache::new(4, 4);
+    let [one, two] = [Context::new(&[1; 9]), Context::new(&[2; 9])];
+    cache.store(&one, 9, 0);
+    cache.store(&two, 9, 0);
+    assert_eq!((cache.cached(&one, 9, 0), cache.cached(&one, 8, 0), cache.cached(&one, 9, 7)), (8, 4, 0));
+    cache.cached(&one, 9, 0);
+    cache.store(&Context::new(&[3; 9]), 9, 0);
+    assert_eq!((cache.cached(&one, 9, 0), cache.cached(&two, 9, 0)), (8, 0));
+}
+
+#[test]
+fn a_row_costs_the_same_at_any_length() {
+    let toy = Toy::new(Temper::default());
+    let long = Context::new(&vec![50; 32_768]);
+    let began = std::time::Instant::now();
+    (32_000..32_200).for_each(|len| drop(toy.row(&long, len)));
+    assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
 }

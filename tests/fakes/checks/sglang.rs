@@ -72,6 +72,11 @@ async fn whole_pages_are_cached() {
         assert_eq!(answer["meta_info"]["cached_tokens"], cached);
         assert_eq!(get(fake.address, "/server_info").await.json()["page_size"], page);
     }
+    let fake = sglang(|options| options.setup.block = 0).await;
+    plain(&fake, &prompt(41), 1).await;
+    plain(&fake, &prompt(41), 1).await;
+    assert_eq!(fake.house.tally().cached, 0);
+    assert_eq!(get(fake.address, "/server_info").await.json()["disable_radix_cache"], true);
 }
 
 #[tokio::test]
@@ -100,6 +105,9 @@ async fn an_unknown_field_is_refused_by_its_name() {
     assert_eq!(refusal(fake.address, GENERATE, body).await.0, 400);
     assert_eq!(refusal(fake.address, GENERATE, json!({"sampling_params": greedy(1)})).await.0, 400);
     assert_eq!(refusal(fake.address, GENERATE, json!({"input_ids": [9000]})).await.0, 400);
+    let prefill =
+        ask(fake.address, GENERATE, json!({"input_ids": [5, 6], "sampling_params": greedy(0)})).await;
+    assert_eq!((ids(&prefill["output_ids"]).len(), fake.house.tally().computed), (0, 2));
     // The OpenAI routes ignore what they do not know.
     ask(fake.address, "/v1/completions", json!({"prompt": [5], "max_tokens": 1, "prediction": {}})).await;
 }
@@ -201,7 +209,15 @@ async fn defaults_of_the_model_reach_the_chat_route_alone() {
     assert_ne!(text(json!({"max_new_tokens": 30, "temperature": 0})).await, want);
     let shown =
         get(fake.address, "/server_info").await.text() + &get(fake.address, "/model_info").await.text();
-    assert!(!shown.contains("1.9"));
+    assert!(!shown.contains("1.9") && shown.contains("\"sampling_defaults\":\"model\""));
+    let open = sglang(|options| {
+        options.setup.defaults.temperature = Some(0.0);
+        options.sampling_defaults = "openai";
+    });
+    let open = open.await;
+    let body = json!({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 30, "top_k": 4});
+    let first = ask(open.address, "/v1/chat/completions", body.clone()).await["choices"][0].clone();
+    assert_ne!(first, ask(open.address, "/v1/chat/completions", body).await["choices"][0]);
 }
 
 #[tokio::test]
@@ -216,7 +232,7 @@ async fn load_is_told_and_metrics_are_behind_a_flag() {
     let fake = sglang(|options| options.metrics = true).await;
     fake.house.pretend.lock().running = 5;
     let text = get(fake.address, "/metrics").await.text();
-    assert_eq!((gauge(&text, "sglang:num_running_reqs{"), gauge(&text, "sglang:page_size{")), (5.0, 1.0));
+    assert_eq!((gauge(&text, "sglang:num_running_reqs{"), gauge(&text, "sglang:page_size{")), ("5.0", "1.0"));
 }
 
 #[tokio::test]

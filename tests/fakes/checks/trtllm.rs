@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::client::{ask, events, gauge, get, ids, parsed, refusal};
+use crate::client::{ask, events, gauge, get, ids, parsed, refusal, until};
 use crate::fakes::trtllm::{Options, Trtllm};
 use crate::fakes::{Defaults, Fake};
 use crate::wire::{Wire, post};
@@ -22,6 +22,7 @@ fn prompt(len: u32) -> Vec<u32> {
     (0..len).map(|at| 100 + at * 7 % 900).collect()
 }
 
+#[allow(clippy::needless_pass_by_value)] // so that bodies are written in place
 fn with(extra: Value) -> Value {
     let mut body = json!({"model": "toy", "max_tokens": 1, "temperature": 0, "detokenize": false});
     body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
@@ -184,8 +185,8 @@ async fn statistics_wait_in_a_queue_and_are_told_once() {
     let open = trtllm(|options| options.perf_metrics = true).await;
     open.house.pretend.lock().waiting = 4;
     let text = get(open.address, "/prometheus/metrics").await.text();
-    assert_eq!(gauge(&text, "trtllm_num_requests_waiting{"), 4.0);
-    assert_eq!(gauge(&text, "trtllm_kv_cache_tokens_per_block{"), 32.0);
+    assert_eq!(gauge(&text, "trtllm_num_requests_waiting{"), "4.0");
+    assert_eq!(gauge(&text, "trtllm_kv_cache_tokens_per_block{"), "32.0");
 }
 
 #[tokio::test]
@@ -214,13 +215,9 @@ async fn that_a_client_has_left_is_seen_within_a_second() {
     fake.house.pace.lock().step = Duration::from_hours(1);
     let mut wire = Wire::connect(fake.address).await;
     wire.send(post(ROUTE, "", with(json!({"prompt": [5], "max_tokens": 9})).to_string().as_bytes())).await;
-    while fake.house.running() == 0 {
-        tokio::task::yield_now().await;
-    }
+    until(|| fake.house.running() == 1).await;
     let left = Instant::now();
     drop(wire);
-    while fake.house.running() > 0 {
-        tokio::task::yield_now().await;
-    }
+    until(|| fake.house.running() == 0).await;
     assert!(left.elapsed() >= short);
 }

@@ -254,15 +254,17 @@ async fn a_reasoning_parser_moves_text_out_of_the_content() {
     let whole = whole["choices"][0]["message"]["content"].as_str().unwrap().to_owned();
     let marker: String = whole.chars().skip(whole.chars().count() / 2).take(6).collect();
     let (thought, said) = whole.split_once(&marker).unwrap();
-    let fake = vllm("0.33.0", |options| options.setup.reasoning_end = Some(marker.clone())).await;
-    let answer =
-        ask(fake.address, "/v1/chat/completions", body(false)).await["choices"][0]["message"].clone();
-    assert_eq!((&answer["reasoning_content"], &answer["content"]), (&json!(thought), &json!(said)));
-    let all = parsed(&events(fake.address, "/v1/chat/completions", body(true)).await);
-    let joined = |name: &str| -> String {
-        all.iter().filter_map(|event| event["choices"][0]["delta"][name].as_str()).collect()
-    };
-    assert_eq!((joined("reasoning_content").as_str(), joined("content").as_str()), (thought, said));
+    for (version, name) in [("0.11.0", "reasoning_content"), ("0.33.0", "reasoning")] {
+        let fake = vllm(version, |options| options.setup.reasoning_end = Some(marker.clone())).await;
+        let answer = ask(fake.address, "/v1/chat/completions", body(false)).await;
+        let message = &answer["choices"][0]["message"];
+        assert_eq!((&message[name], &message["content"]), (&json!(thought), &json!(said)));
+        let all = parsed(&events(fake.address, "/v1/chat/completions", body(true)).await);
+        let joined = |name: &str| -> String {
+            all.iter().filter_map(|event| event["choices"][0]["delta"][name].as_str()).collect()
+        };
+        assert_eq!((joined(name).as_str(), joined("content").as_str()), (thought, said));
+    }
 }
 
 #[tokio::test]
@@ -276,6 +278,8 @@ async fn what_is_wrong_is_refused_and_what_is_unknown_is_ignored() {
     assert_eq!(status(route, json!({"prompt": [5], "logprobs": 21})).await, 400);
     assert_eq!(status(route, json!({"prompt": [5], "n": 2, "temperature": 0})).await, 400);
     assert_eq!(status(route, json!({"prompt": [5], "priority": 3})).await, 400);
+    assert_eq!(status(route, json!({"prompt": [5], "max_tokens": 0})).await, 400);
+    assert_eq!(status(route, json!({"prompt": [5], "bad_words": ["a"]})).await, 501);
     assert_eq!(status(route, json!({"prompt": [9000]})).await, 400);
     assert_eq!(status(route, json!({"prompt": []})).await, 400);
     assert_eq!(status(route, json!({"prompt": [5], "model": "other"})).await, 404);
@@ -306,13 +310,17 @@ async fn gauges_show_load_start_and_the_names_of_their_time() {
     fake.house.pretend.lock().waiting = 3;
     fake.house.pretend.lock().kv = 0.5;
     let text = get(fake.address, "/metrics").await.text();
-    assert_eq!(gauge(&text, "vllm:num_requests_waiting{"), 3.0);
-    assert_eq!(gauge(&text, "vllm:gpu_cache_usage_perc{"), 0.5);
+    assert_eq!(gauge(&text, "vllm:num_requests_waiting{"), "3.0");
+    assert_eq!(gauge(&text, "vllm:gpu_cache_usage_perc{"), "0.5");
     assert!(text.contains("block_size=\"16\""));
-    let started = gauge(&text, "process_start_time_seconds");
+    let started: f64 = gauge(&text, "process_start_time_seconds").parse().unwrap();
+    plain(&fake, &prompt(20), 2).await;
+    let text = get(fake.address, "/metrics").await.text();
+    assert_eq!(gauge(&text, "vllm:prompt_tokens_total{"), "20.0");
     fake.restart();
     let text = get(fake.address, "/metrics").await.text();
-    assert!(gauge(&text, "process_start_time_seconds") > started);
+    assert_eq!(gauge(&text, "vllm:prompt_tokens_total{"), "0.0");
+    assert!(gauge(&text, "process_start_time_seconds").parse::<f64>().unwrap() > started);
     let new = vllm("0.33.0", |_| {}).await;
     let text = get(new.address, "/metrics").await.text();
     assert!(!text.contains("gpu_cache_usage_perc") && !text.contains("spec_decode"));

@@ -94,6 +94,11 @@ impl Sglang {
     fn asked(&self, request: &Request) -> Result<Asked, Refusal> {
         let bare = |message: String| Refusal(400, json!({"error": message}));
         let fields = Fields::of(request).map_err(|wrong| bare(wrong.to_string()))?;
+        if let Some(message) =
+            fields.beyond(&["custom_logit_processor", "session_params", "return_flat_raw_top_logprobs"])
+        {
+            return Err(Refusal(501, Value::from(message)));
+        }
         if let Some(name) = fields.unknown(KNOWN) {
             return Err(bare(format!("{name}: Extra inputs are not permitted")));
         }
@@ -112,10 +117,10 @@ impl Sglang {
                 return Err(Refusal::native(message));
             }
             sampling.max_tokens = sampling.max_tokens.min(self.house.setup.max_len - prompt.len());
-            let telling = || self.telling(&fields, at, prompt.len());
+            let own = || telling(&fields, at, prompt.len());
             asked.many |= n > 1;
             for _ in 0..n {
-                let telling = telling()?;
+                let telling = own()?;
                 let mut sequence = Sequence::new(
                     asked.sequences.len(),
                     Context::new(prompt),
@@ -125,6 +130,8 @@ impl Sglang {
                 // Nothing is read from the tree at or behind the first place whose logprob is wanted.
                 sequence.cache_limit = Some(telling.start + 1);
                 sequence.salt = salt;
+                // The prompt is computed, and that is all.
+                sequence.finish = (sequence.sampling.max_tokens == 0).then_some(Finish::Length);
                 asked.sequences.push(sequence);
                 asked.tellings.push(telling);
             }
@@ -156,37 +163,6 @@ impl Sglang {
             }
             None => Ok((prompts, listed)),
         }
-    }
-
-    /// Scalars hold for all prompts, lists have an entry each.
-    fn telling(&self, fields: &Fields, at: usize, prompt: usize) -> Result<Telling, Refusal> {
-        let own = |name: &str| match fields.get(name) {
-            Some(Value::Array(list))
-                if name != "token_ids_logprob" || list.first().is_some_and(Value::is_array) =>
-            {
-                list.get(at).cloned().unwrap_or_default()
-            }
-            Some(value) => value.clone(),
-            None => Value::Null,
-        };
-        let logprobs = own("return_logprob").as_bool().unwrap_or(false);
-        let start = own("logprob_start_len").as_i64().unwrap_or(-1);
-        if logprobs && start > prompt as i64 {
-            return Err(Refusal::native(format!(
-                "logprob_start_len, ({start}) is higher than the number of input tokens ({prompt}). Request with a lower \
-                 logprob_start_len."
-            )));
-        }
-        let last = prompt - 1;
-        let start = usize::try_from(start).ok().filter(|_| logprobs).unwrap_or(last);
-        Ok(Telling {
-            id: own("rid").as_str().map_or_else(|| id("rid"), str::to_owned),
-            logprobs,
-            start,
-            top: own("top_logprobs_num").as_u64().unwrap_or(0) as usize,
-            chosen: ids(&own("token_ids_logprob")),
-            spelled: fields.flag("return_text_in_logprobs")?,
-        })
     }
 
     async fn stream_generate(
@@ -228,7 +204,7 @@ impl Sglang {
         if telling.logprobs {
             let inputs = self.input_logprobs(sequence, telling);
             meta.as_object_mut().expect("an object").extend(inputs);
-            let rows = pieces.iter().skip(from).map(|piece| (piece.token, self.told_row(piece)));
+            let rows = pieces.iter().skip(from).map(|piece| (piece.token, told_row(piece)));
             let rows: Vec<(u32, &Row)> = rows.collect();
             let own = |&(token, row): &(u32, &Row)| self.entry(token, row, telling);
             meta["output_token_logprobs"] = rows.iter().map(own).collect();
@@ -245,24 +221,19 @@ impl Sglang {
         json!({"text": text + &sequence.tail(&self.house.toy), "output_ids": output, "meta_info": meta})
     }
 
-    /// Output logprobs are the processed ones, but where all is greedy.
-    fn told_row<'a>(&self, piece: &'a Piece) -> &'a Row {
-        if piece.temperature > 0.0 { &piece.processed } else { &piece.raw }
-    }
-
     /// The first entry is of the token at the start, and always null.
     fn input_logprobs(&self, sequence: &Sequence, telling: &Telling) -> serde_json::Map<String, Value> {
         let tokens = &sequence.context.tokens()[..sequence.prompt];
         let (mut own, mut tops, mut chosen) = (Vec::new(), Vec::new(), Vec::new());
-        for at in telling.start..tokens.len() {
+        for (at, &token) in tokens.iter().enumerate().skip(telling.start) {
             if at == telling.start {
-                own.push(json!([null, tokens[at], self.spelling(tokens[at], telling)]));
+                own.push(json!([null, token, self.spelling(token, telling)]));
                 tops.push(Value::Null);
                 chosen.push(Value::Null);
                 continue;
             }
             let row = self.house.toy.row(&sequence.context, at);
-            own.push(self.entry(tokens[at], &row, telling));
+            own.push(self.entry(token, &row, telling));
             tops.push(self.tops(&row, telling));
             let ids = telling.chosen.iter().flatten();
             chosen.push(ids.map(|&id| self.entry(id, &row, telling)).collect());
@@ -303,4 +274,40 @@ fn finish(sequence: &Sequence) -> Value {
             json!({"type": "stop", "matched": sequence.output().last()})
         }
     }
+}
+
+/// Scalars hold for all prompts, lists have an entry each.
+fn telling(fields: &Fields, at: usize, prompt: usize) -> Result<Telling, Refusal> {
+    let own = |name: &str| match fields.get(name) {
+        Some(Value::Array(list))
+            if name != "token_ids_logprob" || list.first().is_some_and(Value::is_array) =>
+        {
+            list.get(at).cloned().unwrap_or_default()
+        }
+        Some(value) => value.clone(),
+        None => Value::Null,
+    };
+    let logprobs = own("return_logprob").as_bool().unwrap_or(false);
+    let start = own("logprob_start_len").as_i64().unwrap_or(-1);
+    if logprobs && start > prompt as i64 {
+        return Err(Refusal::native(format!(
+            "logprob_start_len, ({start}) is higher than the number of input tokens ({prompt}). Request with a lower \
+             logprob_start_len."
+        )));
+    }
+    let last = prompt - 1;
+    let start = usize::try_from(start).ok().filter(|_| logprobs).unwrap_or(last);
+    Ok(Telling {
+        id: own("rid").as_str().map_or_else(|| id("rid"), str::to_owned),
+        logprobs,
+        start,
+        top: own("top_logprobs_num").as_u64().unwrap_or(0) as usize,
+        chosen: ids(&own("token_ids_logprob")),
+        spelled: fields.flag("return_text_in_logprobs")?,
+    })
+}
+
+/// Output logprobs are the processed ones, but where all is greedy.
+fn told_row(piece: &Piece) -> &Row {
+    if piece.temperature > 0.0 { &piece.processed } else { &piece.raw }
 }

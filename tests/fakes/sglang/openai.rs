@@ -34,6 +34,20 @@ impl Sglang {
 
     fn open(&self, request: &Request, chat: bool) -> Result<Asked, Refusal> {
         let fields = Fields::of(request)?;
+        let beyond = [
+            "stop_regex",
+            "json_schema",
+            "regex",
+            "ebnf",
+            "response_format",
+            "tools",
+            "echo",
+            "suffix",
+            "best_of",
+        ];
+        if let Some(message) = fields.beyond(&beyond) {
+            return Err(Refusal::openai(501, message));
+        }
         let prompts =
             if chat { vec![self.chat_prompt(&fields)?] } else { fields.prompts(&self.house.toy)? };
         if prompts.is_empty() || prompts.iter().any(Vec::is_empty) {
@@ -49,7 +63,8 @@ impl Sglang {
         if asked == Some(0) {
             return Err(Refusal::openai(400, "max_tokens must be positive"));
         }
-        let defaults = if chat { self.model_defaults() } else { Map::new() };
+        let by_model = chat && self.options.sampling_defaults == "model";
+        let defaults = if by_model { self.model_defaults() } else { Map::new() };
         let options = fields.object("stream_options")?;
         let (mut sequences, mut choices) = (Vec::new(), 1);
         for prompt in &prompts {

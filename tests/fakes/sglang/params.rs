@@ -49,6 +49,10 @@ impl Sglang {
                 "SamplingParams.__init__() got an unexpected keyword argument '{name}'"
             )));
         }
+        let beyond = ["stop_regex", "json_schema", "regex", "ebnf", "structural_tag", "custom_params"];
+        if let Some(message) = fields.beyond(&beyond) {
+            return Err(Refusal(501, Value::from(message)));
+        }
         let wrong = |wrong: super::Wrong| Refusal::native(wrong.to_string());
         // Without the deterministic mode a seed is taken and forgotten.
         let noise = match fields.int("sampling_seed").map_err(wrong)? {

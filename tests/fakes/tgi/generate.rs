@@ -50,6 +50,9 @@ impl Tgi {
                 "`decoder_input_details` == true is not supported when streaming tokens",
             ));
         }
+        if let Some(message) = parameters.beyond(&["grammar", "typical_p", "watermark", "adapter_id"]) {
+            return Err(Refusal::validation(message));
+        }
         let top = parameters.uint("top_n_tokens")?.unwrap_or(0);
         let most = self.options.max_top_n_tokens;
         if top > most {
@@ -81,15 +84,6 @@ impl Tgi {
             None if parameters.0.contains_key("max_new_tokens") => longest.saturating_sub(prompt),
             None => 100,
         };
-        if max == 0 {
-            return Err(Refusal::validation("`max_new_tokens` must be strictly positive"));
-        }
-        if prompt + max > longest {
-            return Err(Refusal::validation(format!(
-                "`inputs` tokens + `max_new_tokens` must be <= {longest}. Given: {prompt} `inputs` tokens and {max} \
-                 `max_new_tokens`"
-            )));
-        }
         let mut sampling = Sampling::new(Pipeline::TGI, Noise::fresh(), max);
         let read = |name: &str, own: f64| parameters.float(name).map(|value| value.unwrap_or(own));
         sampling.temperature = read("temperature", 1.0)?;
@@ -102,6 +96,15 @@ impl Tgi {
         // The text keeps what stopped it [unverified: from memory].
         sampling.keep_stop = true;
         self.check(parameters, &sampling, top_k)?;
+        if max == 0 {
+            return Err(Refusal::validation("`max_new_tokens` must be strictly positive"));
+        }
+        if prompt + max > longest {
+            return Err(Refusal::validation(format!(
+                "`inputs` tokens + `max_new_tokens` must be <= {longest}. Given: {prompt} `inputs` tokens and {max} \
+                 `max_new_tokens`"
+            )));
+        }
         // A warper that does something makes the choice a sample, whatever `do_sample` says
         // [unverified: from memory].
         let warped = (sampling.temperature - 1.0).abs() > 0.0 || sampling.top_k > 0 || sampling.top_p < 1.0;
@@ -126,9 +129,6 @@ impl Tgi {
             "`top_p` must be > 0.0 and < 1.0"
         } else if top_k.is_some_and(|top_k| top_k <= 0) {
             "`top_k` must be strictly positive"
-        } else if parameters.get("grammar").is_some() {
-            // As with `--disable-grammar-support`: the toy follows no grammar.
-            "grammar is not supported"
         } else if parameters.uint("best_of")?.is_some_and(|best| best > 1) {
             "`best_of` != 1 is not allowed for this endpoint"
         } else {
@@ -156,7 +156,7 @@ impl Tgi {
         let text = format!("{before}{}{}", sequence.text, sequence.tail(&self.house.toy));
         let mut body = json!({"generated_text": text});
         if details {
-            let mut told = self.details(sequence, seed);
+            let mut told = Self::details(sequence, seed);
             told["prefill"] = self.prefill(sequence, prefill);
             told["tokens"] = pieces.iter().map(|piece| self.token(piece)).collect();
             if top > 0 {
@@ -189,7 +189,7 @@ impl Tgi {
             if piece.finish.is_some() {
                 let text = format!("{before}{}{}", sequence.text, sequence.tail(&self.house.toy));
                 event["generated_text"] = json!(text);
-                event["details"] = self.details(sequence, seed);
+                event["details"] = Self::details(sequence, seed);
                 event["details"]["input_length"] = json!(sequence.prompt);
             }
             // There is no space behind the colon.
@@ -199,7 +199,7 @@ impl Tgi {
         out.end().await
     }
 
-    fn details(&self, sequence: &Sequence, seed: Option<u64>) -> Value {
+    fn details(sequence: &Sequence, seed: Option<u64>) -> Value {
         let reason = sequence.finish.as_ref().map(native_reason);
         json!({"finish_reason": reason, "generated_tokens": sequence.output().len(), "seed": seed})
     }

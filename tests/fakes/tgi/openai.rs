@@ -127,6 +127,9 @@ impl Tgi {
     }
 
     fn messages(&self, fields: &Fields) -> Result<(Ask, Vec<Sequence>), Refusal> {
+        if let Some(message) = fields.beyond(&["tools", "response_format"]) {
+            return Err(Refusal::validation(message));
+        }
         if let Some(bias) = fields.get("logit_bias").filter(|bias| !bias.is_array()) {
             let (field, got) = ("logit_bias".to_owned(), bias.to_string());
             return Err(Wrong { field, want: "a sequence", got }.into());

@@ -63,6 +63,9 @@ impl Triton {
             // Streams need gRPC and a decoupled model.
             return Err(Refusal::bad("Streaming is only supported in decoupled mode."));
         }
+        if inputs.flag("stop") == Some(true) {
+            return Err(Refusal::bad("this fake has no stop"));
+        }
         let flag = |name: &str| inputs.flag(name).unwrap_or(false);
         let (context, generation) = (flag("return_context_logits"), flag("return_generation_logits"));
         if (context || generation) && !self.options.gathers_logits {

@@ -92,9 +92,11 @@ impl Vllm {
         let marker = self.house.setup.reasoning_end.as_deref();
         let choice = |(sequence, pieces): (&Sequence, &Vec<_>)| {
             let (thought, said) = reasoning(&sequence.text, marker);
-            json!({"index": sequence.index,
-                "message": {"role": "assistant", "content": said, "refusal": null, "annotations": null, "audio": null,
-                    "function_call": null, "reasoning": thought, "reasoning_content": thought},
+            let message = json!({"role": "assistant", "content": said, "refusal": null, "annotations": null,
+                "audio": null, "function_call": null});
+            let message =
+                thought.map_or_else(|| message.clone(), |thought| self.thought(&thought, message.clone()));
+            json!({"index": sequence.index, "message": message,
                 "logprobs": chat.logprobs.map(|top| self.chat_logprobs(pieces, top)),
                 "finish_reason": sequence.finish.as_ref().map(Finish::reason),
                 "stop_reason": stop_reason(sequence.finish.as_ref()),
@@ -112,6 +114,17 @@ impl Vllm {
             "usage": self.usage(chat.prompt.len(), batch.output_tokens(), first.cached),
             "prompt_logprobs": rows, "prompt_token_ids": chat.return_ids.then_some(&chat.prompt), "prompt_text": null,
             "kv_transfer_params": null}))
+    }
+
+    /// A message or delta with a thought under the name that it has in this version.
+    fn thought(&self, thought: &str, mut message: Value) -> Value {
+        if self.minor() >= 15 {
+            message["reasoning"] = json!(thought);
+        }
+        if self.minor() <= 15 {
+            message["reasoning_content"] = json!(thought);
+        }
+        message
     }
 
     async fn stream_chat(&self, chat: Chat, out: &mut Out) -> Sent {
@@ -142,10 +155,11 @@ impl Vllm {
             }
             for (at, piece) in pieces {
                 let (thought, said) = partings[at].push(&piece.text, piece.finish.is_some());
-                let delta = if thought.is_empty() {
-                    json!({"content": said})
-                } else {
-                    json!({"reasoning": thought, "reasoning_content": thought})
+                let parsed = self.house.setup.reasoning_end.is_some();
+                let delta = match (thought.is_empty(), said.is_empty() && parsed) {
+                    (false, _) => self.thought(&thought, json!({"content": null})),
+                    (true, true) if piece.finish.is_none() => json!({}),
+                    (true, _) => json!({"content": said}),
                 };
                 let mut choice = json!({"index": at, "delta": delta,
                     "logprobs": chat.logprobs.map(|top| self.chat_logprobs(std::slice::from_ref(&piece), top)),
@@ -155,6 +169,9 @@ impl Vllm {
                 }
                 choice["token_ids"] = json!(chat.return_ids.then_some([piece.token]));
                 let mut event = frame(json!([choice]));
+                if piece.finish.is_some() && !chat.stream.usage && self.minor() >= 29 {
+                    event["system_fingerprint"] = self.fingerprint();
+                }
                 if chat.stream.continuous {
                     event["usage"] = plain_usage(chat.prompt.len(), batch.sequences[at].output().len());
                 }
@@ -164,6 +181,9 @@ impl Vllm {
         if chat.stream.usage {
             let mut event = frame(json!([]));
             event["usage"] = self.usage(chat.prompt.len(), batch.output_tokens(), batch.sequences[0].cached);
+            if self.minor() >= 29 {
+                event["system_fingerprint"] = self.fingerprint();
+            }
             out.event(event).await?;
         }
         out.event("[DONE]").await?;

@@ -108,6 +108,9 @@ impl Vllm {
             );
             return Err(Refusal::about(message, "max_tokens"));
         }
+        if asked == Some(0) && !fields.flag("echo")? {
+            return Err(Refusal::about("max_tokens must be at least 1, got 0.", "max_tokens"));
+        }
         let sampling = prompts
             .iter()
             .map(|prompt| self.openai_sampling(fields, self.room(prompt.len(), asked, Some(16))?))
@@ -220,6 +223,9 @@ impl Vllm {
                     "prompt_token_ids": (asked.return_ids && first).then_some(prompt),
                     "token_ids": asked.return_ids.then_some([piece.token])});
                 let mut event = frame(json!([choice]));
+                if piece.finish.is_some() && !asked.stream.usage && self.minor() >= 29 {
+                    event["system_fingerprint"] = self.fingerprint();
+                }
                 if asked.stream.continuous {
                     event["usage"] = plain_usage(sequence.prompt, sequence.output().len());
                 }
@@ -231,6 +237,9 @@ impl Vllm {
             let cached = batch.sequences.first().map_or(0, |sequence| sequence.cached);
             event["usage"] =
                 self.usage(prompt_tokens(&batch.sequences, asked.n), batch.output_tokens(), cached);
+            if self.minor() >= 29 {
+                event["system_fingerprint"] = self.fingerprint();
+            }
             out.event(event).await?;
         }
         out.event("[DONE]").await?;

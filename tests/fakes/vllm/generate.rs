@@ -47,6 +47,9 @@ impl Vllm {
         }
         self.check_prompts(std::slice::from_ref(&prompt))?;
         let params = fields.object("sampling_params")?;
+        if let Some(message) = params.beyond(super::BEYOND) {
+            return Err(Refusal(501, "NotImplementedError", message, None));
+        }
         let asked = params.uint("max_tokens")?;
         // Older versions let the engine find out, and its answer is a fault of the server.
         let too_long =
@@ -161,11 +164,14 @@ impl Vllm {
         put("frequency_penalty", json!(sampling.frequency));
         put("repetition_penalty", json!(sampling.repetition));
         put("temperature", json!(sampling.temperature));
-        put("top_p", json!(sampling.top_p));
-        if sampling.top_k > 0 {
-            put("top_k", json!(sampling.top_k));
+        // Greedy needs no truncation, and then none is told.
+        if sampling.temperature > 0.0 {
+            put("top_p", json!(sampling.top_p));
+            if sampling.top_k > 0 {
+                put("top_k", json!(sampling.top_k));
+            }
+            put("min_p", json!(sampling.min_p));
         }
-        put("min_p", json!(sampling.min_p));
         for name in ["seed", "logit_bias", "ignore_eos", "min_tokens", "logprobs", "prompt_logprobs"] {
             if let Some(value) = fields.get(name) {
                 put(name, value.clone());
@@ -173,7 +179,10 @@ impl Vllm {
         }
         put("stop", json!(sampling.stop));
         put("stop_token_ids", json!(sampling.stop_ids));
-        put("max_tokens", json!(sampling.max_tokens));
+        // What the class has anyway is left out.
+        if sampling.max_tokens != 16 {
+            put("max_tokens", json!(sampling.max_tokens));
+        }
         put("output_kind", json!(2));
         put("skip_clone", json!(true));
         put("bad_words", json!([]));

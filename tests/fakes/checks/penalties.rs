@@ -1,0 +1,64 @@
+//! Which penalties go on as they would have when what was generated is sent again as a prompt.
+
+use rstest::rstest;
+
+use crate::fakes::sample::{Noise, Pipeline, Sampling};
+use crate::fakes::sequence::{Hold, Sequence};
+use crate::fakes::toy::Context;
+use crate::fakes::{Temper, Toy};
+
+const START: usize = 20;
+const WHOLE: usize = 80;
+const SENT: usize = 40;
+
+fn run(toy: &Toy, prompt: &[u32], sampling: &Sampling, count: usize) -> Vec<u32> {
+    let sampling = Sampling { max_tokens: count, ..sampling.clone() };
+    let mut sequence = Sequence::new(0, Context::new(prompt), sampling, Hold::Longest);
+    while sequence.step(toy).is_some() {}
+    sequence.output().to_vec()
+}
+
+/// Whether a greedy text that is cut and sent again goes on as before; that the penalty does anything is asserted.
+fn goes_on(pipeline: Pipeline, set: fn(&mut Sampling)) -> bool {
+    let toy = Toy::new(Temper { eos_every: None, ..Temper::default() });
+    let prompt: Vec<u32> = (0..START as u32).map(|at| 100 + at * 7 % 900).collect();
+    let mut sampling = Sampling::new(pipeline, Noise::Position(1), WHOLE);
+    sampling.temperature = 0.0;
+    let plain = run(&toy, &prompt, &sampling, WHOLE);
+    set(&mut sampling);
+    let whole = run(&toy, &prompt, &sampling, WHOLE);
+    assert_ne!(whole, plain, "the penalty does nothing");
+    run(&toy, &[&prompt, &whole[..SENT]].concat(), &sampling, WHOLE - SENT) == whole[SENT..]
+}
+
+#[rstest]
+#[case::tgi(Pipeline::TGI, true, true)]
+#[case::trtllm_told_what_to_ignore(Pipeline::trtllm(START), true, true)]
+#[case::lmdeploy(Pipeline::LMDEPLOY, false, false)]
+#[case::mlx(Pipeline::mlx(20), true, true)]
+#[case::llama(Pipeline::LLAMA, true, true)]
+#[case::vllm(Pipeline::VLLM, false, true)]
+#[case::sglang(Pipeline::SGLANG, false, false)]
+fn a_text_goes_on_as_before(#[case] pipeline: Pipeline, #[case] additive: bool, #[case] repetition: bool) {
+    // Relative frequencies are small; presence shows the same.
+    assert_eq!(goes_on(pipeline, |sampling| sampling.presence = 1.8), additive);
+    assert_eq!(goes_on(pipeline, |sampling| sampling.repetition = 1.6), repetition);
+}
+
+#[test]
+fn frequencies_are_shares_of_the_length_in_tgi_alone() {
+    let toy = Toy::new(Temper::default());
+    let context = Context::new(&[300, 300, 301, 302]);
+    let raw = toy.row(&context, 4);
+    let drop = |pipeline: Pipeline| {
+        let mut sampling = Sampling::new(pipeline, Noise::Position(1), 1);
+        sampling.frequency = 2.0;
+        let (_, adjusted) = sampling.draw(&raw, &context, 1, toy.eos());
+        raw.0[300] - adjusted.0[300]
+    };
+    assert!((drop(Pipeline::TGI) - 1.0).abs() < 1e-4);
+    assert!((drop(Pipeline::trtllm(0)) - 4.0).abs() < 1e-4);
+    assert!((drop(Pipeline::trtllm(1)) - 2.0).abs() < 1e-4);
+    assert!((drop(Pipeline::LMDEPLOY) - 2.0).abs() < 1e-4);
+    assert!((drop(Pipeline::mlx(3)) - 2.0).abs() < 1e-4);
+}

@@ -1,0 +1,223 @@
+//! The OpenAI routes of llama-server: no token ids but in logprobs, and usage of the first prompt only.
+
+use serde_json::{Value, json};
+
+use super::super::fields::Fields;
+use super::super::http::{Gone, Out, Request, Sent};
+use super::super::openai::{Parting, created, id, reasoning};
+use super::super::sequence::{Finish, Piece, Sequence};
+use super::native::{Queue, Resumable, Wave, pinged, timings};
+use super::params::Params;
+use super::{Llama, Refusal, refuse};
+
+/// What stays the same from event to event.
+struct Head {
+    chat: bool,
+    id: String,
+    created: u64,
+    usage: bool,
+}
+
+impl Llama {
+    pub(super) async fn openai(&self, request: &Request, out: &mut Out) -> Sent {
+        let chat = request.path.ends_with("chat/completions");
+        let asked = if chat { self.chat_asked(request) } else { self.asked(request) };
+        let (fields, params, prompts) = match asked {
+            Ok(asked) => asked,
+            Err(refusal) => return refuse(&refusal, out).await,
+        };
+        let usage = fields
+            .object("stream_options")
+            .and_then(|options| options.flag("include_usage"))
+            .unwrap_or(false);
+        let head = Head { chat, id: id("chatcmpl"), created: created(), usage };
+        let count = prompts.len() * params.n_cmpl;
+        let queue = Self::queue(prompts, &params);
+        if params.stream {
+            let resumes = request.get("x-conversation-id").is_some();
+            return self.stream_openai(&head, &params, queue, resumes, out).await;
+        }
+        let body = self.whole_openai(&head, &params, queue, count).await;
+        out.json(200, &body).await
+    }
+
+    fn chat_asked(&self, request: &Request) -> Result<(Fields, Params, Vec<Vec<u32>>), Refusal> {
+        let fields = Fields::of(request)?;
+        let prompt = self.chat_prompt(&fields)?;
+        self.fits(&prompt)?;
+        let params = self.params(&fields)?;
+        Ok((fields, params, vec![prompt]))
+    }
+
+    pub(super) fn chat_text(&self, fields: &Fields) -> Result<String, Refusal> {
+        let messages = fields.get("messages").filter(|messages| messages.is_array());
+        let messages = messages.ok_or_else(|| Refusal::bad("'messages' is required"))?;
+        let opening = fields.get("add_generation_prompt").is_none_or(|opening| opening == true);
+        self.house.toy.chat(messages, opening).map_err(|error| Refusal::bad(&error))
+    }
+
+    fn chat_prompt(&self, fields: &Fields) -> Result<Vec<u32>, Refusal> {
+        Ok(self.house.toy.encode(&self.chat_text(fields)?))
+    }
+
+    fn frame(&self, head: &Head, object: &str, choices: &Value) -> Value {
+        json!({"choices": choices, "created": head.created, "model": self.house.setup.model,
+            "system_fingerprint": "b1-0c1e570", "object": object, "id": head.id})
+    }
+
+    async fn whole_openai(&self, head: &Head, params: &Params, mut queue: Queue, count: usize) -> Value {
+        let mut choices = vec![Value::Null; count];
+        let mut first = None;
+        while !queue.is_empty() {
+            let mut wave = self.launch(&mut queue, params).await;
+            let mut pieces: Vec<Vec<Piece>> = wave.batch.sequences.iter().map(|_| Vec::new()).collect();
+            loop {
+                let step = wave.step().await;
+                if step.is_empty() {
+                    break;
+                }
+                for (at, piece) in step {
+                    pieces[at].push(piece);
+                }
+            }
+            for (at, pieces) in pieces.iter().enumerate() {
+                let sequence = &wave.batch.sequences[at];
+                choices[sequence.index] = self.choice(head, params, sequence, pieces);
+            }
+            first.get_or_insert_with(|| (usage(&wave, 0), timings(&wave, 0)));
+        }
+        let object = if head.chat { "chat.completion" } else { "text_completion" };
+        let mut body = self.frame(head, object, &Value::from(choices));
+        (body["usage"], body["timings"]) = first.unwrap_or_default();
+        body
+    }
+
+    fn choice(&self, head: &Head, params: &Params, sequence: &Sequence, pieces: &[Piece]) -> Value {
+        let text = format!("{}{}", sequence.text, sequence.tail(&self.house.toy));
+        let logprobs = (params.n_probs > 0).then(|| json!({"content": self.probabilities(pieces, params)}));
+        let reason = sequence.finish.as_ref().map(Finish::reason);
+        if !head.chat {
+            return json!({"text": text, "index": sequence.index, "logprobs": logprobs, "finish_reason": reason});
+        }
+        let (thought, said) = reasoning(&text, self.house.setup.reasoning_end.as_deref());
+        let mut message = json!({"role": "assistant", "content": said.unwrap_or_default()});
+        if let Some(thought) = thought {
+            message["reasoning_content"] = json!(thought);
+        }
+        let mut choice = json!({"finish_reason": reason, "index": sequence.index, "message": message});
+        if let Some(logprobs) = logprobs {
+            choice["logprobs"] = logprobs;
+        }
+        choice
+    }
+
+    async fn stream_openai(
+        &self,
+        head: &Head,
+        params: &Params,
+        mut queue: Queue,
+        resumes: bool,
+        out: &mut Out,
+    ) -> Sent {
+        out.stream("text/event-stream").await?;
+        while !queue.is_empty() {
+            let wave = self.launch(&mut queue, params).await;
+            let marker = self.house.setup.reasoning_end.as_deref();
+            let mut partings: Vec<Parting> =
+                wave.batch.sequences.iter().map(|_| Parting::new(marker)).collect();
+            let mut run = Resumable { wave: Some(wave), resumes };
+            let wave = run.wave.as_mut().ok_or(Gone)?;
+            loop {
+                let pieces = pinged(wave, params, out).await?;
+                if pieces.is_empty() {
+                    break;
+                }
+                for (at, piece) in pieces {
+                    for event in
+                        self.deltas(head, params, &wave.batch.sequences[at], &piece, &mut partings[at])
+                    {
+                        out.event(event).await?;
+                    }
+                    if piece.finish.is_some() {
+                        for event in self.ending(head, wave, at) {
+                            out.event(event).await?;
+                        }
+                    }
+                }
+            }
+        }
+        out.event("[DONE]").await?;
+        out.end().await
+    }
+
+    fn deltas(
+        &self,
+        head: &Head,
+        params: &Params,
+        sequence: &Sequence,
+        piece: &Piece,
+        parting: &mut Parting,
+    ) -> Vec<Value> {
+        let one = std::slice::from_ref(piece);
+        let logprobs = (params.n_probs > 0).then(|| json!({"content": self.probabilities(one, params)}));
+        if !head.chat {
+            let choice = json!({"text": piece.text, "index": sequence.index, "logprobs": logprobs, "finish_reason": null});
+            return if piece.incomplete {
+                vec![]
+            } else {
+                vec![self.frame(head, "text_completion", &json!([choice]))]
+            };
+        }
+        let mut deltas = Vec::new();
+        if sequence.output().len() == 1 {
+            deltas.push(json!({"role": "assistant", "content": null}));
+        }
+        let (thought, said) = parting.push(&piece.text, piece.finish.is_some());
+        if !thought.is_empty() {
+            deltas.push(json!({"reasoning_content": thought}));
+        }
+        if !said.is_empty() {
+            deltas.push(json!({"content": said}));
+        }
+        let last = deltas.len();
+        let event = |(at, delta): (usize, Value)| {
+            let mut choice = json!({"finish_reason": null, "index": sequence.index, "delta": delta});
+            if let Some(logprobs) = logprobs.as_ref().filter(|_| at + 1 == last) {
+                choice["logprobs"] = logprobs.clone();
+            }
+            self.frame(head, "chat.completion.chunk", &json!([choice]))
+        };
+        deltas.into_iter().enumerate().map(event).collect()
+    }
+
+    fn ending(&self, head: &Head, wave: &Wave, at: usize) -> Vec<Value> {
+        let sequence = &wave.batch.sequences[at];
+        let reason = sequence.finish.as_ref().map(Finish::reason);
+        if !head.chat {
+            let choice =
+                json!({"text": "", "index": sequence.index, "logprobs": null, "finish_reason": reason});
+            let mut event = self.frame(head, "text_completion", &json!([choice]));
+            event["usage"] = usage(wave, at);
+            event["timings"] = timings(wave, at);
+            return vec![event];
+        }
+        let choice = json!({"finish_reason": reason, "index": sequence.index, "delta": {}});
+        let mut events = vec![self.frame(head, "chat.completion.chunk", &json!([choice]))];
+        if head.usage {
+            let mut event = self.frame(head, "chat.completion.chunk", &json!([]));
+            event["usage"] = usage(wave, at);
+            events.push(event);
+        }
+        if let Some(last) = events.last_mut() {
+            last["timings"] = timings(wave, at);
+        }
+        events
+    }
+}
+
+fn usage(wave: &Wave, at: usize) -> Value {
+    let sequence = &wave.batch.sequences[at];
+    let (prompt, output) = (sequence.prompt, sequence.output().len());
+    json!({"completion_tokens": output, "prompt_tokens": prompt, "total_tokens": prompt + output,
+        "prompt_tokens_details": {"cached_tokens": wave.cached[at]}})
+}
