@@ -293,6 +293,12 @@ pub trait Codec: Sync {
     /// [`Unreadable`].
     fn chunk(&self, engine: &Engine, kind: RideKind, event: &Value) -> Result<Chunk, Unreadable>;
 
+    /// Whether the ids that [`Codec::beside`] has brought are used only once the first ride has counted as many. For a
+    /// server that does not say whether it puts special tokens in front.
+    fn counts(&self) -> bool {
+        false
+    }
+
     /// Why a later ride of `asked` tokens has ended that closed its stream after `brought` without a word; `None`
     /// if that is not how this engine ends one.
     fn closed(&self, brought: u32, asked: u32) -> Option<&'static str> {

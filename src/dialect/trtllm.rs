@@ -110,6 +110,11 @@ impl Codec for TrtLlm {
         Some(Call { path: TOKENIZE, body: bytes(&json!({ "prompt": text })) })
     }
 
+    /// Whether that route adds special tokens as completions do is nowhere said.
+    fn counts(&self) -> bool {
+        true
+    }
+
     fn read_beside(&self, _: &Engine, _: &Request, body: &[u8]) -> Result<Beside, Unreadable> {
         self.tokens(body).map(Beside::Prompt).ok_or(Unreadable("no token ids"))
     }

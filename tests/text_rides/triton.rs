@@ -1,6 +1,7 @@
 //! Triton: the published model repository around the engine, and native drafts.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
@@ -80,7 +81,9 @@ impl Engine for Repository {
 
 async fn triton(change: impl FnOnce(&mut Options)) -> Fake<Repository> {
     let mut options = Options { frontend: true, ..Options::default() };
-    options.setup.temper.eos_every = Some(50);
+    options.setup.temper.eos_every = Some(200);
+    // Time to ask beside a ride.
+    options.setup.pace.step = Duration::from_millis(1);
     change(&mut options);
     Fake::start(Repository(Triton::new(options))).await
 }
@@ -103,14 +106,15 @@ async fn the_engine_verifies_the_draft_itself() {
     for exclude_input in [false, true] {
         let fake = triton(|options| options.exclude_input = exclude_input).await;
         let proxy = before(fake.address, NATIVE).await;
-        for seed in 0..15 {
-            for max in [3, 40] {
+        for seed in 0..8 {
+            for max in [3, 120] {
                 let (direct, through) = both(&fake, front(&proxy), &body(seed, max)).await;
                 assert_eq!(through.plain, direct, "seed {seed}, max {max}");
             }
         }
         assert!(fake.house.tally().calls_of(INFER) > 50, "{:?}", fake.house.tally().calls);
-        assert!(metric(&proxy, "foretell_leap_accepted_tokens_total").await > 50.0);
+        let accepted = metric(&proxy, "foretell_leap_accepted_tokens_total").await;
+        assert!(accepted > 10.0, "{accepted}");
         assert_eq!(fake.house.fatal(), Vec::<String>::new());
     }
 }

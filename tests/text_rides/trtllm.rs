@@ -1,9 +1,15 @@
 //! TensorRT-LLM: completions at temperature 0 leap, whatever else is asked is relayed as it is.
 
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use serde_json::{Value, json};
 
+use crate::fakes::http::{Out, Request, Sent};
 use crate::fakes::trtllm::{Options, Trtllm};
-use crate::fakes::{Fake, Fault, When, toy};
+use crate::fakes::{Engine, Fake, Fault, House, When, toy};
 use crate::house::{Answer, Plain, ask, before, before_with, completion, front, metric};
 
 const COMPLETIONS: &str = "/v1/completions";
@@ -12,6 +18,9 @@ const TEXT: &str = "The cat sat on the mat. The cat sat on the hat. The cat";
 async fn trtllm(change: impl FnOnce(&mut Options)) -> Fake<Trtllm> {
     let mut options = Options { perf_metrics: true, ..Options::default() };
     options.setup.temper.eos_every = None;
+    // Time to ask beside a ride.
+    options.setup.pace.step = Duration::from_millis(1);
+    options.setup.pace.cancel = Duration::ZERO;
     change(&mut options);
     Fake::start(Trtllm::new(options)).await
 }
@@ -27,7 +36,7 @@ async fn a_greedy_completion_leaps_and_says_what_it_would_have_said() {
     let fake = trtllm(|_| {}).await;
     let proxy = before(fake.address, "").await;
     let mut speculated = 0;
-    for seed in 0..12_u32 {
+    for seed in 0..5_u32 {
         for more in [
             json!({"prompt": format!("{TEXT} {seed}")}),
             json!({"prompt": [5 + seed, 9, 200, 5 + seed, 9, 200]}),
@@ -41,7 +50,7 @@ async fn a_greedy_completion_leaps_and_says_what_it_would_have_said() {
             speculated += usize::from(through.path() == "speculated");
         }
     }
-    assert!(speculated > 40, "{speculated} of 60 that tell");
+    assert!(speculated >= 20, "{speculated} of 25 that tell");
     assert!(metric(&proxy, "foretell_leap_accepted_tokens_total").await > 100.0);
     let tally = fake.house.tally();
     assert_eq!((tally.calls_of("/metrics"), fake.house.fatal()), (0, Vec::<String>::new()));
@@ -49,10 +58,10 @@ async fn a_greedy_completion_leaps_and_says_what_it_would_have_said() {
 
 #[tokio::test]
 async fn the_end_of_the_text_and_the_limit_are_the_server_s_own() {
-    for ends_in in [3_u64, 8, 20, 60] {
+    for ends_in in [3_u64, 8, 30] {
         let fake = trtllm(|options| options.setup.temper.eos_every = Some(ends_in)).await;
         let proxy = before(fake.address, "").await;
-        for seed in 0..6 {
+        for seed in 0..4 {
             for max in [1, 2, 3, 17, 60] {
                 let body = completion(&json!({"prompt": format!("{TEXT} {seed}"), "max_tokens": max}));
                 let (direct, through) = both(&fake, front(&proxy), &body).await;
@@ -107,7 +116,7 @@ async fn a_server_that_may_write_its_text_otherwise_is_relayed() {
         }
         let proxy = before_with(fake.address, &folder.path().display().to_string(), "").await;
         let through = ask(front(&proxy), COMPLETIONS, "", &completion(&json!({"prompt": TEXT}))).await;
-        assert_eq!(through.field("x-foretell-reason"), "tokenizer", "{config:?}");
+        assert_eq!(through.field("x-foretell-path"), "bypassed", "{config:?}");
     }
 }
 
@@ -120,6 +129,49 @@ async fn a_build_that_does_not_tokenize_rides_on_text_and_leaps_on_ids() {
     let body = completion(&json!({"prompt": [5, 9, 200, 5, 9, 200]}));
     let (direct, through) = both(&fake, front(&proxy), &body).await;
     assert_eq!((&through.plain, through.path()), (&direct, "speculated"));
+}
+
+/// A build whose tokenizing route puts another token in front than its completions do.
+struct Otherwise(Trtllm);
+
+impl Engine for Otherwise {
+    fn house(&self) -> &Arc<House> {
+        self.0.house()
+    }
+
+    fn serve<'a>(&'a self, request: Request, out: &'a mut Out) -> BoxFuture<'a, Sent> {
+        async move {
+            if request.path != "/_internal/tokenize" {
+                return self.0.serve(request, out).await;
+            }
+            let text = request.json().unwrap()["prompt"].as_str().unwrap().to_owned();
+            let mut tokens = self.0.house.toy.encode(&text);
+            // The identity is asked with a text of its own, which is answered rightly.
+            if text.starts_with("The cat") {
+                tokens.insert(0, 0);
+            }
+            out.json(200, &json!({"count": tokens.len(), "tokens": tokens})).await
+        }
+        .boxed()
+    }
+}
+
+#[tokio::test]
+async fn ids_of_a_prompt_that_the_server_counts_otherwise_are_not_used() {
+    let mut options = Options::default();
+    options.setup.temper.eos_every = None;
+    options.setup.pace.step = Duration::from_millis(1);
+    options.setup.pace.cancel = Duration::ZERO;
+    let fake = Fake::start(Otherwise(Trtllm::new(options))).await;
+    let proxy = before(fake.address, "").await;
+    for seed in 0..3 {
+        let body = completion(&json!({"prompt": format!("{TEXT} {seed}")}));
+        let direct = ask(fake.address, COMPLETIONS, "", &body).await;
+        let calls = fake.house.tally().calls_of(COMPLETIONS);
+        let through = ask(front(&proxy), COMPLETIONS, "", &body).await;
+        assert_eq!((&through.plain, through.path()), (&direct.plain, "ridden"));
+        assert_eq!(fake.house.tally().calls_of(COMPLETIONS), calls + 1, "one ride and nothing else");
+    }
 }
 
 #[tokio::test]

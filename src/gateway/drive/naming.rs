@@ -57,7 +57,8 @@ impl Naming {
         due
     }
 
-    /// Asks for the ids of what has been heard, after those that are known.
+    /// Asks for the ids of what has been heard, after those that are known. All calls together take no longer
+    /// than one verify call may: the client waits meanwhile.
     pub fn ask(
         &self,
         calls: Calls,
@@ -68,25 +69,36 @@ impl Naming {
         async move {
             let named = known.len();
             let mut text = Heard { words: &words, prompt, heard, known };
-            for round in 0..ROUNDS {
-                let Some(guess) = text.guess() else { break };
-                let draft = Tree::chain(&guess, Source::PromptLookup, Features::default());
-                let call = calls.clone();
-                let answer = call.verify(text.prompt.clone(), text.known.clone(), draft.clone(), plan, round);
-                let Event::Verdict(verdict) = answer.await else { break };
-                let Some(said) = accept::walk(&draft, &verdict).filter(|said| !said.tokens.is_empty()) else {
-                    break;
-                };
-                // The token that ends the text spells none of it.
-                let spelt = said.tokens.len() - usize::from(said.ends);
-                if !text.take(said.tokens.get(..spelt).unwrap_or_default()) || (said.ends && !text.is_level())
-                {
-                    return Event::Doubt;
-                }
+            let spelt = tokio::time::timeout(calls.patience(), text.ask(&calls, plan)).await;
+            if spelt == Ok(false) {
+                return Event::Doubt;
             }
             let tokens = text.known.split_off(named);
             Event::Token { tokens, text: String::new(), tail: Tail::Open }
         }
+    }
+}
+
+impl Heard<'_, Arc<Tokenizer>> {
+    /// Calls until the text is spelt, or a call brings nothing. False if the backend says another text.
+    async fn ask(&mut self, calls: &Calls, plan: Plan) -> bool {
+        for round in 0..ROUNDS {
+            let Some(guess) = self.guess() else { break };
+            let draft = Tree::chain(&guess, Source::PromptLookup, Features::default());
+            let (prompt, known) = (self.prompt.clone(), self.known.clone());
+            let answer = calls.clone().verify(prompt, known, draft.clone(), plan, round).await;
+            let Event::Verdict(verdict) = answer else { break };
+            let Some(said) = accept::walk(&draft, &verdict).filter(|said| !said.tokens.is_empty()) else {
+                break;
+            };
+            // The token that ends the text spells none of it.
+            let spelt = said.tokens.len() - usize::from(said.ends);
+            let fits = self.take(said.tokens.get(..spelt).unwrap_or_default());
+            if !fits || (said.ends && !self.is_level()) {
+                return false;
+            }
+        }
+        true
     }
 }
 

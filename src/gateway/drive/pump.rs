@@ -122,7 +122,7 @@ impl Pump {
             self.tell(happened).await;
         };
         let prompt_tokens = self.session.prompt().len() as u64;
-        if let Some(tokens) = self.told_output() {
+        if let Some(tokens) = self.told_output().filter(|_| !summary.speculated) {
             summary.output_tokens = tokens;
         }
         let usage = self.usage.as_ref().and_then(Usage::from_backend);
@@ -166,7 +166,8 @@ impl Pump {
         let Some(ride) = self.ride.as_ref().filter(|_| self.first && self.held.is_none()) else { return };
         let prompt = self.session.prompt().to_vec();
         let Some(naming) = self.naming.as_mut().filter(|_| !prompt.is_empty()) else { return };
-        if !naming.is_due() {
+        let counts = self.uncounted && self.calls.engine().dialect.codec().counts();
+        if counts || !naming.is_due() {
             return;
         }
         let id = ride.id;
@@ -175,7 +176,7 @@ impl Pump {
         self.pend(id, asked.map(Reply::event));
     }
 
-    /// Output tokens as the backend counted them, where its ids are not known.
+    /// Output tokens as the backend counted them, if it has said the whole text and its ids are not known.
     fn told_output(&self) -> Option<u32> {
         let told = self.usage.as_ref().filter(|_| self.untold && self.first)?;
         told.get("completion_tokens")?.as_u64().and_then(|tokens| u32::try_from(tokens).ok())
@@ -189,6 +190,7 @@ impl Pump {
         if let (true, Some(told), 1..) = (self.uncounted, told, known) {
             self.uncounted = false;
             if told != known {
+                self.naming = None;
                 self.session.handle(ride, Event::Doubt, self.clock.now());
             }
         }
