@@ -68,7 +68,7 @@ impl Naming {
         let (words, plan, heard) = (Arc::clone(&self.words), self.plan, self.heard.clone());
         async move {
             let named = known.len();
-            let mut text = Heard { words: &words, prompt, heard, known };
+            let mut text = Spelling { words: &words, prompt, heard, known };
             let spelt = tokio::time::timeout(calls.patience(), text.ask(&calls, plan)).await;
             if spelt == Ok(false) {
                 return Event::Doubt;
@@ -79,7 +79,7 @@ impl Naming {
     }
 }
 
-impl Heard<'_, Arc<Tokenizer>> {
+impl Spelling<'_, Arc<Tokenizer>> {
     /// Calls until the text is spelt, or a call brings nothing. False if the backend says another text.
     async fn ask(&mut self, calls: &Calls, plan: Plan) -> bool {
         for round in 0..ROUNDS {
@@ -122,14 +122,14 @@ impl Words for Arc<Tokenizer> {
 }
 
 /// A text that has been heard, and the tokens of it that are known.
-struct Heard<'a, W> {
+struct Spelling<'a, W> {
     words: &'a W,
     prompt: Vec<TokenId>,
     heard: String,
     known: Vec<TokenId>,
 }
 
-impl<W: Words> Heard<'_, W> {
+impl<W: Words> Spelling<'_, W> {
     fn is_level(&self) -> bool {
         self.words.spell(&self.prompt, &self.known) == self.heard
     }
@@ -187,8 +187,8 @@ mod tests {
         }
     }
 
-    fn heard(text: &str, known: &[TokenId]) -> Heard<'static, Toy> {
-        Heard { words: &Toy, prompt: vec![7], heard: text.to_owned(), known: known.to_vec() }
+    fn heard(text: &str, known: &[TokenId]) -> Spelling<'static, Toy> {
+        Spelling { words: &Toy, prompt: vec![7], heard: text.to_owned(), known: known.to_vec() }
     }
 
     #[test]
