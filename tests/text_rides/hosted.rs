@@ -50,7 +50,7 @@ async fn a_billed_service_sees_the_client_s_calls_and_no_others() {
         );
         assert_eq!(tried(&through), 0);
     }
-    assert_eq!(calls(&fake), [(CHAT.to_owned(), 4)]);
+    assert_eq!(calls(&fake), [(CHAT.to_owned(), 4), ("/v1/models".to_owned(), 1)]);
     assert_eq!(fake.engine.bill().calls, 4);
 }
 
@@ -90,7 +90,7 @@ async fn a_likely_answer_goes_along_only_where_the_operator_allows_it() {
     let own = json!({"prediction": {"type": "content", "content": "print(1)"}});
     assert!(tried(&sent("", &edit(&own)).await) > 0, "the client's own goes through");
     assert_eq!(metric(&proxy, "foretell_predictions_total{result=\"sent\"}").await as u32, 2);
-    assert_eq!(calls(&fake), [(CHAT.to_owned(), 7)]);
+    assert_eq!(calls(&fake), [(CHAT.to_owned(), 7), ("/v1/models".to_owned(), 1)]);
 }
 
 #[tokio::test]
