@@ -8,12 +8,15 @@ pub mod engine;
 pub mod llamacpp;
 pub mod lmdeploy;
 pub mod onnx;
+pub mod openai;
 pub mod probe;
 pub mod recognise;
 pub mod relayed;
 pub mod score;
 pub mod sglang;
 pub mod shared;
+pub mod triton;
+pub mod trtllm;
 pub mod vllm;
 
 use serde_json::{Map, Value};
@@ -94,8 +97,8 @@ impl Dialect {
             Self::Sglang => &sglang::Sglang,
             Self::LlamaCpp => &llamacpp::LlamaCpp,
             Self::Tgi => &relayed::Relayed(Self::Tgi),
-            Self::TrtLlm => &relayed::Relayed(Self::TrtLlm),
-            Self::Triton => &relayed::Relayed(Self::Triton),
+            Self::TrtLlm => &trtllm::TrtLlm,
+            Self::Triton => &triton::Triton,
             Self::Lmdeploy => &lmdeploy::Lmdeploy,
             Self::OpenAi => &relayed::Relayed(Self::OpenAi),
             Self::Ollama => &relayed::Relayed(Self::Ollama),
@@ -247,6 +250,13 @@ pub trait Codec: Sync {
     /// [`Foreign`]: it is none that can be asked to verify.
     fn engine(&self, answers: &Answers) -> Result<Engine, Foreign>;
 
+    /// Whether the first ride tells the ids of its tokens. Where it does not, requests leap at temperature 0
+    /// only, and the ids are named by the target: a text is a draft for its own ids, put to the engine like any
+    /// other draft, and what it accepts is what it would have said.
+    fn names(&self) -> bool {
+        true
+    }
+
     /// Why this engine cannot carry this request exactly, whatever the plan. `sampling` is the effective one.
     fn refuses(&self, engine: &Engine, request: &Request, sampling: &Sampling) -> Option<BypassReason>;
 
@@ -280,6 +290,13 @@ pub trait Codec: Sync {
         Value::Null
     }
 
+    /// The body to relay in place of the client's own, where that has a `prediction` that this engine would
+    /// refuse the whole request for.
+    fn relayed(&self, request: &Request) -> Option<Vec<u8>> {
+        let _ = request;
+        None
+    }
+
     /// The call that brings the prompt's ids, if the first ride does not tell them.
     fn beside(&self, engine: &Engine, request: &Request) -> Option<Call> {
         let _ = (engine, request);
@@ -303,6 +320,19 @@ pub trait Codec: Sync {
     /// # Errors
     /// [`Unreadable`].
     fn chunk(&self, engine: &Engine, kind: RideKind, event: &Value) -> Result<Chunk, Unreadable>;
+
+    /// Whether the ids that [`Codec::beside`] has brought are used only once the first ride has counted as many. For a
+    /// server that does not say whether it puts special tokens in front.
+    fn counts(&self) -> bool {
+        false
+    }
+
+    /// Why a later ride of `asked` tokens has ended that closed its stream after `brought` without a word; `None`
+    /// if that is not how this engine ends one.
+    fn closed(&self, brought: u32, asked: u32) -> Option<&'static str> {
+        let _ = (brought, asked);
+        None
+    }
 
     /// The calls that verify a draft.
     ///

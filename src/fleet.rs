@@ -118,6 +118,11 @@ impl Fleet {
         self.groups.iter().any(|group| group.replicas().iter().any(|replica| replica.speculates()))
     }
 
+    /// Whether some hosted service may be sent predictions.
+    pub fn predicts(&self) -> bool {
+        self.groups.iter().any(|group| group.replicas().iter().any(|replica| replica.predicts()))
+    }
+
     /// The replica for a new request for `model`. The backend: exact id, alias, glob; else the only one; else
     /// the one marked default; else the first, whose own 404 the client gets. Of its replicas: the less busy
     /// of two taken by chance. `None` only if there is no backend, or no address of it is known.

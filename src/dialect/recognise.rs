@@ -156,6 +156,17 @@ pub fn start_page(dialect: Dialect, answers: &Answers) -> Option<&str> {
     answers.good().find(only).or_else(|| answers.good().find(shows))
 }
 
+/// What a server is asked whose dialect the operator has named. One that is only relayed need not be asked who
+/// else it might be: a hosted service sees a list of models asked for and nothing more.
+pub fn introduction_to(dialect: Option<Dialect>) -> Vec<Question> {
+    match dialect {
+        Some(Dialect::OpenAi | Dialect::Mlx) => vec![Question::get(MODELS)],
+        Some(Dialect::Ollama) => [MODELS, OLLAMA_VERSION].map(Question::get).into(),
+        Some(Dialect::Tgi) => [MODELS, INFO].map(Question::get).into(),
+        _ => introduction(),
+    }
+}
+
 /// Which engine gave these answers to the [`introduction`], if it is one that is known.
 pub fn dialect_of(answers: &Answers) -> Option<Dialect> {
     if answers.word(VERSION, "/engine").as_deref() == Some("foretell") {
@@ -166,6 +177,86 @@ pub fn dialect_of(answers: &Answers) -> Option<Dialect> {
         Some("sglang") => Some(Dialect::Sglang),
         Some("llamacpp") => Some(Dialect::LlamaCpp),
         Some("lmdeploy") => Some(Dialect::Lmdeploy),
-        _ => None,
+        Some("tensorrt_llm") => Some(Dialect::TrtLlm),
+        _ => by_habit(answers),
+    }
+}
+
+/// Those that do not sign their list of models. Last comes whatever has such a list at all: it speaks OpenAI's
+/// API and is none of the others.
+fn by_habit(answers: &Answers) -> Option<Dialect> {
+    let router = answers.word(INFO, "/router");
+    let is_tgi = router.as_deref() == Some("text-generation-router")
+        || (answers.word(INFO, "/model_id").is_some() && answers.number(INFO, "/max_total_tokens").is_some());
+    let habits = [
+        (Dialect::Triton, answers.word(KSERVE, "/name").as_deref() == Some("triton")),
+        (Dialect::Tgi, is_tgi),
+        (Dialect::Ollama, answers.word(OLLAMA_VERSION, "/version").is_some()),
+        // Python's own HTTP server, which no other engine is built on.
+        (Dialect::Mlx, answers.at(MODELS, "/data").is_some() && answers.served_by("BaseHTTP/")),
+        (Dialect::OpenAi, answers.at(MODELS, "/data").is_some_and(|data| data.is_array())),
+    ];
+    habits.into_iter().find_map(|(dialect, is)| is.then_some(dialect))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn told(server: Option<&str>, said: &[(&str, Value)]) -> Answers {
+        let mut answers = Answers::default();
+        for question in introduction() {
+            let found = said.iter().find(|(path, _)| *path == question.path);
+            let status = if found.is_some() { 200 } else { 404 };
+            let body = found.map_or_else(|| json!({"error": "not found"}), |(_, body)| body.clone());
+            let told = Told { status, server: server.map(Into::into), body: body.to_string().into_bytes() };
+            answers.add(&question.path, told);
+        }
+        answers
+    }
+
+    fn models(owner: Option<&str>) -> Value {
+        json!({"object": "list", "data": [{"id": "m", "object": "model", "created": 1, "owned_by": owner}]})
+    }
+
+    #[test]
+    fn servers_are_told_apart_by_what_only_they_say() {
+        let of = |server: Option<&str>, said: &[(&str, Value)]| dialect_of(&told(server, said));
+        let uvicorn = Some("uvicorn");
+        let listed = |owner| (MODELS, models(owner));
+        assert_eq!(of(uvicorn, &[listed(Some("tensorrt_llm"))]), Some(Dialect::TrtLlm));
+        let triton = (KSERVE, json!({"name": "triton", "version": "2.59.0", "extensions": ["generate"]}));
+        assert_eq!(
+            of(uvicorn, &[listed(Some("Triton Inference Server")), triton.clone()]),
+            Some(Dialect::Triton)
+        );
+        assert_eq!(of(None, &[triton]), Some(Dialect::Triton));
+        let tgi = json!({"model_id": "m", "max_total_tokens": 4096, "router": "text-generation-router", "version": "3.3.6"});
+        assert_eq!(of(None, &[listed(Some("m")), (INFO, tgi)]), Some(Dialect::Tgi));
+        let embedder = json!({"model_id": "m", "max_input_length": 512, "version": "1.8"});
+        assert_eq!(of(None, &[(INFO, embedder)]), None);
+        let ollama = (OLLAMA_VERSION, json!({"version": "0.12.1"}));
+        assert_eq!(of(None, &[listed(Some("library")), ollama]), Some(Dialect::Ollama));
+        let python = Some("BaseHTTP/0.6 Python/3.12.3");
+        assert_eq!(of(python, &[listed(None)]), Some(Dialect::Mlx));
+        assert_eq!(of(None, &[listed(Some("system"))]), Some(Dialect::OpenAi));
+        assert_eq!(of(python, &[]), None);
+        assert_eq!(of(None, &[]), None);
+    }
+
+    #[test]
+    fn a_server_that_is_only_relayed_by_name_is_asked_for_its_models_and_no_more() {
+        let paths = |dialect| -> Vec<String> {
+            introduction_to(Some(dialect)).into_iter().map(|question| question.path.into_owned()).collect()
+        };
+        assert_eq!(paths(Dialect::OpenAi), [MODELS]);
+        assert_eq!(paths(Dialect::Mlx), [MODELS]);
+        assert_eq!(paths(Dialect::Ollama), [MODELS, OLLAMA_VERSION]);
+        assert_eq!(paths(Dialect::Tgi), [MODELS, INFO]);
+        assert_eq!(introduction_to(None), introduction());
+        assert_eq!(introduction_to(Some(Dialect::Vllm)), introduction());
+        assert!(introduction().iter().all(|question| question.body.is_none()), "only GETs");
     }
 }

@@ -7,6 +7,7 @@ mod address;
 mod settings;
 
 use std::cell::Cell;
+use std::collections::HashSet;
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -16,6 +17,7 @@ use arc_swap::{ArcSwap, ArcSwapOption};
 use http::header::{AUTHORIZATION, HOST};
 use http::uri::{PathAndQuery, Scheme};
 use http::{HeaderName, HeaderValue, Method, Request, Response, Uri, Version};
+use parking_lot::Mutex;
 use tower::ServiceExt;
 
 pub use settings::{Auth, BackendSettings, InvalidUrl};
@@ -31,6 +33,8 @@ use crate::gateway::listen::Body;
 
 /// Which data-parallel rank of an engine is to compute a request. vLLM and SGLang both know it.
 const RANK: HeaderName = HeaderName::from_static("x-data-parallel-rank");
+/// Most models that are remembered to take no prediction; beyond that each is tried anew.
+const UNPREDICTED: usize = 256;
 
 thread_local! {
     static LANE: Cell<Option<usize>> = const { Cell::new(None) };
@@ -74,6 +78,7 @@ pub struct Backend {
     told: ArcSwapOption<Told>,
     retries: [AtomicU64; 2],
     connects: prometheus::Histogram,
+    unpredicted: Mutex<HashSet<String>>,
 }
 
 /// A request that got no answer.
@@ -150,6 +155,7 @@ impl Backend {
             retries: Default::default(),
             connects,
             place,
+            unpredicted: Mutex::default(),
             settings,
         })
     }
@@ -197,6 +203,29 @@ impl Backend {
     /// Whether its dialect can verify drafts.
     pub fn speculates(&self) -> bool {
         self.speculates.load(Ordering::Acquire)
+    }
+
+    /// Whether it bills per token.
+    pub fn is_billed(&self) -> bool {
+        self.settings.billed
+    }
+
+    /// Whether a likely answer may be sent along for some model.
+    pub fn predicts(&self) -> bool {
+        self.settings.predicts
+    }
+
+    /// Whether a likely answer may be sent along for this model.
+    pub fn predicts_for(&self, model: &str) -> bool {
+        self.settings.predicts && !self.unpredicted.lock().contains(model)
+    }
+
+    /// Notes that it takes no prediction for this model.
+    pub fn refuses_prediction(&self, model: &str) {
+        let mut unpredicted = self.unpredicted.lock();
+        if unpredicted.len() < UNPREDICTED {
+            unpredicted.insert(model.to_owned());
+        }
     }
 
     /// Whether the last call, or health check, reached it. True until something is known.

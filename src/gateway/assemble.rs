@@ -26,8 +26,8 @@ use super::mode::Mode;
 use super::{Brains, Gateway, Limits, Settings, Shared, StartError};
 use crate::config::policy::PolicySet;
 use crate::config::process::{
-    self, Backend, ClientControl, Connect, HostHeader, HttpVersion, Listen, Process, Replicas,
-    TokenizerSource,
+    self, Backend, ClientControl, Connect, Dialect, HostHeader, HttpVersion, Listen, PlanName, Process,
+    Replicas, TokenizerSource,
 };
 use crate::config::store::PolicyStore;
 use crate::fleet::{self, Auth, BackendSettings, KeyFile, ModelName, SystemResolver};
@@ -150,6 +150,11 @@ fn asking(backend: &Backend) -> Asking {
     }
 }
 
+/// Whether the operator allows a hosted service to be sent predictions, which it bills.
+fn predicts(backend: &Backend) -> bool {
+    backend.dialect == Dialect::OpenAi && backend.plans.allow.contains(&PlanName::Prediction)
+}
+
 fn tokenizer(backend: &Backend) -> Option<PathBuf> {
     backend.models.iter().find_map(|model| match &model.tokenizer {
         TokenizerSource::File(path) if path.is_dir() => Some(path.join("tokenizer.json")),
@@ -227,6 +232,8 @@ fn backend_settings(process: &Process, backend: &Backend) -> Result<BackendSetti
     Ok(BackendSettings {
         dialect: backend.dialect.name().to_owned(),
         models: models.collect(),
+        billed: backend.billed,
+        predicts: predicts(backend),
         default: backend.default,
         keep_client_host: connect.host != HostHeader::Backend,
         auth: auth(connect)?,

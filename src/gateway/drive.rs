@@ -7,6 +7,7 @@
 mod calls;
 mod drafting;
 pub mod identity;
+mod naming;
 mod pump;
 mod report;
 mod ride;
@@ -29,6 +30,7 @@ use parking_lot::Mutex;
 use self::calls::{CallLimits, Calls};
 use self::drafting::Drafting;
 use self::identity::{Epoch, Identities, Identity};
+use self::naming::Naming;
 use self::pump::Pump;
 use self::report::Report;
 use self::ride::Ride;
@@ -47,7 +49,9 @@ use crate::gateway::listen::{Body, BoxError};
 use crate::gateway::mode::Mode;
 use crate::observe::Finished;
 use crate::openai::{BypassReason, Path, Prompt, Request, Sampling};
-use crate::session::{Action, ActionId, Decode, Ending, Limit, RidePlan, RideReason, Session, Start};
+use crate::session::{
+    Action, ActionId, Decode, Ending, Limit, Permission, RidePlan, RideReason, Session, Start,
+};
 use crate::units::TokenId;
 
 const POLICY: HeaderName = HeaderName::from_static("x-foretell-policy");
@@ -92,7 +96,7 @@ impl Drive for Driver {
         async move {
             match inner.prepare(&exchange) {
                 Ok(prepared) => Box::pin(prepared.begin(exchange)).await,
-                Err(reason) => exchange.relay(reason).await,
+                Err(reason) => inner.relayed(exchange).relay(reason).await,
             }
         }
         .boxed()
@@ -143,6 +147,17 @@ impl Inner {
 }
 
 impl Inner {
+    /// The request as this backend can be sent it.
+    fn relayed(&self, mut exchange: Exchange) -> Exchange {
+        let identity = self.parts.identities.of(&exchange.backend).ok();
+        let body = identity.and_then(|identity| identity.engine.dialect.codec().relayed(&exchange.request));
+        if let Some(body) = body {
+            exchange.parts.headers.remove(header::CONTENT_LENGTH);
+            exchange.body = body.into();
+        }
+        exchange
+    }
+
     #[cfg(feature = "onnx")]
     fn drafting(&self, ruling: &Ruling, identity: &Identity, sampling: &Sampling) -> Drafting {
         let drafter = ruling.model.as_deref().and_then(|name| self.parts.drafters.get(name, identity));
@@ -236,6 +251,14 @@ impl Prepared {
         .await
     }
 
+    /// How the ids of the first ride become known, where it does not tell them and the request may leave it.
+    fn naming(&self) -> Option<Naming> {
+        let rules = &self.ruling.rules;
+        let leaps = rules.permission == Permission::Leap && (!rules.holdback || rules.gamma_fixed.is_some());
+        let plan = rules.plans.first().filter(|_| leaps && !self.identity.engine.dialect.codec().names())?;
+        Some(Naming::new(Arc::clone(&self.identity.tokenizer), *plan))
+    }
+
     fn start(&self, request: &Request) -> Start {
         let prompt: &[TokenId] = match &request.prompt {
             Prompt::Ids(ids) => ids,
@@ -298,11 +321,15 @@ impl Prepared {
         } else {
             (Sink::whole(request, &self.identity.engine), super::errors::full(Vec::new()))
         };
+        let naming = self.naming();
         let drafting = self.drafting;
         let asked = beside.map(|call| calls.clone().beside(Arc::new(request.clone()), call));
         let mut pump = Pump::new(session, ride, calls, drafting, watcher, self.clock, sink, Box::new(closed));
         if let Some(asked) = asked {
             pump.ask_beside(id, asked);
+        }
+        if let Some(naming) = naming {
+            pump.name_by(naming);
         }
         if request.stream {
             report.streams();

@@ -23,6 +23,7 @@ use super::relay::{Record, Relay};
 use super::route::{self, Read};
 use super::tunnel::Tunnels;
 use super::{Brains, Limits, Settings, Shared};
+use crate::dialect;
 use crate::fleet::Backend;
 use crate::observe::metrics::Stage;
 use crate::openai::{self, BypassReason, Control, Judgement, Route};
@@ -47,8 +48,24 @@ struct Inbound {
 
 /// What is left to do with a completion whose body has been read, or not.
 enum Verdict {
-    Drive { eligible: Eligible, body: Bytes },
-    Relay { why: Why, model: Option<String>, to: Option<Arc<Backend>>, body: Payload },
+    Drive {
+        eligible: Eligible,
+        body: Bytes,
+    },
+    Relay {
+        why: Why,
+        model: Option<String>,
+        to: Option<Arc<Backend>>,
+        body: Payload,
+    },
+    /// With a prediction; the client's own body is for a service that takes none.
+    Predict {
+        why: Why,
+        model: String,
+        altered: Bytes,
+        own: Bytes,
+        to: Option<Arc<Backend>>,
+    },
     Fail(Failure),
 }
 
@@ -81,11 +98,13 @@ impl Payload {
 struct Why {
     reason: BypassReason,
     parameter: Option<String>,
+    /// The body to send in place of the client's: the same with a prediction.
+    predicted: Option<Bytes>,
 }
 
 impl From<BypassReason> for Why {
     fn from(reason: BypassReason) -> Self {
-        Self { reason, parameter: None }
+        Self { reason, parameter: None, predicted: None }
     }
 }
 
@@ -166,6 +185,25 @@ impl Proxy {
         relay.send(inbound.parts, body, inbound.peer, &self.tunnels).await
     }
 
+    /// Relays a completion with a prediction.
+    async fn predict(
+        &self,
+        inbound: Inbound,
+        mut record: Record,
+        model: String,
+        altered: Bytes,
+        own: Bytes,
+        to: Option<Arc<Backend>>,
+    ) -> Response<Body> {
+        let Some(backend) = to.or_else(|| self.shared.fleet.pick(Some(&model))) else {
+            return record.fail(&Failure::NoBackend);
+        };
+        record.model(model.clone());
+        let (fleet, limit) = (Arc::clone(&self.shared.fleet), self.limits.relay_body);
+        let relay = Relay { record, backend, fleet, limit, repeatable: None };
+        relay.send_predicted(inbound.parts, altered, own, &model, inbound.peer).await
+    }
+
     /// A completion: drive it, or relay it with a reason.
     async fn completion(&self, inbound: Inbound, body: Incoming, route: Route) -> Response<Body> {
         let control = self.control(&inbound.parts);
@@ -177,6 +215,10 @@ impl Proxy {
                 return self.hand_over(inbound, eligible, body, control.ok().flatten(), id, record).await;
             }
             Verdict::Fail(failure) => return record.fail(&failure),
+            Verdict::Predict { why, model, altered, own, to } => {
+                record.completion(route, id, why.reason, None);
+                return self.predict(inbound, record, model, altered, own, to).await;
+            }
             Verdict::Relay { why, model, to, body } => (why, model, to, body),
         };
         record.completion(route, id, why.reason, why.parameter);
@@ -196,6 +238,7 @@ impl Proxy {
         route: Route,
         control: Result<Option<Control>, Why>,
     ) -> Verdict {
+        let rides = control.as_ref().ok().map(|control| *control == Some(Control::Ride));
         let early = self.early(parts, control);
         if let (Some(why), false) = (&early, self.shared.fleet.needs_model()) {
             let (why, body) = (why.clone(), Payload::streamed(body));
@@ -214,7 +257,12 @@ impl Proxy {
             Some(why) => (why, None),
             None => match self.judged(route, &bytes) {
                 Ok(eligible) => return Verdict::Drive { eligible, body: bytes },
-                Err(why_and_to) => why_and_to,
+                Err((mut why, to)) => match (why.predicted.take(), route::model_of(&bytes)) {
+                    (Some(altered), Some(model)) if rides == Some(false) => {
+                        return Verdict::Predict { why, model, altered, own: bytes, to };
+                    }
+                    _ => (why, to),
+                },
             },
         };
         let model = route::model_of(&bytes);
@@ -232,7 +280,7 @@ impl Proxy {
         if fleet.names().all(|name| self.shared.modes.of(name) == Mode::Off) {
             return Some(BypassReason::Off.into());
         }
-        if self.drive.is_none() || !fleet.speculates() {
+        if self.drive.is_none() || !(fleet.speculates() || fleet.predicts()) {
             return Some(BypassReason::NoPlan.into());
         }
         route::is_encoded(&parts.headers).then(|| BypassReason::Encoded.into())
@@ -246,13 +294,20 @@ impl Proxy {
         self.shared.observer.metrics().overhead(Stage::Parse, begun.elapsed());
         let request = match judged {
             Judgement::Eligible(request) => request,
-            Judgement::Bypass { reason, parameter } => return Err((Why { reason, parameter }, None)),
+            Judgement::Bypass { reason, parameter } => {
+                return Err((Why { reason, parameter, predicted: None }, None));
+            }
         };
         let Some(backend) = self.shared.fleet.pick(Some(&request.model)) else {
             return Err((BypassReason::NoPlan.into(), None));
         };
         if self.shared.modes.of(backend.name()) == Mode::Off {
             return Err((BypassReason::Off.into(), Some(backend)));
+        }
+        if self.shared.modes.of(backend.name()) == Mode::Auto && backend.predicts_for(&request.model) {
+            let reason = if backend.is_billed() { BypassReason::Billed } else { BypassReason::NoPlan };
+            let predicted = dialect::openai::predicted(&request, body).map(Bytes::from);
+            return Err((Why { reason, parameter: None, predicted }, Some(backend)));
         }
         if !backend.speculates() {
             return Err((BypassReason::NoPlan.into(), Some(backend)));
@@ -311,7 +366,7 @@ impl Proxy {
             return Ok(None);
         };
         let unreadable =
-            || Why { reason: BypassReason::Client, parameter: Some(headers::CONTROL.to_string()) };
+            || Why { parameter: Some(headers::CONTROL.to_string()), ..BypassReason::Client.into() };
         let wish = value.to_str().map_err(|_| unreadable())?;
         Control::parse(wish).map(Some).map_err(|_| unreadable())
     }

@@ -9,7 +9,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Instant;
 
 use bytes::Bytes;
-use http::header::{CONNECTION, CONTENT_TYPE, UPGRADE};
+use http::header::{CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, UPGRADE};
 use http::{HeaderValue, Request, Response, StatusCode, request};
 use http_body::{Body as _, Frame, SizeHint};
 use http_body_util::BodyExt;
@@ -20,6 +20,7 @@ use super::headers;
 use super::listen::{Body, BoxError, Peer};
 use super::tunnel::Tunnels;
 use crate::fleet::{self, Backend, Fleet};
+use crate::observe::metrics::Prediction;
 use crate::observe::{Finished, Held, Observer};
 use crate::openai::{BypassReason, Path, Route};
 
@@ -189,6 +190,51 @@ impl Relay {
         self.record.answered(&mut response);
         tunnels.join(client, backend, self.record);
         response
+    }
+
+    /// As [`Self::send`] with a body that Foretell has put a prediction into. A service that refuses it gets the
+    /// client's own body: what it would have answered, it answers.
+    pub async fn send_predicted(
+        mut self,
+        mut parts: request::Parts,
+        altered: Bytes,
+        own: Bytes,
+        model: &str,
+        peer: Option<Peer>,
+    ) -> Response<Body> {
+        let host = parts.uri.host().map(ToOwned::to_owned);
+        headers::for_backend(&mut parts.headers, parts.version, host.as_deref(), peer);
+        // The length is another one.
+        for name in [CONTENT_LENGTH, CONNECTION, UPGRADE] {
+            parts.headers.remove(name);
+        }
+        let first = self.exchange(parts.clone(), super::errors::full(altered)).await;
+        let refused = match &first {
+            // Neither costs anything; a pause that is asked for is another matter.
+            Ok(response) => {
+                matches!(response.status(), StatusCode::BAD_REQUEST | StatusCode::UNPROCESSABLE_ENTITY)
+            }
+            Err(_) => false,
+        };
+        let backend = Arc::clone(&self.backend);
+        let metrics = |result| self.record.observer.metrics().prediction(result);
+        if !refused {
+            metrics(Prediction::Sent);
+            return self.answer_with(first);
+        }
+        metrics(Prediction::Refused);
+        let second = self.exchange(parts, super::errors::full(own)).await;
+        if second.as_ref().is_ok_and(|response| response.status().is_success()) {
+            backend.refuses_prediction(model);
+        }
+        self.answer_with(second)
+    }
+
+    fn answer_with(self, answer: Result<Response<fleet::Answer>, Failure>) -> Response<Body> {
+        match answer {
+            Err(failure) => self.record.fail(&failure),
+            Ok(response) => self.pass_back(response),
+        }
     }
 
     async fn exchange(

@@ -56,6 +56,15 @@ impl Stage {
     }
 }
 
+/// What became of a prediction that was sent along.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Prediction {
+    /// The service took it.
+    Sent,
+    /// The service refused the request, and got it without.
+    Refused,
+}
+
 /// Counts one thing for as long as it is kept.
 #[derive(Debug)]
 pub struct Held(IntGauge);
@@ -95,6 +104,7 @@ pub struct Metrics {
     gamma: Histogram,
     rides: IntCounterVec,
     bypass: IntCounterVec,
+    predictions: IntCounterVec,
     gate_open: IntGaugeVec,
     config_info: GaugeVec,
     synchronized: IntGauge,
@@ -165,6 +175,11 @@ impl Metrics {
                 &["reason"],
             )?,
             bypass: new.counters("foretell_bypass_total", "Completions that may not leap.", &["reason"])?,
+            predictions: new.counters(
+                "foretell_predictions_total",
+                "Requests to hosted services that were given a prediction.",
+                &["result"],
+            )?,
             gate_open: new.levels("foretell_gate_open", "Whether a gate lets leap.", &["policy", "gate"])?,
             config_info: new.gauges("foretell_config_info", "Running configuration.", &["version"])?,
             synchronized: new.level("foretell_config_synchronized", "0 if the files could not be taken.")?,
@@ -179,6 +194,15 @@ impl Metrics {
         };
         metrics.synchronized.set(1);
         Ok(metrics)
+    }
+
+    /// A prediction was sent along.
+    pub fn prediction(&self, result: Prediction) {
+        let result = match result {
+            Prediction::Sent => "sent",
+            Prediction::Refused => "refused",
+        };
+        self.predictions.with_label_values(&[result]).inc();
     }
 
     /// Everything in the Prometheus text format.

@@ -75,6 +75,11 @@ impl Tokenizer {
         self.token(id).is_some_and(|token| self.inner.get_added_vocabulary().is_special_token(&token))
     }
 
+    /// Whether the text of tokens is the concatenation of their bytes.
+    pub fn is_byte_level(&self) -> bool {
+        self.bytes.is_some()
+    }
+
     /// Number of tokens, added ones included.
     pub fn size(&self) -> usize {
         self.inner.get_vocab_size(true)

@@ -23,6 +23,8 @@ pub struct Ask {
     pub stream: bool,
     /// An event of its own tells the usage when a stream ends.
     pub usage: bool,
+    /// Every event of a stream tells it.
+    pub continuous: bool,
     /// So many logprobs of others besides the token's own.
     pub logprobs: Option<usize>,
     /// Choices per prompt.
@@ -42,6 +44,7 @@ impl Ask {
             chat,
             stream: fields.flag("stream")?,
             usage,
+            continuous: false,
             logprobs: logprobs.map(|top| top as usize),
             n,
         })
@@ -170,6 +173,10 @@ async fn stream(form: &dyn Form, ask: &Ask, batch: &mut Batch, out: &mut Out) ->
                 .await?;
             }
             let mut event = frame(json!([delta(form, ask, sequence, &piece, &mut partings[at])]));
+            if ask.continuous {
+                let (input, output) = (sequence.prompt, sequence.output().len());
+                event["usage"] = json!({"prompt_tokens": input, "completion_tokens": output, "total_tokens": input + output});
+            }
             if piece.finish.is_some() {
                 form.ending(&mut event, sequence);
             }

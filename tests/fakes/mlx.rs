@@ -229,7 +229,14 @@ impl Mlx {
         let (stream, logprobs) = (fields.flag("stream")?, fields.flag("logprobs")?);
         let usage = fields.object("stream_options")?.flag("include_usage")?;
         // Streams tell none.
-        let ask = Ask { chat, stream, usage, logprobs: (logprobs && !stream).then_some(0), n: 1 };
+        let ask = Ask {
+            chat,
+            stream,
+            usage,
+            continuous: false,
+            logprobs: (logprobs && !stream).then_some(0),
+            n: 1,
+        };
         let seed = fields.uint("seed")?;
         let own = self.sampling(&fields)?;
         let sequence = sequences(&self.house, &[prompt], &own, seed, 1, Hold::Prefix).remove(0);

@@ -288,6 +288,7 @@ impl Trtllm {
             // Left out, usage is told: here alone.
             let options = fields.object("stream_options")?;
             ask.usage = !options.0.is_empty() && options.get("include_usage").is_none_or(|on| on == true);
+            ask.continuous = ask.usage && options.flag("continuous_usage_stats")?;
         }
         let detokenize = fields.get("detokenize").is_none_or(|detokenize| detokenize == true);
         let sampling = self.sampling(&fields, chat)?;

@@ -32,6 +32,10 @@ pub struct BackendSettings {
     pub dialect: String,
     /// Whether that dialect can verify drafts.
     pub speculates: bool,
+    /// It bills per token, so nothing is asked of it but what clients ask.
+    pub billed: bool,
+    /// A likely answer may be sent along as OpenAI's `prediction`.
+    pub predicts: bool,
     /// The models that it answers for.
     pub models: Vec<ModelName>,
     /// Takes what no entry of `models` fits.
@@ -65,6 +69,8 @@ impl BackendSettings {
             url: url.into(),
             dialect: "auto".to_owned(),
             speculates: false,
+            billed: false,
+            predicts: false,
             models: Vec::new(),
             default: false,
             keep_client_host: false,

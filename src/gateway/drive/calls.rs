@@ -87,6 +87,11 @@ impl Calls {
         &self.engine
     }
 
+    /// Longest time for a verify call.
+    pub fn patience(&self) -> Duration {
+        self.limits.verify
+    }
+
     /// Sends the client's own request.
     pub async fn first(&self, call: Call) -> Result<Response<Answer>, SendError> {
         self.send(call, None, true).await

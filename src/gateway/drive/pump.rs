@@ -14,6 +14,7 @@ use serde_json::Value;
 
 use super::calls::Calls;
 use super::drafting::{Drafting, Reply};
+use super::naming::Naming;
 use super::ride::{Heard, Ride};
 use super::sink::{Gone, Outcome, Sink};
 use super::watcher::Watcher;
@@ -54,6 +55,13 @@ pub struct Pump {
     closed: Box<dyn Fn() -> Option<RideReason> + Send + Sync>,
     told: Option<RideReason>,
     round: u32,
+    /// The first ride tells no ids.
+    untold: bool,
+    naming: Option<Naming>,
+    /// The ids of what was heard are being asked for, and the ride is not read meanwhile.
+    held: Option<ActionId>,
+    /// The prompt's ids were learnt beside the ride, and are yet to be held against the backend's own count.
+    uncounted: bool,
 }
 
 impl Pump {
@@ -69,8 +77,13 @@ impl Pump {
         sink: Sink,
         closed: Box<dyn Fn() -> Option<RideReason> + Send + Sync>,
     ) -> Self {
+        let untold = !calls.engine().dialect.codec().names();
         Self {
             session,
+            untold,
+            naming: None,
+            held: None,
+            uncounted: false,
             calls,
             drafting,
             watcher,
@@ -91,15 +104,21 @@ impl Pump {
 
     /// Learns the prompt's ids beside the first ride, where that does not tell them.
     pub fn ask_beside(&mut self, ride: ActionId, asked: impl Future<Output = Event> + Send + 'static) {
+        self.uncounted = true;
         self.pend(ride, asked.map(Reply::event));
+    }
+
+    /// Learns the ids of the first ride, where that does not tell them.
+    pub fn name_by(&mut self, naming: Naming) {
+        self.naming = Some(naming);
     }
 
     /// Runs the session to its end. Returns the account, and the bytes of a whole answer.
     pub async fn run(mut self, policy: String) -> (Outcome, Watcher, Result<Option<Vec<u8>>, Gone>) {
-        let summary = loop {
+        let mut summary = loop {
             match self.settle().await {
                 Ok(Some(summary)) => break summary,
-                Ok(None) => {}
+                Ok(None) => self.name(),
                 Err(Gone) => self.session.handle(WORLD, Event::ClientGone, self.clock.now()),
             }
             let happened = self.wait().await;
@@ -108,7 +127,6 @@ impl Pump {
         let prompt_tokens = self.session.prompt().len() as u64;
         let usage = self.usage.as_ref().and_then(Usage::from_backend);
         let usage = usage.unwrap_or_else(|| Usage::new(prompt_tokens));
-        let mut summary = summary;
         if self.first && !summary.speculated {
             // Tokens that the stream did not tell are counted by the engine.
             let told = self.usage.as_ref().and_then(|usage| usage.get("completion_tokens")?.as_u64());
@@ -136,6 +154,8 @@ impl Pump {
                     self.pend(id, call.map(Reply::event));
                 }
                 Action::Cancel(target) => self.cancel(target),
+                // Ids that were learnt after their text.
+                Action::Emit(delta) if self.untold && delta.text.is_empty() => {}
                 Action::Emit(delta) => {
                     self.watcher.emitted(self.clock.now());
                     self.sink.emit(delta).await?;
@@ -147,6 +167,35 @@ impl Pump {
         Ok(None)
     }
 
+    /// Asks for the ids of what the first ride has brought, if that is due.
+    fn name(&mut self) {
+        let Some(ride) = self.ride.as_ref().filter(|_| self.first && self.held.is_none()) else { return };
+        let prompt = self.session.prompt().to_vec();
+        let Some(naming) = self.naming.as_mut().filter(|_| !prompt.is_empty()) else { return };
+        let counts = self.uncounted && self.calls.engine().dialect.codec().counts();
+        if counts || !naming.is_due() {
+            return;
+        }
+        let id = ride.id;
+        let asked = naming.ask(self.calls.clone(), prompt, self.session.output().to_vec());
+        self.held = Some(id);
+        self.pend(id, asked.map(Reply::event));
+    }
+
+    /// Holds the prompt's ids against the backend's own count, once both are there: a token that the backend
+    /// puts in front would be another prompt.
+    fn count_prompt(&mut self, ride: ActionId) {
+        let told = self.usage.as_ref().and_then(|usage| usage.get("prompt_tokens")?.as_u64());
+        let known = self.session.prompt().len() as u64;
+        if let (true, Some(told), 1..) = (self.uncounted, told, known) {
+            self.uncounted = false;
+            if told != known {
+                self.naming = None;
+                self.session.handle(ride, Event::Doubt, self.clock.now());
+            }
+        }
+    }
+
     fn start_ride(&mut self, id: ActionId, plan: RidePlan) {
         let RidePlan::Continue { max_tokens } = plan else { return };
         self.round += 1;
@@ -154,7 +203,7 @@ impl Pump {
         self.ended = None;
         let (prompt, output) = (self.session.prompt().to_vec(), self.session.output().to_vec());
         let opening = self.calls.clone().ride(prompt, output, max_tokens, self.round).boxed();
-        self.ride = Some(Ride::opening(id, Arc::clone(self.calls.engine()), opening));
+        self.ride = Some(Ride::opening(id, Arc::clone(self.calls.engine()), max_tokens, opening));
     }
 
     fn start_draft(&mut self, id: ActionId, gamma: usize) {
@@ -190,8 +239,8 @@ impl Pump {
         let deadline = self.session.deadline().map(|deadline| self.clock.until(deadline));
         let ride = async {
             match &mut self.ride {
-                Some(ride) => ride.next().await,
-                None => std::future::pending().await,
+                Some(ride) if self.held.is_none() => ride.next().await,
+                _ => std::future::pending().await,
             }
         };
         tokio::select! {
@@ -214,12 +263,14 @@ impl Pump {
             Happened::Heard(heard) => self.heard(heard).await,
             Happened::Done(id, reply) => {
                 self.aborts.retain(|(pending, _)| *pending != id);
+                self.held.take_if(|held| *held == id);
                 let Some(mut reply) = reply else { return };
                 if let Some(seat) = reply.seat.take() {
                     self.drafting.give_back(seat);
                 }
                 self.watcher.answered(&reply, now);
                 self.session.handle(id, reply.event, now);
+                self.count_prompt(id);
                 self.watcher.counted(self.session.summary());
             }
             Happened::ClientGone => self.session.handle(WORLD, Event::ClientGone, now),
@@ -286,6 +337,10 @@ impl Pump {
         self.counted = chunk.count.or(self.counted);
         if chunk.usage.is_some() {
             self.usage.clone_from(&chunk.usage);
+            self.count_prompt(id);
+        }
+        if let Some(naming) = &mut self.naming {
+            naming.hear(&chunk.text);
         }
     }
 

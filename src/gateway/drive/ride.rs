@@ -45,6 +45,7 @@ pub struct Ride {
     pub id: ActionId,
     engine: Arc<Engine>,
     kind: RideKind,
+    asked: u32,
     state: State,
     decoder: sse::Decoder,
     events: VecDeque<sse::Message>,
@@ -63,19 +64,20 @@ impl Ride {
     /// the engine leaves out of streams only.
     pub fn begun(id: ActionId, engine: Arc<Engine>, body: Answer, whole: bool) -> Self {
         let owed = whole && engine.drops_tail;
-        Self { owed, ..Self::new(id, engine, RideKind::First, State::Reading(body)) }
+        Self { owed, ..Self::new(id, engine, RideKind::First, u32::MAX, State::Reading(body)) }
     }
 
-    /// A later ride, whose call is under way.
-    pub fn opening(id: ActionId, engine: Arc<Engine>, opening: Opening) -> Self {
-        Self::new(id, engine, RideKind::Later, State::Opening(opening))
+    /// A later ride of at most `asked` tokens, whose call is under way.
+    pub fn opening(id: ActionId, engine: Arc<Engine>, asked: u32, opening: Opening) -> Self {
+        Self::new(id, engine, RideKind::Later, asked, State::Opening(opening))
     }
 
-    fn new(id: ActionId, engine: Arc<Engine>, kind: RideKind, state: State) -> Self {
+    fn new(id: ActionId, engine: Arc<Engine>, kind: RideKind, asked: u32, state: State) -> Self {
         Self {
             id,
             engine,
             kind,
+            asked,
             state,
             decoder: sse::Decoder::new(sse::EVENT_BYTES),
             events: VecDeque::new(),
@@ -109,7 +111,7 @@ impl Ride {
                         }
                     }
                     Some(Err(_)) => return self.broken(Fault::Ride),
-                    None => return self.end(),
+                    None => return self.closed(),
                 },
                 State::Gathering(body, gathered) => match body.frame().await {
                     Some(Ok(frame)) => {
@@ -165,6 +167,19 @@ impl Ride {
             return None;
         }
         Some(Heard::Chunk(event, chunk))
+    }
+
+    /// The stream is over without a word; for some engines that is the word.
+    fn closed(&mut self) -> Heard {
+        let whole = self.kind == RideKind::Later && self.decoder.is_between_events();
+        let codec = self.engine.dialect.codec();
+        let finish =
+            codec.closed(u32::try_from(self.brought).unwrap_or(u32::MAX), self.asked).filter(|_| whole);
+        let end = self.end();
+        finish.map_or(end, |finish| {
+            let last = Chunk { finish: Some(finish.to_owned()), ..Chunk::default() };
+            Heard::Chunk(Value::Null, Box::new(last))
+        })
     }
 
     fn end(&mut self) -> Heard {

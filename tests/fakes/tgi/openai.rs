@@ -117,7 +117,7 @@ impl Tgi {
         parameters.0.insert("max_new_tokens".into(), json!(fields.uint("max_tokens")?.unwrap_or(100)));
         // The usage is counted on the prefill, so who does not stream has it told, and no cache.
         parameters.0.insert("decoder_input_details".into(), json!(!stream));
-        let ask = Ask { chat: false, stream, usage: false, logprobs: None, n: 1 };
+        let ask = Ask { chat: false, stream, usage: false, continuous: false, logprobs: None, n: 1 };
         let job = |(index, prompt): (usize, &String)| {
             let mut sequence = self.job(self.encode(prompt, false), &parameters, stream)?.sequence;
             sequence.index = index;

@@ -83,6 +83,9 @@ pub async fn ask(
 ) -> Result<Arc<Identity>, Unknown> {
     let mut recognised = recognise(backend, asking.dialect).await?;
     let mut engine = recognised.engine.clone();
+    if engine.plans.is_empty() {
+        return Err(Unknown::foreign(format!("{} is only relayed here", engine.dialect.name())));
+    }
     let started = engine.started.unwrap_or(away);
     let same = |epoch: &Epoch| {
         epoch.version == engine.version && epoch.model == engine.model && epoch.started == started
@@ -92,6 +95,12 @@ pub async fn ask(
     }
     recognised.starts = one_start(backend, &recognised).await?;
     let tokenizer = tokenizer(backend, asking.tokenizer.as_deref(), &engine).await?;
+    if !engine.dialect.codec().names() && !writes_plainly(asking.tokenizer.as_deref(), &tokenizer).await {
+        return Err(Unknown::tokenizer(
+            "it sends text without ids, and no tokenizer_config.json beside the configured tokenizer says that \
+             it writes tokens as they are (clean_up_tokenization_spaces: false)",
+        ));
+    }
     engine.special = (0..tokenizer.end()).filter(|&id| tokenizer.is_special(id)).collect();
     let epoch = Epoch {
         backend: backend.label().to_owned(),
@@ -112,7 +121,7 @@ pub async fn ask(
 pub async fn recognise(backend: &Backend, dialect: Option<Dialect>) -> Result<Recognised, Unknown> {
     let mut answers = Answers::default();
     let mut questions = 0;
-    for question in recognise::introduction() {
+    for question in recognise::introduction_to(dialect) {
         questions += 1;
         answers.add(&question.path, put(backend, &question, false).await?);
     }
@@ -199,6 +208,18 @@ pub async fn tokenizer(
         }
     }
     Ok(tokenizer)
+}
+
+/// Whether a backend that makes text with Hugging Face's own code makes it of the tokens' bytes and nothing else.
+/// That code tidies spaces before punctuation away unless the model's own configuration forbids it, which shows
+/// in a text only when it comes to such a place: too late.
+async fn writes_plainly(file: Option<&Path>, tokenizer: &Tokenizer) -> bool {
+    let Some(file) = file.filter(|_| tokenizer.is_byte_level()) else { return false };
+    let Ok(config) = tokio::fs::read(file.with_file_name("tokenizer_config.json")).await else {
+        return false;
+    };
+    let config: Option<serde_json::Value> = serde_json::from_slice(&config).ok();
+    config.and_then(|config| config.get("clean_up_tokenization_spaces")?.as_bool()) == Some(false)
 }
 
 /// Puts a question to the backend. `fresh`: on a connection that was never used before.

@@ -16,6 +16,7 @@ use crate::fleet::Backend;
 use crate::fleet::probe::{self, Report, Seen};
 use crate::fleet::scrape::Pulse;
 use crate::openai::BypassReason;
+use crate::session::Plan;
 
 /// How often it is looked whether a replica is idle.
 const LOOK: Duration = Duration::from_millis(250);
@@ -180,6 +181,9 @@ impl Known {
         let one = match known {
             Some(one) => one,
             None if identity.engine.started.is_some() || identity.engine.plans.is_empty() => true,
+            // It shows neither a start time nor what it had cached, and each call is whole by itself: that it
+            // drafts at all is the operator's word (`plans.allow: [native]`), and so is that it is one.
+            None if identity.engine.plans == [Plan::Native] => true,
             None => {
                 let Identity { engine, tokenizer, .. } = &*identity;
                 let (one, calls) =

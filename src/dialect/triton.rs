@@ -1,0 +1,471 @@
+//! Triton with a TensorRT engine, its OpenAI frontend and its KServe v2 interface behind one address.
+//!
+//! **What is offered**: `Native` for streamed completions at temperature 0, which the client has said itself. The
+//! engine takes a chain (`draft_input_ids`) and goes on with its own tokens where it disagrees, so whatever it
+//! returns is its greedy text. That needs an engine built with `--speculative_decoding_mode
+//! draft_tokens_external`; which one it is cannot be asked, so the plan has to be allowed (`plans.allow: [native]`),
+//! and an engine of another kind refuses the call, which ends in a ride.
+//! * The frontend returns text, so the ids of the first ride are named by the target
+//!   ([`super::Codec::names`]). The ids of the prompt come from the very model that makes them for the frontend
+//!   (`preprocessing`). A chat is rendered inside the frontend, and nobody says how: no plan.
+//! * Above temperature 0 the engine draws with a fixed default seed that restarts with every call: such a
+//!   server counts as seeded.
+//! * Stop words, penalties and biases reach the engine through models that an operator can change: refused.
+//! * Without streaming the client wants usage, and the frontend's stream need not tell it: no plan.
+//!
+//! Names and shapes are those of the published model repository (`preprocessing`, `tensorrt_llm`; `ensemble` or
+//! `tensorrt_llm_bls` before them); a repository with other names is relayed. A call that is given up goes on
+//! until its tokens are made: at most the length of a draft for a verify call, and a ride stops with its stream.
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::recognise::{KSERVE, MODELS};
+use super::shared::{self, bytes};
+use super::{
+    Answers, Asked, Beside, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise,
+    Question, Refusal, RideKind, Round, Unreadable,
+};
+use crate::openai::{Additive, BypassReason, Prompt, Request, Route, Sampling, SamplingField};
+use crate::session::{Plan, Row, StopOrder, Verdict};
+use crate::units::TokenId;
+
+const PREPROCESSING: &str = "/v2/models/preprocessing/infer";
+const MODEL: &str = "/v2/models/tensorrt_llm";
+const INFER: &str = "/v2/models/tensorrt_llm/infer";
+const STREAM: &str = "/v2/models/tensorrt_llm/generate_stream";
+/// The models that lead from text over `tensorrt_llm` back to text.
+const WHOLE: [&str; 2] = ["ensemble", "tensorrt_llm_bls"];
+/// The longest draft. An engine is built for a number (`--max_draft_len`) that it does not tell; its
+/// documentation builds for ten.
+const DRAFT_MOST: usize = 10;
+
+/// How Triton is spoken to.
+pub struct Triton;
+
+impl Codec for Triton {
+    fn questions(&self, answers: &Answers) -> Vec<Question> {
+        let mut questions = Vec::new();
+        if !answers.has(MODEL) {
+            questions.push(Question::get(MODEL));
+        }
+        if !answers.has(PREPROCESSING) {
+            // Runs a tokenizer and computes nothing.
+            questions.push(Question::post(PREPROCESSING, preprocessing("a")));
+        }
+        questions
+    }
+
+    fn engine(&self, answers: &Answers) -> Result<Engine, Foreign> {
+        let missing = |what: &str| Foreign(format!("it tells no {what}"));
+        let version = answers.word(KSERVE, "/version").ok_or_else(|| missing("version"))?;
+        let listed = answers.at(MODELS, "/data").unwrap_or_default();
+        let listed = listed.as_array().into_iter().flatten();
+        let ids: Vec<&str> = listed.filter_map(|model| model.get("id")?.as_str()).collect();
+        let model = WHOLE.into_iter().find(|whole| ids.contains(whole)).unwrap_or_default();
+        let eos = answers.text(PREPROCESSING).and_then(|body| output(body.as_bytes(), "OUT_END_ID"));
+        let native = takes_drafts(answers) && eos.is_some() && !model.is_empty();
+        Ok(Engine {
+            plans: if native { vec![Plan::Native] } else { Vec::new() },
+            noise: Noise::Call,
+            eos: eos.unwrap_or_default(),
+            ..Engine::new(Dialect::Triton, model, version)
+        })
+    }
+
+    fn names(&self) -> bool {
+        false
+    }
+
+    fn refuses(&self, engine: &Engine, request: &Request, sampling: &Sampling) -> Option<BypassReason> {
+        let text = matches!(request.prompt, Prompt::Text(_));
+        if request.route == Route::Chat || !text || !request.stream || request.model != engine.model {
+            return Some(BypassReason::NoPlan);
+        }
+        let ends = request.stop.is_empty() && request.stop_token_ids.is_empty() && !sampling.ignore_eos;
+        let plain = Sampling { temperature: 0.0, ..sampling.clone() }.plainly_greedy();
+        if !ends || !plain {
+            return Some(BypassReason::Parameter);
+        }
+        match (sampling.said.has(SamplingField::Temperature), sampling.temperature > 0.0) {
+            (false, _) => Some(BypassReason::DefaultsUnknown),
+            (true, true) => Some(BypassReason::Seed),
+            (true, false) => None,
+        }
+    }
+
+    fn plans(&self, engine: &Engine, _: &Request, _: &Sampling, _: bool) -> Vec<Plan> {
+        engine.plans.clone()
+    }
+
+    fn max_tokens(&self, _: &Engine, _: &Request) -> MaxTokens {
+        MaxTokens::Unknown
+    }
+
+    fn stop_order(&self) -> StopOrder {
+        StopOrder::Listed
+    }
+
+    /// The client's own request and nothing added: not every frontend takes `stream_options`.
+    fn first_ride(&self, _: &Engine, request: &Request, _: u64) -> Call {
+        let mut body = request.body.clone();
+        body.shift_remove("prediction");
+        Call { path: request.route.path(), body: bytes(&body) }
+    }
+
+    fn additive(&self, _: &Engine, _: &Request) -> Additive {
+        Additive { token_ids: true, ..Additive::default() }
+    }
+
+    fn beside(&self, _: &Engine, request: &Request) -> Option<Call> {
+        let Prompt::Text(text) = &request.prompt else { return None };
+        Some(Call { path: PREPROCESSING, body: bytes(&preprocessing(text)) })
+    }
+
+    fn read_beside(&self, _: &Engine, _: &Request, body: &[u8]) -> Result<Beside, Unreadable> {
+        output(body, "INPUT_ID").map(Beside::Prompt).ok_or(Unreadable("no token ids"))
+    }
+
+    fn ride(&self, engine: &Engine, context: &Context<'_>, _: &Sampling, max_tokens: u32) -> Call {
+        let ids = context.whole(&[]);
+        let mut body = json!({
+            "input_lengths": ids.len(),
+            "input_ids": ids,
+            "request_output_len": max_tokens,
+            "runtime_top_k": 1,
+            "streaming": true,
+        });
+        if let (Some(body), Some(&end)) = (body.as_object_mut(), engine.eos.first()) {
+            body.insert("end_id".into(), end.into());
+            body.insert("pad_id".into(), end.into());
+        }
+        Call { path: STREAM, body: bytes(&body) }
+    }
+
+    fn chunk(&self, engine: &Engine, kind: RideKind, event: &Value) -> Result<Chunk, Unreadable> {
+        if kind == RideKind::First {
+            let mut chunk = shared::chunk(event)?;
+            chunk.doubtful =
+                event.get("choices").and_then(Value::as_array).is_some_and(|choices| choices.len() > 1);
+            return Ok(chunk);
+        }
+        let told = event.get("output_ids").ok_or(Unreadable("no output ids"))?;
+        let mut tokens = match told {
+            Value::Number(_) => shared::ids(&json!([told])),
+            told => shared::ids(told),
+        }
+        .ok_or(Unreadable("not token ids"))?;
+        // What follows the end is filling.
+        let end = tokens.iter().position(|token| engine.eos.contains(token));
+        if let Some(end) = end {
+            tokens.truncate(end + 1);
+        }
+        Ok(Chunk { tokens, ends: end.is_some(), finish: end.map(|_| "stop".to_owned()), ..Chunk::default() })
+    }
+
+    /// The stream says nothing at its end.
+    fn closed(&self, brought: u32, asked: u32) -> Option<&'static str> {
+        Some(if brought >= asked { "length" } else { "stop" })
+    }
+
+    fn verify(&self, _: &Engine, round: &Round<'_>) -> Result<Asked, Refusal> {
+        if round.plan != Plan::Native {
+            return Err(Refusal::NoPlan(round.plan.name()));
+        }
+        // A draft shorter than the context tells an answer with the context in front from one without.
+        let nodes = round.draft.stem().min(DRAFT_MOST).min(round.context.len().saturating_sub(1));
+        Ok(Asked { calls: vec![infer(round, nodes)], nodes })
+    }
+
+    fn verdict(
+        &self,
+        engine: &Engine,
+        round: &Round<'_>,
+        asked: &Asked,
+        bodies: &[Vec<u8>],
+    ) -> Result<Verdict, Unreadable> {
+        let [body] = bodies else { return Err(Unreadable("not one answer")) };
+        let mut tokens = output(body, "output_ids").ok_or(Unreadable("no output ids"))?;
+        if let Some([length]) = output(body, "sequence_length").as_deref() {
+            tokens.truncate(*length as usize);
+        }
+        let context = round.context.whole(&[]);
+        if tokens.len() > asked.nodes + 1 {
+            tokens = tokens.strip_prefix(&context[..]).ok_or(Unreadable("another context"))?.to_vec();
+        }
+        if tokens.len() > asked.nodes + 1 {
+            return Err(Unreadable("more tokens than were asked for"));
+        }
+        let row = |token: TokenId| Row { ends: engine.eos.contains(&token), ..Row::of(token) };
+        Ok(Verdict { rows: tokens.into_iter().map(row).collect(), computed: None })
+    }
+
+    /// Its metrics are on another port.
+    fn load_path(&self, _: &Engine) -> Option<&'static str> {
+        None
+    }
+
+    fn load(&self, _: &str) -> Option<Load> {
+        None
+    }
+}
+
+/// A tensor of one row.
+fn tensor(name: &str, datatype: &str, data: &[impl serde::Serialize]) -> Value {
+    json!({ "name": name, "shape": [1, data.len()], "datatype": datatype, "data": data })
+}
+
+fn preprocessing(text: &str) -> Value {
+    json!({
+        "inputs": [tensor("QUERY", "BYTES", &[text]), tensor("REQUEST_OUTPUT_LEN", "INT32", &[1])],
+        "outputs": [{ "name": "INPUT_ID" }, { "name": "OUT_END_ID" }],
+    })
+}
+
+/// Verifies the first nodes of the draft. Without `end_id` the end of the text is a token like any other, and
+/// the session's to see.
+fn infer(round: &Round<'_>, nodes: usize) -> Call {
+    let ids = round.context.whole(&[]);
+    let mut inputs = vec![
+        tensor("input_ids", "INT32", &ids),
+        tensor("input_lengths", "INT32", &[ids.len()]),
+        tensor("request_output_len", "INT32", &[nodes + 1]),
+        tensor("runtime_top_k", "INT32", &[1]),
+    ];
+    if let Some(last) = nodes.checked_sub(1) {
+        inputs.push(tensor("draft_input_ids", "INT32", &round.draft.path(last)));
+    }
+    let body = json!({
+        "inputs": inputs,
+        "outputs": [{ "name": "output_ids" }, { "name": "sequence_length" }],
+    });
+    Call { path: INFER, body: bytes(&body) }
+}
+
+fn takes_drafts(answers: &Answers) -> bool {
+    let inputs = answers.at(MODEL, "/inputs").unwrap_or_default();
+    let mut inputs = inputs.as_array().into_iter().flatten();
+    inputs.any(|input| input.get("name").and_then(Value::as_str) == Some("draft_input_ids"))
+}
+
+#[derive(Deserialize)]
+struct Inferred {
+    outputs: Vec<Output>,
+}
+
+#[derive(Deserialize)]
+struct Output {
+    name: String,
+    data: Value,
+}
+
+/// The numbers of one output.
+fn output(body: &[u8], name: &str) -> Option<Vec<TokenId>> {
+    let answer: Inferred = serde_json::from_slice(body).ok()?;
+    shared::ids(&answer.outputs.into_iter().find(|output| output.name == name)?.data)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dialect::recognise::Told;
+    use crate::draft::{Features, Source, Tree};
+    use crate::openai::{Judgement, judge};
+
+    fn engine() -> Engine {
+        Engine {
+            plans: vec![Plan::Native],
+            eos: vec![2],
+            ..Engine::new(Dialect::Triton, "ensemble", "2.59.0")
+        }
+    }
+
+    fn request(more: &Value) -> Request {
+        let mut body =
+            json!({"model": "ensemble", "prompt": "Once", "max_tokens": 9, "stream": true, "temperature": 0});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        match judge(Route::Completions, body.to_string().as_bytes()) {
+            Judgement::Eligible(request) => *request,
+            Judgement::Bypass { reason, .. } => panic!("{}", reason.name()),
+        }
+    }
+
+    fn with_round<T>(prompt: &[TokenId], draft: &Tree, look: impl Fn(&Round<'_>, &Asked) -> T) -> T {
+        let sampling = Sampling { temperature: 0.0, ..Sampling::default() };
+        let context = Context { model: "ensemble", prompt, output: &[3] };
+        let round = Round { context, draft, sampling: &sampling, plan: Plan::Native, dice: 0 };
+        look(&round, &Triton.verify(&engine(), &round).unwrap())
+    }
+
+    fn chain(tokens: &[TokenId]) -> Tree {
+        Tree::chain(tokens, Source::Model, Features::default())
+    }
+
+    fn text(call: &Call) -> &str {
+        std::str::from_utf8(&call.body).unwrap()
+    }
+
+    fn answered(ids: &[TokenId], length: usize) -> Vec<u8> {
+        let outputs = json!([
+            {"name": "sequence_length", "datatype": "INT32", "shape": [1, 1], "data": [length]},
+            {"name": "output_ids", "datatype": "INT32", "shape": [1, 1, ids.len()], "data": ids}]);
+        json!({"model_name": "tensorrt_llm", "model_version": "1", "outputs": outputs})
+            .to_string()
+            .into_bytes()
+    }
+
+    #[test]
+    fn a_chain_is_handed_over_with_the_context() {
+        with_round(&[1, 2], &chain(&[4, 5]), |_, asked| {
+            assert_eq!((asked.calls[0].path, asked.nodes), ("/v2/models/tensorrt_llm/infer", 2));
+            assert_eq!(
+                text(&asked.calls[0]),
+                concat!(
+                    r#"{"inputs":[{"name":"input_ids","shape":[1,3],"datatype":"INT32","data":[1,2,3]},"#,
+                    r#"{"name":"input_lengths","shape":[1,1],"datatype":"INT32","data":[3]},"#,
+                    r#"{"name":"request_output_len","shape":[1,1],"datatype":"INT32","data":[3]},"#,
+                    r#"{"name":"runtime_top_k","shape":[1,1],"datatype":"INT32","data":[1]},"#,
+                    r#"{"name":"draft_input_ids","shape":[1,2],"datatype":"INT32","data":[4,5]}],"#,
+                    r#""outputs":[{"name":"output_ids"},{"name":"sequence_length"}]}"#
+                )
+            );
+        });
+        with_round(&[1, 2], &Tree::default(), |_, asked| {
+            assert!(!text(&asked.calls[0]).contains("draft_input_ids") && asked.nodes == 0);
+        });
+    }
+
+    #[test]
+    fn a_draft_is_no_longer_than_the_engine_and_the_answer_s_reading_allow() {
+        let nodes = |prompt: &[TokenId]| with_round(prompt, &chain(&[9; 20]), |_, asked| asked.nodes);
+        assert_eq!((nodes(&[1; 40]), nodes(&[1; 4]), nodes(&[])), (DRAFT_MOST, 4, 0));
+        let mut tree = chain(&[4]);
+        for (token, parent) in [(7, None), (8, Some(0))] {
+            let (source, features) = (Source::Model, Features::default());
+            tree.push(crate::draft::Node { token, parent, source, features });
+        }
+        assert_eq!(with_round(&[1, 2, 3], &tree, |_, asked| asked.nodes), 1, "a chain, no tree");
+    }
+
+    #[test]
+    fn what_the_engine_returns_are_the_rows_with_or_without_the_context_and_the_filling() {
+        let rows = |ids: &[TokenId], length: usize| {
+            with_round(&[1, 2], &chain(&[4, 5]), |round, asked| {
+                let verdict = Triton.verdict(&engine(), round, asked, &[answered(ids, length)])?;
+                Ok::<_, Unreadable>(verdict.rows.iter().map(|row| (row.sample, row.ends)).collect::<Vec<_>>())
+            })
+        };
+        assert_eq!(rows(&[4, 5, 6], 3).unwrap(), [(4, false), (5, false), (6, false)]);
+        assert_eq!(rows(&[1, 2, 3, 4, 7], 5).unwrap(), [(4, false), (7, false)]);
+        assert_eq!(rows(&[4, 7, 0, 0], 2).unwrap(), [(4, false), (7, false)]);
+        assert_eq!(rows(&[4, 2, 2], 3).unwrap()[1], (2, true));
+        assert_eq!(rows(&[], 0).unwrap(), []);
+        assert!(rows(&[9, 9, 9, 4, 7], 5).is_err(), "another context");
+        assert!(rows(&[1, 2, 3, 4, 5, 6, 7], 7).is_err(), "more than was asked for");
+        let error = with_round(&[1], &chain(&[4]), |round, asked| {
+            Triton.verdict(
+                &engine(),
+                round,
+                asked,
+                &[br#"{"error":"draft tokens are not supported"}"#.to_vec()],
+            )
+        });
+        assert!(error.is_err());
+    }
+
+    #[test]
+    fn a_later_ride_streams_ids_and_ends_in_silence() {
+        let context = Context { model: "ensemble", prompt: &[1], output: &[3] };
+        let call = Triton.ride(&engine(), &context, &Sampling::default(), 7);
+        assert_eq!(call.path, "/v2/models/tensorrt_llm/generate_stream");
+        assert_eq!(
+            text(&call),
+            r#"{"input_lengths":2,"input_ids":[1,3],"request_output_len":7,"runtime_top_k":1,"streaming":true,"end_id":2,"pad_id":2}"#
+        );
+        let read = |ids: &Value| {
+            Triton.chunk(
+                &engine(),
+                RideKind::Later,
+                &json!({"model_name": "tensorrt_llm", "output_ids": ids}),
+            )
+        };
+        assert_eq!(read(&json!([5])).unwrap(), Chunk { tokens: vec![5], ..Chunk::default() });
+        assert_eq!(read(&json!(5)).unwrap().tokens, [5]);
+        let last = read(&json!([5, 2, 2])).unwrap();
+        assert_eq!((last.tokens, last.ends, last.finish.as_deref()), (vec![5, 2], true, Some("stop")));
+        assert!(Triton.chunk(&engine(), RideKind::Later, &json!({"error": "x"})).is_err());
+        assert_eq!((Triton.closed(7, 7), Triton.closed(3, 7)), (Some("length"), Some("stop")));
+    }
+
+    #[test]
+    fn the_prompt_s_ids_come_from_the_model_that_makes_them() {
+        let request = request(&json!({}));
+        let call = Triton.beside(&engine(), &request).unwrap();
+        assert_eq!(call.path, "/v2/models/preprocessing/infer");
+        assert_eq!(
+            text(&call),
+            concat!(
+                r#"{"inputs":[{"name":"QUERY","shape":[1,1],"datatype":"BYTES","data":["Once"]},"#,
+                r#"{"name":"REQUEST_OUTPUT_LEN","shape":[1,1],"datatype":"INT32","data":[1]}],"#,
+                r#""outputs":[{"name":"INPUT_ID"},{"name":"OUT_END_ID"}]}"#
+            )
+        );
+        let body = br#"{"outputs":[{"name":"INPUT_ID","datatype":"INT32","shape":[1,2],"data":[1,7]}]}"#;
+        assert_eq!(Triton.read_beside(&engine(), &request, body), Ok(Beside::Prompt(vec![1, 7])));
+        assert!(Triton.read_beside(&engine(), &request, b"{}").is_err());
+        let ride = Triton.first_ride(&engine(), &request, 1);
+        assert_eq!(
+            text(&ride),
+            r#"{"model":"ensemble","prompt":"Once","max_tokens":9,"stream":true,"temperature":0}"#
+        );
+    }
+
+    #[test]
+    fn only_what_is_exact_is_offered() {
+        let refused = |more: &Value| {
+            let request = request(more);
+            engine().refuses(&request, &engine().sampling(&request).0)
+        };
+        assert_eq!(refused(&json!({})), None);
+        assert_eq!(refused(&json!({"temperature": 0.7})), Some(BypassReason::Seed));
+        assert_eq!(refused(&json!({"temperature": null})), Some(BypassReason::DefaultsUnknown));
+        assert_eq!(refused(&json!({"max_tokens": null})), Some(BypassReason::DefaultsUnknown));
+        for more in [json!({"stream": false}), json!({"prompt": [1, 2]}), json!({"model": "other"})] {
+            assert_eq!(refused(&more), Some(BypassReason::NoPlan), "{more}");
+        }
+        for more in [
+            json!({"stop": "x"}),
+            json!({"stop_token_ids": [4]}),
+            json!({"presence_penalty": 1}),
+            json!({"repetition_penalty": 1.1}),
+            json!({"logit_bias": {"5": 1}}),
+            json!({"ignore_eos": true}),
+            json!({"min_tokens": 2}),
+        ] {
+            assert_eq!(refused(&more), Some(BypassReason::Parameter), "{more}");
+        }
+    }
+
+    #[test]
+    fn a_repository_with_other_names_has_no_plan() {
+        let mut answers = Answers::default();
+        let tell = |answers: &mut Answers, path: &str, body: &Value| {
+            answers.add(path, Told { status: 200, server: None, body: body.to_string().into_bytes() });
+        };
+        tell(&mut answers, KSERVE, &json!({"name": "triton", "version": "2.59.0"}));
+        tell(&mut answers, MODELS, &json!({"data": [{"id": "preprocessing"}, {"id": "ensemble"}]}));
+        let asked: Vec<_> = Triton.questions(&answers).into_iter().map(|question| question.path).collect();
+        assert_eq!(asked, [MODEL, PREPROCESSING]);
+        assert!(Triton.engine(&answers).unwrap().plans.is_empty());
+        tell(&mut answers, MODEL, &json!({"name": "tensorrt_llm", "inputs": [{"name": "draft_input_ids"}]}));
+        tell(&mut answers, PREPROCESSING, &json!({"outputs": [{"name": "OUT_END_ID", "data": [2]}]}));
+        let engine = Triton.engine(&answers).unwrap();
+        assert_eq!(
+            (engine.model.as_str(), &engine.plans[..], &engine.eos[..]),
+            ("ensemble", &[Plan::Native][..], &[2][..])
+        );
+        assert!(Triton.questions(&answers).is_empty());
+        tell(&mut answers, MODELS, &json!({"data": [{"id": "mine"}]}));
+        assert!(Triton.engine(&answers).unwrap().plans.is_empty());
+    }
+}

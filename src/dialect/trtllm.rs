@@ -1,0 +1,453 @@
+//! TensorRT-LLM's own server (`trtllm-serve`), 1.x.
+//!
+//! **What is offered**: `FanOut` for completions at temperature 0, which the client has said itself.
+//! * The schema forbids unknown fields, so every call is built from fields that it has.
+//! * A later call returns ids (`detokenize: false`) or text, never both, and the first ride is the client's own
+//!   request, so it brings text. Its ids are named by the target ([`super::Codec::names`]). Chat has neither ids
+//!   nor a way to learn those of its prompt: no plan.
+//! * Above temperature 0 the C++ sampler draws with a fixed default seed that restarts with every call, and the
+//!   server does not tell which sampler it runs: such a server counts as seeded (bypass `seed`).
+//! * Penalties look at prompt and output alike unless `prompt_ignore_length` is sent, and a client cannot send
+//!   it (an unknown parameter is a bypass). So they see the same tokens wherever the output has become prompt,
+//!   as long as no call sends it: naming the length of the original prompt would take the prompt's tokens out
+//!   of a count that they are in. A repetition penalty is refused: which tokens it counts is nowhere promised.
+//! * Stop texts are matched as token sequences by some versions and as text by others: refused.
+//!
+//! `GET /metrics` empties a queue that somebody else may be reading; the load is read from
+//! `/prometheus/metrics`, where that is switched on.
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::recognise::VERSION;
+use super::shared::{self, PromptUsage, bytes, said_fields};
+use super::{
+    Answers, Asked, Beside, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise,
+    Question, Refusal, RideKind, Round, Unreadable,
+};
+use crate::openai::{Additive, BypassReason, Prompt, Request, Route, Sampling, SamplingField};
+use crate::session::{Plan, Row, StopOrder, Verdict};
+use crate::units::TokenId;
+
+const TOKENIZE: &str = "/_internal/tokenize";
+const METRICS: &str = "/prometheus/metrics";
+/// Tokens per block of the KV cache unless somebody changed it.
+const BLOCK: usize = 32;
+
+/// How `trtllm-serve` is spoken to.
+pub struct TrtLlm;
+
+impl Codec for TrtLlm {
+    fn questions(&self, answers: &Answers) -> Vec<Question> {
+        if answers.has(METRICS) { Vec::new() } else { vec![Question::get(METRICS)] }
+    }
+
+    fn engine(&self, answers: &Answers) -> Result<Engine, Foreign> {
+        let missing = |what: &str| Foreign(format!("it tells no {what}"));
+        let version = answers.word(VERSION, "/version").ok_or_else(|| missing("version"))?;
+        let model = answers.model().ok_or_else(|| missing("model"))?;
+        let metrics = answers.text(METRICS).unwrap_or_default();
+        let block = shared::metric(metrics, &["trtllm_kv_cache_tokens_per_block"]);
+        Ok(Engine {
+            started: shared::metric(metrics, &["process_start_time_seconds"]).map(|seconds| seconds as u64),
+            plans: vec![Plan::FanOut],
+            noise: Noise::Call,
+            block: block.map_or(BLOCK, |block| (block as usize).max(1)),
+            ..Engine::new(Dialect::TrtLlm, model, version)
+        })
+    }
+
+    fn names(&self) -> bool {
+        false
+    }
+
+    fn refuses(&self, _: &Engine, request: &Request, sampling: &Sampling) -> Option<BypassReason> {
+        if request.route == Route::Chat {
+            return Some(BypassReason::NoPlan);
+        }
+        #[expect(clippy::float_cmp, reason = "a penalty of exactly one is none")]
+        let repeated = sampling.repetition_penalty != 1.0;
+        if repeated || sampling.min_tokens > 0 || !request.stop.is_empty() {
+            return Some(BypassReason::Parameter);
+        }
+        match (sampling.said.has(SamplingField::Temperature), sampling.temperature > 0.0) {
+            (false, _) => Some(BypassReason::DefaultsUnknown),
+            (true, true) => Some(BypassReason::Seed),
+            (true, false) => None,
+        }
+    }
+
+    /// With the same fields left out on the same route the server's defaults need not be known.
+    fn plans(&self, engine: &Engine, _: &Request, _: &Sampling, _: bool) -> Vec<Plan> {
+        engine.plans.clone()
+    }
+
+    /// Up to the end of a context whose length it does not tell.
+    fn max_tokens(&self, _: &Engine, _: &Request) -> MaxTokens {
+        MaxTokens::Unknown
+    }
+
+    fn stop_order(&self) -> StopOrder {
+        StopOrder::Listed
+    }
+
+    fn first_ride(&self, _: &Engine, request: &Request, _: u64) -> Call {
+        let body = shared::streamed(request, shared::continuous_usage());
+        Call { path: request.route.path(), body: bytes(&body) }
+    }
+
+    fn additive(&self, _: &Engine, request: &Request) -> Additive {
+        Additive { usage: true, ..Additive::of(request) }
+    }
+
+    fn relayed(&self, request: &Request) -> Option<Vec<u8>> {
+        let mut body = request.body.clone();
+        body.shift_remove("prediction").map(|_| bytes(&body))
+    }
+
+    fn beside(&self, _: &Engine, request: &Request) -> Option<Call> {
+        let Prompt::Text(text) = &request.prompt else { return None };
+        Some(Call { path: TOKENIZE, body: bytes(&json!({ "prompt": text })) })
+    }
+
+    /// Whether that route adds special tokens as completions do is nowhere said.
+    fn counts(&self) -> bool {
+        true
+    }
+
+    fn read_beside(&self, _: &Engine, _: &Request, body: &[u8]) -> Result<Beside, Unreadable> {
+        self.tokens(body).map(Beside::Prompt).ok_or(Unreadable("no token ids"))
+    }
+
+    fn ride(&self, _: &Engine, context: &Context<'_>, sampling: &Sampling, max_tokens: u32) -> Call {
+        completion(context.model, vec![context.whole(&[])], max_tokens, true, sampling)
+    }
+
+    fn chunk(&self, engine: &Engine, kind: RideKind, event: &Value) -> Result<Chunk, Unreadable> {
+        let mut chunk = shared::chunk(event)?;
+        match kind {
+            // Text without ids is what is to be expected here.
+            RideKind::First => {
+                chunk.doubtful =
+                    event.get("choices").and_then(Value::as_array).is_some_and(|choices| choices.len() > 1);
+            }
+            // Some samplers return the token that ends the text and some do not.
+            RideKind::Later => {
+                let last = chunk.tokens.last();
+                chunk.ends = chunk.finish.as_deref() == Some("stop")
+                    && last.is_some_and(|token| engine.special.contains(token));
+            }
+        }
+        Ok(chunk)
+    }
+
+    fn verify(&self, _: &Engine, round: &Round<'_>) -> Result<Asked, Refusal> {
+        if round.plan != Plan::FanOut {
+            return Err(Refusal::NoPlan(round.plan.name()));
+        }
+        let nodes = round.draft.len();
+        let prompts = shared::prompts(&round.context, round.draft, nodes);
+        let call = completion(round.context.model, prompts, 1, false, round.sampling);
+        Ok(Asked { calls: vec![call], nodes })
+    }
+
+    fn verdict(
+        &self,
+        _: &Engine,
+        _: &Round<'_>,
+        asked: &Asked,
+        bodies: &[Vec<u8>],
+    ) -> Result<Verdict, Unreadable> {
+        let [body] = bodies else { return Err(Unreadable("not one answer")) };
+        read_fan_out(asked.nodes + 1, body)
+    }
+
+    fn tokenize(&self, _: &Engine, text: &str) -> Option<Question> {
+        Some(Question::post(TOKENIZE, json!({ "prompt": text })))
+    }
+
+    fn load_path(&self, _: &Engine) -> Option<&'static str> {
+        Some(METRICS)
+    }
+
+    fn load(&self, body: &str) -> Option<Load> {
+        Some(Load {
+            running: shared::metric(body, &["trtllm_num_requests_running"])? as u32,
+            waiting: shared::metric(body, &["trtllm_num_requests_waiting"])? as u32,
+            kv_usage: shared::metric(body, &["trtllm_kv_cache_utilization"]),
+        })
+    }
+}
+
+fn completion(
+    model: &str,
+    prompt: Vec<Vec<TokenId>>,
+    max_tokens: u32,
+    stream: bool,
+    sampling: &Sampling,
+) -> Call {
+    let mut fields = said_fields(sampling);
+    // "All tokens" is spelt so here.
+    if sampling.said.has(SamplingField::TopK) && sampling.top_k.is_none() {
+        fields.insert("top_k".into(), 0.into());
+    }
+    fields.insert("detokenize".into(), false.into());
+    shared::Completion { model, prompt, max_tokens, stream, fields }.call()
+}
+
+#[derive(Deserialize)]
+struct FanOut {
+    choices: Vec<Choice>,
+    usage: Option<PromptUsage>,
+}
+
+#[derive(Deserialize)]
+struct Choice {
+    index: usize,
+    token_ids: Option<Vec<TokenId>>,
+    finish_reason: Option<String>,
+}
+
+/// One token per prompt, up to the first that is not told because it ended the text: at temperature 0 it is the
+/// same whoever takes it next, so leaving it out selects nothing.
+fn read_fan_out(prompts: usize, body: &[u8]) -> Result<Verdict, Unreadable> {
+    let mut answer: FanOut =
+        serde_json::from_slice(body).map_err(|_| Unreadable("not a completion with token ids"))?;
+    answer.choices.sort_by_key(|choice| choice.index);
+    if answer.choices.len() != prompts
+        || answer.choices.iter().enumerate().any(|(place, choice)| choice.index != place)
+    {
+        return Err(Unreadable("not one choice for each prompt"));
+    }
+    let mut rows = Vec::with_capacity(prompts);
+    for choice in &answer.choices {
+        let ends = choice.finish_reason.as_deref() == Some("stop");
+        match choice.token_ids.as_deref().unwrap_or_default() {
+            [sample] => rows.push(Row { ends, ..Row::of(*sample) }),
+            [] if ends => break,
+            _ => return Err(Unreadable("not one token per prompt")),
+        }
+    }
+    Ok(Verdict { rows, computed: answer.usage.as_ref().and_then(PromptUsage::computed) })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::Map;
+
+    use super::*;
+    use crate::dialect::recognise::{MODELS, Told};
+    use crate::draft::{Features, Source, Tree};
+    use crate::openai::{Judgement, Said, judge};
+
+    /// The fields of `CompletionRequest` that may be sent; any other is a 400.
+    const KNOWN: [&str; 19] = [
+        "model",
+        "prompt",
+        "max_tokens",
+        "stream",
+        "stream_options",
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "presence_penalty",
+        "frequency_penalty",
+        "repetition_penalty",
+        "logit_bias",
+        "seed",
+        "ignore_eos",
+        "detokenize",
+        "stop_token_ids",
+        "user",
+        "include_stop_str_in_output",
+    ];
+
+    fn engine() -> Engine {
+        Engine { plans: vec![Plan::FanOut], special: vec![0], ..Engine::new(Dialect::TrtLlm, "m", "1.2.0") }
+    }
+
+    fn request(body: &Value) -> Request {
+        let route = if body.get("messages").is_some() { Route::Chat } else { Route::Completions };
+        match judge(route, body.to_string().as_bytes()) {
+            Judgement::Eligible(request) => *request,
+            Judgement::Bypass { reason, .. } => panic!("{}", reason.name()),
+        }
+    }
+
+    fn refused(more: &Value) -> Option<BypassReason> {
+        let mut body = json!({"model": "m", "prompt": "Once", "max_tokens": 9});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let request = request(&body);
+        engine().refuses(&request, &engine().sampling(&request).0)
+    }
+
+    fn text(call: &Call) -> &str {
+        std::str::from_utf8(&call.body).unwrap()
+    }
+
+    fn greedy() -> Sampling {
+        Sampling {
+            temperature: 0.0,
+            said: Said::default().with(SamplingField::Temperature),
+            ..Sampling::default()
+        }
+    }
+
+    #[test]
+    fn only_what_is_exact_is_offered() {
+        assert_eq!(refused(&json!({"temperature": 0})), None);
+        assert_eq!(
+            refused(&json!({"temperature": 0, "presence_penalty": 0.5, "frequency_penalty": 1})),
+            None
+        );
+        assert_eq!(refused(&json!({"temperature": 0, "seed": 4})), None);
+        assert_eq!(refused(&json!({})), Some(BypassReason::DefaultsUnknown));
+        assert_eq!(refused(&json!({"temperature": 0.5})), Some(BypassReason::Seed));
+        assert_eq!(
+            refused(&json!({"temperature": 0, "max_tokens": null})),
+            Some(BypassReason::DefaultsUnknown)
+        );
+        for more in [json!({"stop": "x"}), json!({"repetition_penalty": 1.1}), json!({"min_tokens": 2})] {
+            let mut more = more;
+            more["temperature"] = json!(0);
+            assert_eq!(refused(&more), Some(BypassReason::Parameter), "{more}");
+        }
+        let chat = json!({"model": "m", "messages": [{"role": "user", "content": "a"}], "max_tokens": 9, "temperature": 0});
+        let chat = request(&chat);
+        assert_eq!(engine().refuses(&chat, &chat.sampling), Some(BypassReason::NoPlan));
+    }
+
+    #[test]
+    fn a_fan_out_asks_for_ids_and_leaves_the_count_of_penalties_alone() {
+        let draft = Tree::chain(&[4, 5], Source::Model, Features::default());
+        let said = Said::default().with(SamplingField::Temperature).with(SamplingField::PresencePenalty);
+        let sampling = Sampling { presence_penalty: 0.5, said, ..greedy() };
+        let context = Context { model: "m", prompt: &[1, 2], output: &[3] };
+        let round = Round { context, draft: &draft, sampling: &sampling, plan: Plan::FanOut, dice: 0 };
+        let asked = TrtLlm.verify(&engine(), &round).unwrap();
+        assert_eq!(asked.calls[0].path, "/v1/completions");
+        assert_eq!(
+            text(&asked.calls[0]),
+            r#"{"model":"m","prompt":[[1,2,3],[1,2,3,4],[1,2,3,4,5]],"max_tokens":1,"stream":false,"temperature":0.0,"presence_penalty":0.5,"detokenize":false}"#
+        );
+        let score = Round { plan: Plan::Score, ..round };
+        assert_eq!(TrtLlm.verify(&engine(), &score), Err(Refusal::NoPlan("score")));
+    }
+
+    #[test]
+    fn a_later_ride_asks_for_ids() {
+        let said = Said::default().with(SamplingField::Temperature).with(SamplingField::TopK);
+        let sampling = Sampling { said, ..greedy() };
+        let context = Context { model: "m", prompt: &[1], output: &[3] };
+        assert_eq!(
+            text(&TrtLlm.ride(&engine(), &context, &sampling, 7)),
+            r#"{"model":"m","prompt":[[1,3]],"max_tokens":7,"stream":true,"temperature":0.0,"top_k":0,"detokenize":false}"#
+        );
+    }
+
+    #[test]
+    fn the_first_ride_is_the_client_s_request() {
+        let request = request(&json!({"model": "m", "prompt": "Once", "temperature": 0, "top_p": 0.5}));
+        assert_eq!(
+            text(&TrtLlm.first_ride(&engine(), &request, 1)),
+            r#"{"model":"m","prompt":"Once","temperature":0,"top_p":0.5,"stream":true,"stream_options":{"include_usage":true,"continuous_usage_stats":true}}"#
+        );
+        let beside = TrtLlm.beside(&engine(), &request).unwrap();
+        assert_eq!((beside.path, text(&beside)), ("/_internal/tokenize", r#"{"prompt":"Once"}"#));
+        let ids = TrtLlm.read_beside(&engine(), &request, br#"{"count":2,"tokens":[1,7]}"#);
+        assert_eq!(ids, Ok(Beside::Prompt(vec![1, 7])));
+        assert_eq!(TrtLlm.relayed(&request), None);
+    }
+
+    #[test]
+    fn a_prediction_is_kept_from_a_server_that_refuses_it() {
+        let body = json!({"model": "m", "messages": [{"role": "user", "content": "a"}],
+            "prediction": {"type": "content", "content": "b"}, "top_p": 1});
+        assert_eq!(
+            TrtLlm.relayed(&request(&body)).unwrap(),
+            br#"{"model":"m","messages":[{"role":"user","content":"a"}],"top_p":1}"#
+        );
+    }
+
+    #[test]
+    fn text_without_ids_is_no_doubt_on_the_first_ride_and_an_end_is_told_from_the_last_token() {
+        let event =
+            json!({"choices": [{"index": 0, "text": "ab", "token_ids": null, "finish_reason": null}]});
+        let chunk = TrtLlm.chunk(&engine(), RideKind::First, &event).unwrap();
+        assert_eq!((chunk.text.as_str(), chunk.doubtful, chunk.tokens.len()), ("ab", false, 0));
+        let ends = |ids: &Value| {
+            let event =
+                json!({"choices": [{"index": 0, "text": "", "token_ids": ids, "finish_reason": "stop"}]});
+            TrtLlm.chunk(&engine(), RideKind::Later, &event).unwrap().ends
+        };
+        assert!(ends(&json!([5, 0])) && !ends(&json!([5])) && !ends(&json!([])));
+        let error = json!({"object": "error", "message": "x", "type": "y", "param": null, "code": 400});
+        assert!(TrtLlm.chunk(&engine(), RideKind::Later, &error).is_err());
+    }
+
+    #[test]
+    fn an_end_that_is_not_told_is_left_open() {
+        let read = |body: &Value| read_fan_out(2, body.to_string().as_bytes());
+        let choice = |index: u32, ids: &Value, finish: &str| json!({"index": index, "text": "", "token_ids": ids, "finish_reason": finish});
+        let both = json!({"choices": [choice(1, &json!([5]), "stop"), choice(0, &json!([4]), "length")]});
+        assert_eq!(read(&both).unwrap().rows, [Row::of(4), Row { ends: true, ..Row::of(5) }]);
+        let open = json!({"choices": [choice(0, &json!([4]), "length"), choice(1, &json!([]), "stop")]});
+        assert_eq!(read(&open).unwrap().rows, [Row::of(4)]);
+        let text = json!({"choices": [choice(0, &json!([4]), "length"), choice(1, &Value::Null, "length")]});
+        assert!(read(&text).is_err());
+        assert!(read(&json!({"choices": [choice(0, &json!([4]), "length")]})).is_err());
+        let twice = json!({"choices": [choice(0, &json!([4]), "length"), choice(0, &json!([4]), "length")]});
+        assert!(read(&twice).is_err());
+    }
+
+    #[test]
+    fn the_engine_is_found_without_the_queue_that_reading_empties() {
+        let mut answers = Answers::default();
+        let mut tell = |path: &str, body: &str| {
+            answers.add(path, Told { status: 200, server: None, body: body.into() });
+        };
+        tell(MODELS, r#"{"data":[{"id":"m","owned_by":"tensorrt_llm"}]}"#);
+        tell(VERSION, r#"{"version":"1.2.0"}"#);
+        let metrics = "trtllm_kv_cache_tokens_per_block{e=\"a\"} 64\ntrtllm_num_requests_running 2\n\
+            trtllm_num_requests_waiting 1\ntrtllm_kv_cache_utilization 0.5\nprocess_start_time_seconds 17.5\n";
+        let asked: Vec<_> = TrtLlm.questions(&answers).into_iter().map(|question| question.path).collect();
+        assert_eq!(asked, ["/prometheus/metrics"]);
+        answers.add(METRICS, Told { status: 200, server: None, body: metrics.into() });
+        assert!(TrtLlm.questions(&answers).is_empty());
+        let engine = TrtLlm.engine(&answers).unwrap();
+        assert_eq!((engine.block, engine.started, engine.defaults), (64, Some(17), None));
+        assert_eq!(TrtLlm.load_path(&engine), Some("/prometheus/metrics"));
+        assert_eq!(TrtLlm.load(metrics), Some(Load { running: 2, waiting: 1, kv_usage: Some(0.5) }));
+    }
+
+    proptest! {
+        #[test]
+        fn no_call_has_a_field_that_the_server_forbids(
+            temperature in prop::option::of(0.0_f64..2.0),
+            top_k in prop::option::of(-1_i64..50),
+            presence in prop::option::of(-2.0_f64..2.0),
+            bias in prop::collection::btree_map(0_u32..99, -5.0_f64..5.0, 0..3),
+            seed in prop::option::of(any::<u32>()),
+            ignore_eos in any::<bool>(),
+            draft in prop::collection::vec(0_u32..99, 0..9),
+        ) {
+            let bias: Map<String, Value> =
+                bias.into_iter().map(|(token, bias)| (token.to_string(), bias.into())).collect();
+            let request = request(&json!({"model": "m", "prompt": [5], "temperature": temperature, "top_k": top_k,
+                "presence_penalty": presence, "logit_bias": bias, "seed": seed, "ignore_eos": ignore_eos}));
+            let draft = Tree::chain(&draft, Source::Model, Features::default());
+            let context = Context { model: "m", prompt: &[5], output: &[] };
+            let round =
+                Round { context, draft: &draft, sampling: &request.sampling, plan: Plan::FanOut, dice: 0 };
+            let mut calls = TrtLlm.verify(&engine(), &round).unwrap().calls;
+            calls.push(TrtLlm.ride(&engine(), &context, &request.sampling, 3));
+            calls.push(TrtLlm.first_ride(&engine(), &request, 3));
+            for call in calls {
+                let body: Map<String, Value> = serde_json::from_slice(&call.body).unwrap();
+                prop_assert!(body.keys().all(|name| KNOWN.contains(&name.as_str())), "{}", text(&call));
+            }
+        }
+    }
+}
