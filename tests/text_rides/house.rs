@@ -22,7 +22,7 @@ pub async fn before(backend: SocketAddr, more: &str) -> Running {
 pub async fn before_with(backend: SocketAddr, tokenizer: &str, more: &str) -> Running {
     let process = format!(
         "version: 1\nbackends:\n  - name: toy\n    replicas: [\"http://{backend}\"]\n    \
-         models: [{{ id: \"*\", tokenizer: \"{tokenizer}\" }}]\n{more}"
+         models: [{{ id: \"*\", tokenizer: \"{tokenizer}\" }}]\n    probe: {{ when: never }}\n{more}"
     );
     local::proxy(&process, &[FORCED]).await.unwrap()
 }
