@@ -81,6 +81,11 @@ pub async fn ask(
     away: u64,
     pulse: &Arc<Pulse>,
 ) -> Result<Arc<Identity>, Unknown> {
+    if let Some(before) = before
+        && still(backend, before, away).await?
+    {
+        return Ok(Arc::clone(before));
+    }
     let mut recognised = recognise(backend, asking.dialect).await?;
     let mut engine = recognised.engine.clone();
     if engine.plans.is_empty() {
@@ -112,6 +117,26 @@ pub async fn ask(
     recognised.engine = engine.clone();
     let (engine, tokenizer, recognised) = (Arc::new(engine), Arc::new(tokenizer), Arc::new(recognised));
     Ok(Arc::new(Identity { epoch, engine, tokenizer, pulse: Arc::clone(pulse), probe: None, recognised }))
+}
+
+/// Whether it still is who it was, by the pages alone that it answered then: an engine that is known is not
+/// bothered again with what it refused, nor with calls that render or compute.
+async fn still(backend: &Backend, before: &Identity, away: u64) -> Result<bool, Unknown> {
+    let Recognised { engine, answers, start_page, .. } = &*before.recognised;
+    let mut now = answers.clone();
+    let mut pages = recognise::introduction();
+    pages.retain(|page| answers.text(&page.path).is_some());
+    if let Some(start) = start_page.as_ref().filter(|start| pages.iter().all(|page| page.path != **start)) {
+        pages.push(Question { path: start.clone().into(), body: None });
+    }
+    for page in pages {
+        now.add(&page.path, put(backend, &page, false).await?);
+    }
+    Ok(engine.dialect.codec().engine(&now).is_ok_and(|now| {
+        let epoch = &before.epoch;
+        let same = now.version == epoch.version && now.model == epoch.model && now.context == engine.context;
+        same && now.started.unwrap_or(away) == epoch.started
+    }))
 }
 
 /// Which engine it is, and what it can do.
