@@ -359,6 +359,13 @@ pub trait Codec: Sync {
         false
     }
 
+    /// The same round by the same plan, put so that it can be decided where `asked` brought nothing; `None` if there
+    /// is no such way, so that the next plan is to be tried.
+    fn again(&self, engine: &Engine, round: &Round<'_>, asked: &Asked) -> Option<Asked> {
+        let _ = (engine, round, asked);
+        None
+    }
+
     /// A call to be made once before the first round of a session, so that the engine computes the context for
     /// all of the round's prompts together. Its answer is thrown away unread, whatever it says.
     fn warm(&self, engine: &Engine, round: &Round<'_>) -> Option<Call> {

@@ -17,6 +17,7 @@ pub mod html;
 pub mod local;
 pub mod looping;
 pub mod relay;
+pub mod probed;
 pub mod report;
 pub mod require;
 pub mod stats;

@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::lab::bench::{self, Bench};
+use crate::lab::bench::{self, Bench, CostSource, TargetCosts};
 use crate::lab::client::Url;
+use crate::lab::probed::{Probed, Useless};
 use crate::lab::require::Requirement;
 use crate::lab::tally::Run;
 use crate::lab::workload::Workload;
@@ -40,12 +41,15 @@ pub struct BenchArgs {
     /// Most output tokens of every prompt, instead of the workload's own.
     #[arg(long, value_name = "N")]
     pub max_tokens: Option<u32>,
-    /// Metrics page of the target, for the gain that the formula gives.
-    #[arg(long, value_name = "URL", requires = "metrics_through")]
-    pub metrics_direct: Option<Url>,
-    /// Metrics page of Foretell, likewise.
-    #[arg(long, value_name = "URL", requires = "metrics_direct")]
+    /// Metrics page of Foretell, for the gain that the formula gives; with one of the next two.
+    #[arg(long, value_name = "URL", requires = "costs")]
     pub metrics_through: Option<Url>,
+    /// Metrics page of a target that times its steps (`foretell target`).
+    #[arg(long, value_name = "URL", requires = "metrics_through", group = "costs")]
+    pub metrics_direct: Option<Url>,
+    /// What `foretell probe URL --json` wrote, for a target that does not time its steps.
+    #[arg(long, value_name = "F", requires = "metrics_through", group = "costs")]
+    pub probe: Option<PathBuf>,
     /// Write the figures as JSON.
     #[arg(long, value_name = "F")]
     pub json: Option<PathBuf>,
@@ -66,6 +70,8 @@ enum Unusable {
     Workload(#[from] crate::lab::workload::Error),
     #[error("--{flag}: allowed {allowed}, got {got}")]
     Value { flag: &'static str, allowed: &'static str, got: String },
+    #[error("{path}: {source}")]
+    Probe { path: PathBuf, source: Useless },
     #[error("{path}: {source}")]
     File { path: PathBuf, source: std::io::Error },
 }
@@ -126,7 +132,7 @@ impl BenchArgs {
         Ok(Bench {
             direct: self.direct.clone(),
             through: self.through.clone(),
-            metrics: self.metrics_direct.clone().zip(self.metrics_through.clone()),
+            costs: self.costs()?,
             workloads: self.workload.iter().map(|path| Workload::read(path)).collect::<Result<_, _>>()?,
             concurrency: self.concurrency.clone(),
             temperature: self.temperature.clone(),
@@ -136,9 +142,24 @@ impl BenchArgs {
         })
     }
 
+    fn costs(&self) -> Result<Option<CostSource>, Unusable> {
+        let target = match (&self.metrics_direct, &self.probe) {
+            (Some(page), _) => TargetCosts::Page(page.clone()),
+            (None, Some(path)) => TargetCosts::Probed(probed(path)?),
+            (None, None) => return Ok(None),
+        };
+        Ok(self.metrics_through.clone().map(|through| CostSource { through, target }))
+    }
+
     fn files(&self) -> Result<Files, Unusable> {
         Ok(Files { json: Report::open(self.json.as_deref())?, html: Report::open(self.html.as_deref())? })
     }
+}
+
+fn probed(path: &Path) -> Result<Probed, Unusable> {
+    let json = std::fs::read_to_string(path)
+        .map_err(|source| Unusable::File { path: path.to_owned(), source })?;
+    Probed::parse(&json).map_err(|source| Unusable::Probe { path: path.to_owned(), source })
 }
 
 /// The files to be written, opened before anything is measured: minutes of work are not to end in a typo.

@@ -233,6 +233,11 @@ impl Engine {
         self.dialect.codec().warm(self, round)
     }
 
+    /// See [`super::Codec::again`].
+    pub fn again(&self, round: &Round<'_>, asked: &Asked) -> Option<Asked> {
+        self.dialect.codec().again(self, round, asked)
+    }
+
     /// See [`super::Codec::verdict`].
     ///
     /// # Errors

@@ -29,6 +29,9 @@ const SEEDS: [u64; 2] = [20_011, 70_843];
 const LEAVE: usize = 6;
 /// Tokens that a ride is asked for which is left early.
 const RIDE: u32 = 64;
+/// Tokens of a ride that comes whole, for engines that do not stream by ids.
+const WHOLE: u32 = 8;
+const OUT_OF_TIME: &str = "stopped when its time was up";
 /// Refusals after which a plan is given up.
 const REFUSALS: u32 = 2;
 
@@ -80,6 +83,8 @@ pub enum Heard {
     Ride(Vec<(f64, Value)>),
     /// An answer of another status than 200.
     Refused(u16),
+    /// No answer before the probe's time was up.
+    Late,
     /// No answer, or none in time.
     Silence,
 }
@@ -181,7 +186,7 @@ impl Prober {
             }
             let task = self.script.next()?;
             if now >= self.bounds.until {
-                self.stop("stopped when its time was up");
+                self.stop(OUT_OF_TIME);
                 return None;
             }
             let Some(step) = self.step(task) else { continue };
@@ -207,7 +212,7 @@ impl Prober {
     fn step(&mut self, task: Task) -> Option<Step> {
         let context = self.text.get(..self.script.length(&task)?)?.to_vec();
         let step = match task {
-            Task::Ride { .. } | Task::Seeded { .. } => self.ride(task, context)?,
+            Task::Ride { .. } | Task::Whole { .. } | Task::Seeded { .. } => self.ride(task, context)?,
             _ => self.round(task, context)?,
         };
         Some(step)
@@ -235,6 +240,7 @@ impl Prober {
                 (output, sampling, SEEDED.saturating_sub(cut as u32), usize::MAX)
             }
             Task::Ride { leaves: false, .. } => (Vec::new(), greedy(), LEAVE as u32, usize::MAX),
+            Task::Whole { one, .. } => (Vec::new(), greedy(), if one { 1 } else { WHOLE }, usize::MAX),
             _ => (Vec::new(), greedy(), RIDE, LEAVE),
         };
         let sampling = Sampling { ignore_eos: true, ..sampling };
@@ -270,6 +276,7 @@ impl Prober {
                 self.stop(&format!("stopped because the server answered {status}: it is busy"));
             }
             Heard::Refused(status) => self.refused(&pending, &format!("the server answers {status} to it")),
+            Heard::Late => self.stop(OUT_OF_TIME),
             Heard::Silence => self.stop("stopped because a call was not answered in time"),
         }
     }
@@ -320,7 +327,7 @@ impl Prober {
 
     fn refused(&mut self, pending: &Pending, why: &str) {
         let plan = match pending.task {
-            Task::Ride { .. } | Task::Seeded { .. } => None,
+            Task::Ride { .. } | Task::Whole { .. } | Task::Seeded { .. } => None,
             _ => pending.task.plan(&self.engine),
         };
         let Some(plan) = plan else {

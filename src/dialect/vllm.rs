@@ -166,12 +166,7 @@ impl Codec for Vllm {
                 let call = completion(round.context.model, prompts, 1, false, round.sampling);
                 Ok(Asked { calls: vec![call], nodes })
             }
-            Plan::Score => {
-                let nodes = scored_nodes(engine, round);
-                let width = score::width(round.sampling, LOGPROBS_MOST);
-                let width = width.ok_or(Refusal::NoPlan(Plan::Score.name()))?;
-                Ok(Asked { calls: vec![score_call(round, nodes, width)], nodes })
-            }
+            Plan::Score => scored_by(round, scored_nodes(engine, round)),
             Plan::Tree | Plan::Native => Err(Refusal::NoPlan(round.plan.name())),
         }
     }
@@ -195,6 +190,14 @@ impl Codec for Vllm {
     fn tells_nothing(&self, plan: Plan, status: u16, body: &[u8]) -> bool {
         let says = |text: &[u8]| body.windows(text.len()).any(|window| window == text);
         plan == Plan::Score && status == 400 && says(b"Out of range float values")
+    }
+
+    /// Where the cache reaches into a scored draft (somebody has had this text before), no row of it can be read. It
+    /// cannot reach into a block that the prompt does not fill.
+    fn again(&self, engine: &Engine, round: &Round<'_>, asked: &Asked) -> Option<Asked> {
+        let nodes = asked.nodes.min(uncached_nodes(engine, round.context.len()));
+        let fewer = round.plan == Plan::Score && nodes < asked.nodes;
+        fewer.then(|| scored_by(round, nodes).ok()).flatten()
     }
 
     /// The V2 runner lists only what it computed; the V1 runner lists all, those of cached tokens as garbage.
@@ -297,8 +300,19 @@ fn scored_nodes(engine: &Engine, round: &Round<'_>) -> usize {
     if engine.rows == RowShape::Tail || engine.tells_cached {
         return text;
     }
+    text.min(uncached_nodes(engine, round.context.len()))
+}
+
+/// How many tokens may follow a context so that no block ends among them.
+fn uncached_nodes(engine: &Engine, context: usize) -> usize {
     let block = engine.block.max(1);
-    text.min(block - 1 - (round.context.len() + block - 1) % block)
+    block - 1 - (context + block - 1) % block
+}
+
+fn scored_by(round: &Round<'_>, nodes: usize) -> Result<Asked, Refusal> {
+    let width = score::width(round.sampling, LOGPROBS_MOST);
+    let width = width.ok_or(Refusal::NoPlan(Plan::Score.name()))?;
+    Ok(Asked { calls: vec![score_call(round, nodes, width)], nodes })
 }
 
 /// The one call that asks for prompt log-probabilities, always with `detokenize: false`.

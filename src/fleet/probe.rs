@@ -128,7 +128,7 @@ async fn drive(
                 tokio::time::timeout_at(until, ride(backend, engine, &call, leave)).await
             }
         };
-        prober.take(heard.unwrap_or(Heard::Silence));
+        prober.take(heard.unwrap_or(Heard::Late));
     }
     prober.findings()
 }
@@ -148,13 +148,21 @@ async fn whole(backend: &Backend, call: &Call, fresh: bool, most: usize) -> Resu
     Ok(body.map_err(|_| Heard::Silence)?.to_bytes().to_vec())
 }
 
-/// Reads a stream until so many events with tokens have come, and hangs up.
+/// Reads a stream until so many events with tokens have come, and hangs up; or an answer that comes whole.
 async fn ride(backend: &Backend, engine: &Engine, call: &Call, leave: usize) -> Heard {
     let begun = Instant::now();
-    let mut body = match send(backend, call, false).await {
-        Ok(response) => response.into_body(),
+    let response = match send(backend, call, false).await {
+        Ok(response) => response,
         Err(heard) => return heard,
     };
+    let kind = response.headers().get(CONTENT_TYPE);
+    let whole = kind.is_some_and(|kind| kind.as_bytes().starts_with(b"application/json"));
+    let mut body = response.into_body();
+    if whole {
+        let Ok(body) = Limited::new(body, sse::EVENT_BYTES).collect().await else { return Heard::Silence };
+        let value = serde_json::from_slice(&body.to_bytes());
+        return value.map_or(Heard::Silence, |value| Heard::Ride(vec![(begun.elapsed().as_secs_f64(), value)]));
+    }
     let mut decoder = sse::Decoder::new(sse::EVENT_BYTES);
     let (mut events, mut with_tokens) = (Vec::new(), 0);
     while let Some(frame) = body.frame().await {

@@ -14,6 +14,7 @@ use super::client::{Client, Url};
 use super::counters::Counters;
 use super::formula::{Costs, Unknown};
 use super::looping;
+use super::probed::Probed;
 use super::stream::{Answer, Failure};
 use super::tally::{Looping, Measured, Pair, Run, conclude};
 use super::workload::{Settings, Workload};
@@ -30,8 +31,8 @@ pub struct Bench {
     pub direct: Url,
     /// The same server through Foretell.
     pub through: Url,
-    /// Metrics pages of the target and of Foretell, for the formula's costs.
-    pub metrics: Option<(Url, Url)>,
+    /// Where the formula's costs come from.
+    pub costs: Option<CostSource>,
     /// One after the other.
     pub workloads: Vec<Workload>,
     /// Clients that ask at the same time, one run for each number.
@@ -44,6 +45,24 @@ pub struct Bench {
     pub seeded: bool,
     /// Replaces `max_tokens` of every prompt.
     pub max_tokens: Option<u32>,
+}
+
+/// Where the formula's costs come from.
+#[derive(Clone, Debug)]
+pub struct CostSource {
+    /// Metrics page of Foretell, which times its drafts.
+    pub through: Url,
+    /// What times the target's steps.
+    pub target: TargetCosts,
+}
+
+/// What times the target's steps.
+#[derive(Clone, Debug)]
+pub enum TargetCosts {
+    /// Its own metrics page.
+    Page(Url),
+    /// A probe.
+    Probed(Probed),
 }
 
 /// Why nothing could be measured.
@@ -107,7 +126,7 @@ impl<'a> Case<'a> {
             },
             direct: connect(&bench.direct),
             through: connect(&bench.through),
-            meter: Meter::new(bench.metrics.as_ref()),
+            meter: Meter::new(bench.costs.as_ref()),
         }
     }
 
@@ -117,7 +136,8 @@ impl<'a> Case<'a> {
             let answers = self.block(side, &plan.warm_up()).await;
             self.answering(side, &answers, |_| true)?;
         }
-        let (mut alternations, mut costs) = (Vec::new(), Ok(Costs::default()));
+        let probed = self.meter.probed();
+        let (mut alternations, mut costs) = (Vec::new(), Ok(Costs { probed, ..Costs::default() }));
         for alternation in plan.alternations() {
             self.warm(&alternation.prompts).await;
             let first = self.metered(alternation.first, &alternation.prompts, &mut costs).await?;
@@ -166,13 +186,12 @@ impl<'a> Case<'a> {
         let answers = self.block(side, prompts).await;
         let after = self.meter.read().await;
         let spent = before.and_then(|before| Ok(after? - before));
-        *costs = costs.and_then(|mut sum| {
-            match side {
-                Side::Direct => sum.direct += spent?,
-                Side::Through => sum.through += spent?,
-            }
-            Ok(sum)
-        });
+        match (costs.as_mut(), spent) {
+            (Ok(sum), Ok(spent)) if side == Side::Direct => sum.direct += spent,
+            (Ok(sum), Ok(spent)) => sum.through += spent,
+            (Ok(_), Err(unknown)) => *costs = Err(unknown),
+            (Err(_), _) => {}
+        }
         self.answering(side, &answers, |failure| matches!(failure, Failure::Unreachable(_)))?;
         Ok(answers)
     }
@@ -226,17 +245,45 @@ impl<'a> Case<'a> {
 }
 
 /// Reads the metrics pages between blocks.
-struct Meter(Option<(Client, Client)>);
+struct Meter(Option<Pages>);
+
+struct Pages {
+    proxy: Client,
+    target: Target,
+}
+
+enum Target {
+    Page(Client),
+    Probed(Probed),
+}
 
 impl Meter {
-    fn new(pages: Option<&(Url, Url)>) -> Self {
-        Self(pages.map(|(target, proxy)| (Client::new(target.clone()), Client::new(proxy.clone()))))
+    fn new(source: Option<&CostSource>) -> Self {
+        Self(source.map(|CostSource { through, target }| Pages {
+            proxy: Client::new(through.clone()),
+            target: match target {
+                TargetCosts::Page(url) => Target::Page(Client::new(url.clone())),
+                TargetCosts::Probed(probed) => Target::Probed(probed.clone()),
+            },
+        }))
+    }
+
+    fn probed(&self) -> Option<Probed> {
+        match self.0.as_ref()?.target {
+            Target::Probed(ref probed) => Some(probed.clone()),
+            Target::Page(_) => None,
+        }
     }
 
     async fn read(&mut self) -> Result<Counters, Unknown> {
-        let (target, proxy) = self.0.as_mut().ok_or(Unknown::NoPages)?;
-        let page = target.page().await.map_err(|_| Unknown::NoCounters)?;
-        let counters = Counters::of_target(&page).ok_or(Unknown::NoCounters)?;
+        let Pages { proxy, target } = self.0.as_mut().ok_or(Unknown::NoPages)?;
+        let counters = match target {
+            Target::Page(target) => {
+                let page = target.page().await.map_err(|_| Unknown::NoCounters)?;
+                Counters::of_target(&page).ok_or(Unknown::NoCounters)?
+            }
+            Target::Probed(_) => Counters::default(),
+        };
         let page = proxy.page().await.map_err(|_| Unknown::NoCounters)?;
         counters.with_drafts(&page).ok_or(Unknown::NoCounters)
     }

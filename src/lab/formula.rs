@@ -5,7 +5,8 @@
 //! what was possible the proxy, the wire and the server around the runtime have left over.
 //! Prefill is left out of both sides; it can only lower the measured gain, so the comparison flatters nobody.
 
-use super::counters::Counters;
+use super::counters::{Counters, Spent};
+use super::probed::Probed;
 
 /// What the answers told about their rounds, summed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -26,19 +27,40 @@ impl Rounds {
 }
 
 /// What the runtimes spent: `direct` over the direct blocks, `through` over the others.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Costs {
     /// Counted while the server was asked directly: the plain step.
     pub direct: Counters,
     /// Counted while it was asked through Foretell: verify runs and drafts.
     pub through: Counters,
+    /// What a probe has measured instead, for a server that does not time its steps.
+    pub probed: Option<Probed>,
+}
+
+/// Seconds of one plain step and of one round, and the time for drafts.
+struct Prices {
+    step: f64,
+    round: Option<f64>,
+    draft: Spent,
+}
+
+impl Costs {
+    fn prices(&self, told: Rounds) -> Result<Prices, Unknown> {
+        let draft = self.through.draft;
+        if let Some(probed) = &self.probed {
+            let drafted = told.drafted as f64 / told.rounds.max(1) as f64;
+            return Ok(Prices { step: probed.step, round: probed.round(drafted), draft });
+        }
+        let step = self.direct.decode.mean().ok_or(Unknown::NoSteps)?;
+        Ok(Prices { step, round: self.through.verify.mean(), draft })
+    }
 }
 
 /// Why there is no formula gain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unknown {
     /// No metrics pages were named.
-    #[error("no metrics pages were given (--metrics-direct, --metrics-through)")]
+    #[error("no costs were given (--metrics-through with --metrics-direct or --probe)")]
     NoPages,
     /// A page could not be read or lacks the counters.
     #[error("a metrics page could not be read, or does not time its steps")]
@@ -56,14 +78,13 @@ pub enum Unknown {
 
 /// The formula's gain for `tokens` output tokens of which some came in `told.rounds`.
 pub fn gain(tokens: u64, told: Rounds, costs: &Costs) -> Result<f64, Unknown> {
-    let step = costs.direct.decode.mean().ok_or(Unknown::NoSteps)?;
+    let Prices { step, round, draft } = costs.prices(told)?;
     if told.rounds == 0 {
         return Ok(1.0);
     }
     let rounds = told.rounds as f64;
-    let verify = rounds * costs.through.verify.mean().ok_or(Unknown::NoVerify)?;
+    let verify = rounds * round.ok_or(Unknown::NoVerify)?;
     // Drafts that led to no round are the controller's loss, not the formula's cost.
-    let draft = costs.through.draft;
     let used = if draft.times > rounds { rounds / draft.times } else { 1.0 };
     let stepped = tokens.saturating_sub(told.accepted + told.rounds) as f64;
     Ok(tokens as f64 * step / (stepped * step + verify + draft.seconds * used))
@@ -78,6 +99,7 @@ mod tests {
         Costs {
             direct: Counters { decode: Spent { seconds: step * 7.0, times: 7.0 }, ..Counters::default() },
             through: Counters { verify, draft, ..Counters::default() },
+            probed: None,
         }
     }
 
@@ -110,6 +132,16 @@ mod tests {
         let costs = costs(0.010, Spent::default(), Spent::default());
         assert_eq!(gain(100, Rounds::default(), &costs), Ok(1.0));
         assert_eq!(Rounds::default().expected_run(), None);
+    }
+
+    #[test]
+    fn what_a_probe_has_measured_stands_for_what_the_server_does_not_time() {
+        let report = r#"{"verify": [{"plan": "score", "gamma": 5, "ms": 15.0}], "times": {"token": [{"ms": 10.0}]}}"#;
+        let told = Rounds { rounds: 20, drafted: 100, accepted: 60 };
+        let draft = Spent { seconds: 0.020, times: 20.0 };
+        let through = Counters { draft, ..Counters::default() };
+        let costs = Costs { probed: Probed::parse(report).ok(), through, ..Costs::default() };
+        assert!((gain(100, told, &costs).unwrap() - 1000.0 / 520.0).abs() < 1e-9);
     }
 
     #[test]

@@ -336,6 +336,7 @@ mod tests {
     fn gain_over_formula_takes_the_runtimes_costs() {
         let spent = |seconds, times| Spent { seconds, times };
         let costs = Costs {
+            probed: None,
             direct: Counters { decode: spent(0.1, 10.0), ..Counters::default() },
             through: Counters { verify: spent(0.040, 2.0), draft: spent(0.004, 2.0), ..Counters::default() },
         };

@@ -28,11 +28,13 @@ struct Again {
 
 #[derive(Default)]
 pub(super) struct Learning {
-    one: bool,
+    of_one: bool,
     measured: Measured,
     /// Tokens and seconds of the first call over a text.
     cold: Option<(usize, f64)>,
     again: Vec<Again>,
+    /// Context and seconds of the last ride that came whole with one token.
+    one: Option<(usize, f64)>,
     after: Option<f64>,
     whole: Option<Vec<TokenId>>,
     other: Option<Vec<TokenId>>,
@@ -45,8 +47,8 @@ pub(super) struct Learning {
 }
 
 impl Learning {
-    pub(super) fn new(one: bool) -> Self {
-        Self { one, ..Self::default() }
+    pub(super) fn new(of_one: bool) -> Self {
+        Self { of_one, ..Self::default() }
     }
 
     pub(super) fn note(&mut self, what: &str) {
@@ -80,17 +82,32 @@ impl Learning {
                     self.again.push(again(false));
                 }
             }
-            Task::Same { .. } | Task::Warm { .. } | Task::Ride { .. } | Task::Seeded { .. } => {}
+            Task::Same { .. }
+            | Task::Warm { .. }
+            | Task::Ride { .. }
+            | Task::Whole { .. }
+            | Task::Seeded { .. } => {}
         }
     }
 
     pub(super) fn ride(&mut self, context: usize, tokens: &[(f64, Vec<TokenId>)]) {
-        let [(first, _), rest @ ..] = tokens else { return };
-        let Some((last, _)) = rest.last() else { return };
+        let [(first, brought), rest @ ..] = tokens else { return };
+        let Some((last, _)) = rest.last() else { return self.whole_ride(context, *first, brought.len()) };
         let count: usize = rest.iter().map(|(_, tokens)| tokens.len()).sum();
         let token = (last - first) / count.max(1) as f64;
         self.measured.token.push((context, token));
         self.measured.t_in.get_or_insert((first - token).max(0.0));
+    }
+
+    /// A ride that came whole, of one token or, after that, of some.
+    fn whole_ride(&mut self, context: usize, seconds: f64, tokens: usize) {
+        if tokens == 1 {
+            self.one = Some((context, seconds));
+        } else if let Some((_, one)) = self.one.take() {
+            let token = ((seconds - one) / (tokens - 1) as f64).max(0.0);
+            self.measured.token.push((context, token));
+            self.measured.t_in.get_or_insert((one - token).max(0.0));
+        }
     }
 
     /// The output from which a seeded run goes on at `cut`.
@@ -158,7 +175,7 @@ impl Learning {
         let fresh: Vec<bool> = self.again.iter().filter(|again| again.fresh).map(shows).collect();
         let mixed = told.contains(&0) && told.iter().any(|&cached| cached > 0);
         self.cache = Cache { works, told: !told.is_empty(), cold, warm };
-        self.balanced = mixed || (!self.one && (fresh.len() < 3 || fresh.contains(&false)));
+        self.balanced = mixed || (!self.of_one && (fresh.len() < 3 || fresh.contains(&false)));
     }
 
     /// Plans that the engine serves, but by computing everything anew each time.

@@ -38,6 +38,8 @@ pub(super) enum Task {
     Round { plan: Plan, place: Place, nodes: usize },
     /// A ride, to its end or left early.
     Ride { place: Place, leaves: bool },
+    /// A ride that comes whole: of one token, or of some.
+    Whole { place: Place, one: bool },
     /// The round after a ride that was left.
     After(Place),
     /// A seeded ride from the start or from a cut.
@@ -50,9 +52,12 @@ impl Task {
         match self {
             Self::Same { .. } => Some(Plan::Score),
             Self::Warm { plan, .. } | Self::Round { plan, .. } => Some(*plan),
-            Self::Cold(_) | Self::Fresh(_) | Self::After(_) | Self::Ride { .. } | Self::Seeded { .. } => {
-                engine.plans.first().copied()
-            }
+            Self::Cold(_)
+            | Self::Fresh(_)
+            | Self::After(_)
+            | Self::Ride { .. }
+            | Self::Whole { .. }
+            | Self::Seeded { .. } => engine.plans.first().copied(),
         }
     }
 
@@ -60,7 +65,12 @@ impl Task {
         match self {
             Self::Same { .. } => 2,
             Self::Warm { nodes, .. } | Self::Round { nodes, .. } => *nodes,
-            Self::Cold(_) | Self::Fresh(_) | Self::After(_) | Self::Ride { .. } | Self::Seeded { .. } => 0,
+            Self::Cold(_)
+            | Self::Fresh(_)
+            | Self::After(_)
+            | Self::Ride { .. }
+            | Self::Whole { .. }
+            | Self::Seeded { .. } => 0,
         }
     }
 
@@ -76,6 +86,7 @@ impl Task {
             | Self::After(place)
             | Self::Warm { place, .. }
             | Self::Round { place, .. }
+            | Self::Whole { place, .. }
             | Self::Ride { place, .. } => *place,
         }
     }
@@ -140,12 +151,11 @@ impl Script {
     }
 }
 
-/// The least length from `least` on that lies half way between two blocks, as a context does on average; where
-/// scored drafts may not reach into the next block, just behind the start of one.
+/// The least length from `least` on that lies half way between two blocks, as a context does on average: an
+/// engine computes anew what lies behind the last whole one.
 fn placed(least: usize, engine: &Engine) -> usize {
     let block = engine.block.max(1);
-    let capped = engine.plans.contains(&Plan::Score) && engine.dialect == Dialect::Vllm;
-    let offset = if capped { 1 } else { block / 2 };
+    let offset = block / 2;
     let blocks = least.saturating_sub(offset).div_ceil(block);
     blocks * block + offset
 }
@@ -165,8 +175,8 @@ fn tasks(engine: &Engine, long: bool) -> VecDeque<Task> {
             tasks.push_back(Task::Cold(place));
         }
         tasks.extend(rounds(engine, first, place));
-        tasks.push_back(Task::Ride { place, leaves: place == main });
-        if place == main {
+        tasks.extend(rides(engine, place, place == main));
+        if place == main && engine.segment.is_none() {
             tasks.push_back(Task::After(place));
         }
         for &plan in engine.plans.iter().skip(1) {
@@ -185,8 +195,8 @@ fn tasks(engine: &Engine, long: bool) -> VecDeque<Task> {
     // Once more, where calls are left: the shorter of two times is the truer one.
     let again = order.into_iter().take(if long { 2 } else { 1 });
     tasks.extend(again.flat_map(|place| {
-        let ride = Task::Ride { place, leaves: false };
-        GAMMAS.map(|nodes| Task::Round { plan: first, place, nodes }).into_iter().chain([ride])
+        let rounds = GAMMAS.map(|nodes| Task::Round { plan: first, place, nodes });
+        rounds.into_iter().chain(rides(engine, place, false))
     }));
     tasks
 }
@@ -196,6 +206,14 @@ fn rounds(engine: &Engine, plan: Plan, place: Place) -> Vec<Task> {
     let slots = engine.dialect == Dialect::LlamaCpp && plan == Plan::FanOut;
     let warm = slots.then_some(Task::Warm { plan, place, nodes: GAMMA_MOST });
     warm.into_iter().chain(GAMMAS.map(|nodes| Task::Round { plan, place, nodes })).collect()
+}
+
+/// What times a plain step: a stream, or the difference of two answers that come whole.
+fn rides(engine: &Engine, place: Place, leaves: bool) -> Vec<Task> {
+    if engine.segment.is_none() {
+        return vec![Task::Ride { place, leaves }];
+    }
+    [true, false].map(|one| Task::Whole { place, one }).to_vec()
 }
 
 /// Whether the noise of a seeded request may be a function of the place in some version or setting.

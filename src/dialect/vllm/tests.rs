@@ -41,8 +41,10 @@ proptest! {
         let sampling = Sampling { temperature, top_k, seed, ..Sampling::default() };
         let draft = chain(&tokens);
         let plan = if score { Plan::Score } else { Plan::FanOut };
-        let Ok(asked) = Vllm.verify(&engine, &round(&prompt, &draft, &sampling, plan)) else { return Ok(()) };
-        for call in &asked.calls {
+        let round = round(&prompt, &draft, &sampling, plan);
+        let Ok(asked) = Vllm.verify(&engine, &round) else { return Ok(()) };
+        let again = Vllm.again(&engine, &round, &asked);
+        for call in asked.calls.iter().chain(again.iter().flat_map(|again| &again.calls)) {
             let body: Value = serde_json::from_slice(&call.body).unwrap();
             prop_assert!(body.get("prompt_logprobs").is_none());
             let params = body.get("sampling_params");
@@ -61,13 +63,21 @@ proptest! {
         draft in 1_usize..33,
         block in prop::sample::select(vec![1_usize, 16, 32, 128]),
     ) {
-        let engine = Engine { block, ..engine() };
+        let mut engine = Engine { block, ..engine() };
         let prompt = vec![7; context];
         let draft = chain(&vec![8; draft]);
         let sampling = greedy();
-        let nodes = scored_nodes(&engine, &round(&prompt, &draft, &sampling, Plan::Score));
+        let round = round(&prompt, &draft, &sampling, Plan::Score);
         // Backends.md 2.1 and design 5: no multiple of the block size in n..n+k.
-        prop_assert!((context..context + nodes).all(|place| place % block != 0), "{nodes}");
+        let reads_no_block = |nodes: usize| (context..context + nodes).all(|place| place % block != 0);
+        prop_assert!(reads_no_block(scored_nodes(&engine, &round)));
+        engine.tells_cached = true;
+        let asked = Vllm.verify(&engine, &round).unwrap();
+        prop_assert_eq!(asked.nodes, draft.len());
+        match Vllm.again(&engine, &round, &asked) {
+            Some(again) => prop_assert!(again.nodes < asked.nodes && reads_no_block(again.nodes)),
+            None => prop_assert!(reads_no_block(asked.nodes), "the same call is not made twice"),
+        }
     }
 }
 

@@ -168,16 +168,26 @@ impl Calls {
         }
     }
 
-    /// Makes all calls of a round at once.
+    /// Puts the round to the engine, and once more in another way where that could decide nothing.
     async fn ask(&self, put: &Round<'_>, asked: Asked, round: u32) -> Result<Event, Fault> {
         let _verifying = self.pulse.verifying(put.plan.sequences(asked.nodes));
+        let verdict = self.judged(put, &asked, round).await?;
+        let again = verdict.rows.is_empty().then(|| self.engine.again(put, &asked)).flatten();
+        Ok(Event::Verdict(match again {
+            Some(again) => self.judged(put, &again, round).await?,
+            None => verdict,
+        }))
+    }
+
+    /// Makes all calls of a round at once.
+    async fn judged(&self, put: &Round<'_>, asked: &Asked, round: u32) -> Result<Verdict, Fault> {
         let answers = asked.calls.iter().map(|call| self.answer(call.clone(), Some(round), Some(put.plan)));
         let bodies = match futures_util::future::try_join_all(answers).await {
             Ok(bodies) => bodies,
             Err(Missed::Fault(fault)) => return Err(fault),
-            Err(Missed::Nothing) => return Ok(Event::Verdict(Verdict::default())),
+            Err(Missed::Nothing) => return Ok(Verdict::default()),
         };
-        let verdict = self.engine.verdict(put, &asked, &bodies).map_err(|unreadable| {
+        let verdict = self.engine.verdict(put, asked, &bodies).map_err(|unreadable| {
             tracing::debug!(%unreadable, "verdict refused");
             Fault::Verify
         })?;
@@ -192,7 +202,7 @@ impl Calls {
             tracing::debug!("verdict refused: an id outside the vocabulary");
             return Err(Fault::Verify);
         }
-        Ok(Event::Verdict(verdict))
+        Ok(verdict)
     }
 
     async fn answer(&self, call: Call, round: Option<u32>, plan: Option<Plan>) -> Result<Vec<u8>, Missed> {
