@@ -121,7 +121,7 @@ async fn both_sides_are_asked_the_same_streamed_and_seeded() {
     let more = ["--temperature", "0.7", "--seeded", "--max-tokens", "5", "--alternations", "2"];
     let (exit, out) = bench(&direct, &through, &workload(&folder, "code", 7), &more).await;
     assert_eq!(exit, Exit::Done);
-    assert!(out.contains("no formula gain: no metrics pages were given"), "{out}");
+    assert!(out.contains("no formula gain: no costs were given"), "{out}");
 
     let (direct, through) = (direct.seen.lock().unwrap(), through.seen.lock().unwrap());
     assert_eq!(

@@ -181,7 +181,7 @@ impl Codec for Vllm {
         let [body] = bodies else { return Err(Unreadable("not one answer")) };
         match round.plan {
             Plan::Score => score_verdict(engine, round, asked.nodes, body),
-            _ => shared::fan_out_verdict(asked.nodes + 1, body),
+            _ => Ok(shared_cache(round, asked.nodes, shared::fan_out_verdict(asked.nodes + 1, body)?)),
         }
     }
 
@@ -341,6 +341,15 @@ fn score_call(round: &Round<'_>, nodes: usize, width: usize) -> Call {
         "stream": false,
     });
     Call { path: GENERATE, body: bytes(&body) }
+}
+
+/// Of several prompts the usage counts all tokens, but only one prompt's cached ones; the others, which begin with
+/// the same context, have found as many.
+fn shared_cache(round: &Round<'_>, nodes: usize, verdict: Verdict) -> Verdict {
+    let all = Plan::FanOut.prompt_tokens(round.context.len(), nodes);
+    let others = |computed: u32| nodes * all.saturating_sub(computed as usize);
+    let computed = verdict.computed.map(|computed| computed.saturating_sub(others(computed) as u32));
+    Verdict { computed, ..verdict }
 }
 
 #[derive(Deserialize)]

@@ -329,7 +329,7 @@ mod tests {
         assert!((run.through.tokens_per_second.unwrap() - 100.0).abs() < 1e-9);
         assert_eq!(run.identical, Some(1.0));
         assert_eq!((run.e_n, run.formula, run.gain_over_formula), (None, None, None));
-        assert!(run.notes[0].starts_with("no formula gain: no metrics pages"), "{:?}", run.notes);
+        assert!(run.notes[0].starts_with("no formula gain: no costs were given"), "{:?}", run.notes);
     }
 
     #[test]

@@ -30,15 +30,13 @@ ENGINES = ("llama", "vllm")
 VARIANTS = ("plain", "house", "inflated")
 HOUSE = {"repetition_penalty": 1.05, "temperature": 0.7}
 # found by measuring: a decode step of at least 60 ms on two cores (docs/engines.md)
-INFLATE = {"llama": (int(os.environ.get("LLAMA_DEPTH", "1")), int(os.environ.get("LLAMA_WIDTH", "16"))),
+INFLATE = {"llama": (int(os.environ.get("LLAMA_DEPTH", "20")), int(os.environ.get("LLAMA_WIDTH", "4"))),
            "vllm": (int(os.environ.get("VLLM_DEPTH", "64")), int(os.environ.get("VLLM_WIDTH", "1")))}
 
 
 # one thread is as fast on the plain model, and does not spin against its twin where cores are shared
 def threads(variant):
     return os.environ.get("ENGINE_THREADS", "2" if variant == "inflated" else "1")
-
-
 
 
 def binary(engine):

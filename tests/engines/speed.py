@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 """Speed on real engines at the cost of a bigger model: direct, through Foretell, and the engines' own speculation.
 
-    speed.py llama|vllm [--parts native,through] [--prompts N] [--max-tokens N] [--alternations N] [--json F]
+    speed.py llama|vllm [--parts native,through] [--prompts N] [--max-tokens N] [--alternations N]
 
 native    a plain server, and beside it one with the engine's n-gram lookup, then one with its draft model: each
           prompt is asked of both in turn, so that a machine that slows down slows both. E[N] = tokens per drafted
           step, from the engine's counters; V = seconds of a drafted step ÷ seconds of a plain one, steps without
           a draft counted as plain ones.
 through   `foretell bench`, alternating direct and through: rewrite with prompt_lookup alone, completion with
-          draft-same, hostile with both.
+          draft-same, hostile with both. The formula's costs are those of the probe that Foretell made itself; V is that of
+          the rounds that were leapt.
 """
 
 import argparse
@@ -135,21 +136,60 @@ def line(kind, name, workload, f):
             f"texts as plain {f['same_texts']:.0%}{tail}")
 
 
+def probed(run, limit=60):
+    """What Foretell's own probe has found out about the engine before it."""
+    until = time.monotonic() + limit
+    while time.monotonic() < until:
+        replica = json.loads(engines.get(f"http://127.0.0.1:{run.admin}/api/replicas"))["replicas"][0]
+        if replica.get("probe", {}).get("verify"):
+            return replica["probe"]
+        time.sleep(0.5)
+    raise RuntimeError("the engine was not probed")
+
+
 def compare_through(kind, foretell, out, alternations, tokens):
     report = {}
     for workload in WORKLOADS:
         policy = POLICY.format(drafters=DRAFTERS[workload])
         with exact.Run(kind, foretell, out / f"speed-{workload}", "inflated", policy) as run:
-            figures_file = out / f"bench-{kind}-{workload}.json"
+            probe = probed(run)
+            figures_file, probe_file = (out / f"{what}-{kind}-{workload}.json" for what in ("bench", "probe"))
+            probe_file.write_text(json.dumps(probe))
+            print(f"{kind:6} through {workload:11} {probe['verdict']}", flush=True)
             argv = [foretell, "bench", "--direct", run.url, "--through", run.through, "--concurrency", "1",
                     "--workload", str(engines.ROOT / f"tests/workloads/{workload}.jsonl"), "--temperature", "0",
                     "--alternations", str(alternations), "--max-tokens", str(tokens), "--json", str(figures_file),
-                    "--metrics-through", f"http://127.0.0.1:{run.admin}/metrics"]
+                    "--metrics-through", f"http://127.0.0.1:{run.admin}/metrics", "--probe", str(probe_file)]
             subprocess.run(argv, check=False)
             report[workload] = json.loads(figures_file.read_text()) if figures_file.exists() else {"error": "no figures"}
-            probe = subprocess.run([foretell, "probe", run.url, "--json"], capture_output=True, text=True)
-            report[workload]["probe"] = probe.stdout or probe.stderr[-400:]
+            sessions = json.loads(engines.get(f"http://127.0.0.1:{run.admin}/api/sessions"))["sessions"]
+            report[workload] |= {"probe": probe, "v": round_cost(sessions, probe), "reasons": reasons(sessions)}
+            print(through_line(kind, workload, report[workload]), flush=True)
     return report
+
+
+def round_cost(sessions, probe):
+    """V of the last sessions' rounds: seconds of a verify call ÷ seconds of a plain step as probed."""
+    rounds = [r["verify_ms"] for s in sessions for r in s["rounds"]]
+    steps = [t["ms"] for t in probe["times"]["token"]]
+    return sum(rounds) / len(rounds) / (sum(steps) / len(steps)) if rounds and steps else None
+
+
+def reasons(sessions):
+    """How often each path and reason stood at the end of the last sessions."""
+    counts = {}
+    for s in sessions:
+        word = s["path"] + (f" ({s['reason']})" if s["reason"] else "")
+        counts[word] = counts.get(word, 0) + 1
+    return counts
+
+
+def through_line(kind, workload, report):
+    run = (report.get("runs") or [{}])[0]
+    told = {"ratio": (run.get("ratio") or {}).get("median"), "E[N]": run.get("e_n"), "V": report["v"],
+            "formula": run.get("formula"), "of formula": run.get("gain_over_formula")}
+    shown = "  ".join(f"{name} {value:.2f}" for name, value in told.items() if value is not None)
+    return f"{kind:6} through {workload:11} {shown}  {report['reasons']}"
 
 
 def main():

@@ -139,6 +139,19 @@ fn ties_special_tokens_and_cached_rows_are_left_undecided() {
 }
 
 #[test]
+fn what_one_prompt_of_a_fan_out_has_cached_the_others_have_too() {
+    let choice = |index| json!({"index": index, "token_ids": [7], "finish_reason": "length"});
+    // As vLLM 0.32 answers: three prompts of 1,033 to 1,035 tokens, of which 1,024 are cached.
+    let usage = json!({"prompt_tokens": 3102, "prompt_tokens_details": {"cached_tokens": 1024}});
+    let body = json!({"choices": [choice(0), choice(1), choice(2)], "usage": usage});
+    let (prompt, draft, sampling) = (vec![1; 1033], chain(&[4, 5]), greedy());
+    let round = round(&prompt, &draft, &sampling, Plan::FanOut);
+    let asked = Vllm.verify(&engine(), &round).unwrap();
+    let verdict = Vllm.verdict(&engine(), &round, &asked, &[serde_json::to_vec(&body).unwrap()]).unwrap();
+    assert_eq!(verdict.computed, Some(3102 - 3 * 1024));
+}
+
+#[test]
 fn plans_follow_what_the_request_needs() {
     let plans = |sampling: &Sampling, settled: bool| {
         let request = request(&json!({"model": "m", "prompt": "x"}));
