@@ -9,6 +9,8 @@ mod wire;
 
 #[path = "probe/command.rs"]
 mod command;
+#[path = "probe/engines.rs"]
+mod engines;
 #[path = "probe/house.rs"]
 mod house;
 #[path = "probe/serve.rs"]

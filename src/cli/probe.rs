@@ -155,8 +155,7 @@ async fn measure(
     if engine.started.is_none() {
         let (one, calls) = probe::is_one(backend, &engine, &tokenizer, &limits, probe::nonce()).await;
         if !one {
-            let why = "several engines seem to answer: a prompt that was sent is not found cached every time";
-            return Ok(Outcome::Relayed { reason: BypassReason::Balanced, why: why.to_owned() });
+            return Ok(Outcome::Relayed { reason: BypassReason::Balanced, why: probe::MANY.to_owned() });
         }
         seen.calls += calls;
         limits.calls = limits.calls.saturating_sub(calls);

@@ -1,7 +1,7 @@
 //! Leap or ride, and how far: expected tokens over expected seconds against the ride's own pace.
 //!
 //! Deciding is free of the sample: everything here is a function of the past and of drafts made from it, and
-//! drafts are one-hot and verified by sample-and-match, so any cut of them is exact (algorithms.md 8.5).
+//! drafts are one-hot and verified by sample-and-match, so any cut of them is exact.
 
 use super::Learnt;
 use super::run::Run;

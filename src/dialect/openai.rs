@@ -61,7 +61,7 @@ pub fn predicted(request: &Request, body: &[u8]) -> Option<Vec<u8>> {
 /// last.
 fn likely(request: &Request) -> Option<String> {
     let (Route::Chat, Prompt::Messages(messages)) = (request.route, &request.prompt) else { return None };
-    // Predicted outputs are not to be had with these (backends.md 10); tools, audio, log-probabilities and
+    // Predicted outputs are not to be had with these; tools, audio, log-probabilities and
     // several choices have made the request ineligible before.
     let penalized = request.sampling.presence_penalty > 0.0 || request.sampling.frequency_penalty > 0.0;
     let refused = ["prediction", "max_completion_tokens"].iter().any(|name| request.body.contains_key(*name));

@@ -2,7 +2,7 @@
 //!
 //! A position is decided only if the processed distribution can be rebuilt from what is told, and that is
 //! judged from the probabilities alone, before a random number is drawn: what is left undecided is taken by
-//! another plan, whose sample is then the only one ever drawn there (algorithms.md 1.3).
+//! another plan, whose sample is then the only one ever drawn there.
 
 use crate::openai::Sampling;
 use crate::units::TokenId;

@@ -29,6 +29,10 @@ pub use report::{Report, Seen, noise};
 /// What the probe's prompts are made of.
 const PAGES: &str = include_str!("probe/pages.txt");
 
+/// Why an address is not leapt on where nothing shows that it is one engine's.
+pub const MANY: &str = "a prompt that was sent is not found cached every time: several engines answer at this address, or \
+     their prefix caches are off";
+
 /// Bounds of a probe.
 #[derive(Clone, Debug)]
 pub struct Limits {
@@ -161,7 +165,8 @@ async fn ride(backend: &Backend, engine: &Engine, call: &Call, leave: usize) -> 
     if whole {
         let Ok(body) = Limited::new(body, sse::EVENT_BYTES).collect().await else { return Heard::Silence };
         let value = serde_json::from_slice(&body.to_bytes());
-        return value.map_or(Heard::Silence, |value| Heard::Ride(vec![(begun.elapsed().as_secs_f64(), value)]));
+        return value
+            .map_or(Heard::Silence, |value| Heard::Ride(vec![(begun.elapsed().as_secs_f64(), value)]));
     }
     let mut decoder = sse::Decoder::new(sse::EVENT_BYTES);
     let (mut events, mut with_tokens) = (Vec::new(), 0);

@@ -3,7 +3,7 @@
 //! The backend sampled a token after every prefix of the draft. Walk down: emit the sample, go on while it is
 //! a child of the place it was drawn at. Every emitted token is the backend's own sample at its own prefix,
 //! so the law of the text is the backend's whatever was drafted, for one-hot drafts and any tree of them,
-//! and for targets whose noise depends on the place alone (algorithms.md 1.1, 1.2).
+//! and for targets whose noise depends on the place alone.
 
 use super::Verdict;
 use crate::draft::Tree;

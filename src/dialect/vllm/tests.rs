@@ -68,7 +68,7 @@ proptest! {
         let draft = chain(&vec![8; draft]);
         let sampling = greedy();
         let round = round(&prompt, &draft, &sampling, Plan::Score);
-        // Backends.md 2.1 and design 5: no multiple of the block size in n..n+k.
+        // No multiple of the block size in n..n+k.
         let reads_no_block = |nodes: usize| (context..context + nodes).all(|place| place % block != 0);
         prop_assert!(reads_no_block(scored_nodes(&engine, &round)));
         engine.tells_cached = true;

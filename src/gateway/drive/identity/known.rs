@@ -203,8 +203,7 @@ impl Known {
         if one {
             return Ok(identity);
         }
-        let why = "several engines seem to answer: a prompt that was sent is not found cached every time";
-        Err(Unknown::Foreign(BypassReason::Balanced, why.to_owned()))
+        Err(Unknown::Foreign(BypassReason::Balanced, probe::MANY.to_owned()))
     }
 
     /// Reads the load for ever, one page after the other.
@@ -293,9 +292,8 @@ impl Known {
             "probed"
         );
         if report.findings.balanced {
-            let why = "several engines seem to answer: a prompt that was sent is not found cached every time";
             *self.one.lock() = Some(One { epoch: now.epoch.clone(), at: Instant::now(), shown: false });
-            self.relayed(BypassReason::Balanced, why.to_owned());
+            self.relayed(BypassReason::Balanced, probe::MANY.to_owned());
             return Some(report);
         }
         self.pulse.looked_at();
