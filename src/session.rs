@@ -211,6 +211,30 @@ pub enum RideReason {
 }
 
 impl RideReason {
+    /// Every reason, in the order of the documentation.
+    pub const ALL: [Self; 20] = [
+        Self::Holdback,
+        Self::Observe,
+        Self::NoGain,
+        Self::Budget,
+        Self::ContextTooLong,
+        Self::GateLoad,
+        Self::GateStale,
+        Self::GateAcceptance,
+        Self::GateLatency,
+        Self::GateMemory,
+        Self::GateHealth,
+        Self::BackendSpeculates,
+        Self::Client,
+        Self::Policy,
+        Self::Shadow,
+        Self::Switchback,
+        Self::NoDraft,
+        Self::VerifyFault,
+        Self::RetryAfter,
+        Self::Draining,
+    ];
+
     /// The name in headers, metrics and logs.
     pub const fn name(self) -> &'static str {
         match self {

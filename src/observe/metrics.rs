@@ -174,7 +174,7 @@ impl Metrics {
                 "Eligible requests that rode, or rode to the end after leaping.",
                 &["reason"],
             )?,
-            bypass: new.counters("foretell_bypass_total", "Completions that may not leap.", &["reason"])?,
+            bypass: new.counters("foretell_bypass_total", "Requests that may not leap.", &["reason"])?,
             predictions: new.counters(
                 "foretell_predictions_total",
                 "Requests to hosted services that were given a prediction.",
@@ -275,7 +275,9 @@ impl Metrics {
         }
         self.duration.with_label_values(&[path]).observe(finished.duration.as_secs_f64());
         match (finished.path, finished.reason) {
-            (Path::Bypassed, Some(reason)) => self.bypass.with_label_values(&[reason]).inc(),
+            (Path::Bypassed | Path::Relayed, Some(reason)) => {
+                self.bypass.with_label_values(&[reason]).inc();
+            }
             (Path::Ridden | Path::Speculated, Some(reason)) => self.rides.with_label_values(&[reason]).inc(),
             _ => {}
         }

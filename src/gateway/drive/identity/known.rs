@@ -153,8 +153,8 @@ impl Known {
     }
 
     fn relayed(&self, reason: BypassReason, why: String) {
-        // The driver relays it with its own reason.
-        self.backend.set_dialect("relay", reason == BypassReason::Balanced);
+        // What speaks of no engine is relayed by the gateway; the driver relays the rest, each with its reason.
+        self.backend.set_dialect("relay", reason != BypassReason::NoPlan);
         self.standing.store(Arc::new(Standing::Relayed(reason, why)));
     }
 

@@ -1,0 +1,92 @@
+//! The fakes that scenes are played with.
+
+use std::any::Any;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+
+use crate::fakes::server::Engine;
+use crate::fakes::vllm::{Options, Vllm};
+use crate::fakes::{Fake, Front, House, Pace, tgi};
+
+/// Running engines; they end when dropped.
+pub struct Engines {
+    pub addresses: Vec<SocketAddr>,
+    /// The house of each.
+    pub houses: Vec<Arc<House>>,
+    _alive: Vec<Box<dyn Any + Send + Sync>>,
+}
+
+/// How to start some.
+pub type Start = fn() -> BoxFuture<'static, Engines>;
+
+async fn vllm(change: impl FnOnce(&mut Options)) -> Fake<Vllm> {
+    let mut options = Options { scale_out: true, prompt_tokens_details: true, ..Options::of("0.33.0") };
+    options.setup.temper.eos_every = None;
+    change(&mut options);
+    Fake::start(Vllm::new(options)).await
+}
+
+fn only<E: Engine>(fake: Fake<E>) -> Engines {
+    let (addresses, houses) = (vec![fake.address], vec![Arc::clone(&fake.house)]);
+    Engines { addresses, houses, _alive: vec![Box::new(fake)] }
+}
+
+/// A vLLM that tells everything about itself.
+pub fn telling() -> BoxFuture<'static, Engines> {
+    async { only(vllm(|_| {}).await) }.boxed()
+}
+
+/// One that does not tell what it puts where a client says nothing.
+pub fn silent() -> BoxFuture<'static, Engines> {
+    async { only(vllm(|options| options.scale_out = false).await) }.boxed()
+}
+
+/// One that speculates by itself.
+pub fn speculating() -> BoxFuture<'static, Engines> {
+    async { only(vllm(|options| options.speculates = true).await) }.boxed()
+}
+
+/// One on which leaping pays.
+pub fn paying() -> BoxFuture<'static, Engines> {
+    let pace = Pace {
+        step: Duration::from_millis(12),
+        per_token: Duration::from_micros(60),
+        cancel: Duration::ZERO,
+    };
+    async move { only(vllm(|options| options.setup.pace = pace).await) }.boxed()
+}
+
+/// Two replicas.
+pub fn two() -> BoxFuture<'static, Engines> {
+    async {
+        let (one, two) = (only(vllm(|_| {}).await), only(vllm(|_| {}).await));
+        Engines {
+            addresses: [one.addresses, two.addresses].concat(),
+            houses: [one.houses, two.houses].concat(),
+            _alive: one._alive.into_iter().chain(two._alive).collect(),
+        }
+    }
+    .boxed()
+}
+
+/// Two engines that answer behind one address.
+pub fn balanced() -> BoxFuture<'static, Engines> {
+    async {
+        let mut both = two().await;
+        both.houses[1].renew();
+        let front = Front::before(both.addresses.clone()).await;
+        both.addresses = vec![front.address];
+        both._alive.push(Box::new(front));
+        both
+    }
+    .boxed()
+}
+
+/// One that cannot verify drafts.
+pub fn planless() -> BoxFuture<'static, Engines> {
+    async { only(Fake::start(tgi::Tgi::new(tgi::Options::default())).await) }.boxed()
+}

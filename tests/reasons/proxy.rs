@@ -1,0 +1,114 @@
+//! The proxy as it is deployed: the binary itself, whose log is read line by line.
+
+use std::net::SocketAddr;
+use std::process::Stdio;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use serde_json::Value;
+use tempfile::TempDir;
+use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader, Lines};
+use tokio::process::{Child, ChildStderr, ChildStdout, Command};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+use crate::wire::{Message, PATIENCE, Wire};
+
+/// The log lines of finished requests.
+struct Requests {
+    coming: UnboundedReceiver<Value>,
+    /// Those that nobody has asked for yet.
+    others: Vec<Value>,
+}
+
+/// A running `foretell serve`; it is killed when dropped.
+pub struct Proxy {
+    pub front: SocketAddr,
+    pub admin: SocketAddr,
+    requests: tokio::sync::Mutex<Requests>,
+    log: Arc<Mutex<String>>,
+    _process: Child,
+    _folder: TempDir,
+}
+
+impl Proxy {
+    /// Starts it with these files and waits until it is ready: its backends have been asked who they are.
+    pub async fn start(process: &str, policy: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, policies) = (folder.path().join("foretell.yaml"), folder.path().join("policies"));
+        std::fs::create_dir(&policies).unwrap();
+        std::fs::write(&file, process).unwrap();
+        std::fs::write(policies.join("policy.yaml"), policy).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_foretell"));
+        command.arg("serve").arg("--config").arg(&file).arg("--policies").arg(&policies);
+        command.args(["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+        let mut child = command.spawn().unwrap();
+        let log: Arc<Mutex<String>> = Arc::default();
+        let (sender, coming) = unbounded_channel();
+        let errors = lines::<ChildStderr>(child.stderr.take().unwrap());
+        tokio::spawn(read_log(errors, Arc::clone(&log), sender));
+        let mut said = lines::<ChildStdout>(child.stdout.take().unwrap());
+        let front = address(&mut said, "foretell ready on http://", &log).await;
+        let admin = address(&mut said, "admin on http://", &log).await;
+        let requests = tokio::sync::Mutex::new(Requests { coming, others: Vec::new() });
+        Self { front, admin, requests, log, _process: child, _folder: folder }
+    }
+
+    /// The log line of a finished request. What is no completion has no id.
+    pub async fn line_of(&self, id: &str) -> Value {
+        let mut requests = self.requests.lock().await;
+        let Requests { coming, others } = &mut *requests;
+        let is_it = |line: &Value| line["id"] == id || line["id"] == "";
+        if let Some(at) = others.iter().position(is_it) {
+            return others.remove(at);
+        }
+        let found = async {
+            loop {
+                let line = coming.recv().await.expect("the process still runs");
+                if is_it(&line) {
+                    return line;
+                }
+                others.push(line);
+            }
+        };
+        let found = tokio::time::timeout(PATIENCE, found).await;
+        found.unwrap_or_else(|_| panic!("no line of {id:?} in:\n{}", self.log.lock()))
+    }
+
+    /// An answer of the admin interface.
+    pub async fn get(&self, path: &str) -> Message {
+        Wire::connect(self.admin).await.ask(format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n")).await
+    }
+
+    /// What it tells of its first replica.
+    pub async fn replica(&self) -> Value {
+        self.get("/api/replicas").await.json()["replicas"][0].clone()
+    }
+}
+
+fn lines<R: AsyncRead>(from: R) -> Lines<BufReader<R>> {
+    BufReader::new(from).lines()
+}
+
+/// Where it listens, as its ready lines tell.
+async fn address(said: &mut Lines<BufReader<ChildStdout>>, what: &str, log: &Mutex<String>) -> SocketAddr {
+    let line = tokio::time::timeout(PATIENCE, said.next_line()).await.expect("ready in time").unwrap();
+    let line = line.unwrap_or_else(|| panic!("it did not start:\n{}", log.lock()));
+    line.strip_prefix(what).and_then(|address| address.parse().ok()).unwrap_or_else(|| panic!("{line}"))
+}
+
+/// Keeps the log, and hands on the lines of finished requests.
+async fn read_log(
+    mut errors: Lines<BufReader<ChildStderr>>,
+    log: Arc<Mutex<String>>,
+    to: UnboundedSender<Value>,
+) {
+    while let Ok(Some(line)) = errors.next_line().await {
+        let parsed: Option<Value> = serde_json::from_str(&line).ok();
+        if let Some(request) = parsed.filter(|parsed| parsed["message"] == "request") {
+            // Nobody may be listening any more at the end of a test.
+            let _ = to.send(request);
+        }
+        log.lock().extend([line.as_str(), "\n"]);
+    }
+}
