@@ -141,7 +141,7 @@ def probed(run, limit=60):
     until = time.monotonic() + limit
     while time.monotonic() < until:
         replica = json.loads(engines.get(f"http://127.0.0.1:{run.admin}/api/replicas"))["replicas"][0]
-        if replica.get("probe", {}).get("verify"):
+        if (replica.get("probe") or {}).get("verify"):
             return replica["probe"]
         time.sleep(0.5)
     raise RuntimeError("the engine was not probed")
