@@ -157,8 +157,8 @@ impl BenchArgs {
 }
 
 fn probed(path: &Path) -> Result<Probed, Unusable> {
-    let json = std::fs::read_to_string(path)
-        .map_err(|source| Unusable::File { path: path.to_owned(), source })?;
+    let json =
+        std::fs::read_to_string(path).map_err(|source| Unusable::File { path: path.to_owned(), source })?;
     Probed::parse(&json).map_err(|source| Unusable::Probe { path: path.to_owned(), source })
 }
 

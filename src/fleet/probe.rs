@@ -161,7 +161,8 @@ async fn ride(backend: &Backend, engine: &Engine, call: &Call, leave: usize) -> 
     if whole {
         let Ok(body) = Limited::new(body, sse::EVENT_BYTES).collect().await else { return Heard::Silence };
         let value = serde_json::from_slice(&body.to_bytes());
-        return value.map_or(Heard::Silence, |value| Heard::Ride(vec![(begun.elapsed().as_secs_f64(), value)]));
+        return value
+            .map_or(Heard::Silence, |value| Heard::Ride(vec![(begun.elapsed().as_secs_f64(), value)]));
     }
     let mut decoder = sse::Decoder::new(sse::EVENT_BYTES);
     let (mut events, mut with_tokens) = (Vec::new(), 0);

@@ -136,7 +136,8 @@ mod tests {
 
     #[test]
     fn what_a_probe_has_measured_stands_for_what_the_server_does_not_time() {
-        let report = r#"{"verify": [{"plan": "score", "gamma": 5, "ms": 15.0}], "times": {"token": [{"ms": 10.0}]}}"#;
+        let report =
+            r#"{"verify": [{"plan": "score", "gamma": 5, "ms": 15.0}], "times": {"token": [{"ms": 10.0}]}}"#;
         let told = Rounds { rounds: 20, drafted: 100, accepted: 60 };
         let draft = Spent { seconds: 0.020, times: 20.0 };
         let through = Counters { draft, ..Counters::default() };
