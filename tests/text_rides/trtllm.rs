@@ -116,7 +116,24 @@ async fn a_server_that_may_write_its_text_otherwise_is_relayed() {
         }
         let proxy = before_with(fake.address, &folder.path().display().to_string(), "").await;
         let through = ask(front(&proxy), COMPLETIONS, "", &completion(&json!({"prompt": TEXT}))).await;
-        assert_eq!(through.field("x-foretell-path"), "bypassed", "{config:?}");
+        let told = (through.field("x-foretell-path"), through.field("x-foretell-reason"));
+        assert_eq!(told, ("bypassed", "tokenizer"), "{config:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_tokenizer_that_is_missing_or_another_model_s_is_the_reason_that_is_told() {
+    let fake = trtllm(|_| {}).await;
+    let body = completion(&json!({"prompt": TEXT}));
+    let direct = ask(fake.address, COMPLETIONS, "", &body).await;
+    let foreign = toy::folder().with_file_name("draft-other");
+    for tokenizer in ["backend".to_owned(), foreign.display().to_string()] {
+        let proxy = before_with(fake.address, &tokenizer, "").await;
+        let through = ask(front(&proxy), COMPLETIONS, "", &body).await;
+        assert_eq!(through.plain, direct.plain);
+        let told = (through.field("x-foretell-path"), through.field("x-foretell-reason"));
+        assert_eq!(told, ("bypassed", "tokenizer"), "{tokenizer}");
+        assert_eq!(metric(&proxy, "foretell_bypass_total{reason=\"tokenizer\"}").await, 1.0);
     }
 }
 

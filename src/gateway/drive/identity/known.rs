@@ -153,8 +153,8 @@ impl Known {
     }
 
     fn relayed(&self, reason: BypassReason, why: String) {
-        // The driver relays it with its own reason.
-        self.backend.set_dialect("relay", reason == BypassReason::Balanced);
+        // Only the driver can tell the reason; that there is no plan is told without it.
+        self.backend.set_dialect("relay", reason != BypassReason::NoPlan);
         self.standing.store(Arc::new(Standing::Relayed(reason, why)));
     }
 
