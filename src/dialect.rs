@@ -290,11 +290,9 @@ pub trait Codec: Sync {
         Value::Null
     }
 
-    /// The body to relay in place of the client's own, where that has a `prediction` that this engine would
-    /// refuse the whole request for.
-    fn relayed(&self, request: &Request) -> Option<Vec<u8>> {
-        let _ = request;
-        None
+    /// Whether this engine refuses the whole request for the client's own `prediction`, so that it must not see it.
+    fn refuses_prediction(&self) -> bool {
+        false
     }
 
     /// The call that brings the prompt's ids, if the first ride does not tell them.

@@ -118,6 +118,11 @@ impl Fleet {
         self.groups.iter().any(|group| group.replicas().iter().any(|replica| replica.speculates()))
     }
 
+    /// Whether some replica's engine refuses a request for the client's own `prediction`.
+    pub fn refuses_prediction(&self) -> bool {
+        self.groups.iter().any(|group| group.replicas().iter().any(|replica| replica.refuses_prediction()))
+    }
+
     /// Whether some hosted service may be sent predictions.
     pub fn predicts(&self) -> bool {
         self.groups.iter().any(|group| group.replicas().iter().any(|replica| replica.predicts()))

@@ -74,6 +74,7 @@ pub struct Backend {
     pools: Vec<Arc<Pool>>,
     dialect: ArcSwap<String>,
     speculates: AtomicBool,
+    refuses_prediction: AtomicBool,
     health: Arc<Health>,
     told: ArcSwapOption<Told>,
     retries: [AtomicU64; 2],
@@ -150,6 +151,7 @@ impl Backend {
             pools: (0..=settings.lanes).map(|_| pool()).collect(),
             dialect: ArcSwap::from_pointee(settings.dialect.clone()),
             speculates: AtomicBool::new(settings.speculates),
+            refuses_prediction: AtomicBool::new(false),
             health,
             told: ArcSwapOption::empty(),
             retries: Default::default(),
@@ -220,8 +222,18 @@ impl Backend {
         self.settings.predicts && !self.unpredicted.lock().contains(model)
     }
 
+    /// Whether its engine refuses a request for the client's own `prediction`.
+    pub fn refuses_prediction(&self) -> bool {
+        self.refuses_prediction.load(Ordering::Acquire)
+    }
+
+    /// Says so.
+    pub fn set_refuses_prediction(&self, refuses: bool) {
+        self.refuses_prediction.store(refuses, Ordering::Release);
+    }
+
     /// Notes that it takes no prediction for this model.
-    pub fn refuses_prediction(&self, model: &str) {
+    pub fn note_unpredicted(&self, model: &str) {
         let mut unpredicted = self.unpredicted.lock();
         if unpredicted.len() < UNPREDICTED {
             unpredicted.insert(model.to_owned());

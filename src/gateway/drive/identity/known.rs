@@ -76,6 +76,9 @@ pub(super) struct Known {
 impl Known {
     pub(super) fn new(backend: Arc<Backend>, asking: Asking) -> Self {
         let unknown = Standing::Relayed(BypassReason::NoPlan, "it has not been asked yet".to_owned());
+        backend.set_refuses_prediction(
+            asking.dialect.is_some_and(|dialect| dialect.codec().refuses_prediction()),
+        );
         Self {
             backend,
             asking,
