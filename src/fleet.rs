@@ -18,6 +18,7 @@ pub mod models;
 pub mod probe;
 mod retry;
 pub mod scrape;
+mod silence;
 pub mod tls;
 mod watch;
 
@@ -35,7 +36,7 @@ pub use discover::{Resolve, SystemResolver};
 pub use error::{SendError, SendErrorKind};
 pub use health::Standing;
 pub use key::KeyFile;
-pub use link::Answer;
+pub use link::{Answer, BrokenOff};
 pub use load::Load;
 pub use models::ModelName;
 

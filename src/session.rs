@@ -163,6 +163,8 @@ pub enum Fault {
     RetryAfter(std::time::Duration),
     /// A ride broke off.
     Ride,
+    /// A ride brought nothing for too long.
+    Silence,
 }
 
 /// Why an eligible request is not leaping (design section 2).

@@ -12,6 +12,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use http::header::{AUTHORIZATION, HOST};
@@ -139,7 +140,7 @@ impl Backend {
             }
         };
         let health = Arc::new(Health::default());
-        let pool = || Arc::new(Pool::new(settings.pool_idle, Arc::clone(&health)));
+        let pool = || Arc::new(Pool::new(settings.pool_idle, settings.idle, Arc::clone(&health)));
         Ok(Self {
             label: format!("{}/{}", settings.name, place.number),
             url,
@@ -200,6 +201,16 @@ impl Backend {
     pub fn set_dialect(&self, dialect: impl Into<String>, speculates: bool) {
         self.dialect.store(Arc::new(dialect.into()));
         self.speculates.store(speculates, Ordering::Release);
+    }
+
+    /// Counts a call that a session gave up because nothing came.
+    pub fn fell_silent(&self) {
+        self.health.count(Failing::Call(SendErrorKind::Timeout));
+    }
+
+    /// Longest wait for a byte in the middle of an answer.
+    pub fn idle(&self) -> Option<Duration> {
+        self.settings.idle
     }
 
     /// Whether its dialect can verify drafts.

@@ -370,7 +370,7 @@ fn whole(
 ) -> Response<Body> {
     let path = HeaderValue::from_static(outcome.path().name());
     let Some(answer) = answer.filter(|_| outcome.summary.finish.is_some()) else {
-        let failure = Failure::BrokeOff;
+        let failure = &outcome.broken;
         report.status(failure.status().as_u16());
         report.done();
         return head_with(failure.response(), policy, path, outcome.reason());

@@ -11,6 +11,7 @@ use serde_json::{Map, Value, json};
 use tokio::sync::mpsc;
 
 use crate::dialect::{Dialect, Engine};
+use crate::gateway::errors::Failure;
 use crate::gateway::listen::{Body, BoxError};
 use crate::openai::answer::{Additive, Template, fill, strip};
 use crate::openai::usage::{Leapt, Path, Usage};
@@ -21,7 +22,7 @@ use crate::session::{Delta, RideReason, Stopped, Summary};
 const BACKLOG: usize = 32;
 
 /// How the request went, as `usage.foretell`, the trailers and the log tell it.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Outcome {
     /// The session's own account.
     pub summary: Summary,
@@ -31,6 +32,8 @@ pub struct Outcome {
     pub policy: String,
     /// The backend's own usage where its stream told it, else counted here.
     pub usage: Usage,
+    /// How the backend broke off, if the output has no end.
+    pub broken: Failure,
 }
 
 impl Outcome {
@@ -230,9 +233,7 @@ impl Sink {
             Shape::Stream { usage: wanted, trailers, .. } => {
                 let (wanted, trailers) = (*wanted, *trailers);
                 if finish.is_none() {
-                    let error = json!({ "error": { "message": "the backend broke off", "type": "server_error",
-                        "param": null, "code": "backend_broke_off" } });
-                    self.event(&error).await?;
+                    self.event(&outcome.broken.body()).await?;
                 }
                 if let (true, Some(template)) = (wanted, &self.template) {
                     let chunk = template.usage_chunk(usage);
