@@ -275,6 +275,11 @@ pub trait Codec: Sync {
         None
     }
 
+    /// Whether that member also names the token that is the end of the text itself.
+    fn names_end(&self) -> bool {
+        false
+    }
+
     /// The client's own request with the additive fields that this dialect needs. `seed` may be sent if the
     /// client sent none, so that a model drafter can share the noise.
     fn first_ride(&self, engine: &Engine, request: &Request, seed: u64) -> Call;

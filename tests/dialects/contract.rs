@@ -116,6 +116,49 @@ async fn every_end_of_a_text_is_the_engines_own() {
     assert!(wrong.is_empty(), "{wrong}");
 }
 
+/// SGLang names the token that ended a text, whether the client or the model made it an end.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_stopped_a_leapt_text_is_named_as_the_engine_names_it() {
+    for row in TABLE.iter().filter(|row| row.dialect == "sglang") {
+        let house = House::build(row, setup(Some(30))).await;
+        for route in [Route::Completions, Route::Chat] {
+            let prompt = talkative(&house, route, PROMPTS[0]).await;
+            let plain = async |more: Value| {
+                let [ask, _] = both(route, &greedy(&prompt, &more));
+                house.direct(&ask).await.plain
+            };
+            let text = plain(json!({"max_tokens": 2000})).await.text;
+            let part: String = text.chars().skip(text.chars().count() / 2).take(4).collect();
+            let (eos, mut ids) = (house.engine.house().toy.eos(), house.engine.house().toy.encode(&text));
+            // The text may have been written in other tokens.
+            let token = loop {
+                let token = ids.pop().expect("a token of the text");
+                if plain(json!({"max_tokens": 2000, "stop_token_ids": [token]})).await.stop
+                    == token.to_string()
+                {
+                    break token;
+                }
+            };
+            for (more, stop) in [
+                (json!({"max_tokens": 2000}), json!(eos)),
+                (json!({"max_tokens": 2000, "stop": part}), json!(part)),
+                (json!({"max_tokens": 2000, "stop_token_ids": [token]}), json!(token)),
+            ] {
+                for ask in both(route, &greedy(&prompt, &more)) {
+                    let (plain, answer) = (house.direct(&ask).await, house.through(&ask).await);
+                    assert_eq!(
+                        (&plain.plain.stop, &answer.plain),
+                        (&stop.to_string(), &plain.plain),
+                        "{ask:?}"
+                    );
+                    assert_eq!(answer.foretell()["path"], "speculated", "{ask:?}");
+                }
+            }
+        }
+        house.leave().await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_parameter_by_itself_keeps_the_text() {
     let mut wrong = String::new();
