@@ -280,6 +280,11 @@ pub trait Codec: Sync {
         false
     }
 
+    /// Whether the token that is the end of the text itself is one of those that its usage counts.
+    fn counts_end(&self) -> bool {
+        true
+    }
+
     /// The client's own request with the additive fields that this dialect needs. `seed` may be sent if the
     /// client sent none, so that a model drafter can share the noise.
     fn first_ride(&self, engine: &Engine, request: &Request, seed: u64) -> Call;

@@ -59,8 +59,9 @@ impl Outcome {
         }
     }
 
-    /// The usage that the client sees. `prediction`: the client sent its own predicted output.
-    fn usage(&self, prediction: bool) -> Value {
+    /// The usage that the client sees. `prediction`: the client sent its own predicted output. `counts_end`: as
+    /// [`crate::dialect::Codec::counts_end`] says.
+    fn usage(&self, prediction: bool, counts_end: bool) -> Value {
         let summary = &self.summary;
         let leapt = Leapt {
             path: self.path(),
@@ -74,7 +75,8 @@ impl Outcome {
         if prediction {
             usage = usage.with_prediction(summary.accepted, summary.drafted.saturating_sub(summary.accepted));
         }
-        usage.to_value(u64::from(summary.output_tokens), Some(&leapt))
+        let uncounted = !counts_end && matches!(self.stopped, Some(Stopped::TextEnd(_)));
+        usage.to_value(u64::from(summary.output_tokens - u32::from(uncounted)), Some(&leapt))
     }
 }
 
@@ -235,7 +237,7 @@ impl Sink {
         } else {
             self.write(last).await?;
         }
-        let usage = outcome.usage(self.prediction);
+        let usage = outcome.usage(self.prediction, self.dialect.codec().counts_end());
         match &self.shape {
             Shape::Whole { text, tokens, more } => {
                 let Some(template) = &self.template else { return Ok(None) };

@@ -12,6 +12,7 @@ use tokio::time::Instant;
 
 use super::ask::{self, Unknown};
 use super::{Asking, Epoch, Identity, Standing};
+use crate::dialect::Engine;
 use crate::fleet::Backend;
 use crate::fleet::probe::{self, Report, Seen};
 use crate::fleet::scrape::Pulse;
@@ -183,10 +184,12 @@ impl Known {
         };
         let one = match known {
             Some(one) => one,
-            None if identity.engine.started.is_some() || identity.engine.plans.is_empty() => true,
+            None if identity.engine.started.is_some() || identity.engine.plans.is_empty() => {
+                return Ok(identity);
+            }
             // It shows neither a start time nor what it had cached, and each call is whole by itself: that it
             // drafts at all is the operator's word (`plans.allow: [native]`), and so is that it is one.
-            None if identity.engine.plans == [Plan::Native] => true,
+            None if identity.engine.plans == [Plan::Native] => return Ok(identity),
             None => {
                 let Identity { engine, tokenizer, .. } = &*identity;
                 let (one, calls) =
@@ -204,7 +207,8 @@ impl Known {
             }
         };
         if one {
-            return Ok(identity);
+            // What was found cached every time is cached.
+            return Ok(Arc::new(identity.seen_caching()));
         }
         let why = "several engines seem to answer: a prompt that was sent is not found cached every time";
         Err(Unknown::Foreign(BypassReason::Balanced, why.to_owned()))
@@ -273,10 +277,10 @@ impl Known {
 
     async fn probe(&self, identity: &Arc<Identity>) -> Option<Arc<Report>> {
         let begun = Instant::now();
-        let engine = &identity.recognised.engine;
+        let engine = Engine { caches: identity.engine.caches, ..identity.recognised.engine.clone() };
         let limits = &self.asking.limits;
         let findings =
-            probe::measure(&self.backend, engine, &identity.tokenizer, limits, probe::nonce()).await;
+            probe::measure(&self.backend, &engine, &identity.tokenizer, limits, probe::nonce()).await;
         let seen = Seen {
             missing: identity.recognised.missing.clone(),
             starts: identity.recognised.starts,
