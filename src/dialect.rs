@@ -275,6 +275,16 @@ pub trait Codec: Sync {
         None
     }
 
+    /// Whether that member also names the token that is the end of the text itself.
+    fn names_end(&self) -> bool {
+        false
+    }
+
+    /// Whether the token that is the end of the text itself is one of those that its usage counts.
+    fn counts_end(&self) -> bool {
+        true
+    }
+
     /// The client's own request with the additive fields that this dialect needs. `seed` may be sent if the
     /// client sent none, so that a model drafter can share the noise.
     fn first_ride(&self, engine: &Engine, request: &Request, seed: u64) -> Call;
@@ -290,11 +300,9 @@ pub trait Codec: Sync {
         Value::Null
     }
 
-    /// The body to relay in place of the client's own, where that has a `prediction` that this engine would
-    /// refuse the whole request for.
-    fn relayed(&self, request: &Request) -> Option<Vec<u8>> {
-        let _ = request;
-        None
+    /// Whether this engine refuses the whole request for the client's own `prediction`, so that it must not see it.
+    fn refuses_prediction(&self) -> bool {
+        false
     }
 
     /// The call that brings the prompt's ids, if the first ride does not tell them.

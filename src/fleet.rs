@@ -18,6 +18,7 @@ pub mod models;
 pub mod probe;
 mod retry;
 pub mod scrape;
+mod silence;
 pub mod tls;
 mod watch;
 
@@ -35,7 +36,7 @@ pub use discover::{Resolve, SystemResolver};
 pub use error::{SendError, SendErrorKind};
 pub use health::Standing;
 pub use key::KeyFile;
-pub use link::Answer;
+pub use link::{Answer, BrokenOff};
 pub use load::Load;
 pub use models::ModelName;
 
@@ -116,6 +117,11 @@ impl Fleet {
     /// Whether some replica's dialect can verify drafts.
     pub fn speculates(&self) -> bool {
         self.groups.iter().any(|group| group.replicas().iter().any(|replica| replica.speculates()))
+    }
+
+    /// Whether some replica's engine refuses a request for the client's own `prediction`.
+    pub fn refuses_prediction(&self) -> bool {
+        self.groups.iter().any(|group| group.replicas().iter().any(|replica| replica.refuses_prediction()))
     }
 
     /// Whether some hosted service may be sent predictions.

@@ -141,13 +141,15 @@ impl Finish {
     }
 }
 
-/// Which stop of the client's ended the output; none of them does at an end-of-text token.
+/// What ended the output before its limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Stopped {
     /// This stop text.
     Text(String),
-    /// This stop token.
+    /// This stop token of the client's.
     Token(TokenId),
+    /// The end of the text itself, which this token is.
+    TextEnd(TokenId),
 }
 
 /// What went wrong with an action. Any of them ends in a ride.
@@ -163,6 +165,8 @@ pub enum Fault {
     RetryAfter(std::time::Duration),
     /// A ride broke off.
     Ride,
+    /// A ride brought nothing for too long.
+    Silence,
 }
 
 /// Why an eligible request is not leaping (design section 2).

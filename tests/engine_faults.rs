@@ -40,7 +40,7 @@ impl House {
         let engine = Fake::start(Vllm::new(options)).await;
         let root = env!("CARGO_MANIFEST_DIR");
         let process = format!(
-            "version: 1\ntimeouts: {{ verify: 700ms, connect: 500ms }}\nbackends:\n  - name: vllm\n    replicas: [\"{}\"]\n    \
+            "version: 1\ntimeouts: {{ verify: 700ms, connect: 500ms, idle: 1s }}\nbackends:\n  - name: vllm\n    replicas: [\"{}\"]\n    \
              models: [{{ id: toy, tokenizer: {root}/onnx/models/target }}]\n    probe: {{ when: never }}\n",
             engine.url()
         );
@@ -61,11 +61,23 @@ impl House {
     }
 
     async fn ask(&self, through: bool, stream: bool) -> Message {
+        self.ask_with(through, stream, "").await
+    }
+
+    async fn ask_with(&self, through: bool, stream: bool, fields: &str) -> Message {
         let to = if through { self.proxy.gateway.addresses[0] } else { self.engine.address };
-        let fields = "content-type: application/json\r\n";
-        let request = post(COMPLETIONS, fields, Self::body(stream).to_string().as_bytes());
+        let fields = format!("content-type: application/json\r\n{fields}");
+        let request = post(COMPLETIONS, &fields, Self::body(stream).to_string().as_bytes());
         let answer = async { Wire::connect(to).await.ask(request).await };
         tokio::time::timeout(Duration::from_secs(15), answer).await.expect("no hang")
+    }
+
+    /// Calls on which nothing came.
+    async fn silences(&self) -> String {
+        let page = "GET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n";
+        let metrics = Wire::connect(self.proxy.gateway.admin.unwrap()).await.ask(page).await.text();
+        let line = "foretell_replica_errors_total{kind=\"backend_timeout\",replica=\"vllm/0\"} ";
+        metrics.lines().find_map(|found| found.strip_prefix(line)).expect("it is counted").to_owned()
     }
 }
 
@@ -164,6 +176,7 @@ fn rows() -> Vec<Row> {
             Outcome::Text("verify_fault"),
         ),
         row("first ride: an error in the stream", first, Fault::ErrorAfter(5), Outcome::Text("verify_fault")),
+        row("first ride: silence in the stream", first, Fault::HangAfter(5), Outcome::Text("verify_fault")),
         row("verify: 400", verify, Fault::Status(400), Outcome::Text("verify_fault")),
         row("verify: 500", verify, Fault::Status(500), Outcome::Text("verify_fault")),
         row("verify: 429 with Retry-After", verify, Fault::Later(429, 30), Outcome::Text("retry_after")),
@@ -243,6 +256,39 @@ async fn an_engine_that_breaks_off_again_and_again_is_given_up_and_said_so() {
     assert!(plain.text.starts_with(&got.text) && !got.text.is_empty(), "{got:?}");
     assert_eq!(got.error, "backend_broke_off");
     assert!(TABLE.contains("| every ride is cut |"));
+}
+
+/// Whether the second ride's head comes or not.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_engine_that_goes_silent_again_and_again_is_given_up_and_said_so() {
+    for (again, stream) in [(Fault::HangAfter(0), true), (Fault::Hang, true), (Fault::HangAfter(0), false)] {
+        let house = House::build().await;
+        let plain = read(&house.ask(false, true).await);
+        house.engine.house.faults.always(first(), Fault::HangAfter(5));
+        house.engine.house.faults.always(later(), again.clone());
+        house.engine.house.faults.always(verify(), Fault::Status(500));
+        let message = house.ask(true, stream).await;
+        let got = read(&message);
+        assert_eq!(got.error, "backend_timeout", "{again:?}: {got:?}");
+        assert!(message.text().contains("the backend went silent"), "{}", message.text());
+        assert_eq!(got.status, if stream { 200 } else { 504 });
+        assert!(plain.text.starts_with(&got.text) && got.text.is_empty() != stream, "{got:?}");
+        assert_eq!(house.silences().await, "2", "the ride and the one after it");
+    }
+    assert!(TABLE.contains("| every ride goes silent |"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_ride_on_which_nothing_comes_is_left_and_the_text_goes_on() {
+    let house = House::build().await;
+    for (stream, count) in [(true, "1"), (false, "2")] {
+        let plain = read(&house.ask(false, stream).await);
+        house.engine.house.faults.clear();
+        house.engine.house.faults.at(first(), 0, Fault::HangAfter(5));
+        let got = read(&house.ask_with(true, stream, "x-foretell: ride\r\n").await);
+        assert_eq!((got.text, got.finish, got.path.as_str()), (plain.text, plain.finish, "ridden"));
+        assert_eq!(house.silences().await, count);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

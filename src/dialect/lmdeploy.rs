@@ -5,7 +5,10 @@
 //! context, so there is a plan only where the cache was seen at work.
 //!
 //! `/generate` and OpenAI's routes do not share their defaults and neither tells them, so a request leaps only
-//! if it leaves nothing open. The ids of a chat's prompt are told nowhere: chats ride.
+//! if it leaves nothing open. The ids of a chat's prompt are told nowhere: chats ride. Stop texts and stop tokens
+//! are looked for among tokens by some versions and not at all on some routes: who names them rides.
+//!
+//! The token that ends a text is neither told nor counted.
 
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -22,6 +25,8 @@ use crate::units::TokenId;
 const GENERATE: &str = "/generate";
 const ENCODE: &str = "/v1/encode";
 const METRICS: &str = "/metrics";
+/// The member of a completion's choice that lists its ids.
+const IDS: &str = "gen_tokens";
 /// What a completion is limited to whose client does not say.
 const COMPLETION_TOKENS: u32 = 16;
 /// Tokens of one ride by ids: its text comes at once at its end.
@@ -54,11 +59,13 @@ impl Codec for Lmdeploy {
         })
     }
 
-    /// Its repetition penalty counts output only, and `/generate` has none of the others.
+    /// Its repetition penalty counts output only, and `/generate` has none of the others. What it does not know
+    /// (`min_tokens`) it does not see.
     fn refuses(&self, _: &Engine, request: &Request, sampling: &Sampling) -> Option<BypassReason> {
         let counted = sampling.counts_output() || sampling.repetition_penalty.total_cmp(&1.0).is_ne();
         let foreign = !sampling.logit_bias.is_empty() || request.include_stop || request.return_token_ids;
-        (counted || foreign).then_some(BypassReason::Parameter)
+        let stops = !request.stop.is_empty() || !request.stop_token_ids.is_empty();
+        (counted || foreign || stops).then_some(BypassReason::Parameter)
     }
 
     fn plans(&self, engine: &Engine, _: &Request, _: &Sampling, settled: bool) -> Vec<Plan> {
@@ -77,14 +84,21 @@ impl Codec for Lmdeploy {
         StopOrder::Listed
     }
 
+    fn counts_end(&self) -> bool {
+        false
+    }
+
     fn first_ride(&self, _: &Engine, request: &Request, _: u64) -> Call {
         let mut body = shared::streamed(request, json!({ "include_usage": true }));
-        body.insert("return_token_ids".into(), Value::Bool(true));
+        if request.route == Route::Completions {
+            body.insert("return_token_ids".into(), Value::Bool(true));
+        }
         Call { path: request.route.path(), body: bytes(&body) }
     }
 
     fn additive(&self, _: &Engine, request: &Request) -> Additive {
-        Additive { choice: &["output_ids"], ..Additive::of(request) }
+        let choice: &[&str] = if request.route == Route::Completions { &[IDS] } else { &[] };
+        Additive { choice, ..Additive::of(request) }
     }
 
     fn beside(&self, _: &Engine, request: &Request) -> Option<Call> {
@@ -105,7 +119,7 @@ impl Codec for Lmdeploy {
 
     fn chunk(&self, engine: &Engine, kind: RideKind, event: &Value) -> Result<Chunk, Unreadable> {
         if kind == RideKind::First {
-            let mut chunk = shared::chunk_named(event, "output_ids")?;
+            let mut chunk = shared::chunk_named(event, IDS)?;
             let count = chunk.usage.as_ref().and_then(|usage| usage.get("prompt_tokens")?.as_u64());
             chunk.prompt_count = count.and_then(|count| u32::try_from(count).ok());
             return Ok(chunk);
@@ -213,12 +227,11 @@ impl Generated {
     /// Where the token that ended the text is left out, some token stands for it that is no text: which one is
     /// never seen, but it was drawn, and must not be drawn again.
     fn tokens(&self, engine: &Engine) -> Vec<TokenId> {
-        let listed = self.output_ids.clone().unwrap_or_default();
-        if listed.is_empty() && self.ends() {
-            engine.special.first().copied().into_iter().collect()
-        } else {
-            listed
+        let mut listed = self.output_ids.clone().unwrap_or_default();
+        if self.ends() && listed.last().is_none_or(|last| !engine.special.contains(last)) {
+            listed.extend(engine.special.first());
         }
+        listed
     }
 }
 
@@ -270,6 +283,9 @@ mod tests {
             json!({"repetition_penalty": 1.1}),
             json!({"presence_penalty": 0.1}),
             json!({"logit_bias": {"5": 1.0}}),
+            json!({"stop": "x"}),
+            json!({"stop_token_ids": [4]}),
+            json!({"min_tokens": 3}),
             json!({"seed": 5}),
         ] {
             assert!(plans(&engine(Some(true)), &more).is_empty(), "{more}");
@@ -311,5 +327,19 @@ mod tests {
             json!({"text": "ab", "output_ids": [5, 6], "meta_info": {"finish_reason": {"type": "length"}}});
         let chunk = Lmdeploy.chunk(&engine(None), RideKind::Later, &event).unwrap();
         assert_eq!((chunk.tokens, chunk.finish.as_deref(), chunk.ends), (vec![5, 6], Some("length"), false));
+        for ids in [json!([5, 6]), json!([5, 6, 2])] {
+            let event =
+                json!({"text": "ab", "output_ids": ids, "meta_info": {"finish_reason": {"type": "stop"}}});
+            let chunk = Lmdeploy.chunk(&engine(None), RideKind::Later, &event).unwrap();
+            assert_eq!((chunk.tokens, chunk.ends), (vec![5, 6, 2], true), "the end is not told, or is");
+        }
+    }
+
+    #[test]
+    fn the_ids_of_a_completion_are_read_where_they_are() {
+        let event =
+            json!({"choices": [{"index": 0, "text": "ab", "gen_tokens": [5, 6], "finish_reason": null}]});
+        let chunk = Lmdeploy.chunk(&engine(None), RideKind::First, &event).unwrap();
+        assert_eq!((chunk.tokens, chunk.text.as_str(), chunk.doubtful), (vec![5, 6], "ab", false));
     }
 }

@@ -35,6 +35,10 @@ const LOGPROBS_MOST: usize = 64;
 /// Prompts of one call: each of them becomes a request of its own in the scheduler.
 const PROMPTS_MOST: usize = 64;
 
+/// The first version that says `stop` of a call for one token whose token ends the text. Those before (0.5.17 was
+/// read) look at the limit first and say `length`, so that a round would go on behind the end.
+const ENDS_FIRST: [u32; 3] = [0, 5, 18];
+
 /// How SGLang is spoken to.
 pub struct Sglang;
 
@@ -53,8 +57,10 @@ impl Codec for Sglang {
             .or_else(|| answers.number(SERVER_INFO, "/context_length"))
             .ok_or_else(|| missing("context length"))?;
         let on = |pointer: &str| info(pointer).is_some_and(|value| value == json!(true));
+        let tells_ends = shared::version(&version).is_some_and(|version| version >= ENDS_FIRST);
         // Without the cache every call computes its whole prompt.
-        let plans = if on("/disable_radix_cache") { vec![] } else { vec![Plan::Score, Plan::FanOut] };
+        let offered = tells_ends && !on("/disable_radix_cache");
+        let plans = if offered { vec![Plan::Score, Plan::FanOut] } else { vec![] };
         let preferred = info("/preferred_sampling_params").is_some();
         let openai = answers.word(SERVER_INFO, "/sampling_defaults").as_deref() == Some("openai");
         Ok(Engine {
@@ -78,7 +84,9 @@ impl Codec for Sglang {
         let foreign = request.include_stop || (request.return_token_ids && request.route == Route::Chat);
         // The assertion in its sampler that no request may meet.
         let deadly = engine.noise == Noise::Place && sampling.min_p > 0.0 && sampling.temperature > 0.0;
-        (penalized || foreign || deadly).then_some(BypassReason::Parameter)
+        // With `ignore_eos` it does not look for stop tokens either.
+        let deaf = sampling.ignore_eos && !request.stop_token_ids.is_empty();
+        (penalized || foreign || deadly || deaf).then_some(BypassReason::Parameter)
     }
 
     fn plans(&self, engine: &Engine, request: &Request, sampling: &Sampling, _: bool) -> Vec<Plan> {
@@ -102,6 +110,10 @@ impl Codec for Sglang {
 
     fn stop_field(&self) -> Option<&'static str> {
         Some("matched_stop")
+    }
+
+    fn names_end(&self) -> bool {
+        true
     }
 
     fn first_ride(&self, _: &Engine, request: &Request, _: u64) -> Call {
@@ -158,6 +170,11 @@ impl Codec for Sglang {
             Plan::Score => score_verdict(engine, round, asked.nodes, body),
             _ => shared::fan_out_verdict(asked.nodes + 1, body),
         }
+    }
+
+    fn missing(&self, answers: &Answers, _: Plan) -> String {
+        let off = answers.at(SERVER_INFO, "/disable_radix_cache").is_some_and(|off| off == json!(true));
+        if off { "its prefix cache is off" } else { "this version does not say where a text ends" }.to_owned()
     }
 
     fn tokenize(&self, engine: &Engine, text: &str) -> Option<Question> {

@@ -241,6 +241,16 @@ pub fn fan_out_verdict(prompts: usize, body: &[u8]) -> Result<Verdict, Unreadabl
     Ok(Verdict { rows, computed })
 }
 
+/// The first numbers of a version.
+pub fn version<const COUNT: usize>(version: &str) -> Option<[u32; COUNT]> {
+    let mut parts = version.split('.');
+    let mut numbers = [0; COUNT];
+    for number in &mut numbers {
+        *number = parts.next()?.parse().ok()?;
+    }
+    Some(numbers)
+}
+
 /// The value of a metric in Prometheus' text format, summed over its labels; `None` if it is not there.
 pub fn metric(exposition: &str, names: &[&str]) -> Option<f64> {
     let mut sum = None;

@@ -100,9 +100,8 @@ impl Codec for TrtLlm {
         Additive { usage: true, ..Additive::of(request) }
     }
 
-    fn relayed(&self, request: &Request) -> Option<Vec<u8>> {
-        let mut body = request.body.clone();
-        body.shift_remove("prediction").map(|_| bytes(&body))
+    fn refuses_prediction(&self) -> bool {
+        true
     }
 
     fn beside(&self, _: &Engine, request: &Request) -> Option<Call> {
@@ -358,17 +357,6 @@ mod tests {
         assert_eq!((beside.path, text(&beside)), ("/_internal/tokenize", r#"{"prompt":"Once"}"#));
         let ids = TrtLlm.read_beside(&engine(), &request, br#"{"count":2,"tokens":[1,7]}"#);
         assert_eq!(ids, Ok(Beside::Prompt(vec![1, 7])));
-        assert_eq!(TrtLlm.relayed(&request), None);
-    }
-
-    #[test]
-    fn a_prediction_is_kept_from_a_server_that_refuses_it() {
-        let body = json!({"model": "m", "messages": [{"role": "user", "content": "a"}],
-            "prediction": {"type": "content", "content": "b"}, "top_p": 1});
-        assert_eq!(
-            TrtLlm.relayed(&request(&body)).unwrap(),
-            br#"{"model":"m","messages":[{"role":"user","content":"a"}],"top_p":1}"#
-        );
     }
 
     #[test]

@@ -36,9 +36,9 @@ const PROMPTS_MOST: usize = 1024;
 /// Tokens per block where the server does not tell.
 const BLOCK: usize = 16;
 /// Versions whose token endpoint was read or run, first and last.
-const SCORED: ((u32, u32), (u32, u32)) = ((0, 15), (0, 33));
+const SCORED: ([u32; 2], [u32; 2]) = ([0, 15], [0, 33]);
 /// The first version whose answers carry token ids.
-const TOKEN_IDS: (u32, u32) = (0, 11);
+const TOKEN_IDS: [u32; 2] = [0, 11];
 
 /// How vLLM is spoken to.
 pub struct Vllm;
@@ -67,7 +67,7 @@ impl Codec for Vllm {
         let version = answers.word(VERSION, "/version").ok_or_else(|| missing("version"))?;
         let model = answers.model().ok_or_else(|| missing("model"))?;
         let context = context(answers).ok_or_else(|| missing("context length"))?;
-        let fan_out = numbers(&version).is_some_and(|version| version >= TOKEN_IDS);
+        let fan_out = shared::version(&version).is_some_and(|version| version >= TOKEN_IDS);
         let score = scored(answers) && matches!(answers.status(GENERATE), Some(400 | 422));
         let plans = [(score, Plan::Score), (fan_out, Plan::FanOut)];
         let metrics = answers.text(METRICS).unwrap_or_default();
@@ -244,15 +244,12 @@ fn context(answers: &Answers) -> Option<usize> {
     answers.number(MODELS, "/data/0/max_model_len").and_then(|length| usize::try_from(length).ok())
 }
 
-/// The first two numbers of a version.
-fn numbers(version: &str) -> Option<(u32, u32)> {
-    let mut parts = version.split('.');
-    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
-}
-
 fn scored(answers: &Answers) -> bool {
     let version = answers.word(VERSION, "/version");
-    version.as_deref().and_then(numbers).is_some_and(|version| (SCORED.0..=SCORED.1).contains(&version))
+    version
+        .as_deref()
+        .and_then(shared::version)
+        .is_some_and(|version| (SCORED.0..=SCORED.1).contains(&version))
 }
 
 /// The engine's own sampling parameters for a request that leaves them open, where it shows them.

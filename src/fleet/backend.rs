@@ -12,6 +12,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use http::header::{AUTHORIZATION, HOST};
@@ -74,6 +75,7 @@ pub struct Backend {
     pools: Vec<Arc<Pool>>,
     dialect: ArcSwap<String>,
     speculates: AtomicBool,
+    refuses_prediction: AtomicBool,
     health: Arc<Health>,
     told: ArcSwapOption<Told>,
     retries: [AtomicU64; 2],
@@ -138,7 +140,7 @@ impl Backend {
             }
         };
         let health = Arc::new(Health::default());
-        let pool = || Arc::new(Pool::new(settings.pool_idle, Arc::clone(&health)));
+        let pool = || Arc::new(Pool::new(settings.pool_idle, settings.idle, Arc::clone(&health)));
         Ok(Self {
             label: format!("{}/{}", settings.name, place.number),
             url,
@@ -150,6 +152,7 @@ impl Backend {
             pools: (0..=settings.lanes).map(|_| pool()).collect(),
             dialect: ArcSwap::from_pointee(settings.dialect.clone()),
             speculates: AtomicBool::new(settings.speculates),
+            refuses_prediction: AtomicBool::new(false),
             health,
             told: ArcSwapOption::empty(),
             retries: Default::default(),
@@ -200,6 +203,16 @@ impl Backend {
         self.speculates.store(speculates, Ordering::Release);
     }
 
+    /// Counts a call that a session gave up because nothing came.
+    pub fn fell_silent(&self) {
+        self.health.count(Failing::Call(SendErrorKind::Timeout));
+    }
+
+    /// Longest wait for a byte in the middle of an answer.
+    pub fn idle(&self) -> Option<Duration> {
+        self.settings.idle
+    }
+
     /// Whether its dialect can verify drafts.
     pub fn speculates(&self) -> bool {
         self.speculates.load(Ordering::Acquire)
@@ -220,8 +233,18 @@ impl Backend {
         self.settings.predicts && !self.unpredicted.lock().contains(model)
     }
 
+    /// Whether its engine refuses a request for the client's own `prediction`.
+    pub fn refuses_prediction(&self) -> bool {
+        self.refuses_prediction.load(Ordering::Acquire)
+    }
+
+    /// Says so.
+    pub fn set_refuses_prediction(&self, refuses: bool) {
+        self.refuses_prediction.store(refuses, Ordering::Release);
+    }
+
     /// Notes that it takes no prediction for this model.
-    pub fn refuses_prediction(&self, model: &str) {
+    pub fn note_unpredicted(&self, model: &str) {
         let mut unpredicted = self.unpredicted.lock();
         if unpredicted.len() < UNPREDICTED {
             unpredicted.insert(model.to_owned());

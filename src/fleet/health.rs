@@ -202,7 +202,8 @@ impl Health {
         }
     }
 
-    fn count(&self, failing: Failing) {
+    /// Counts a failure that is not held against the replica.
+    pub(super) fn count(&self, failing: Failing) {
         if let Some(count) = self.errors.get(failing.place()) {
             count.fetch_add(1, Ordering::Relaxed);
         }

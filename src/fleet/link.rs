@@ -25,6 +25,7 @@ use tokio::net::TcpStream;
 
 use super::error::SendErrorKind;
 use super::health::{Failing, Health, Outcome};
+use super::silence::Silence;
 use crate::gateway::listen::Body;
 
 /// How much of an error's text is read to judge whose fault it is.
@@ -32,6 +33,8 @@ const JUDGED: usize = 4 << 10;
 /// What engines say when a prompt is too long. vLLM says it with status 500.
 const TOO_LONG: [&[u8]; 3] = [b"maximum context length", b"longer than the maximum", b"max_model_len"];
 
+/// A piece of an answer, how it broke off, or its end.
+type Heard = Option<Result<Frame<Bytes>, BrokenOff>>;
 type Driver = Pin<Box<dyn Future<Output = Result<(), hyper::Error>> + Send>>;
 pub(super) type Stream = MaybeHttpsStream<TokioIo<TcpStream>>;
 
@@ -88,6 +91,7 @@ fn drive(driver: &mut Option<Driver>, cx: &mut Context<'_>) {
 pub(super) struct Pool {
     idle: Mutex<Idle>,
     keep: Duration,
+    silence: Option<Duration>,
     in_flight: AtomicUsize,
     calls: AtomicU64,
     health: Arc<Health>,
@@ -121,9 +125,10 @@ struct Idle {
 }
 
 impl Pool {
-    pub(super) fn new(keep: Duration, health: Arc<Health>) -> Self {
+    /// Links are kept for `keep`; an answer may be silent for `silence`.
+    pub(super) fn new(keep: Duration, silence: Option<Duration>, health: Arc<Health>) -> Self {
         let (in_flight, calls) = (AtomicUsize::new(0), AtomicU64::new(0));
-        Self { idle: Mutex::default(), keep, in_flight, calls, health }
+        Self { idle: Mutex::default(), keep, silence, in_flight, calls, health }
     }
 
     /// Calls under way.
@@ -187,6 +192,17 @@ async fn sweep(pool: Weak<Pool>, keep: Duration) {
     }
 }
 
+/// Why an answer ended before its end.
+#[derive(Debug, thiserror::Error)]
+pub enum BrokenOff {
+    /// The connection did, or what came over it is not HTTP.
+    #[error(transparent)]
+    Closed(#[from] hyper::Error),
+    /// Nothing more came for the configured time.
+    #[error("the backend sent nothing for {0:?} in the middle of its answer")]
+    Silent(Duration),
+}
+
 /// The body of a backend's answer. Dropping it before its end closes the connection; at its end the
 /// connection can be used again.
 pub struct Answer {
@@ -199,6 +215,8 @@ pub struct Answer {
     working: bool,
     /// The beginning of a server error, until it is clear whose fault it is.
     judged: Option<BytesMut>,
+    /// Watches for the longest silence, if there is one.
+    silence: Option<Silence>,
 }
 
 impl Answer {
@@ -222,7 +240,8 @@ impl Answer {
             let working = proof == Proof::Work && !refused;
             let judged = suspect.then(BytesMut::new);
             let counts = proof != Proof::Nothing;
-            let mut answer = Self { body, link: Some(link), busy, counts, working, judged };
+            let silence = busy.0.silence.map(Silence::new);
+            let mut answer = Self { body, link: Some(link), busy, counts, working, judged, silence };
             if switched {
                 answer.let_go();
             } else if answer.body.is_end_stream() {
@@ -266,14 +285,34 @@ impl Answer {
         judged.extend(frame.data_ref().into_iter().flatten().take(room));
     }
 
-    /// The answer broke off: the backend hung up, unless the request's own body did.
-    fn broke_off(&mut self, error: &hyper::Error) {
+    /// The answer broke off: the backend hung up or went silent, unless the request's own body broke off.
+    fn broke_off(&mut self, error: &BrokenOff) {
         self.link = None;
         self.judged = None;
         self.working = false;
-        let hung_up = Outcome::Failed(Failing::Call(SendErrorKind::Closed));
-        if self.counts {
-            self.busy.0.health.ended(if error.is_user() { Outcome::Undecided } else { hung_up });
+        let outcome = match error {
+            BrokenOff::Closed(error) if error.is_user() => Outcome::Undecided,
+            BrokenOff::Closed(_) => Outcome::Failed(Failing::Call(SendErrorKind::Closed)),
+            BrokenOff::Silent(_) => Outcome::Failed(Failing::Call(SendErrorKind::Timeout)),
+        };
+        match outcome {
+            outcome if self.counts => self.busy.0.health.ended(outcome),
+            Outcome::Failed(failing @ Failing::Call(SendErrorKind::Timeout)) => {
+                self.busy.0.health.count(failing);
+            }
+            _ => {}
+        }
+    }
+
+    /// Ends a silence that has lasted too long.
+    fn listen(&mut self, cx: &mut Context<'_>, heard: Poll<Heard>) -> Poll<Heard> {
+        let Some(silence) = &mut self.silence else { return heard };
+        match heard {
+            Poll::Ready(heard) => {
+                silence.broken();
+                Poll::Ready(heard)
+            }
+            Poll::Pending => silence.lasts(cx).map(|most| Some(Err(BrokenOff::Silent(most)))),
         }
     }
 
@@ -286,15 +325,16 @@ impl Answer {
 
 impl http_body::Body for Answer {
     type Data = Bytes;
-    type Error = hyper::Error;
+    type Error = BrokenOff;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, BrokenOff>>> {
         self.drive(cx);
         // Frames come from driving alone, so driving is all that must be woken for.
         let frame = Pin::new(&mut self.body).poll_frame(&mut Context::from_waker(Waker::noop()));
+        let frame = self.listen(cx, frame.map_err(BrokenOff::from));
         if let Poll::Ready(Some(Ok(frame))) = &frame {
             self.read(frame);
         }

@@ -242,6 +242,7 @@ fn backend_settings(process: &Process, backend: &Backend) -> Result<BackendSetti
         connect_timeout: process.timeouts.connect,
         pool_idle: process.timeouts.pool_idle,
         first_byte: process.timeouts.first_byte,
+        idle: process.timeouts.idle,
         ..BackendSettings::new(backend.name.clone(), String::new())
     })
 }

@@ -96,7 +96,7 @@ impl Drive for Driver {
         async move {
             match inner.prepare(&exchange) {
                 Ok(prepared) => Box::pin(prepared.begin(exchange)).await,
-                Err(reason) => inner.relayed(exchange).relay(reason).await,
+                Err(reason) => exchange.relay(reason).await,
             }
         }
         .boxed()
@@ -147,17 +147,6 @@ impl Inner {
 }
 
 impl Inner {
-    /// The request as this backend can be sent it.
-    fn relayed(&self, mut exchange: Exchange) -> Exchange {
-        let identity = self.parts.identities.of(&exchange.backend).ok();
-        let body = identity.and_then(|identity| identity.engine.dialect.codec().relayed(&exchange.request));
-        if let Some(body) = body {
-            exchange.parts.headers.remove(header::CONTENT_LENGTH);
-            exchange.body = body.into();
-        }
-        exchange
-    }
-
     #[cfg(feature = "onnx")]
     fn drafting(&self, ruling: &Ruling, identity: &Identity, sampling: &Sampling) -> Drafting {
         let drafter = ruling.model.as_deref().and_then(|name| self.parts.drafters.get(name, identity));
@@ -381,7 +370,7 @@ fn whole(
 ) -> Response<Body> {
     let path = HeaderValue::from_static(outcome.path().name());
     let Some(answer) = answer.filter(|_| outcome.summary.finish.is_some()) else {
-        let failure = Failure::BrokeOff;
+        let failure = &outcome.broken;
         report.status(failure.status().as_u16());
         report.done();
         return head_with(failure.response(), policy, path, outcome.reason());

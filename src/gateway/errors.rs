@@ -7,7 +7,7 @@ use http_body_util::{BodyExt, Full};
 use serde_json::json;
 
 use super::listen::Body;
-use crate::fleet::SendError;
+use crate::fleet::{SendError, SendErrorKind};
 
 /// Why Foretell itself answers a request with an error. What a backend answers is never changed.
 #[derive(Debug, thiserror::Error)]
@@ -39,6 +39,9 @@ pub enum Failure {
     /// The backend's stream broke off, and nothing could go on from there.
     #[error("the backend broke off")]
     BrokeOff,
+    /// Nothing came from the backend in the middle of its answer, and nothing could go on from there.
+    #[error("the backend went silent")]
+    WentSilent,
     /// The driver of a session broke down before anything was sent.
     #[error("the request could not be answered")]
     Internal,
@@ -50,6 +53,7 @@ impl Failure {
         match self {
             Self::Send(error) => error.status(),
             Self::NoBackend | Self::BrokeOff | Self::UnaskedUpgrade { .. } => StatusCode::BAD_GATEWAY,
+            Self::WentSilent => StatusCode::GATEWAY_TIMEOUT,
             Self::Connect => StatusCode::METHOD_NOT_ALLOWED,
             Self::BodyTooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             Self::BodyBroken => StatusCode::BAD_REQUEST,
@@ -67,13 +71,19 @@ impl Failure {
             Self::BodyBroken => "bad_request_body",
             Self::UnaskedUpgrade { .. } => "backend_protocol",
             Self::BrokeOff => "backend_broke_off",
+            Self::WentSilent => SendErrorKind::Timeout.code(),
             Self::Internal => "internal_error",
         }
     }
 
     /// The whole answer.
     pub fn response(&self) -> Response<Body> {
-        error_response(self.status(), &self.to_string(), None, self.code())
+        json_response(self.status(), &self.body())
+    }
+
+    /// What the answer says.
+    pub fn body(&self) -> serde_json::Value {
+        error_body(self.status(), &self.to_string(), None, self.code())
     }
 }
 

@@ -11,7 +11,7 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use super::listen::Body;
 use super::mode::ModeSwitch;
-use super::relay::{Record, Relay};
+use super::relay::{self, Record, Relay};
 use crate::fleet::{Backend, Fleet, SendError};
 use crate::observe::{Held, Observer};
 use crate::openai::{self, BypassReason, Control};
@@ -112,12 +112,13 @@ impl Spare {
         self.relay_to(other, BypassReason::Fault).await
     }
 
-    async fn relay_to(self, backend: Arc<Backend>, reason: BypassReason) -> Response<Body> {
+    async fn relay_to(mut self, backend: Arc<Backend>, reason: BypassReason) -> Response<Body> {
         let mut record = Record::new(self.observer, self.started);
         record.completion(self.route, self.id, reason, None);
         record.model(self.model);
-        let repeatable = Some(self.body.clone());
+        let body = relay::fit(&backend, &mut self.parts, self.body);
+        let repeatable = Some(body.clone());
         let relay = Relay { record, backend, fleet: self.fleet, limit: None, repeatable };
-        relay.send_prepared(self.parts, super::errors::full(self.body)).await
+        relay.send_prepared(self.parts, super::errors::full(body)).await
     }
 }

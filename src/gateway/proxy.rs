@@ -19,7 +19,7 @@ use super::handover::{Drive, Exchange, Slot};
 use super::headers;
 use super::listen::{Body, Peer};
 use super::mode::Mode;
-use super::relay::{Record, Relay};
+use super::relay::{self, Record, Relay};
 use super::route::{self, Read};
 use super::tunnel::Tunnels;
 use super::{Brains, Limits, Settings, Shared};
@@ -205,7 +205,7 @@ impl Proxy {
     }
 
     /// A completion: drive it, or relay it with a reason.
-    async fn completion(&self, inbound: Inbound, body: Incoming, route: Route) -> Response<Body> {
+    async fn completion(&self, mut inbound: Inbound, body: Incoming, route: Route) -> Response<Body> {
         let control = self.control(&inbound.parts);
         let id = self.id(&inbound.parts);
         let mut record = Record::new(Arc::clone(&self.shared.observer), inbound.started);
@@ -228,6 +228,10 @@ impl Proxy {
         if let Some(model) = model {
             record.model(model);
         }
+        let body = match body {
+            Payload::Whole(bytes) => Payload::Whole(relay::fit(&backend, &mut inbound.parts, bytes)),
+            unread @ Payload::Stream(_) => unread,
+        };
         self.relay(inbound, body, record, backend).await
     }
 
@@ -240,7 +244,8 @@ impl Proxy {
     ) -> Verdict {
         let rides = control.as_ref().ok().map(|control| *control == Some(Control::Ride));
         let early = self.early(parts, control);
-        if let (Some(why), false) = (&early, self.shared.fleet.needs_model()) {
+        let fleet = &self.shared.fleet;
+        if let (Some(why), false) = (&early, fleet.needs_model() || fleet.refuses_prediction()) {
             let (why, body) = (why.clone(), Payload::streamed(body));
             return Verdict::Relay { why, model: None, to: None, body };
         }

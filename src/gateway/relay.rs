@@ -22,7 +22,7 @@ use super::tunnel::Tunnels;
 use crate::fleet::{self, Backend, Fleet};
 use crate::observe::metrics::Prediction;
 use crate::observe::{Finished, Held, Observer};
-use crate::openai::{BypassReason, Path, Route};
+use crate::openai::{self, BypassReason, Path, Route};
 
 /// Everything that is to be said about one request; says it exactly once, at the latest when dropped.
 pub struct Record {
@@ -115,6 +115,18 @@ impl Record {
 impl Drop for Record {
     fn drop(&mut self) {
         self.end(true);
+    }
+}
+
+/// A completion's body as `backend` takes it: without the client's own `prediction`, where its engine would refuse
+/// the whole request for it.
+pub(super) fn fit(backend: &Backend, parts: &mut request::Parts, body: Bytes) -> Bytes {
+    match backend.refuses_prediction().then(|| openai::without_prediction(&body)).flatten() {
+        Some(without) => {
+            parts.headers.remove(CONTENT_LENGTH);
+            without.into()
+        }
+        None => body,
     }
 }
 
@@ -225,7 +237,7 @@ impl Relay {
         metrics(Prediction::Refused);
         let second = self.exchange(parts, super::errors::full(own)).await;
         if second.as_ref().is_ok_and(|response| response.status().is_success()) {
-            backend.refuses_prediction(model);
+            backend.note_unpredicted(model);
         }
         self.answer_with(second)
     }

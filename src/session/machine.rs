@@ -174,7 +174,7 @@ impl Session {
         self.output.tokens()
     }
 
-    /// Which stop of the client's ended the output.
+    /// What ended the output before its limit.
     pub fn stopped(&self) -> Option<&Stopped> {
         self.output.stopped()
     }

@@ -62,7 +62,7 @@ impl Output {
         self.finish
     }
 
-    /// Which stop of the client's ended the output.
+    /// What ended the output before its limit.
     pub fn stopped(&self) -> Option<&Stopped> {
         self.stopped.as_ref()
     }
@@ -162,8 +162,9 @@ impl Output {
         }
         if self.finish.is_none() && (ends || self.rest() == Some(0)) {
             self.flush(if ends { Finish::Stop } else { Finish::Length });
-            if by_id && !of_text && self.stopped.is_none() {
-                self.stopped = Some(Stopped::Token(token));
+            if ends && self.stopped.is_none() {
+                let own = by_id && !of_text;
+                self.stopped = Some(if own { Stopped::Token(token) } else { Stopped::TextEnd(token) });
             }
         }
     }
@@ -305,7 +306,7 @@ mod tests {
     fn a_token_that_the_backend_says_ends_the_text_is_no_text() {
         let mut out = output(&[], 9);
         assert_eq!(out.extend(&[0, 1], true), Delta { tokens: vec![0, 1], text: "a".into() });
-        assert_eq!(out.finish(), Some(Finish::Stop));
+        assert_eq!((out.finish(), out.stopped()), (Some(Finish::Stop), Some(&Stopped::TextEnd(1))));
     }
 
     #[test]

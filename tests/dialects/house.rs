@@ -1,6 +1,7 @@
 //! A fake engine and the whole proxy before it.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use foretell::gateway::assemble::Running;
 use foretell::lab::local;
@@ -9,6 +10,9 @@ use serde_json::Value;
 use crate::client::{Answer, Ask, FORCED, PANICS, get, watch_panics};
 use crate::fakes::{Setup, Temper, toy};
 use crate::table::{Row, Server};
+
+/// The time that a token takes where only times tell what was cached.
+const FELT: Duration = Duration::from_micros(200);
 
 /// The model that contracts are asked of: it ends a text now and then.
 pub fn setup(eos_every: Option<u64>) -> Setup {
@@ -25,6 +29,10 @@ impl House {
     pub async fn build(row: &'static Row, setup: Setup) -> Self {
         watch_panics();
         let engine = (row.start)(setup).await;
+        let pace = *engine.house().pace.lock();
+        if row.felt {
+            engine.house().pace.lock().per_token = FELT;
+        }
         let process = format!(
             "version: 1\ntimeouts: {{ verify: 10s }}\nbackends:\n  - name: toy\n    replicas: [\"http://{}\"]\n    \
              models: [{{ id: toy, tokenizer: {} }}]\n    probe: {{ when: never }}\n",
@@ -32,6 +40,8 @@ impl House {
             toy::folder().join("tokenizer.json").display(),
         );
         let proxy = local::proxy(&process, &[FORCED]).await.unwrap();
+        // Who it is is known by now.
+        *engine.house().pace.lock() = pace;
         Self { row, engine, proxy }
     }
 
@@ -41,12 +51,23 @@ impl House {
 
     /// What the engine says by itself.
     pub async fn direct(&self, ask: &Ask) -> Answer {
-        ask.send(self.engine.address(), "").await
+        self.said(ask).send(self.engine.address(), "").await
     }
 
     /// What the client gets.
     pub async fn through(&self, ask: &Ask) -> Answer {
-        ask.send(self.front(), "").await
+        self.said(ask).send(self.front(), "").await
+    }
+
+    /// The request in the words of this engine.
+    pub fn said(&self, ask: &Ask) -> Ask {
+        let mut fields: Value = serde_json::from_str(self.row.says).unwrap();
+        let all = fields.as_object_mut().unwrap();
+        all.extend(ask.fields.as_object().unwrap().clone());
+        if all.get("top_k").is_some_and(|top_k| top_k == -1) {
+            all.insert("top_k".to_owned(), self.row.all_tokens.into());
+        }
+        Ask { fields, ..ask.clone() }
     }
 
     pub async fn admin(&self, path: &str) -> Value {

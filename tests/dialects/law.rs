@@ -20,8 +20,8 @@ const DRAWS: usize = 800;
 const TEMPERATURE: f64 = 0.8;
 /// Branches that are followed at every place; all others are one class together.
 const WIDE: usize = 5;
-/// Tokens of a text: one that is ridden, and those of a round.
-const LONG: usize = 3;
+/// Tokens of a round, behind those that are ridden.
+const ROUND: usize = 2;
 
 /// The likeliest tokens with their probabilities.
 fn branches(toy: &Toy, context: &Context, top_k: Option<usize>) -> Vec<(TokenId, f64)> {
@@ -32,9 +32,9 @@ fn branches(toy: &Toy, context: &Context, top_k: Option<usize>) -> Vec<(TokenId,
 }
 
 /// The probability of every likely text.
-fn law(toy: &Toy, prompt: &[TokenId], top_k: Option<usize>) -> BTreeMap<String, f64> {
+fn law(toy: &Toy, prompt: &[TokenId], long: usize, top_k: Option<usize>) -> BTreeMap<String, f64> {
     let mut open = vec![(Vec::new(), 1.0)];
-    for _ in 0..LONG {
+    for _ in 0..long {
         let grow = |(path, share): (Vec<TokenId>, f64)| {
             let context = Context::new(&[prompt, &path].concat());
             let grown = |(token, p)| ([path.clone(), vec![token]].concat(), share * p);
@@ -49,9 +49,9 @@ fn law(toy: &Toy, prompt: &[TokenId], top_k: Option<usize>) -> BTreeMap<String, 
     law
 }
 
-/// A prompt in which every likely first token occurs with a likely second one behind it, so that each of them
-/// is drafted from.
-fn prompt(toy: &Toy) -> Vec<TokenId> {
+/// A prompt in which every likely first token occurs with the likeliest ones behind it that are ridden and one
+/// more, so that each of them is drafted from; as text, one that is cut into just these tokens again.
+fn prompt(toy: &Toy, ridden: usize, as_text: bool) -> Vec<TokenId> {
     let whole = |token: TokenId| {
         let text = toy.name(token);
         text.is_ascii() && !text.is_empty() && token != toy.eos()
@@ -60,9 +60,16 @@ fn prompt(toy: &Toy) -> Vec<TokenId> {
     let fits = |&last: &TokenId| {
         likely(last).all(|(token, _)| whole(token) && likely(token).all(|(next, _)| whole(next)))
     };
-    let last = (200..4000).find(fits).expect("a place whose branches are all plain text");
-    let pairs = likely(last).flat_map(|(token, _)| [token, likely(token).next().unwrap().0]);
-    pairs.chain([last]).collect()
+    let between = if as_text { toy.encode("\n") } else { Vec::new() };
+    let run = |(token, _)| {
+        let next = |&token: &TokenId| likely(token).next().map(|(next, _)| next);
+        let run = std::iter::successors(Some(token), next).take(ridden + 1);
+        run.chain(between.iter().copied()).collect::<Vec<_>>()
+    };
+    let prompt = |last: TokenId| likely(last).flat_map(run).chain([last]).collect::<Vec<_>>();
+    let same = |prompt: &Vec<TokenId>| !as_text || toy.encode(&toy.decode(prompt, true)) == *prompt;
+    let mut prompts = (200..4000).filter(fits).map(prompt);
+    prompts.find(same).expect("a place whose branches are all plain text")
 }
 
 /// Chi-square over classes of at least five expected, and the probability of one as large.
@@ -90,7 +97,9 @@ fn upper_tail(chi: f64, freedom: f64) -> f64 {
 }
 
 async fn drawn(house: &House, prompt: &[TokenId], more: &Value) -> (BTreeMap<String, usize>, u64) {
-    let mut fields = json!({"prompt": prompt, "max_tokens": LONG, "temperature": TEMPERATURE, "top_p": 1,
+    let text = || json!(house.engine.house().toy.decode(prompt, true));
+    let prompt = if house.row.takes_ids { json!(prompt) } else { text() };
+    let mut fields = json!({"prompt": prompt, "max_tokens": house.row.ridden + ROUND, "temperature": TEMPERATURE, "top_p": 1,
         "top_k": -1, "min_p": 0, "repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0});
     fields.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     let ask = Ask::new(Route::Completions, false, fields);
@@ -110,9 +119,9 @@ async fn unseeded_texts_follow_the_engines_own_law() {
     for row in TABLE.iter().filter(|row| !row.name.ends_with("deterministic")) {
         let house = House::build(row, setup(None)).await;
         let toy = &house.engine.house().toy;
-        let prompt = prompt(toy);
+        let prompt = prompt(toy, row.ridden, !row.takes_ids);
         for (more, top_k) in [(json!({}), None), (json!({"top_k": 4}), Some(4))] {
-            let law = law(toy, &prompt, top_k);
+            let law = law(toy, &prompt, row.ridden + ROUND, top_k);
             let (mut counts, accepted) = drawn(&house, &prompt, &more).await;
             assert!(accepted as usize > DRAWS / 20, "{} {more}: {accepted} accepted", row.name);
             let mut p = p_value(&law, &counts);
@@ -130,14 +139,15 @@ async fn unseeded_texts_follow_the_engines_own_law() {
 #[test]
 fn a_proxy_that_accepts_whatever_it_drafted_would_be_found_out() {
     let toy = Toy::new(setup(None).temper);
-    let prompt = prompt(&toy);
-    let law = law(&toy, &prompt, None);
+    let prompt = prompt(&toy, 1, false);
+    let long = 1 + ROUND;
+    let law = law(&toy, &prompt, long, None);
     let uniform = |draw: usize, place: usize| foretell::dialect::score::draw(draw as u64, place);
     let mut counts = [BTreeMap::new(), BTreeMap::new()];
     for draw in 0..DRAWS {
         for (accepts_all, counts) in [false, true].into_iter().zip(&mut counts) {
             let mut path = Vec::new();
-            for place in 0..LONG {
+            for place in 0..long {
                 let context = Context::new(&[prompt.as_slice(), &path].concat());
                 let mut left = uniform(draw, place);
                 let all = branches(&toy, &context, Some(WIDE));
@@ -151,7 +161,7 @@ fn a_proxy_that_accepts_whatever_it_drafted_would_be_found_out() {
             *counts.entry(toy.decode(&path, true)).or_default() += 1;
         }
     }
-    let exact = crate::law::law(&toy, &prompt, Some(WIDE));
+    let exact = crate::law::law(&toy, &prompt, long, Some(WIDE));
     assert!(p_value(&exact, &counts[0]) > 0.001, "an honest sampler is not found out");
     assert!(p_value(&law, &counts[1]) < 1e-6, "p = {}", p_value(&law, &counts[1]));
 }

@@ -4,11 +4,12 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use foretell::openai::Route;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 
 use crate::fakes::server::Engine;
-use crate::fakes::{Fake, House, Setup, llamacpp, sglang, vllm};
+use crate::fakes::{Fake, House, Setup, llamacpp, lmdeploy, sglang, vllm};
 
 /// What becomes of a client's seed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +48,34 @@ pub struct Row {
     pub seeds: Seeds,
     /// Calls of these paths verify.
     pub verifies: &'static [&'static str],
+    /// The routes on which it leaps; on others it rides.
+    pub leaps: &'static [Route],
+    /// What requests have to say besides, so that nothing is left to defaults that it does not tell.
+    pub says: &'static str,
+    /// The `top_k` that takes nothing away.
+    pub all_tokens: i64,
+    /// A prompt may be a list of token ids.
+    pub takes_ids: bool,
+    /// Tokens that are ridden before a round can be put to it.
+    pub ridden: usize,
+    /// That it has cached something is told by the time that a call takes, and by nothing else.
+    pub felt: bool,
 }
+
+/// What most have in common.
+const USUAL: Row = Row {
+    name: "",
+    dialect: "",
+    start: |setup| start(move || vllm::Vllm::new(vllm(setup, false))),
+    seeds: Seeds::Kept,
+    verifies: &[],
+    leaps: &[Route::Completions, Route::Chat],
+    says: "{}",
+    all_tokens: -1,
+    takes_ids: true,
+    ridden: 1,
+    felt: false,
+};
 
 /// Everyone.
 pub const TABLE: &[Row] = &[
@@ -57,6 +85,7 @@ pub const TABLE: &[Row] = &[
         start: |setup| start(move || vllm::Vllm::new(vllm(setup, false))),
         seeds: Seeds::Kept,
         verifies: &["/v1/completions"],
+        ..USUAL
     },
     Row {
         name: "vllm-scale-out",
@@ -64,6 +93,7 @@ pub const TABLE: &[Row] = &[
         start: |setup| start(move || vllm::Vllm::new(vllm(setup, true))),
         seeds: Seeds::Kept,
         verifies: &["/inference/v1/generate"],
+        ..USUAL
     },
     Row {
         name: "sglang",
@@ -71,6 +101,7 @@ pub const TABLE: &[Row] = &[
         start: |setup| start(move || sglang::Sglang::new(sglang(setup, 1, false))),
         seeds: Seeds::Ignored,
         verifies: &["/generate"],
+        ..USUAL
     },
     Row {
         name: "sglang-deterministic",
@@ -78,6 +109,7 @@ pub const TABLE: &[Row] = &[
         start: |setup| start(move || sglang::Sglang::new(sglang(setup, 64, true))),
         seeds: Seeds::Kept,
         verifies: &["/generate"],
+        ..USUAL
     },
     Row {
         name: "llamacpp",
@@ -85,6 +117,21 @@ pub const TABLE: &[Row] = &[
         start: |setup| start(move || llamacpp::Llama::new(llamacpp(setup))),
         seeds: Seeds::Kept,
         verifies: &["/completion"],
+        ..USUAL
+    },
+    Row {
+        name: "lmdeploy",
+        dialect: "lmdeploy",
+        start: |setup| start(move || lmdeploy::Lmdeploy::new(lmdeploy(setup))),
+        seeds: Seeds::Kept,
+        verifies: &["/generate"],
+        leaps: &[Route::Completions],
+        says: r#"{"top_p": 1, "top_k": 0, "min_p": 0, "presence_penalty": 0, "frequency_penalty": 0}"#,
+        all_tokens: 0,
+        takes_ids: false,
+        // The prompt's ids are asked for when the first token is on its way.
+        ridden: 2,
+        felt: true,
     },
 ];
 
@@ -100,6 +147,12 @@ fn sglang(setup: Setup, page: usize, deterministic: bool) -> sglang::Options {
     let plain = sglang::Options::default();
     let setup = Setup { block: page, blocks: plain.setup.blocks / page, ..setup };
     sglang::Options { deterministic, setup, ..plain }
+}
+
+/// As the one below; and without a cache there is nothing to leap by.
+fn lmdeploy(mut setup: Setup) -> lmdeploy::Options {
+    setup.pace.step = setup.pace.step.max(Duration::from_millis(5));
+    lmdeploy::Options { prefix_caching: true, setup, ..lmdeploy::Options::default() }
 }
 
 /// The ids of the prompt come from calls beside the first ride, which has to last longer than they do.

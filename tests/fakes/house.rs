@@ -215,7 +215,7 @@ impl House {
         let permit = Arc::clone(&self.seats).acquire_many_owned(wanted).await.expect("never closed");
         drop(queued);
         self.running.fetch_add(sequences, Ordering::SeqCst);
-        Seats { house: Arc::clone(self), sequences, permit: Some(permit) }
+        Seats(Some(Taken { house: Arc::clone(self), sequences, _permit: permit }))
     }
 
     /// One step of the engine in which so many tokens are computed.
@@ -246,37 +246,38 @@ impl Drop for Queued<'_> {
 
 /// Seats in the running batch; given back when dropped, after the time that cancelling takes if the sequences
 /// did not come to their end.
-pub struct Seats {
-    house: Arc<House>,
-    sequences: usize,
-    permit: Option<OwnedSemaphorePermit>,
-}
+pub struct Seats(Option<Taken>);
 
 impl Seats {
     /// All sequences have ended by themselves.
     pub fn done(mut self) {
-        self.leave();
-    }
-
-    fn leave(&mut self) {
-        if self.permit.take().is_some() {
-            self.house.running.fetch_sub(self.sequences, Ordering::SeqCst);
-        }
+        self.0 = None;
     }
 }
 
 impl Drop for Seats {
     fn drop(&mut self) {
-        let wait = self.house.pace.lock().cancel;
-        if wait.is_zero() || self.permit.is_none() {
-            return self.leave();
+        let Some(taken) = self.0.take() else { return };
+        let wait = taken.house.pace.lock().cancel;
+        if !wait.is_zero() {
+            tokio::spawn(async move {
+                tokio::time::sleep(wait).await;
+                drop(taken);
+            });
         }
-        let mut later =
-            Self { house: Arc::clone(&self.house), sequences: self.sequences, permit: self.permit.take() };
-        tokio::spawn(async move {
-            tokio::time::sleep(wait).await;
-            later.leave();
-        });
+    }
+}
+
+/// Seats that are given back at once when dropped, and so also where a runtime that ends lets nobody wait.
+struct Taken {
+    house: Arc<House>,
+    sequences: usize,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        self.house.running.fetch_sub(self.sequences, Ordering::SeqCst);
     }
 }
 

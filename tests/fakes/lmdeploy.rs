@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::batch::{Batch, Reuse};
 use super::fields::{Fields, Wrong};
-use super::frontend::{Ask, Form, answer, chat_prompt, sampling, sequences, unfit};
+use super::frontend::{Ask, Form, answer, chat_prompt, sampling, sequences, unfit, usage};
 use super::house::{Defaults, House, Setup};
 use super::http::{Out, Request, Sent};
 use super::openai::{Exposition, models};
@@ -28,8 +28,8 @@ pub struct Options {
     pub logprobs_mode: Option<&'static str>,
     /// `--enable-metrics`
     pub metrics: bool,
-    /// `output_ids` hold the id that stopped them, too; or they do not, unless `include_stop_str_in_output` is
-    /// asked for [unverified: from memory]. A client has to be ready for both.
+    /// Ids and counts hold the id that stopped them, too; or they do not, unless `include_stop_str_in_output` is
+    /// asked for. A client has to be ready for both.
     pub stop_ids: bool,
     /// The block of the setup is set by what is above.
     pub setup: Setup,
@@ -83,22 +83,31 @@ fn route_defaults(native: bool) -> Defaults {
 }
 
 struct Told<'a> {
-    house: &'a Arc<House>,
+    engine: &'a Lmdeploy,
     chat: bool,
     ids: bool,
 }
 
 impl Form for Told<'_> {
     fn house(&self) -> &Arc<House> {
-        self.house
+        &self.engine.house
+    }
+
+    fn usage(&self, batch: &Batch, ask: &Ask) -> Value {
+        let mut usage = usage(batch, ask.n);
+        let told: usize = batch.sequences.iter().map(|sequence| self.engine.count(sequence)).sum();
+        usage["total_tokens"] = json!(usage["prompt_tokens"].as_u64().unwrap_or(0) + told as u64);
+        usage["completion_tokens"] = json!(told);
+        usage
     }
 
     /// A chat's ids go beside its text, a completion's too, under another name.
-    fn dress(&self, choice: &mut Value, _: &Sequence, pieces: &[Piece]) {
+    fn dress(&self, choice: &mut Value, sequence: &Sequence, pieces: &[Piece]) {
         if !self.ids {
             return;
         }
-        let ids: Value = pieces.iter().map(|piece| piece.token).collect();
+        let told = pieces.iter().filter(|piece| !self.engine.hides(sequence, piece.finish.as_ref()));
+        let ids: Value = told.map(|piece| piece.token).collect();
         let said = if choice.get("delta").is_some() { "delta" } else { "message" };
         if self.chat {
             choice[said]["gen_tokens"] = ids.clone();
@@ -238,24 +247,32 @@ impl Lmdeploy {
             let logit = piece.raw.0[piece.token as usize];
             json!([if raw_logits { logit } else { piece.raw.logprob(piece.token) }, piece.token])
         };
-        let hidden = |piece: &&Piece| {
-            matches!(piece.finish, Some(Finish::Eos | Finish::StopToken(_)))
-                && !self.options.stop_ids
-                && !sequence.sampling.keep_stop
-        };
-        let told: Vec<&Piece> = pieces.iter().filter(|piece| !hidden(piece)).collect();
+        let told = pieces.iter().filter(|piece| !self.hides(sequence, piece.finish.as_ref()));
+        let told: Vec<&Piece> = told.collect();
         let rows = logprobs.then(|| told.iter().map(|piece| entry(piece)).collect::<Vec<_>>());
         let ids: Vec<u32> = told.iter().map(|piece| piece.token).collect();
         json!({"text": text + &sequence.tail(&self.house.toy), "output_ids": ids,
-            "meta_info": {"prompt_tokens": sequence.prompt, "completion_tokens": sequence.output().len(),
+            "meta_info": {"prompt_tokens": sequence.prompt, "completion_tokens": self.count(sequence),
                 "finish_reason": finish(sequence), "output_token_logprobs": rows}})
+    }
+
+    /// Whether the token that a text ended with is kept to itself.
+    fn hides(&self, sequence: &Sequence, finish: Option<&Finish>) -> bool {
+        matches!(finish, Some(Finish::Eos | Finish::StopToken(_)))
+            && !self.options.stop_ids
+            && !sequence.sampling.keep_stop
+    }
+
+    /// Output tokens as they are counted.
+    fn count(&self, sequence: &Sequence) -> usize {
+        sequence.output().len() - usize::from(self.hides(sequence, sequence.finish.as_ref()))
     }
 
     async fn openai(&self, request: &Request, chat: bool, out: &mut Out) -> Sent {
         let read = Fields::of(request).map_err(Refusal::from).and_then(|fields| self.choices(&fields, chat));
         match read {
             Ok((ask, ids, sequences)) => {
-                answer(&Told { house: &self.house, chat, ids }, &ask, sequences, out).await
+                answer(&Told { engine: self, chat, ids }, &ask, sequences, out).await
             }
             Err(refusal) => refuse(&refusal, out).await,
         }

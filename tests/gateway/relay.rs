@@ -266,6 +266,34 @@ async fn a_connection_to_the_backend_is_used_again_and_closed_when_idle() {
     assert!(seen.try_recv().is_err());
 }
 
+#[tokio::test]
+async fn a_backend_that_goes_silent_in_the_middle_is_left_after_the_configured_time_and_never_without_one() {
+    let server = Server::start(|mut wire| async move {
+        wire.message().await.unwrap();
+        wire.send([EVENTS.as_bytes(), &chunk(b"data: 1\n\n")].concat()).await;
+        wire.closed().await;
+    })
+    .await;
+    let begin = async |idle| {
+        let mut settings = house::settings(server.address);
+        settings.backends[0].idle = idle;
+        let gateway = house::start(settings).await;
+        let mut client = Wire::connect(gateway.addresses[0]).await;
+        client.send(post("/v1/chat/completions", "", b"{}")).await;
+        assert_eq!(client.head().await.unwrap().status(), 200);
+        assert_eq!(client.chunk().await.unwrap(), b"data: 1\n\n");
+        (gateway, client)
+    };
+    let (_patient, mut waiting) = begin(None).await;
+    let (gateway, mut client) = begin(Some(Duration::from_millis(100))).await;
+    assert_eq!(client.chunk().await, None, "an answer that broke off has no end");
+    let metrics = gateway.shared.observer.metrics().text();
+    let counted = "foretell_replica_errors_total{kind=\"backend_timeout\",replica=\"b/0\"} 1";
+    assert!(metrics.contains(counted), "{metrics}");
+    let more = tokio::time::timeout(Duration::from_millis(200), waiting.chunk()).await;
+    assert!(more.is_err(), "who set no limit waits on");
+}
+
 #[rstest::rstest]
 #[case::silent("")]
 #[case::a_letter("P")]

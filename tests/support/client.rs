@@ -84,7 +84,7 @@ pub struct Plain {
     /// What a parser of reasoning took out of the text.
     pub thought: String,
     pub finish: String,
-    /// `stop_reason` of the last choice that has one.
+    /// `stop_reason` or `matched_stop` of the last choice that has one.
     pub stop: String,
     pub completion_tokens: u64,
     pub prompt_tokens: u64,
@@ -115,7 +115,9 @@ impl Answer {
                 if let Some(finish) = choice["finish_reason"].as_str() {
                     plain.finish.push_str(finish);
                 }
-                plain.stop.push_str(&choice["stop_reason"].to_string().replace("null", ""));
+                for name in ["stop_reason", "matched_stop"] {
+                    plain.stop.push_str(&choice[name].to_string().replace("null", ""));
+                }
                 ids.extend(numbers(&choice["token_ids"]));
                 prompt_ids.extend(numbers(&choice["prompt_token_ids"]));
             }

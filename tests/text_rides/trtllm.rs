@@ -5,12 +5,14 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use crate::fakes::http::{Out, Request, Sent};
 use crate::fakes::trtllm::{Options, Trtllm};
 use crate::fakes::{Engine, Fake, Fault, House, When, toy};
 use crate::house::{Answer, Plain, ask, before, before_with, completion, front, metric};
+use crate::wire::{Wire, post};
 
 const COMPLETIONS: &str = "/v1/completions";
 const TEXT: &str = "The cat sat on the mat. The cat sat on the hat. The cat";
@@ -116,7 +118,24 @@ async fn a_server_that_may_write_its_text_otherwise_is_relayed() {
         }
         let proxy = before_with(fake.address, &folder.path().display().to_string(), "").await;
         let through = ask(front(&proxy), COMPLETIONS, "", &completion(&json!({"prompt": TEXT}))).await;
-        assert_eq!(through.field("x-foretell-path"), "bypassed", "{config:?}");
+        let told = (through.field("x-foretell-path"), through.field("x-foretell-reason"));
+        assert_eq!(told, ("bypassed", "tokenizer"), "{config:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_tokenizer_that_is_missing_or_another_model_s_is_the_reason_that_is_told() {
+    let fake = trtllm(|_| {}).await;
+    let body = completion(&json!({"prompt": TEXT}));
+    let direct = ask(fake.address, COMPLETIONS, "", &body).await;
+    let foreign = toy::folder().with_file_name("draft-other");
+    for tokenizer in ["backend".to_owned(), foreign.display().to_string()] {
+        let proxy = before_with(fake.address, &tokenizer, "").await;
+        let through = ask(front(&proxy), COMPLETIONS, "", &body).await;
+        assert_eq!(through.plain, direct.plain);
+        let told = (through.field("x-foretell-path"), through.field("x-foretell-reason"));
+        assert_eq!(told, ("bypassed", "tokenizer"), "{tokenizer}");
+        assert!(metric(&proxy, "foretell_bypass_total{reason=\"tokenizer\"}").await > 0.5);
     }
 }
 
@@ -129,6 +148,63 @@ async fn a_build_that_does_not_tokenize_rides_on_text_and_leaps_on_ids() {
     let body = completion(&json!({"prompt": [5, 9, 200, 5, 9, 200]}));
     let (direct, through) = both(&fake, front(&proxy), &body).await;
     assert_eq!((&through.plain, through.path()), (&direct, "speculated"));
+}
+
+/// Notes the bodies of its completions and chats.
+struct Noting(Trtllm, Arc<Mutex<Vec<Vec<u8>>>>);
+
+impl Engine for Noting {
+    fn house(&self) -> &Arc<House> {
+        self.0.house()
+    }
+
+    fn serve<'a>(&'a self, request: Request, out: &'a mut Out) -> BoxFuture<'a, Sent> {
+        if request.path.ends_with("completions") {
+            self.1.lock().push(request.body.clone());
+        }
+        self.0.serve(request, out)
+    }
+}
+
+/// Whatever the reason is, and however the bytes are written: the field goes, and nothing else changes.
+#[tokio::test]
+async fn a_prediction_is_kept_from_it_for_whatever_reason_a_request_is_relayed() {
+    let seen = Arc::<Mutex<Vec<Vec<u8>>>>::default();
+    let mut options = Options::default();
+    options.setup.pace.cancel = Duration::ZERO;
+    let fake = Fake::start(Noting(Trtllm::new(options), Arc::clone(&seen))).await;
+    let own = toy::folder().display().to_string();
+    let prompt = r#""prompt":"The c\u0061t""#;
+    // Only a chat may have a prediction and be eligible nevertheless.
+    let chat = r#""messages":[ {"role":"user", "content":"The c\u0061t"} ]"#;
+    let predicted = r#" , "prediction": {"type":"content", "content":"sat"}"#;
+    for (tokenizer, backend, fields, asked, reason) in [
+        (own.as_str(), "", "x-foretell: off\r\n", prompt, "client"),
+        (&own, "", "x-foretell: faster\r\n", chat, "client"),
+        (&own, "", "", &format!(r#"{prompt},"n":2"#), "choices"),
+        (&own, "", "", &format!(r#"{prompt},"return_context_logits":false"#), "unknown_parameter"),
+        (&own, "", "", &format!(r#"{prompt},"temperature":0"#), "body"),
+        (&own, "", "", chat, "no_plan"),
+        (&own, "mode: off\n", "", chat, "off"),
+        (&own, "    billed: true\n    dialect: trtllm\n", "", chat, "billed"),
+        ("backend", "", "", chat, "tokenizer"),
+    ] {
+        let proxy = before_with(fake.address, tokenizer, backend).await;
+        let path = if asked == chat { "/v1/chat/completions" } else { COMPLETIONS };
+        for with in ["", predicted] {
+            seen.lock().clear();
+            let body = format!(r#"{{ "model" : "toy","max_tokens": 4,"temperature": 0,{asked}{with} }}"#);
+            let answer = Wire::connect(front(&proxy)).await.ask(post(path, fields, body.as_bytes())).await;
+            let told = (answer.head.status(), answer.head.get("x-foretell-reason"));
+            let wanted = if with.is_empty() {
+                body
+            } else {
+                format!(r#"{{"model":"toy","max_tokens":4,"temperature":0,{asked}}}"#)
+            };
+            assert_eq!(String::from_utf8(seen.lock().pop().unwrap()).unwrap(), wanted, "{reason}");
+            assert_eq!(told, (200, Some(reason)), "{wanted}: {}", answer.text());
+        }
+    }
 }
 
 /// A build whose tokenizing route puts another token in front than its completions do.

@@ -132,6 +132,7 @@ impl Learning {
     /// Draws the conclusions.
     pub(super) fn conclude(&mut self, engine: &mut Engine) {
         self.conclude_cache();
+        engine.caches = self.cache.works.or(engine.caches);
         self.conclude_plans(engine);
         if self.is_placed() {
             engine.noise = Noise::Place;

@@ -70,6 +70,8 @@ fn a_server_is_known_by_its_own_words() {
 fn without_the_cache_or_with_unknown_defaults_nothing_is_promised() {
     let off = Sglang.engine(&answers(&json!({"version": "0.5.23", "disable_radix_cache": true}))).unwrap();
     assert!(off.plans.is_empty());
+    let plans = |version: &str| Sglang.engine(&answers(&json!({ "version": version }))).unwrap().plans.len();
+    assert_eq!(["0.5.17", "0.5.18", "0.5.18.post1", "0.6.0", "dev"].map(plans), [0, 2, 2, 2, 0]);
     let preferred = json!({"version": "0.5.23", "sampling_defaults": "openai",
         "preferred_sampling_params": {"top_p": 0.9}});
     let preferred = Sglang.engine(&answers(&preferred)).unwrap();
@@ -165,6 +167,8 @@ fn what_output_is_counted_by_or_kills_the_server_is_refused() {
         assert_eq!(refused(&engine(), fields.clone()), Some(BypassReason::Parameter), "{fields}");
     }
     assert_eq!(refused(&place, json!({"min_p": 0.1})), Some(BypassReason::Parameter));
+    let deaf = json!({"stop_token_ids": [4], "ignore_eos": true});
+    assert_eq!(refused(&engine(), deaf), Some(BypassReason::Parameter));
     assert_eq!(refused(&engine(), json!({"min_p": 0.1, "seed": 5, "repetition_penalty": 1})), None);
 }
 

@@ -56,6 +56,8 @@ pub struct BackendSettings {
     pub pool_idle: Duration,
     /// Longest wait for an answer's first byte; unlimited by default, prompts can be long.
     pub first_byte: Option<Duration>,
+    /// Longest wait for a byte in the middle of an answer; unlimited by default.
+    pub idle: Option<Duration>,
     /// Number of network threads, so of pools.
     pub lanes: usize,
 }
@@ -81,6 +83,7 @@ impl BackendSettings {
             connect_timeout: Duration::from_secs(2),
             pool_idle: Duration::from_secs(3),
             first_byte: None,
+            idle: None,
             lanes: 1,
         }
     }

@@ -97,7 +97,8 @@ impl Calls {
         self.send(call, None, true).await
     }
 
-    /// A ride from the whole context.
+    /// A ride from the whole context. It goes on in the middle of an answer, so its head is waited for no longer
+    /// than for any other byte of one.
     pub async fn ride(
         self,
         prompt: Vec<TokenId>,
@@ -107,7 +108,15 @@ impl Calls {
     ) -> Result<Response<Answer>, Fault> {
         let context = Context { model: &self.model, prompt: &prompt, output: &output };
         let call = self.engine.ride(&context, &self.sampling, max_tokens);
-        let response = self.send(call, Some(round), false).await.map_err(|_| Fault::Ride)?;
+        let sent = self.send(call, Some(round), false);
+        let sent = match self.backend.idle() {
+            Some(idle) => tokio::time::timeout(idle, sent).await.map_err(|_| {
+                self.backend.fell_silent();
+                Fault::Silence
+            })?,
+            None => sent.await,
+        };
+        let response = sent.map_err(|_| Fault::Ride)?;
         match response.status() {
             StatusCode::OK => Ok(response),
             StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE

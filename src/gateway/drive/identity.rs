@@ -69,6 +69,12 @@ impl Identity {
     pub fn may_be_many(&self) -> bool {
         self.engine.started.is_none() && self.pulse.finds_nothing_cached()
     }
+
+    /// The same, with a cache that was seen at work.
+    fn seen_caching(&self) -> Self {
+        let engine = Engine { caches: Some(true), ..(*self.engine).clone() };
+        Self { engine: Arc::new(engine), ..self.clone() }
+    }
 }
 
 /// What is known about a backend.

@@ -19,6 +19,7 @@ use super::ride::{Heard, Ride};
 use super::sink::{Gone, Outcome, Sink};
 use super::watcher::Watcher;
 use crate::gateway::clock::Clock;
+use crate::gateway::errors::Failure;
 use crate::openai::usage::Usage;
 use crate::session::{Action, ActionId, Event, Fault, Finish, RidePlan, RideReason, Session, Summary, Tail};
 
@@ -54,6 +55,8 @@ pub struct Pump {
     aborts: Vec<(ActionId, AbortHandle)>,
     closed: Box<dyn Fn() -> Option<RideReason> + Send + Sync>,
     told: Option<RideReason>,
+    /// The last ride brought nothing for too long.
+    silent: bool,
     round: u32,
     /// The first ride tells no ids.
     untold: bool,
@@ -98,6 +101,7 @@ impl Pump {
             aborts: Vec::new(),
             closed,
             told: None,
+            silent: false,
             round: 0,
         }
     }
@@ -134,7 +138,8 @@ impl Pump {
             summary.output_tokens = summary.output_tokens.max(told.unwrap_or(0));
         }
         let stopped = self.session.stopped().cloned();
-        let outcome = Outcome { summary, stopped, policy, usage };
+        let broken = if self.silent { Failure::WentSilent } else { Failure::BrokeOff };
+        let outcome = Outcome { summary, stopped, policy, usage, broken };
         let answer = self.sink.finish(&outcome).await;
         (outcome, self.watcher, answer)
     }
@@ -200,6 +205,7 @@ impl Pump {
         let RidePlan::Continue { max_tokens } = plan else { return };
         self.round += 1;
         self.first = false;
+        self.silent = false;
         self.ended = None;
         let (prompt, output) = (self.session.prompt().to_vec(), self.session.output().to_vec());
         let opening = self.calls.clone().ride(prompt, output, max_tokens, self.round).boxed();
@@ -310,7 +316,10 @@ impl Pump {
                 }
             }
             Heard::End => self.session.handle(id, Event::Fault(Fault::Ride), now),
-            Heard::Broken(fault) => self.session.handle(id, Event::Fault(fault), now),
+            Heard::Broken(fault) => {
+                self.silent = fault == Fault::Silence;
+                self.session.handle(id, Event::Fault(fault), now);
+            }
         }
     }
 

@@ -14,7 +14,7 @@ use serde_json::Value;
 use std::sync::Arc;
 
 use crate::dialect::{Chunk, Engine, RideKind};
-use crate::fleet::Answer;
+use crate::fleet::{Answer, BrokenOff};
 use crate::openai::sse;
 use crate::session::{ActionId, Fault};
 
@@ -110,7 +110,7 @@ impl Ride {
                             Err(_) => return self.broken(Fault::Ride),
                         }
                     }
-                    Some(Err(_)) => return self.broken(Fault::Ride),
+                    Some(Err(error)) => return self.broken(fault(&error)),
                     None => return self.closed(),
                 },
                 State::Gathering(body, gathered) => match body.frame().await {
@@ -120,7 +120,7 @@ impl Ride {
                             return self.broken(Fault::Ride);
                         }
                     }
-                    Some(Err(_)) => return self.broken(Fault::Ride),
+                    Some(Err(error)) => return self.broken(fault(&error)),
                     None => {
                         let data = String::from_utf8_lossy(gathered).into_owned();
                         self.state = State::Closed;
@@ -191,6 +191,13 @@ impl Ride {
         self.state = State::Closed;
         self.events.clear();
         Heard::Broken(fault)
+    }
+}
+
+fn fault(error: &BrokenOff) -> Fault {
+    match error {
+        BrokenOff::Closed(_) => Fault::Ride,
+        BrokenOff::Silent(_) => Fault::Silence,
     }
 }
 

@@ -11,26 +11,31 @@ use serde_json::{Map, Value, json};
 use tokio::sync::mpsc;
 
 use crate::dialect::{Dialect, Engine};
+use crate::gateway::errors::Failure;
 use crate::gateway::listen::{Body, BoxError};
 use crate::openai::answer::{Additive, Template, fill, strip};
 use crate::openai::usage::{Leapt, Path, Usage};
 use crate::openai::{Request, Route, sse};
 use crate::session::{Delta, RideReason, Stopped, Summary};
 
+/// The members of a choice by which engines say what stopped it.
+const STOPS: [&str; 2] = ["stop_reason", "matched_stop"];
 /// Frames that may wait for a slow client before the backend is no longer read.
 const BACKLOG: usize = 32;
 
 /// How the request went, as `usage.foretell`, the trailers and the log tell it.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Outcome {
     /// The session's own account.
     pub summary: Summary,
-    /// Which stop of the client's ended the output.
+    /// What ended the output before its limit.
     pub stopped: Option<Stopped>,
     /// `name@revision` of the policy.
     pub policy: String,
     /// The backend's own usage where its stream told it, else counted here.
     pub usage: Usage,
+    /// How the backend broke off, if the output has no end.
+    pub broken: Failure,
 }
 
 impl Outcome {
@@ -44,22 +49,19 @@ impl Outcome {
         self.summary.reason.map(RideReason::name)
     }
 
-    /// Names the stop in the answer's choice, where the backend has a field for it: one that the answer has
-    /// already, else `field`.
-    fn say_stop(&self, answer: &mut Value, field: Option<&str>) {
-        let Some(choice) = answer.pointer_mut("/choices/0").and_then(Value::as_object_mut) else { return };
-        let named = ["stop_reason", "matched_stop"].into_iter().find(|name| choice.contains_key(*name));
-        let Some(name) = named.or(field) else { return };
-        let stopped = match &self.stopped {
+    /// The stop as the backend names it that has not said it itself.
+    fn stop(&self, names_end: bool) -> Value {
+        match &self.stopped {
             Some(Stopped::Text(text)) => json!(text),
             Some(Stopped::Token(token)) => json!(token),
-            None => Value::Null,
-        };
-        choice.insert(name.to_owned(), stopped);
+            Some(Stopped::TextEnd(token)) if names_end => json!(token),
+            Some(Stopped::TextEnd(_)) | None => Value::Null,
+        }
     }
 
-    /// The usage that the client sees. `prediction`: the client sent its own predicted output.
-    fn usage(&self, prediction: bool) -> Value {
+    /// The usage that the client sees. `prediction`: the client sent its own predicted output. `counts_end`: as
+    /// [`crate::dialect::Codec::counts_end`] says.
+    fn usage(&self, prediction: bool, counts_end: bool) -> Value {
         let summary = &self.summary;
         let leapt = Leapt {
             path: self.path(),
@@ -73,7 +75,8 @@ impl Outcome {
         if prediction {
             usage = usage.with_prediction(summary.accepted, summary.drafted.saturating_sub(summary.accepted));
         }
-        usage.to_value(u64::from(summary.output_tokens), Some(&leapt))
+        let uncounted = !counts_end && matches!(self.stopped, Some(Stopped::TextEnd(_)));
+        usage.to_value(u64::from(summary.output_tokens - u32::from(uncounted)), Some(&leapt))
     }
 }
 
@@ -84,8 +87,8 @@ pub struct Sink {
     frame: Option<PlainFrame>,
     additive: Additive,
     dialect: Dialect,
-    /// Member of a choice that says which stop ended it, if the engine has one at the end only.
-    stop_field: Option<&'static str>,
+    /// The engine's own word on what stopped its output, if its first ride came to the end.
+    own_stop: Option<Value>,
     prediction: bool,
     held: Option<Delta>,
     shape: Shape,
@@ -124,7 +127,7 @@ impl Sink {
             frame: None,
             additive: engine.additive(request),
             dialect: engine.dialect,
-            stop_field: engine.dialect.codec().stop_field(),
+            own_stop: None,
             prediction: request.prediction.is_some(),
             held: None,
             shape,
@@ -142,6 +145,7 @@ impl Sink {
 
     /// Learns the shape of the answer from the backend's first event; passes a chat's opening on at once.
     pub async fn first(&mut self, event: &Value) -> Result<(), Gone> {
+        self.hear_stop(event);
         if self.template.is_some() {
             return Ok(());
         }
@@ -150,6 +154,25 @@ impl Sink {
         match opening(event, self.additive) {
             Some(opening) if self.route == Route::Chat => self.event(&opening).await,
             _ => Ok(()),
+        }
+    }
+
+    fn hear_stop(&mut self, event: &Value) {
+        let Some(choice) = event.pointer("/choices/0").and_then(Value::as_object) else { return };
+        if choice.get("finish_reason").is_some_and(Value::is_string) {
+            self.own_stop = STOPS.into_iter().find_map(|name| choice.get(name)).cloned();
+        }
+    }
+
+    /// Names the stop in the answer's choice, where the backend has a member for it: one that the answer has
+    /// already, else the one that it has at the end only.
+    fn say_stop(&self, answer: &mut Value, outcome: &Outcome) {
+        let codec = self.dialect.codec();
+        let Some(choice) = answer.pointer_mut("/choices/0").and_then(Value::as_object_mut) else { return };
+        let named = STOPS.into_iter().find(|name| choice.contains_key(*name));
+        if let Some(name) = named.or(codec.stop_field()) {
+            let stop = self.own_stop.clone().unwrap_or_else(|| outcome.stop(codec.names_end()));
+            choice.insert(name.to_owned(), stop);
         }
     }
 
@@ -209,12 +232,12 @@ impl Sink {
         if let (Shape::Stream { .. }, Some(template)) = (&self.shape, &self.template) {
             let mut chunk = template.chunk(&last.text, &last.tokens, finish);
             fill(&mut chunk, &self.dialect.codec().last_members(self.route, false));
-            outcome.say_stop(&mut chunk, self.stop_field);
+            self.say_stop(&mut chunk, outcome);
             self.event(&chunk).await?;
         } else {
             self.write(last).await?;
         }
-        let usage = outcome.usage(self.prediction);
+        let usage = outcome.usage(self.prediction, self.dialect.codec().counts_end());
         match &self.shape {
             Shape::Whole { text, tokens, more } => {
                 let Some(template) = &self.template else { return Ok(None) };
@@ -224,15 +247,13 @@ impl Sink {
                 if let Some(message) = message {
                     message.extend(more.clone());
                 }
-                outcome.say_stop(&mut answer, self.stop_field);
+                self.say_stop(&mut answer, outcome);
                 Ok(serde_json::to_vec(&answer).ok())
             }
             Shape::Stream { usage: wanted, trailers, .. } => {
                 let (wanted, trailers) = (*wanted, *trailers);
                 if finish.is_none() {
-                    let error = json!({ "error": { "message": "the backend broke off", "type": "server_error",
-                        "param": null, "code": "backend_broke_off" } });
-                    self.event(&error).await?;
+                    self.event(&outcome.broken.body()).await?;
                 }
                 if let (true, Some(template)) = (wanted, &self.template) {
                     let chunk = template.usage_chunk(usage);

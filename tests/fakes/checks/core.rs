@@ -244,6 +244,18 @@ async fn sequences_outlive_their_client_for_the_time_that_cancelling_takes() {
     assert!(left.elapsed() >= Duration::from_millis(30) && fake.house.tally().cancelled == 1);
 }
 
+#[test]
+fn a_runtime_ends_while_sequences_are_still_being_cancelled() {
+    let house = House::new(Setup::default());
+    house.pace.lock().cancel = Duration::from_hours(1);
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let seats = runtime.block_on(house.admit(2));
+    runtime.block_on(async { drop(seats) });
+    assert_eq!(house.running(), 2, "cancelling takes its time");
+    drop(runtime);
+    assert_eq!(house.running(), 0);
+}
+
 #[tokio::test]
 async fn a_killed_server_is_gone_until_it_is_revived() {
     let fake = Fake::start(Least::new("one")).await;

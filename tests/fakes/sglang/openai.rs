@@ -178,7 +178,8 @@ impl Sglang {
                 if asked.chat && sequence.output().len() == 1 {
                     let delta = json!({"role": "assistant", "content": "", "reasoning_content": null, "tool_calls": null});
                     out.event(frame(
-                        json!([{"index": at, "delta": delta, "logprobs": null, "finish_reason": null}]),
+                        json!([{"index": at, "delta": delta, "logprobs": null, "finish_reason": null,
+                            "matched_stop": null}]),
                     ))
                     .await?;
                 }

@@ -76,6 +76,10 @@ impl Sglang {
         sampling.stop_ids = fields.ids("stop_token_ids").map_err(wrong)?.unwrap_or_default();
         sampling.keep_stop = fields.flag("no_stop_trim").map_err(wrong)?;
         sampling.ignore_eos = fields.flag("ignore_eos").map_err(wrong)?;
+        if sampling.ignore_eos {
+            // Who looks for no end looks for no stop token either.
+            sampling.stop_ids.clear();
+        }
         sampling.skip_special = fields.get("skip_special_tokens").is_none_or(|skip| skip != false);
         self.check(&sampling)?;
         if sampling.temperature < 1e-6 {

@@ -151,6 +151,8 @@ pub async fn recognise(backend: &Backend, dialect: Option<Dialect>) -> Result<Re
         answers.add(&question.path, put(backend, &question, false).await?);
     }
     let dialect = dialect.or_else(|| recognise::dialect_of(&answers));
+    // However it is judged below: what is relayed to it has to be fit for it.
+    backend.set_refuses_prediction(dialect.is_some_and(|dialect| dialect.codec().refuses_prediction()));
     let dialect = dialect.ok_or_else(|| Unknown::foreign("none of the engines that are told apart"))?;
     for _ in 0..TURNS {
         let asked = dialect.codec().questions(&answers);

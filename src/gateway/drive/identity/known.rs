@@ -12,6 +12,7 @@ use tokio::time::Instant;
 
 use super::ask::{self, Unknown};
 use super::{Asking, Epoch, Identity, Standing};
+use crate::dialect::Engine;
 use crate::fleet::Backend;
 use crate::fleet::probe::{self, Report, Seen};
 use crate::fleet::scrape::Pulse;
@@ -76,6 +77,9 @@ pub(super) struct Known {
 impl Known {
     pub(super) fn new(backend: Arc<Backend>, asking: Asking) -> Self {
         let unknown = Standing::Relayed(BypassReason::NoPlan, "it has not been asked yet".to_owned());
+        backend.set_refuses_prediction(
+            asking.dialect.is_some_and(|dialect| dialect.codec().refuses_prediction()),
+        );
         Self {
             backend,
             asking,
@@ -180,10 +184,12 @@ impl Known {
         };
         let one = match known {
             Some(one) => one,
-            None if identity.engine.started.is_some() || identity.engine.plans.is_empty() => true,
+            None if identity.engine.started.is_some() || identity.engine.plans.is_empty() => {
+                return Ok(identity);
+            }
             // It shows neither a start time nor what it had cached, and each call is whole by itself: that it
             // drafts at all is the operator's word (`plans.allow: [native]`), and so is that it is one.
-            None if identity.engine.plans == [Plan::Native] => true,
+            None if identity.engine.plans == [Plan::Native] => return Ok(identity),
             None => {
                 let Identity { engine, tokenizer, .. } = &*identity;
                 let (one, calls) =
@@ -201,7 +207,8 @@ impl Known {
             }
         };
         if one {
-            return Ok(identity);
+            // What was found cached every time is cached.
+            return Ok(Arc::new(identity.seen_caching()));
         }
         Err(Unknown::Foreign(BypassReason::Balanced, probe::MANY.to_owned()))
     }
@@ -269,10 +276,10 @@ impl Known {
 
     async fn probe(&self, identity: &Arc<Identity>) -> Option<Arc<Report>> {
         let begun = Instant::now();
-        let engine = &identity.recognised.engine;
+        let engine = Engine { caches: identity.engine.caches, ..identity.recognised.engine.clone() };
         let limits = &self.asking.limits;
         let findings =
-            probe::measure(&self.backend, engine, &identity.tokenizer, limits, probe::nonce()).await;
+            probe::measure(&self.backend, &engine, &identity.tokenizer, limits, probe::nonce()).await;
         let seen = Seen {
             missing: identity.recognised.missing.clone(),
             starts: identity.recognised.starts,

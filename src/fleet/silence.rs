@@ -1,0 +1,62 @@
+//! How long an answer has brought nothing.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::time::{Instant, Sleep};
+
+/// Watches for how long the next byte is waited for. The time of a reader that does not read is not counted: a
+/// client that is slow is no backend that is silent.
+pub(super) struct Silence {
+    most: Duration,
+    /// Until when the byte is waited for now.
+    until: Option<Pin<Box<Sleep>>>,
+    waiting: bool,
+}
+
+impl Silence {
+    pub(super) fn new(most: Duration) -> Self {
+        Self { most, until: None, waiting: false }
+    }
+
+    /// Something has come.
+    pub(super) fn broken(&mut self) {
+        self.waiting = false;
+    }
+
+    /// Nothing is there. Ready, with the longest time, once that is over.
+    pub(super) fn lasts(&mut self, cx: &mut Context<'_>) -> Poll<Duration> {
+        let most = self.most;
+        let until = self.until.get_or_insert_with(|| Box::pin(tokio::time::sleep(most)));
+        if !std::mem::replace(&mut self.waiting, true) {
+            until.as_mut().reset(Instant::now() + most);
+        }
+        until.as_mut().poll(cx).map(|()| most)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::Waker;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn only_time_without_a_byte_counts_and_only_while_one_is_waited_for() {
+        let mut silence = Silence::new(Duration::from_secs(10));
+        let mut over = || silence.lasts(&mut Context::from_waker(Waker::noop())).is_ready();
+        assert!(!over());
+        tokio::time::advance(Duration::from_secs(9)).await;
+        assert!(!over());
+        silence.broken();
+        // Nobody reads.
+        tokio::time::advance(Duration::from_mins(1)).await;
+        let mut over = || silence.lasts(&mut Context::from_waker(Waker::noop())).is_ready();
+        assert!(!over());
+        tokio::time::advance(Duration::from_secs(9)).await;
+        assert!(!over());
+        tokio::time::advance(Duration::from_secs(2)).await;
+        assert!(over());
+    }
+}
