@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Speed on real engines at the cost of a bigger model: direct, through Foretell, and the engines' own speculation.
 
-    speed.py llama|vllm [--parts native,through] [--prompts N] [--max-tokens N] [--alternations N]
+    speed.py llama|vllm [--parts native,through] [--prompts N] [--max-tokens N] [--alternations N] [--workloads W,W]
 
 native    a plain server, and beside it one with the engine's n-gram lookup, then one with its draft model: each
           prompt is asked of both in turn, so that a machine that slows down slows both. E[N] = tokens per drafted
@@ -108,7 +108,7 @@ def figures(run, plain):
     return out
 
 
-def compare_native(kind, out, count, tokens, ways):
+def compare_native(kind, out, count, tokens, ways, workloads):
     report = {}
     with engines.start(kind, "inflated", engines.free_port(), out / f"speed-{kind}-plain.log") as alone:
         plain = wire.Engine(kind, alone.url)
@@ -120,7 +120,7 @@ def compare_native(kind, out, count, tokens, ways):
                 with engines.start(kind, "inflated", engines.free_port(), log, extra) as server:
                     direct = wire.Engine(kind, server.url)
                     report[name] = {}
-                    for w in WORKLOADS:
+                    for w in workloads:
                         base, run = clocked(plain, direct, w, count, tokens)
                         report[name][w] = figures(run, base)
                         print(line(kind, name, w, report[name][w]), flush=True)
@@ -147,9 +147,9 @@ def probed(run, limit=60):
     raise RuntimeError("the engine was not probed")
 
 
-def compare_through(kind, foretell, out, alternations, tokens):
+def compare_through(kind, foretell, out, alternations, tokens, workloads):
     report = {}
-    for workload in WORKLOADS:
+    for workload in workloads:
         policy = POLICY.format(drafters=DRAFTERS[workload])
         with exact.Run(kind, foretell, out / f"speed-{workload}", "inflated", policy) as run:
             probe = probed(run)
@@ -197,6 +197,7 @@ def main():
     parser.add_argument("kind", choices=engines.ENGINES)
     parser.add_argument("--parts", default="native,through")
     parser.add_argument("--ways", default="ngram,draft", help="of native speculation")
+    parser.add_argument("--workloads", default=",".join(WORKLOADS))
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--alternations", type=int, default=4)
@@ -205,12 +206,14 @@ def main():
     args = parser.parse_args()
     out = pathlib.Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
+    workloads = args.workloads.split(",")
     depth, width = engines.INFLATE[args.kind]
     report = {"engine": args.kind, "date": time.strftime("%Y-%m-%d"), "depth": depth, "width": width}
     if "native" in args.parts:
-        report["native"] = compare_native(args.kind, out, args.prompts, args.max_tokens, args.ways.split(","))
+        report["native"] = compare_native(args.kind, out, args.prompts, args.max_tokens, args.ways.split(","), workloads)
     if "through" in args.parts:
-        report["through"] = compare_through(args.kind, args.foretell, out, args.alternations, args.max_tokens)
+        report["through"] = compare_through(args.kind, args.foretell, out, args.alternations, args.max_tokens,
+                                            workloads)
     (out / f"speed-{args.kind}.json").write_text(json.dumps(report, indent=1) + "\n")
 
 
