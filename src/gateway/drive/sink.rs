@@ -58,6 +58,11 @@ impl Outcome {
         choice.insert(name.to_owned(), stopped);
     }
 
+    /// The usage as the backend alone would tell it.
+    fn plain_usage(&self) -> Value {
+        self.usage.to_value(u64::from(self.summary.output_tokens), None)
+    }
+
     /// The usage that the client sees. `prediction`: the client sent its own predicted output.
     fn usage(&self, prediction: bool) -> Value {
         let summary = &self.summary;
@@ -87,6 +92,8 @@ pub struct Sink {
     /// Member of a choice that says which stop ended it, if the engine has one at the end only.
     stop_field: Option<&'static str>,
     prediction: bool,
+    /// The engine's streams end with usage whoever asks.
+    usage_unasked: bool,
     held: Option<Delta>,
     shape: Shape,
 }
@@ -126,6 +133,7 @@ impl Sink {
             dialect: engine.dialect,
             stop_field: engine.dialect.codec().stop_field(),
             prediction: request.prediction.is_some(),
+            usage_unasked: engine.dialect.codec().usage_unasked(request.route),
             held: None,
             shape,
         }
@@ -206,8 +214,11 @@ impl Sink {
     pub async fn finish(mut self, outcome: &Outcome) -> Result<Option<Vec<u8>>, Gone> {
         let last = self.held.take().unwrap_or(Delta { tokens: Vec::new(), text: String::new() });
         let finish = outcome.summary.finish;
-        if let (Shape::Stream { .. }, Some(template)) = (&self.shape, &self.template) {
+        if let (Shape::Stream { usage: wanted, .. }, Some(template)) = (&self.shape, &self.template) {
             let mut chunk = template.chunk(&last.text, &last.tokens, finish);
+            if self.usage_unasked && !wanted {
+                fill(&mut chunk, &json!({ "usage": outcome.plain_usage() }));
+            }
             fill(&mut chunk, &self.dialect.codec().last_members(self.route, false));
             outcome.say_stop(&mut chunk, self.stop_field);
             self.event(&chunk).await?;
