@@ -7,6 +7,7 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 
+use crate::fakes::sample::Pipeline;
 use crate::fakes::server::Engine;
 use crate::fakes::{Fake, House, Setup, llamacpp, sglang, vllm};
 
@@ -45,6 +46,8 @@ pub struct Row {
     /// Starts it, with this model and these habits.
     pub start: fn(Setup) -> Started,
     pub seeds: Seeds,
+    /// How it samples.
+    pub pipeline: Pipeline,
     /// Calls of these paths verify.
     pub verifies: &'static [&'static str],
 }
@@ -56,6 +59,7 @@ pub const TABLE: &[Row] = &[
         dialect: "vllm",
         start: |setup| start(move || vllm::Vllm::new(vllm(setup, false))),
         seeds: Seeds::Kept,
+        pipeline: Pipeline::VLLM,
         verifies: &["/v1/completions"],
     },
     Row {
@@ -63,6 +67,7 @@ pub const TABLE: &[Row] = &[
         dialect: "vllm",
         start: |setup| start(move || vllm::Vllm::new(vllm(setup, true))),
         seeds: Seeds::Kept,
+        pipeline: Pipeline::VLLM,
         verifies: &["/inference/v1/generate"],
     },
     Row {
@@ -70,6 +75,7 @@ pub const TABLE: &[Row] = &[
         dialect: "sglang",
         start: |setup| start(move || sglang::Sglang::new(sglang(setup, 1, false))),
         seeds: Seeds::Ignored,
+        pipeline: Pipeline::SGLANG,
         verifies: &["/generate"],
     },
     Row {
@@ -77,6 +83,7 @@ pub const TABLE: &[Row] = &[
         dialect: "sglang",
         start: |setup| start(move || sglang::Sglang::new(sglang(setup, 64, true))),
         seeds: Seeds::Kept,
+        pipeline: Pipeline::SGLANG,
         verifies: &["/generate"],
     },
     Row {
@@ -84,6 +91,7 @@ pub const TABLE: &[Row] = &[
         dialect: "llamacpp",
         start: |setup| start(move || llamacpp::Llama::new(llamacpp(setup))),
         seeds: Seeds::Kept,
+        pipeline: Pipeline::LLAMA,
         verifies: &["/completion"],
     },
 ];
