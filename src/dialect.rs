@@ -285,6 +285,11 @@ pub trait Codec: Sync {
         true
     }
 
+    /// Whether the last chunk of a stream on this route brings usage that nobody asked for.
+    fn usage_unasked(&self, _route: Route) -> bool {
+        false
+    }
+
     /// The client's own request with the additive fields that this dialect needs. `seed` may be sent if the
     /// client sent none, so that a model drafter can share the noise.
     fn first_ride(&self, engine: &Engine, request: &Request, seed: u64) -> Call;

@@ -12,6 +12,8 @@ mod fakes;
 mod house;
 #[path = "dialects/law.rs"]
 mod law;
+#[path = "dialects/parameters.rs"]
+mod parameters;
 #[path = "dialects/table.rs"]
 mod table;
 #[path = "support/wire.rs"]

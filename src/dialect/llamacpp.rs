@@ -79,7 +79,8 @@ impl Codec for LlamaCpp {
         })
     }
 
-    /// Parameters of other servers are ignored by this one without a word.
+    /// Parameters of other servers are ignored by this one without a word. Where the first ride of a chat puts its
+    /// own in the place of the client's, what the server has to say against the client's would be lost.
     fn refuses(&self, _: &Engine, request: &Request, sampling: &Sampling) -> Option<BypassReason> {
         let own = &request.sampling;
         let penalized = own.said.has(crate::openai::SamplingField::RepetitionPenalty)
@@ -89,7 +90,9 @@ impl Codec for LlamaCpp {
             || request.include_stop
             || request.return_token_ids
             || !request.stop_token_ids.is_empty();
-        ignored.then_some(BypassReason::Parameter)
+        let given = |name: &&str| request.body.get(*name).is_some_and(|value| !value.is_null());
+        let replaced = request.route == Route::Chat && ["n_probs", "top_logprobs"].iter().any(given);
+        (ignored || replaced).then_some(BypassReason::Parameter)
     }
 
     fn plans(&self, engine: &Engine, _: &Request, _: &Sampling, _: bool) -> Vec<Plan> {
@@ -102,6 +105,10 @@ impl Codec for LlamaCpp {
 
     fn stop_order(&self) -> StopOrder {
         StopOrder::FirstBegun
+    }
+
+    fn usage_unasked(&self, route: Route) -> bool {
+        route == Route::Completions
     }
 
     fn first_ride(&self, _: &Engine, request: &Request, _: u64) -> Call {

@@ -12,26 +12,26 @@ use crate::house::{House, setup};
 use crate::table::{Row, Seeds, TABLE};
 use crate::wire::Wire;
 
-const PROMPTS: [&str; 3] = [
+pub const PROMPTS: [&str; 3] = [
     "def area(width, height):\n    return width * height\n\n\ndef perimeter(width, height):\n    return ",
     "The quick brown fox. The quick brown dog. The quick ",
     "naïve façades — 1, 2, 3, 1, 2, 3, 1, 2, ",
 ];
 
 /// Greedy, with nothing left to a server's defaults that could matter.
-fn greedy(prompt: &str, more: &Value) -> Value {
+pub fn greedy(prompt: &str, more: &Value) -> Value {
     let mut fields = json!({"prompt": prompt, "max_tokens": 40, "temperature": 0, "repetition_penalty": 1});
     fields.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     fields
 }
 
-fn both(route: Route, fields: &Value) -> [Ask; 2] {
+pub fn both(route: Route, fields: &Value) -> [Ask; 2] {
     [Ask::new(route, false, fields.clone()), Ask::new(route, true, fields.clone())]
 }
 
 /// A prompt that goes on with what the engine has said to it: what it says next has been said before, now and
 /// then, so that drafts from it are right.
-async fn talkative(house: &House, route: Route, prompt: &str) -> String {
+pub async fn talkative(house: &House, route: Route, prompt: &str) -> String {
     let ask = Ask::new(route, false, greedy(prompt, &json!({"max_tokens": 160, "ignore_eos": true})));
     format!("{prompt}{}", house.direct(&ask).await.plain.text)
 }
@@ -158,34 +158,6 @@ async fn what_stopped_a_leapt_text_is_named_as_the_engine_names_it() {
         }
         house.leave().await;
     }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_parameter_by_itself_keeps_the_text() {
-    let mut wrong = String::new();
-    for row in TABLE {
-        let house = House::build(row, setup(Some(40))).await;
-        let prompt = talkative(&house, Route::Completions, PROMPTS[1]).await;
-        for more in [
-            json!({"top_k": 5}),
-            json!({"top_p": 0.5}),
-            json!({"min_p": 0.2}),
-            json!({"presence_penalty": 1.5}),
-            json!({"frequency_penalty": 0.8}),
-            json!({"repetition_penalty": 1.4}),
-            json!({"logit_bias": {"300": 9.0, "0": -50.0}}),
-            json!({"min_tokens": 20}),
-            json!({"ignore_eos": true}),
-            json!({"seed": 7}),
-        ] {
-            for (route, stream) in [(Route::Completions, true), (Route::Chat, false)] {
-                let ask = Ask::new(route, stream, greedy(&prompt, &more));
-                compare(&house, &ask, &mut wrong).await;
-            }
-        }
-        house.leave().await;
-    }
-    assert!(wrong.is_empty(), "{wrong}");
 }
 
 /// What the operator put where a client says nothing holds on every route that is taken for it.

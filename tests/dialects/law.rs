@@ -4,7 +4,7 @@
 //! and counts of many texts are put to it (Pearson's chi-square). A proxy that accepted whatever it drafted
 //! fails the same test.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use foretell::openai::Route;
 use foretell::units::TokenId;
@@ -12,33 +12,41 @@ use futures_util::stream::{self, StreamExt};
 use serde_json::{Value, json};
 
 use crate::client::Ask;
+use crate::fakes::sample::{Noise, Pipeline, Sampling};
 use crate::fakes::toy::{Context, Toy};
 use crate::house::{House, setup};
-use crate::table::TABLE;
+use crate::table::{Row, TABLE};
 
 const DRAWS: usize = 800;
+/// Draws for each of many parameters.
+const FEW: usize = 300;
 const TEMPERATURE: f64 = 0.8;
 /// Branches that are followed at every place; all others are one class together.
 const WIDE: usize = 5;
 /// Tokens of a round, behind those that are ridden.
 const ROUND: usize = 2;
 
-/// The likeliest tokens with their probabilities.
-fn branches(toy: &Toy, context: &Context, top_k: Option<usize>) -> Vec<(TokenId, f64)> {
-    let top = toy.row(context, context.len()).cooled(TEMPERATURE).top(top_k.unwrap_or(WIDE));
-    let kept: f64 = top.iter().map(|&(_, logprob)| f64::from(logprob).exp()).sum();
-    let whole = if top_k.is_some() { kept } else { 1.0 };
-    top.into_iter().map(|(token, logprob)| (token, f64::from(logprob).exp() / whole)).collect()
+/// Sampling of so many tokens with nothing but a temperature.
+fn plain(pipeline: Pipeline, long: usize) -> Sampling {
+    Sampling { temperature: TEMPERATURE, ..Sampling::new(pipeline, Noise::fresh(), long) }
+}
+
+/// The likeliest tokens behind a context whose first `prompt` tokens are no output, with their probabilities.
+fn branches(toy: &Toy, sampling: &Sampling, context: &Context, prompt: usize) -> Vec<(TokenId, f64)> {
+    let mut all = sampling.law(&toy.row(context, context.len()), context, prompt, toy.eos());
+    all.sort_by(|a, b| b.1.total_cmp(&a.1));
+    all.truncate(WIDE);
+    all
 }
 
 /// The probability of every likely text.
-fn law(toy: &Toy, prompt: &[TokenId], long: usize, top_k: Option<usize>) -> BTreeMap<String, f64> {
+fn law(toy: &Toy, sampling: &Sampling, prompt: &[TokenId], long: usize) -> BTreeMap<String, f64> {
     let mut open = vec![(Vec::new(), 1.0)];
     for _ in 0..long {
         let grow = |(path, share): (Vec<TokenId>, f64)| {
             let context = Context::new(&[prompt, &path].concat());
             let grown = |(token, p)| ([path.clone(), vec![token]].concat(), share * p);
-            branches(toy, &context, top_k).into_iter().map(grown).collect::<Vec<_>>()
+            branches(toy, sampling, &context, prompt.len()).into_iter().map(grown).collect::<Vec<_>>()
         };
         open = open.into_iter().flat_map(grow).collect();
     }
@@ -56,7 +64,8 @@ fn prompt(toy: &Toy, ridden: usize, as_text: bool) -> Vec<TokenId> {
         let text = toy.name(token);
         text.is_ascii() && !text.is_empty() && token != toy.eos()
     };
-    let likely = |last: TokenId| branches(toy, &Context::new(&[last]), None).into_iter().take(4);
+    let free = plain(Pipeline::VLLM, ridden + ROUND);
+    let likely = |last: TokenId| branches(toy, &free, &Context::new(&[last]), 1).into_iter().take(4);
     let fits = |&last: &TokenId| {
         likely(last).all(|(token, _)| whole(token) && likely(token).all(|(next, _)| whole(next)))
     };
@@ -96,44 +105,109 @@ fn upper_tail(chi: f64, freedom: f64) -> f64 {
     0.5 * libm::erfc(z / std::f64::consts::SQRT_2)
 }
 
-async fn drawn(house: &House, prompt: &[TokenId], more: &Value) -> (BTreeMap<String, usize>, u64) {
+/// Tokens of a text before this engine.
+fn long(row: &Row) -> usize {
+    row.ridden + ROUND
+}
+
+/// Counts of so many texts through the proxy, and the drafted tokens that were accepted; `None` if such a request
+/// is relayed, and so the engine's own.
+async fn drawn(
+    house: &House,
+    prompt: &[TokenId],
+    more: &Value,
+    draws: usize,
+) -> Option<(BTreeMap<String, usize>, u64)> {
     let text = || json!(house.engine.house().toy.decode(prompt, true));
     let prompt = if house.row.takes_ids { json!(prompt) } else { text() };
-    let mut fields = json!({"prompt": prompt, "max_tokens": house.row.ridden + ROUND, "temperature": TEMPERATURE, "top_p": 1,
+    let mut fields = json!({"prompt": prompt, "max_tokens": long(house.row), "temperature": TEMPERATURE, "top_p": 1,
         "top_k": -1, "min_p": 0, "repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0});
     fields.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     let ask = Ask::new(Route::Completions, false, fields);
+    if house.through(&ask).await.message.head.get("x-foretell-path") == Some("bypassed") {
+        return None;
+    }
     let answers: Vec<_> =
-        stream::iter(0..DRAWS).map(|_| house.through(&ask)).buffer_unordered(8).collect().await;
+        stream::iter(0..draws).map(|_| house.through(&ask)).buffer_unordered(8).collect().await;
     let mut counts = BTreeMap::new();
     let mut accepted = 0;
     for answer in answers {
         accepted += answer.foretell()["accepted"].as_u64().unwrap_or(0);
         *counts.entry(answer.plain.text).or_default() += 1;
     }
-    (counts, accepted)
+    Some((counts, accepted))
+}
+
+/// Puts texts to the law; tells whether they leapt.
+async fn follows(house: &House, prompt: &[TokenId], more: &Value, sampling: &Sampling, draws: usize) -> bool {
+    let Some((mut counts, accepted)) = drawn(house, prompt, more, draws).await else { return false };
+    let name = house.row.name;
+    assert!(accepted as usize > draws / 20, "{name} {more}: {accepted} accepted");
+    let law = law(&house.engine.house().toy, sampling, prompt, long(house.row));
+    let mut p = p_value(&law, &counts);
+    if p <= 0.001 {
+        // One honest run in a thousand comes here; a fault comes here again.
+        counts = drawn(house, prompt, more, draws).await.unwrap().0;
+        p = p_value(&law, &counts);
+    }
+    assert!(p > 0.001, "{name} {more}: p = {p:.2e}\n{counts:?}\n{law:?}");
+    true
+}
+
+/// Each with its parameter set alone: where the engines' seeds are no help, the distribution must be the engine's.
+fn singly(plain: &Sampling, biased: TokenId) -> Vec<(Value, Sampling)> {
+    let plain = || plain.clone();
+    vec![
+        (json!({"temperature": 1.2}), Sampling { temperature: 1.2, ..plain() }),
+        (json!({"top_p": 0.9}), Sampling { top_p: 0.9, ..plain() }),
+        (json!({"min_p": 0.1}), Sampling { min_p: 0.1, ..plain() }),
+        (json!({"presence_penalty": 0.6}), Sampling { presence: 0.6, ..plain() }),
+        (json!({"frequency_penalty": 0.4}), Sampling { frequency: 0.4, ..plain() }),
+        (json!({"repetition_penalty": 1.1}), Sampling { repetition: 1.1, ..plain() }),
+        (
+            json!({"logit_bias": {biased.to_string(): -1.5}}),
+            Sampling { bias: vec![(biased, -1.5)], ..plain() },
+        ),
+        (json!({"seed": 7}), plain()),
+    ]
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unseeded_texts_follow_the_engines_own_law() {
     for row in TABLE.iter().filter(|row| !row.name.ends_with("deterministic")) {
         let house = House::build(row, setup(None)).await;
-        let toy = &house.engine.house().toy;
-        let prompt = prompt(toy, row.ridden, !row.takes_ids);
-        for (more, top_k) in [(json!({}), None), (json!({"top_k": 4}), Some(4))] {
-            let law = law(toy, &prompt, row.ridden + ROUND, top_k);
-            let (mut counts, accepted) = drawn(&house, &prompt, &more).await;
-            assert!(accepted as usize > DRAWS / 20, "{} {more}: {accepted} accepted", row.name);
-            let mut p = p_value(&law, &counts);
-            if p <= 0.001 {
-                // One honest run in a thousand comes here; a fault comes here again.
-                counts = drawn(&house, &prompt, &more).await.0;
-                p = p_value(&law, &counts);
-            }
-            assert!(p > 0.001, "{} {more}: p = {p:.2e}\n{counts:?}\n{law:?}", row.name);
+        let prompt = prompt(&house.engine.house().toy, row.ridden, !row.takes_ids);
+        let free = plain(row.pipeline, long(row));
+        let narrow = Sampling { top_k: 4, ..free.clone() };
+        for (more, sampling) in [(json!({}), free), (json!({"top_k": 4}), narrow)] {
+            assert!(
+                follows(&house, &prompt, &more, &sampling, DRAWS).await,
+                "{} {more} is relayed",
+                row.name
+            );
         }
         house.leave().await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn unseeded_texts_follow_the_law_of_each_parameter_by_itself() {
+    let (mut asked, mut leapt) = (BTreeSet::new(), BTreeSet::new());
+    for row in TABLE.iter().filter(|row| !row.name.ends_with("deterministic")) {
+        let house = House::build(row, setup(None)).await;
+        let toy = &house.engine.house().toy;
+        let (prompt, free) = (prompt(toy, row.ridden, !row.takes_ids), plain(row.pipeline, long(row)));
+        let biased = branches(toy, &free, &Context::new(&prompt), prompt.len())[0].0;
+        for (more, sampling) in singly(&free, biased) {
+            let name = more.as_object().unwrap().keys().next().unwrap().clone();
+            asked.insert(name.clone());
+            if follows(&house, &prompt, &more, &sampling, FEW).await {
+                leapt.insert(name);
+            }
+        }
+        house.leave().await;
+    }
+    assert_eq!(leapt, asked, "somebody leaps with each of them");
 }
 
 #[test]
@@ -141,7 +215,9 @@ fn a_proxy_that_accepts_whatever_it_drafted_would_be_found_out() {
     let toy = Toy::new(setup(None).temper);
     let prompt = prompt(&toy, 1, false);
     let long = 1 + ROUND;
-    let law = law(&toy, &prompt, long, None);
+    let free = plain(Pipeline::VLLM, long);
+    let wide = Sampling { top_k: WIDE, ..free.clone() };
+    let law = law(&toy, &free, &prompt, long);
     let uniform = |draw: usize, place: usize| foretell::dialect::score::draw(draw as u64, place);
     let mut counts = [BTreeMap::new(), BTreeMap::new()];
     for draw in 0..DRAWS {
@@ -150,7 +226,7 @@ fn a_proxy_that_accepts_whatever_it_drafted_would_be_found_out() {
             for place in 0..long {
                 let context = Context::new(&[prompt.as_slice(), &path].concat());
                 let mut left = uniform(draw, place);
-                let all = branches(&toy, &context, Some(WIDE));
+                let all = branches(&toy, &wide, &context, prompt.len());
                 let drafted = place == 1 && accepts_all;
                 let taken = all.iter().find(|(_, p)| {
                     left -= p;
@@ -161,7 +237,7 @@ fn a_proxy_that_accepts_whatever_it_drafted_would_be_found_out() {
             *counts.entry(toy.decode(&path, true)).or_default() += 1;
         }
     }
-    let exact = crate::law::law(&toy, &prompt, long, Some(WIDE));
+    let exact = crate::law::law(&toy, &wide, &prompt, long);
     assert!(p_value(&exact, &counts[0]) > 0.001, "an honest sampler is not found out");
     assert!(p_value(&law, &counts[1]) < 1e-6, "p = {}", p_value(&law, &counts[1]));
 }

@@ -8,6 +8,7 @@ use foretell::openai::Route;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 
+use crate::fakes::sample::Pipeline;
 use crate::fakes::server::Engine;
 use crate::fakes::{Fake, House, Setup, llamacpp, lmdeploy, sglang, vllm};
 
@@ -46,6 +47,8 @@ pub struct Row {
     /// Starts it, with this model and these habits.
     pub start: fn(Setup) -> Started,
     pub seeds: Seeds,
+    /// How it samples.
+    pub pipeline: Pipeline,
     /// Calls of these paths verify.
     pub verifies: &'static [&'static str],
     /// The routes on which it leaps; on others it rides.
@@ -68,6 +71,7 @@ const USUAL: Row = Row {
     dialect: "",
     start: |setup| start(move || vllm::Vllm::new(vllm(setup, false))),
     seeds: Seeds::Kept,
+    pipeline: Pipeline::VLLM,
     verifies: &[],
     leaps: &[Route::Completions, Route::Chat],
     says: "{}",
@@ -84,6 +88,7 @@ pub const TABLE: &[Row] = &[
         dialect: "vllm",
         start: |setup| start(move || vllm::Vllm::new(vllm(setup, false))),
         seeds: Seeds::Kept,
+        pipeline: Pipeline::VLLM,
         verifies: &["/v1/completions"],
         ..USUAL
     },
@@ -92,6 +97,7 @@ pub const TABLE: &[Row] = &[
         dialect: "vllm",
         start: |setup| start(move || vllm::Vllm::new(vllm(setup, true))),
         seeds: Seeds::Kept,
+        pipeline: Pipeline::VLLM,
         verifies: &["/inference/v1/generate"],
         ..USUAL
     },
@@ -100,6 +106,7 @@ pub const TABLE: &[Row] = &[
         dialect: "sglang",
         start: |setup| start(move || sglang::Sglang::new(sglang(setup, 1, false))),
         seeds: Seeds::Ignored,
+        pipeline: Pipeline::SGLANG,
         verifies: &["/generate"],
         ..USUAL
     },
@@ -108,6 +115,7 @@ pub const TABLE: &[Row] = &[
         dialect: "sglang",
         start: |setup| start(move || sglang::Sglang::new(sglang(setup, 64, true))),
         seeds: Seeds::Kept,
+        pipeline: Pipeline::SGLANG,
         verifies: &["/generate"],
         ..USUAL
     },
@@ -116,6 +124,7 @@ pub const TABLE: &[Row] = &[
         dialect: "llamacpp",
         start: |setup| start(move || llamacpp::Llama::new(llamacpp(setup))),
         seeds: Seeds::Kept,
+        pipeline: Pipeline::LLAMA,
         verifies: &["/completion"],
         ..USUAL
     },
@@ -124,6 +133,7 @@ pub const TABLE: &[Row] = &[
         dialect: "lmdeploy",
         start: |setup| start(move || lmdeploy::Lmdeploy::new(lmdeploy(setup))),
         seeds: Seeds::Kept,
+        pipeline: Pipeline::LMDEPLOY,
         verifies: &["/generate"],
         leaps: &[Route::Completions],
         says: r#"{"top_p": 1, "top_k": 0, "min_p": 0, "presence_penalty": 0, "frequency_penalty": 0}"#,

@@ -187,6 +187,15 @@ impl Sampling {
         (best.0, adjusted)
     }
 
+    /// The probability of every token that may be drawn there.
+    pub fn law(&self, row: &Row, context: &Context, prompt: usize, eos: TokenId) -> Vec<(TokenId, f64)> {
+        let kept = self.keep(&self.adjust(row, context, prompt, eos));
+        let most = kept.iter().map(|&(_, logit)| logit).fold(f32::MIN, f32::max);
+        let weight = |logit: f32| (f64::from(logit - most) / self.temperature).exp();
+        let whole: f64 = kept.iter().map(|&(_, logit)| weight(logit)).sum();
+        kept.into_iter().map(|(token, logit)| (token, weight(logit) / whole)).collect()
+    }
+
     fn adjust(&self, row: &Row, context: &Context, prompt: usize, eos: TokenId) -> Row {
         let mut logits = row.0.clone();
         if let Some(allowed) = &self.allowed {

@@ -104,7 +104,11 @@ impl Sequence {
         };
         self.context.push(token);
         self.finish = self.ended_by(token, toy.eos());
-        let hidden = matches!(self.finish, Some(Finish::Eos | Finish::StopToken(_)));
+        let hidden = match self.finish {
+            Some(Finish::Eos) => true,
+            Some(Finish::StopToken(_)) => !self.sampling.keep_stop,
+            _ => false,
+        };
         if !hidden {
             self.grow_text(toy);
             self.cut_at_stop();

@@ -99,6 +99,14 @@ fn what_the_server_ignores_is_not_carried_for_it() {
             "{fields}"
         );
     }
+    for (route, refused) in [(Route::Completions, None), (Route::Chat, Some(BypassReason::Parameter))] {
+        let request = request(route, &json!({"n_probs": 0.0}));
+        assert_eq!(
+            LlamaCpp.refuses(&engine(), &request, &request.sampling),
+            refused,
+            "it is replaced in chats"
+        );
+    }
     let house = known(9, &json!({"repeat_penalty": 1.05}));
     let request = request(Route::Completions, &json!({"presence_penalty": 0.5, "repetition_penalty": 1.0}));
     let (sampling, _) = house.sampling(&request);

@@ -59,6 +59,11 @@ impl Outcome {
         }
     }
 
+    /// The usage as the backend alone would tell it.
+    fn plain_usage(&self) -> Value {
+        self.usage.to_value(u64::from(self.summary.output_tokens), None)
+    }
+
     /// The usage that the client sees. `prediction`: the client sent its own predicted output. `counts_end`: as
     /// [`crate::dialect::Codec::counts_end`] says.
     fn usage(&self, prediction: bool, counts_end: bool) -> Value {
@@ -90,6 +95,8 @@ pub struct Sink {
     /// The engine's own word on what stopped its output, if its first ride came to the end.
     own_stop: Option<Value>,
     prediction: bool,
+    /// The engine's streams end with usage whoever asks.
+    usage_unasked: bool,
     held: Option<Delta>,
     shape: Shape,
 }
@@ -129,6 +136,7 @@ impl Sink {
             dialect: engine.dialect,
             own_stop: None,
             prediction: request.prediction.is_some(),
+            usage_unasked: engine.dialect.codec().usage_unasked(request.route),
             held: None,
             shape,
         }
@@ -229,8 +237,11 @@ impl Sink {
     pub async fn finish(mut self, outcome: &Outcome) -> Result<Option<Vec<u8>>, Gone> {
         let last = self.held.take().unwrap_or(Delta { tokens: Vec::new(), text: String::new() });
         let finish = outcome.summary.finish;
-        if let (Shape::Stream { .. }, Some(template)) = (&self.shape, &self.template) {
+        if let (Shape::Stream { usage: wanted, .. }, Some(template)) = (&self.shape, &self.template) {
             let mut chunk = template.chunk(&last.text, &last.tokens, finish);
+            if self.usage_unasked && !wanted {
+                fill(&mut chunk, &json!({ "usage": outcome.plain_usage() }));
+            }
             fill(&mut chunk, &self.dialect.codec().last_members(self.route, false));
             self.say_stop(&mut chunk, outcome);
             self.event(&chunk).await?;

@@ -46,6 +46,10 @@ impl Llama {
         let prompt = self.chat_prompt(&fields)?;
         self.fits(&prompt)?;
         let params = self.params(&fields)?;
+        if fields.get("top_logprobs").is_some() && fields.get("logprobs").is_none_or(|wanted| wanted != true)
+        {
+            return Err(Refusal::bad("top_logprobs requires logprobs to be set to true"));
+        }
         Ok((fields, params, vec![prompt]))
     }
 
