@@ -79,14 +79,14 @@ fn carried(field: Field, said: &Said) -> Vec<Setting> {
         Field::Seed => all(vec![json!(7)]),
         Field::Stop => all(vec![json!(middle(&said.text, 3)), json!(["never there", middle(&said.text, 5)])]),
         Field::StopTokenIds => all(vec![json!([said.token]), json!([])]),
-        // With no stop to keep, it must change nothing; with one, see below.
-        Field::IncludeStop => all(vec![json!(true), json!(false)]),
+        // With no stop to keep, `IncludeStop` must change nothing; with one, see below.
+        Field::IncludeStop
+        | Field::IgnoreEos
+        | Field::Stream
+        | Field::IncludeUsage
+        | Field::ReturnTokenIds => all(vec![json!(true), json!(false)]),
         Field::MinTokens => all(vec![json!(20), json!(0)]),
-        Field::IgnoreEos => all(vec![json!(true), json!(false)]),
-        Field::Stream => all(vec![json!(true), json!(false)]),
         Field::StreamOptions => all(vec![json!({})]),
-        Field::IncludeUsage => all(vec![json!(true), json!(false)]),
-        Field::ReturnTokenIds => all(vec![json!(true), json!(false)]),
         Field::Prediction => all(vec![json!({"type": "content", "content": said.text})]),
         Field::Choices => {
             vec![Setting::may(json!(1)), Setting::may_not(json!(2), BypassReason::Choices)]

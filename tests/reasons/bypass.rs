@@ -79,7 +79,7 @@ async fn every_bypass_tells_its_reason_in_answer_metrics_and_log() {
 
 #[test]
 fn the_routes_of_the_scenes_are_the_speculated_ones() {
-    let paths =
-        [foretell::openai::Route::Completions, foretell::openai::Route::Chat].map(|route| route.path());
+    let paths = [foretell::openai::Route::Completions, foretell::openai::Route::Chat]
+        .map(foretell::openai::Route::path);
     assert_eq!(paths, [COMPLETIONS, CHAT]);
 }

@@ -17,7 +17,8 @@ pub struct Engines {
     pub addresses: Vec<SocketAddr>,
     /// The house of each.
     pub houses: Vec<Arc<House>>,
-    _alive: Vec<Box<dyn Any + Send + Sync>>,
+    /// What serves.
+    alive: Vec<Box<dyn Any + Send + Sync>>,
 }
 
 /// How to start some.
@@ -32,7 +33,7 @@ async fn vllm(change: impl FnOnce(&mut Options)) -> Fake<Vllm> {
 
 fn only<E: Engine>(fake: Fake<E>) -> Engines {
     let (addresses, houses) = (vec![fake.address], vec![Arc::clone(&fake.house)]);
-    Engines { addresses, houses, _alive: vec![Box::new(fake)] }
+    Engines { addresses, houses, alive: vec![Box::new(fake)] }
 }
 
 /// A vLLM that tells everything about itself.
@@ -67,7 +68,7 @@ pub fn two() -> BoxFuture<'static, Engines> {
         Engines {
             addresses: [one.addresses, two.addresses].concat(),
             houses: [one.houses, two.houses].concat(),
-            _alive: one._alive.into_iter().chain(two._alive).collect(),
+            alive: one.alive.into_iter().chain(two.alive).collect(),
         }
     }
     .boxed()
@@ -80,7 +81,7 @@ pub fn balanced() -> BoxFuture<'static, Engines> {
         both.houses[1].renew();
         let front = Front::before(both.addresses.clone()).await;
         both.addresses = vec![front.address];
-        both._alive.push(Box::new(front));
+        both.alive.push(Box::new(front));
         both
     }
     .boxed()

@@ -62,8 +62,8 @@ pub fn scene(reason: RideReason) -> Option<Scene> {
             ask: ending(),
             ..plain
         },
-        RideReason::VerifyFault => failing(|stage| verdicts(stage, Fault::Status(500))),
-        RideReason::RetryAfter => failing(|stage| verdicts(stage, Fault::Later(503, 7))),
+        RideReason::VerifyFault => failing(|stage| verdicts(stage, &Fault::Status(500))),
+        RideReason::RetryAfter => failing(|stage| verdicts(stage, &Fault::Later(503, 7))),
         RideReason::Budget
         | RideReason::GateAcceptance
         | RideReason::GateLatency
@@ -129,7 +129,7 @@ fn failing(before: fn(&Stage) -> BoxFuture<'_, ()>) -> Scene {
     }
 }
 
-fn verdicts(stage: &Stage, fault: Fault) -> BoxFuture<'_, ()> {
+fn verdicts<'a>(stage: &'a Stage, fault: &Fault) -> BoxFuture<'a, ()> {
     for path in [GENERATE, COMPLETIONS] {
         stage.engines.houses[0].faults.always(When::path(path).streamed(false), fault.clone());
     }

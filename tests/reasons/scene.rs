@@ -87,8 +87,11 @@ impl Stage {
         let engines = (scene.engines)().await;
         let replicas: Vec<String> =
             engines.addresses.iter().map(|address| format!("\"http://{address}\"")).collect();
-        let tokenizer =
-            if scene.tokenizer { format!(", tokenizer: {:?}", toy::folder()) } else { String::new() };
+        let tokenizer = if scene.tokenizer {
+            format!(", tokenizer: {:?}", toy::folder().display().to_string())
+        } else {
+            String::new()
+        };
         let process = format!(
             "version: 1\nobserve: {{ log: json, level: debug }}\n{}backends:\n  - name: toy\n    replicas: [{}]\n    \
              models: [{{ id: toy{tokenizer} }}]\n    load: {{ every: 100ms }}\n    probe: {{ when: never }}\n{}",
