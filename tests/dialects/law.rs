@@ -138,11 +138,16 @@ async fn drawn(
     Some((counts, accepted))
 }
 
-/// Puts texts to the law; tells whether they leapt.
-async fn follows(house: &House, prompt: &[TokenId], more: &Value, sampling: &Sampling, draws: usize) -> bool {
-    let Some((mut counts, accepted)) = drawn(house, prompt, more, draws).await else { return false };
+/// Puts texts to the law; tells how many drafted tokens were accepted in them, `None` if they are relayed.
+async fn follows(
+    house: &House,
+    prompt: &[TokenId],
+    more: &Value,
+    sampling: &Sampling,
+    draws: usize,
+) -> Option<u64> {
+    let (mut counts, accepted) = drawn(house, prompt, more, draws).await?;
     let name = house.row.name;
-    assert!(accepted as usize > draws / 20, "{name} {more}: {accepted} accepted");
     let law = law(&house.engine.house().toy, sampling, prompt, long(house.row));
     let mut p = p_value(&law, &counts);
     if p <= 0.001 {
@@ -151,7 +156,7 @@ async fn follows(house: &House, prompt: &[TokenId], more: &Value, sampling: &Sam
         p = p_value(&law, &counts);
     }
     assert!(p > 0.001, "{name} {more}: p = {p:.2e}\n{counts:?}\n{law:?}");
-    true
+    Some(accepted)
 }
 
 /// Each with its parameter set alone: where the engines' seeds are no help, the distribution must be the engine's.
@@ -180,11 +185,8 @@ async fn unseeded_texts_follow_the_engines_own_law() {
         let free = plain(row.pipeline, long(row));
         let narrow = Sampling { top_k: 4, ..free.clone() };
         for (more, sampling) in [(json!({}), free), (json!({"top_k": 4}), narrow)] {
-            assert!(
-                follows(&house, &prompt, &more, &sampling, DRAWS).await,
-                "{} {more} is relayed",
-                row.name
-            );
+            let accepted = follows(&house, &prompt, &more, &sampling, DRAWS).await;
+            assert!(accepted > Some(DRAWS as u64 / 20), "{} {more}: {accepted:?} accepted", row.name);
         }
         house.leave().await;
     }
@@ -201,7 +203,8 @@ async fn unseeded_texts_follow_the_law_of_each_parameter_by_itself() {
         for (more, sampling) in singly(&free, biased) {
             let name = more.as_object().unwrap().keys().next().unwrap().clone();
             asked.insert(name.clone());
-            if follows(&house, &prompt, &more, &sampling, FEW).await {
+            // What a parameter leaves of the likely tokens may be none that the prompt has for a draft.
+            if follows(&house, &prompt, &more, &sampling, FEW).await > Some(0) {
                 leapt.insert(name);
             }
         }
