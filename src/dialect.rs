@@ -268,7 +268,9 @@ pub trait Codec: Sync {
     fn max_tokens(&self, engine: &Engine, request: &Request) -> MaxTokens;
 
     /// Which stop text counts if one token completes several.
-    fn stop_order(&self) -> StopOrder;
+    fn stop_order(&self) -> StopOrder {
+        StopOrder::Listed
+    }
 
     /// The member of a choice that says at its end which stop ended it, if there is one.
     fn stop_field(&self) -> Option<&'static str> {
@@ -303,6 +305,12 @@ pub trait Codec: Sync {
     fn last_members(&self, route: Route, whole: bool) -> Value {
         let _ = (route, whole);
         Value::Null
+    }
+
+    /// The member in which this engine accounts for the time of an answer, at its end. No call knows that of a leapt
+    /// output, so there it is left out.
+    fn account(&self) -> Option<&'static str> {
+        None
     }
 
     /// Whether this engine refuses the whole request for the client's own `prediction`, so that it must not see it.

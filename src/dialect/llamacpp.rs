@@ -45,17 +45,17 @@ pub struct LlamaCpp;
 
 impl Codec for LlamaCpp {
     fn questions(&self, answers: &Answers) -> Vec<Question> {
-        [METRICS, SLOTS].into_iter().filter(|path| !answers.has(path)).map(Question::get).collect()
+        answers.unasked(&[METRICS, SLOTS])
     }
 
     fn engine(&self, answers: &Answers) -> Result<Engine, Foreign> {
-        let missing = |what: &str| Foreign(format!("it tells no {what}"));
         let settings = |name: &str| answers.at(PROPS, &format!("/default_generation_settings/{name}"));
-        let model = answers.model().ok_or_else(|| missing("model"))?;
+        let model = answers.model().ok_or_else(|| Foreign::silent("model"))?;
         let context = settings("n_ctx").and_then(|length| length.as_u64());
-        let context = context.ok_or_else(|| missing("context length"))?;
-        let slots = answers.number(PROPS, "/total_slots").ok_or_else(|| missing("number of slots"))?;
-        let params = settings("params").ok_or_else(|| missing("parameters"))?;
+        let context = context.ok_or_else(|| Foreign::silent("context length"))?;
+        let slots =
+            answers.number(PROPS, "/total_slots").ok_or_else(|| Foreign::silent("number of slots"))?;
+        let params = settings("params").ok_or_else(|| Foreign::silent("parameters"))?;
         let number = |name: &str| params.get(name).and_then(Value::as_f64);
         let speculative = answers.at(SLOTS, "/0/speculative").is_some_and(|speculative| speculative == true);
         let native = params.get("speculative.types").and_then(Value::as_str);
@@ -105,6 +105,10 @@ impl Codec for LlamaCpp {
 
     fn stop_order(&self) -> StopOrder {
         StopOrder::FirstBegun
+    }
+
+    fn account(&self) -> Option<&'static str> {
+        Some("timings")
     }
 
     fn usage_unasked(&self, route: Route) -> bool {
@@ -182,7 +186,7 @@ impl Codec for LlamaCpp {
         asked: &Asked,
         bodies: &[Vec<u8>],
     ) -> Result<Verdict, Unreadable> {
-        let [body] = bodies else { return Err(Unreadable("not one answer")) };
+        let body = shared::only(bodies)?;
         let mut answers = Answered::all(body)?;
         answers.sort_by_key(|answer| answer.index);
         if answers.len() != asked.nodes + 1 {
@@ -223,11 +227,8 @@ impl Codec for LlamaCpp {
             let running = slots.iter().filter(|slot| slot.is_processing).count();
             return Some(Load { running: u32::try_from(running).ok()?, ..Load::default() });
         }
-        Some(Load {
-            running: shared::metric(body, &["llamacpp:requests_processing"])? as u32,
-            waiting: shared::metric(body, &["llamacpp:requests_deferred"])? as u32,
-            kv_usage: shared::metric(body, &["llamacpp:kv_cache_usage_ratio"]),
-        })
+        let kv = ["llamacpp:kv_cache_usage_ratio"];
+        shared::load(body, "llamacpp:requests_processing", "llamacpp:requests_deferred", &kv)
     }
 }
 

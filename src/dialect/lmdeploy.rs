@@ -13,13 +13,13 @@
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::shared::{self, bytes};
+use super::shared::{self, COMPLETION_TOKENS, bytes};
 use super::{
     Answers, Asked, Beside, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise,
     Question, Refusal, RideKind, Round, Unreadable,
 };
 use crate::openai::{Additive, BypassReason, Prompt, Request, Route, Sampling};
-use crate::session::{Plan, Row, StopOrder, Verdict};
+use crate::session::{Plan, Row, Verdict};
 use crate::units::TokenId;
 
 const GENERATE: &str = "/generate";
@@ -27,8 +27,6 @@ const ENCODE: &str = "/v1/encode";
 const METRICS: &str = "/metrics";
 /// The member of a completion's choice that lists its ids.
 const IDS: &str = "gen_tokens";
-/// What a completion is limited to whose client does not say.
-const COMPLETION_TOKENS: u32 = 16;
 /// Tokens of one ride by ids: its text comes at once at its end.
 const SEGMENT: u32 = 8;
 /// Calls of one round.
@@ -41,11 +39,11 @@ pub struct Lmdeploy;
 
 impl Codec for Lmdeploy {
     fn questions(&self, answers: &Answers) -> Vec<Question> {
-        if answers.has(METRICS) { Vec::new() } else { vec![Question::get(METRICS)] }
+        answers.unasked(&[METRICS])
     }
 
     fn engine(&self, answers: &Answers) -> Result<Engine, Foreign> {
-        let model = answers.model().ok_or_else(|| Foreign("it tells no model".to_owned()))?;
+        let model = answers.model().ok_or_else(|| Foreign::silent("model"))?;
         let metrics = answers.text(METRICS);
         let hits = shared::metric(metrics.unwrap_or_default(), &["lmdeploy:prefix_cache_hit_rate"]);
         Ok(Engine {
@@ -78,10 +76,6 @@ impl Codec for Lmdeploy {
             Route::Completions => MaxTokens::Tokens(COMPLETION_TOKENS),
             Route::Chat => MaxTokens::Unknown,
         }
-    }
-
-    fn stop_order(&self) -> StopOrder {
-        StopOrder::Listed
     }
 
     fn counts_end(&self) -> bool {

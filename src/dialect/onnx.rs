@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::recognise::{MODELS, VERSION};
-use super::shared::{self, PromptUsage, bytes, full_fields};
+use super::shared::{self, COMPLETION_TOKENS, PromptUsage, bytes, full_fields};
 use super::{
     Answers, Asked, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise, Question,
     Refusal, RideKind, Round, Unreadable,
@@ -20,24 +20,22 @@ use crate::units::TokenId;
 
 const VERIFY: &str = "/v1/verify";
 const TOKENIZER_INFO: &str = "/tokenizer_info";
-/// What a completion is limited to whose client does not say.
-const COMPLETION_TOKENS: u32 = 16;
 
 /// How `foretell target` is spoken to.
 pub struct Onnx;
 
 impl Codec for Onnx {
     fn questions(&self, answers: &Answers) -> Vec<Question> {
-        if answers.has(TOKENIZER_INFO) { Vec::new() } else { vec![Question::get(TOKENIZER_INFO)] }
+        answers.unasked(&[TOKENIZER_INFO])
     }
 
     fn engine(&self, answers: &Answers) -> Result<Engine, Foreign> {
-        let missing = |what: &str| Foreign(format!("it tells no {what}"));
-        let version = answers.word(VERSION, "/version").ok_or_else(|| missing("version"))?;
-        let model = answers.model().ok_or_else(|| missing("model"))?;
+        let version = answers.word(VERSION, "/version").ok_or_else(|| Foreign::silent("version"))?;
+        let model = answers.model().ok_or_else(|| Foreign::silent("model"))?;
         let eos = answers.at(TOKENIZER_INFO, "/eos_token_ids").and_then(|eos| shared::ids(&eos));
-        let context =
-            answers.number(MODELS, "/data/0/max_model_len").ok_or_else(|| missing("context length"))?;
+        let context = answers
+            .number(MODELS, "/data/0/max_model_len")
+            .ok_or_else(|| Foreign::silent("context length"))?;
         Ok(Engine {
             started: answers.number(MODELS, "/data/0/created"),
             context: usize::try_from(context).ok(),
@@ -45,7 +43,7 @@ impl Codec for Onnx {
             defaults: Some(Defaults::OPENAI),
             noise: Noise::Place,
             tells_cached: true,
-            eos: eos.ok_or_else(|| missing("end-of-text tokens"))?,
+            eos: eos.ok_or_else(|| Foreign::silent("end-of-text tokens"))?,
             ..Engine::new(Dialect::Onnx, model, version)
         })
     }
@@ -84,9 +82,9 @@ impl Codec for Onnx {
     }
 
     fn ride(&self, _: &Engine, context: &Context<'_>, sampling: &Sampling, max_tokens: u32) -> Call {
-        let mut fields = full_fields(sampling);
+        let mut fields = fields(sampling);
         fields.insert("generated".into(), vec![context.output.len()].into());
-        completion(context.model, vec![context.whole(&[])], max_tokens, true, fields)
+        shared::ride(context, max_tokens, fields)
     }
 
     fn chunk(&self, _: &Engine, _: RideKind, event: &Value) -> Result<Chunk, Unreadable> {
@@ -95,12 +93,11 @@ impl Codec for Onnx {
 
     /// The tree itself, or one prompt per node.
     fn verify(&self, _: &Engine, round: &Round<'_>) -> Result<Asked, Refusal> {
-        let call = match round.plan {
-            Plan::Tree => tree(round),
-            Plan::FanOut => fan_out(round),
-            Plan::Score | Plan::Native => return Err(Refusal::NoPlan(round.plan.name())),
-        };
-        Ok(Asked { calls: vec![call], nodes: round.draft.len() })
+        match round.plan {
+            Plan::Tree => Ok(Asked { calls: vec![tree(round)], nodes: round.draft.len() }),
+            Plan::FanOut => Ok(fan_out(round)),
+            Plan::Score | Plan::Native => Err(Refusal::NoPlan(round.plan.name())),
+        }
     }
 
     /// Checked for one row per node and one for the context.
@@ -111,7 +108,7 @@ impl Codec for Onnx {
         asked: &Asked,
         bodies: &[Vec<u8>],
     ) -> Result<Verdict, Unreadable> {
-        let [body] = bodies else { return Err(Unreadable("not one answer")) };
+        let body = shared::only(bodies)?;
         let verdict = match round.plan {
             Plan::Tree => tree_verdict(body)?,
             _ => shared::fan_out_verdict(asked.nodes + 1, body)?,
@@ -127,24 +124,15 @@ impl Codec for Onnx {
     }
 
     fn load(&self, body: &str) -> Option<Load> {
-        let metric = |name: &str| shared::metric(body, &[name]);
-        Some(Load {
-            running: metric("foretell_target_requests_running")? as u32,
-            waiting: metric("foretell_target_requests_waiting")? as u32,
-            kv_usage: metric("foretell_target_kv_usage_ratio"),
-        })
+        let [running, waiting] = ["foretell_target_requests_running", "foretell_target_requests_waiting"];
+        shared::load(body, running, waiting, &["foretell_target_kv_usage_ratio"])
     }
 }
 
-fn completion(
-    model: &str,
-    prompt: Vec<Vec<TokenId>>,
-    max_tokens: u32,
-    stream: bool,
-    mut fields: Map<String, Value>,
-) -> Call {
+fn fields(sampling: &Sampling) -> Map<String, Value> {
+    let mut fields = full_fields(sampling);
     fields.insert("return_token_ids".into(), true.into());
-    shared::Completion { model, prompt, max_tokens, stream, fields }.call()
+    fields
 }
 
 fn tree(round: &Round<'_>) -> Call {
@@ -161,14 +149,15 @@ fn tree(round: &Round<'_>) -> Call {
 }
 
 /// Only what counts output must know how much of each prompt is output.
-fn fan_out(round: &Round<'_>) -> Call {
-    let prompts = shared::prompts(&round.context, round.draft, round.draft.len());
-    let mut fields = full_fields(round.sampling);
+fn fan_out(round: &Round<'_>) -> Asked {
+    let mut fields = fields(round.sampling);
     if round.sampling.counts_output() {
-        let output = prompts.iter().map(|prompt| prompt.len() - round.context.prompt.len());
+        let before = round.context.output.len();
+        let depths = (0..round.draft.len()).map(|node| round.draft.path(node).len());
+        let output = std::iter::once(0).chain(depths).map(|depth| before + depth);
         fields.insert("generated".into(), output.collect::<Vec<_>>().into());
     }
-    completion(round.context.model, prompts, 1, false, fields)
+    shared::fan_out(round, usize::MAX, fields)
 }
 
 #[derive(Serialize)]
@@ -262,7 +251,7 @@ mod tests {
         let call = Onnx.ride(&engine(), &CONTEXT, &Sampling { temperature: 0.0, ..Sampling::default() }, 7);
         assert_eq!(
             std::str::from_utf8(&call.body).unwrap(),
-            r#"{"model":"m","prompt":[[1,2,3]],"max_tokens":7,"stream":true,"temperature":0.0,"generated":[1],"return_token_ids":true}"#
+            r#"{"model":"m","prompt":[[1,2,3]],"max_tokens":7,"stream":true,"temperature":0.0,"return_token_ids":true,"generated":[1]}"#
         );
     }
 

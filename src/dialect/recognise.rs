@@ -74,6 +74,11 @@ impl Answers {
         self.0.contains_key(path)
     }
 
+    /// The questions for those of `paths` that have not been asked.
+    pub fn unasked(&self, paths: &[&'static str]) -> Vec<Question> {
+        paths.iter().filter(|path| !self.has(path)).copied().map(Question::get).collect()
+    }
+
     /// The status that `path` was answered with.
     pub fn status(&self, path: &str) -> Option<u16> {
         Some(self.0.get(path)?.status)
@@ -125,6 +130,13 @@ impl Answers {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Foreign(pub String);
+
+impl Foreign {
+    /// It does not tell what has to be known.
+    pub fn silent(what: &str) -> Self {
+        Self(format!("it tells no {what}"))
+    }
+}
 
 /// Lists the models on every OpenAI-compatible server.
 pub const MODELS: &str = "/v1/models";

@@ -22,7 +22,7 @@ use super::{
     Refusal, RideKind, Round, Unreadable, shared,
 };
 use crate::openai::{Additive, BypassReason, Request, Sampling};
-use crate::session::{Plan, StopOrder, Verdict};
+use crate::session::{Plan, Verdict};
 
 /// How a server of this dialect is relayed.
 pub struct Relayed(pub Dialect);
@@ -50,10 +50,6 @@ impl Codec for Relayed {
         MaxTokens::Unknown
     }
 
-    fn stop_order(&self) -> StopOrder {
-        StopOrder::Listed
-    }
-
     fn first_ride(&self, _: &Engine, request: &Request, _: u64) -> Call {
         Call { path: request.route.path(), body: shared::bytes(&request.body) }
     }
@@ -63,8 +59,7 @@ impl Codec for Relayed {
     }
 
     fn ride(&self, _: &Engine, context: &Context<'_>, sampling: &Sampling, max_tokens: u32) -> Call {
-        let (prompt, fields) = (vec![context.whole(&[])], shared::said_fields(sampling));
-        shared::Completion { model: context.model, prompt, max_tokens, stream: true, fields }.call()
+        shared::ride(context, max_tokens, shared::said_fields(sampling))
     }
 
     fn chunk(&self, _: &Engine, _: RideKind, _: &Value) -> Result<Chunk, Unreadable> {

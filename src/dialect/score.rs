@@ -4,7 +4,9 @@
 //! judged from the probabilities alone, before a random number is drawn: what is left undecided is taken by
 //! another plan, whose sample is then the only one ever drawn there.
 
+use super::{Engine, Round};
 use crate::openai::Sampling;
+use crate::session::Row;
 use crate::units::TokenId;
 
 /// Two log-probabilities closer than this are told apart by nobody.
@@ -64,6 +66,24 @@ pub fn decide_text(
         return None;
     }
     decide(top, sampling, draw).filter(|token| !is_special(token))
+}
+
+/// The rows of a scored chain: what its places are decided to be, up to the first that is left open; behind the
+/// last of them `bonus`, which the engine has sampled. `told` has each place's tokens with their log-probabilities.
+pub fn rows(
+    engine: &Engine,
+    round: &Round<'_>,
+    told: impl Iterator<Item = Vec<(TokenId, f64)>>,
+    bonus: Row,
+) -> Vec<Row> {
+    let mut rows = Vec::new();
+    for (index, top) in told.enumerate() {
+        let draw = draw(round.dice, round.context.len() + index);
+        let Some(sample) = decide_text(&top, round.sampling, draw, &engine.special) else { return rows };
+        rows.push(Row::of(sample));
+    }
+    rows.push(bonus);
+    rows
 }
 
 /// Weights after temperature, min-p and top-k, the most probable first; the first has weight one.

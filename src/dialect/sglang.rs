@@ -15,21 +15,19 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::recognise::{MODELS, SERVER_INFO};
-use super::shared::{self, bytes, said_fields};
+use super::shared::{self, COMPLETION_TOKENS, bytes};
 use super::{
     Answers, Asked, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise, Question,
     Refusal, RideKind, Round, RowShape, Unreadable, score,
 };
 use crate::openai::{Additive, BypassReason, Defaults, Request, Route, Sampling, SamplingField as F};
-use crate::session::{Plan, Row, StopOrder, Verdict};
+use crate::session::{Plan, Row, Verdict};
 use crate::units::TokenId;
 
 const GENERATE: &str = "/generate";
 const TOKENIZE: &str = "/tokenize";
 const METRICS: &str = "/metrics";
 const LOADS: &str = "/v1/loads?include=core&format=json";
-/// What a completion is limited to whose client does not say.
-const COMPLETION_TOKENS: u32 = 16;
 /// Log-probabilities asked for at one place. The server has no bound of its own; the answer grows with it.
 const LOGPROBS_MOST: usize = 64;
 /// Prompts of one call: each of them becomes a request of its own in the scheduler.
@@ -44,18 +42,17 @@ pub struct Sglang;
 
 impl Codec for Sglang {
     fn questions(&self, answers: &Answers) -> Vec<Question> {
-        [LOADS, METRICS].into_iter().filter(|path| !answers.has(path)).map(Question::get).collect()
+        answers.unasked(&[LOADS, METRICS])
     }
 
     fn engine(&self, answers: &Answers) -> Result<Engine, Foreign> {
-        let missing = |what: &str| Foreign(format!("it tells no {what}"));
         let info = |pointer: &str| answers.at(SERVER_INFO, pointer).filter(|value| !value.is_null());
-        let version = answers.word(SERVER_INFO, "/version").ok_or_else(|| missing("version"))?;
-        let model = answers.model().ok_or_else(|| missing("model"))?;
+        let version = answers.word(SERVER_INFO, "/version").ok_or_else(|| Foreign::silent("version"))?;
+        let model = answers.model().ok_or_else(|| Foreign::silent("model"))?;
         let context = answers
             .number(MODELS, "/data/0/max_model_len")
             .or_else(|| answers.number(SERVER_INFO, "/context_length"))
-            .ok_or_else(|| missing("context length"))?;
+            .ok_or_else(|| Foreign::silent("context length"))?;
         let on = |pointer: &str| info(pointer).is_some_and(|value| value == json!(true));
         let tells_ends = shared::version(&version).is_some_and(|version| version >= ENDS_FIRST);
         // Without the cache every call computes its whole prompt.
@@ -104,10 +101,6 @@ impl Codec for Sglang {
         }
     }
 
-    fn stop_order(&self) -> StopOrder {
-        StopOrder::Listed
-    }
-
     fn stop_field(&self) -> Option<&'static str> {
         Some("matched_stop")
     }
@@ -130,23 +123,18 @@ impl Codec for Sglang {
     }
 
     fn ride(&self, _: &Engine, context: &Context<'_>, sampling: &Sampling, max_tokens: u32) -> Call {
-        completion(context.model, vec![context.whole(&[])], max_tokens, true, sampling)
+        shared::ride(context, max_tokens, shared::said_fields_with_ids(sampling))
     }
 
     fn chunk(&self, _: &Engine, kind: RideKind, event: &Value) -> Result<Chunk, Unreadable> {
-        let mut chunk = shared::chunk_named(event, "response_token_ids")?;
-        // A later ride names no stop of the client's, so only a token can have ended it.
-        chunk.ends = kind == RideKind::Later && chunk.finish.as_deref() == Some("stop");
-        Ok(chunk)
+        let chunk = shared::chunk_named(event, "response_token_ids")?;
+        Ok(Chunk { ends: shared::ended(kind, &chunk), ..chunk })
     }
 
     fn verify(&self, engine: &Engine, round: &Round<'_>) -> Result<Asked, Refusal> {
         match round.plan {
             Plan::FanOut => {
-                let nodes = round.draft.len().min(PROMPTS_MOST - 1);
-                let prompts = shared::prompts(&round.context, round.draft, nodes);
-                let call = completion(round.context.model, prompts, 1, false, round.sampling);
-                Ok(Asked { calls: vec![call], nodes })
+                Ok(shared::fan_out(round, PROMPTS_MOST, shared::said_fields_with_ids(round.sampling)))
             }
             Plan::Score => {
                 let width = score::width(round.sampling, LOGPROBS_MOST);
@@ -165,7 +153,7 @@ impl Codec for Sglang {
         asked: &Asked,
         bodies: &[Vec<u8>],
     ) -> Result<Verdict, Unreadable> {
-        let [body] = bodies else { return Err(Unreadable("not one answer")) };
+        let body = shared::only(bodies)?;
         match round.plan {
             Plan::Score => score_verdict(engine, round, asked.nodes, body),
             _ => shared::fan_out_verdict(asked.nodes + 1, body),
@@ -189,11 +177,12 @@ impl Codec for Sglang {
     fn load(&self, body: &str) -> Option<Load> {
         match serde_json::from_str::<Loads>(body) {
             Ok(loads) => loads.sum(),
-            Err(_) => Some(Load {
-                running: shared::metric(body, &["sglang:num_running_reqs"])? as u32,
-                waiting: shared::metric(body, &["sglang:num_queue_reqs"])? as u32,
-                kv_usage: shared::metric(body, &["sglang:token_usage"]),
-            }),
+            Err(_) => shared::load(
+                body,
+                "sglang:num_running_reqs",
+                "sglang:num_queue_reqs",
+                &["sglang:token_usage"],
+            ),
         }
     }
 }
@@ -254,18 +243,6 @@ fn scores(engine: &Engine, sampling: &Sampling) -> bool {
     !engine.special.is_empty()
         && (sampling.plainly_greedy() || own_draw)
         && score::width(sampling, LOGPROBS_MOST).is_some()
-}
-
-fn completion(
-    model: &str,
-    prompt: Vec<Vec<TokenId>>,
-    max_tokens: u32,
-    stream: bool,
-    sampling: &Sampling,
-) -> Call {
-    let mut fields = said_fields(sampling);
-    fields.insert("return_token_ids".into(), true.into());
-    shared::Completion { model, prompt, max_tokens, stream, fields }.call()
 }
 
 fn score_call(round: &Round<'_>, nodes: usize, width: usize) -> Call {
@@ -335,18 +312,11 @@ fn score_verdict(
     if listed.len() != nodes {
         return Ok(Verdict { rows: Vec::new(), computed });
     }
-    let mut rows = Vec::with_capacity(nodes + 1);
-    for (index, row) in listed.iter().enumerate() {
-        let draw = score::draw(round.dice, round.context.len() + index);
-        let top: Vec<(TokenId, f64)> =
-            row.iter().flatten().filter_map(|entry| Some((entry.1, entry.0?))).collect();
-        let sample = score::decide_text(&top, round.sampling, draw, &engine.special);
-        let Some(sample) = sample else { return Ok(Verdict { rows, computed }) };
-        rows.push(Row::of(sample));
-    }
     let ends = meta.finish_reason.as_ref().is_some_and(|reason| reason.kind == "stop");
-    rows.push(Row { ends, ..Row::of(*bonus) });
-    Ok(Verdict { rows, computed })
+    let bonus = Row { ends, ..Row::of(*bonus) };
+    let told =
+        listed.iter().map(|row| row.iter().flatten().filter_map(|entry| Some((entry.1, entry.0?))).collect());
+    Ok(Verdict { rows: score::rows(engine, round, told, bonus), computed })
 }
 
 #[cfg(test)]

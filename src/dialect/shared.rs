@@ -4,14 +4,15 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::{Call, Chunk, Context, Engine, Unreadable};
+use super::{Asked, Call, Chunk, Context, Engine, Load, RideKind, Round, Unreadable};
 use crate::draft::Tree;
-use crate::openai::{Request, Route, Sampling, SamplingField as F};
+use crate::openai::{BypassReason, Request, Route, Sampling, SamplingField as F};
 use crate::session::{Row, Verdict};
 use crate::units::TokenId;
 
-/// The path of completions.
-pub const COMPLETIONS: &str = Route::Completions.path();
+/// What a completion is limited to whose client does not say.
+pub const COMPLETION_TOKENS: u32 = 16;
+const COMPLETIONS: &str = Route::Completions.path();
 
 /// The client's request, streamed, with usage on every event if the engine can (so that its own count of the
 /// prompt is known however early the ride is left). `prediction` is Foretell's to use and goes no further.
@@ -34,26 +35,46 @@ pub fn bytes(body: &impl Serialize) -> Vec<u8> {
     serde_json::to_vec(body).unwrap_or_default()
 }
 
-/// A completion of token ids.
+/// A completion of token ids: one sequence per prompt.
 #[derive(Serialize)]
-pub struct Completion<'a> {
-    /// The model id as the client sent it.
-    pub model: &'a str,
-    /// One sequence per prompt.
-    pub prompt: Vec<Vec<TokenId>>,
-    /// Most tokens of each.
-    pub max_tokens: u32,
-    /// Whether the answer is a stream.
-    pub stream: bool,
-    /// Everything else.
+struct Completion<'a> {
+    model: &'a str,
+    prompt: Vec<Vec<TokenId>>,
+    max_tokens: u32,
+    stream: bool,
     #[serde(flatten)]
-    pub fields: Map<String, Value>,
+    fields: Map<String, Value>,
 }
 
 impl Completion<'_> {
-    /// As a call.
-    pub fn call(&self) -> Call {
+    fn call(&self) -> Call {
         Call { path: COMPLETIONS, body: bytes(self) }
+    }
+}
+
+/// A ride from the whole context; `fields` is everything but prompt and length.
+pub fn ride(context: &Context<'_>, max_tokens: u32, fields: Map<String, Value>) -> Call {
+    let prompt = vec![context.whole(&[])];
+    Completion { model: context.model, prompt, max_tokens, stream: true, fields }.call()
+}
+
+/// A round in one call: a token after the context and one after each node, of as many nodes as go into `most`
+/// prompts.
+pub fn fan_out(round: &Round<'_>, most: usize, fields: Map<String, Value>) -> Asked {
+    let nodes = round.draft.len().min(most.saturating_sub(1));
+    let prompt = prompts(&round.context, round.draft, nodes);
+    let call = Completion { model: round.context.model, prompt, max_tokens: 1, stream: false, fields }.call();
+    Asked { calls: vec![call], nodes }
+}
+
+/// The answer to a round of one call.
+///
+/// # Errors
+/// There is not just one.
+pub fn only(bodies: &[Vec<u8>]) -> Result<&[u8], Unreadable> {
+    match bodies {
+        [body] => Ok(body),
+        _ => Err(Unreadable("not one answer")),
     }
 }
 
@@ -117,6 +138,22 @@ pub fn said_fields(sampling: &Sampling) -> Map<String, Value> {
     fields
 }
 
+/// As [`said_fields`], and the ids of what is sampled are to be told.
+pub fn said_fields_with_ids(sampling: &Sampling) -> Map<String, Value> {
+    let mut fields = said_fields(sampling);
+    fields.insert("return_token_ids".into(), true.into());
+    fields
+}
+
+/// What an engine that draws with a fixed seed of its own carries: temperature 0, and said so by the client.
+pub fn refuses_all_but_greedy(sampling: &Sampling) -> Option<BypassReason> {
+    match (sampling.said.has(F::Temperature), sampling.temperature > 0.0) {
+        (false, _) => Some(BypassReason::DefaultsUnknown),
+        (true, true) => Some(BypassReason::Seed),
+        (true, false) => None,
+    }
+}
+
 /// What no server has a default for. `ignore_eos` goes out as well: whether the output ends is the session's
 /// to decide, but a ride that is told nothing would run past the end.
 fn put_rest(sampling: &Sampling, fields: &mut Map<String, Value>) {
@@ -171,6 +208,20 @@ pub fn chunk_named(event: &Value, ids_name: &str) -> Result<Chunk, Unreadable> {
     let unnamed = !chunk.text.is_empty() && listed.is_none();
     chunk.doubtful = !chunk.more.is_empty() || unnamed || choices.len() > 1;
     Ok(chunk)
+}
+
+/// An event of a first ride that tells no ids, so that text without them is no doubt.
+///
+/// # Errors
+/// It carries an error, or no choices.
+pub fn nameless_chunk(event: &Value) -> Result<Chunk, Unreadable> {
+    let choices = event.get("choices").and_then(Value::as_array);
+    Ok(Chunk { doubtful: choices.is_some_and(|choices| choices.len() > 1), ..chunk(event)? })
+}
+
+/// Whether `stop` tells that a token ended this ride: a later one names no stop of the client's.
+pub fn ended(kind: RideKind, chunk: &Chunk) -> bool {
+    kind == RideKind::Later && chunk.finish.as_deref() == Some("stop")
 }
 
 /// A list of token ids.
@@ -263,6 +314,20 @@ pub fn metric(exposition: &str, names: &[&str]) -> Option<f64> {
         }
     }
     sum
+}
+
+/// When the process began, in seconds of Unix time.
+pub fn started(exposition: &str) -> Option<u64> {
+    metric(exposition, &["process_start_time_seconds"]).map(|seconds| seconds as u64)
+}
+
+/// A load in Prometheus' text format, each number under any of its names.
+pub fn load(exposition: &str, running: &str, waiting: &str, kv_usage: &[&str]) -> Option<Load> {
+    Some(Load {
+        running: metric(exposition, &[running])? as u32,
+        waiting: metric(exposition, &[waiting])? as u32,
+        kv_usage: metric(exposition, kv_usage),
+    })
 }
 
 /// The value of a label of the first line of a metric.

@@ -26,8 +26,8 @@ use super::{
     Answers, Asked, Beside, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise,
     Question, Refusal, RideKind, Round, Unreadable,
 };
-use crate::openai::{Additive, BypassReason, Prompt, Request, Route, Sampling, SamplingField};
-use crate::session::{Plan, Row, StopOrder, Verdict};
+use crate::openai::{Additive, BypassReason, Prompt, Request, Route, Sampling};
+use crate::session::{Plan, Row, Verdict};
 use crate::units::TokenId;
 
 const PREPROCESSING: &str = "/v2/models/preprocessing/infer";
@@ -45,10 +45,7 @@ pub struct Triton;
 
 impl Codec for Triton {
     fn questions(&self, answers: &Answers) -> Vec<Question> {
-        let mut questions = Vec::new();
-        if !answers.has(MODEL) {
-            questions.push(Question::get(MODEL));
-        }
+        let mut questions = answers.unasked(&[MODEL]);
         if !answers.has(PREPROCESSING) {
             // Runs a tokenizer and computes nothing.
             questions.push(Question::post(PREPROCESSING, preprocessing("a")));
@@ -57,8 +54,7 @@ impl Codec for Triton {
     }
 
     fn engine(&self, answers: &Answers) -> Result<Engine, Foreign> {
-        let missing = |what: &str| Foreign(format!("it tells no {what}"));
-        let version = answers.word(KSERVE, "/version").ok_or_else(|| missing("version"))?;
+        let version = answers.word(KSERVE, "/version").ok_or_else(|| Foreign::silent("version"))?;
         let listed = answers.at(MODELS, "/data").unwrap_or_default();
         let listed = listed.as_array().into_iter().flatten();
         let ids: Vec<&str> = listed.filter_map(|model| model.get("id")?.as_str()).collect();
@@ -87,11 +83,7 @@ impl Codec for Triton {
         if !ends || !plain {
             return Some(BypassReason::Parameter);
         }
-        match (sampling.said.has(SamplingField::Temperature), sampling.temperature > 0.0) {
-            (false, _) => Some(BypassReason::DefaultsUnknown),
-            (true, true) => Some(BypassReason::Seed),
-            (true, false) => None,
-        }
+        shared::refuses_all_but_greedy(sampling)
     }
 
     fn plans(&self, engine: &Engine, _: &Request, _: &Sampling, _: bool) -> Vec<Plan> {
@@ -100,10 +92,6 @@ impl Codec for Triton {
 
     fn max_tokens(&self, _: &Engine, _: &Request) -> MaxTokens {
         MaxTokens::Unknown
-    }
-
-    fn stop_order(&self) -> StopOrder {
-        StopOrder::Listed
     }
 
     /// The client's own request and nothing added: not every frontend takes `stream_options`.
@@ -144,10 +132,7 @@ impl Codec for Triton {
 
     fn chunk(&self, engine: &Engine, kind: RideKind, event: &Value) -> Result<Chunk, Unreadable> {
         if kind == RideKind::First {
-            let mut chunk = shared::chunk(event)?;
-            chunk.doubtful =
-                event.get("choices").and_then(Value::as_array).is_some_and(|choices| choices.len() > 1);
-            return Ok(chunk);
+            return shared::nameless_chunk(event);
         }
         let told = event.get("output_ids").ok_or(Unreadable("no output ids"))?;
         let mut tokens = match told {
@@ -184,7 +169,7 @@ impl Codec for Triton {
         asked: &Asked,
         bodies: &[Vec<u8>],
     ) -> Result<Verdict, Unreadable> {
-        let [body] = bodies else { return Err(Unreadable("not one answer")) };
+        let body = shared::only(bodies)?;
         let mut tokens = output(body, "output_ids").ok_or(Unreadable("no output ids"))?;
         if let Some([length]) = output(body, "sequence_length").as_deref() {
             tokens.truncate(*length as usize);

@@ -17,7 +17,7 @@
 //! `/prometheus/metrics`, where that is switched on.
 
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::recognise::VERSION;
 use super::shared::{self, PromptUsage, bytes, said_fields};
@@ -26,7 +26,7 @@ use super::{
     Question, Refusal, RideKind, Round, Unreadable,
 };
 use crate::openai::{Additive, BypassReason, Prompt, Request, Route, Sampling, SamplingField};
-use crate::session::{Plan, Row, StopOrder, Verdict};
+use crate::session::{Plan, Row, Verdict};
 use crate::units::TokenId;
 
 const TOKENIZE: &str = "/_internal/tokenize";
@@ -39,17 +39,16 @@ pub struct TrtLlm;
 
 impl Codec for TrtLlm {
     fn questions(&self, answers: &Answers) -> Vec<Question> {
-        if answers.has(METRICS) { Vec::new() } else { vec![Question::get(METRICS)] }
+        answers.unasked(&[METRICS])
     }
 
     fn engine(&self, answers: &Answers) -> Result<Engine, Foreign> {
-        let missing = |what: &str| Foreign(format!("it tells no {what}"));
-        let version = answers.word(VERSION, "/version").ok_or_else(|| missing("version"))?;
-        let model = answers.model().ok_or_else(|| missing("model"))?;
+        let version = answers.word(VERSION, "/version").ok_or_else(|| Foreign::silent("version"))?;
+        let model = answers.model().ok_or_else(|| Foreign::silent("model"))?;
         let metrics = answers.text(METRICS).unwrap_or_default();
         let block = shared::metric(metrics, &["trtllm_kv_cache_tokens_per_block"]);
         Ok(Engine {
-            started: shared::metric(metrics, &["process_start_time_seconds"]).map(|seconds| seconds as u64),
+            started: shared::started(metrics),
             plans: vec![Plan::FanOut],
             noise: Noise::Call,
             block: block.map_or(BLOCK, |block| (block as usize).max(1)),
@@ -70,11 +69,7 @@ impl Codec for TrtLlm {
         if repeated || sampling.min_tokens > 0 || !request.stop.is_empty() {
             return Some(BypassReason::Parameter);
         }
-        match (sampling.said.has(SamplingField::Temperature), sampling.temperature > 0.0) {
-            (false, _) => Some(BypassReason::DefaultsUnknown),
-            (true, true) => Some(BypassReason::Seed),
-            (true, false) => None,
-        }
+        shared::refuses_all_but_greedy(sampling)
     }
 
     /// With the same fields left out on the same route the server's defaults need not be known.
@@ -85,10 +80,6 @@ impl Codec for TrtLlm {
     /// Up to the end of a context whose length it does not tell.
     fn max_tokens(&self, _: &Engine, _: &Request) -> MaxTokens {
         MaxTokens::Unknown
-    }
-
-    fn stop_order(&self) -> StopOrder {
-        StopOrder::Listed
     }
 
     fn first_ride(&self, _: &Engine, request: &Request, _: u64) -> Call {
@@ -119,35 +110,24 @@ impl Codec for TrtLlm {
     }
 
     fn ride(&self, _: &Engine, context: &Context<'_>, sampling: &Sampling, max_tokens: u32) -> Call {
-        completion(context.model, vec![context.whole(&[])], max_tokens, true, sampling)
+        shared::ride(context, max_tokens, fields(sampling))
     }
 
     fn chunk(&self, engine: &Engine, kind: RideKind, event: &Value) -> Result<Chunk, Unreadable> {
-        let mut chunk = shared::chunk(event)?;
-        match kind {
-            // Text without ids is what is to be expected here.
-            RideKind::First => {
-                chunk.doubtful =
-                    event.get("choices").and_then(Value::as_array).is_some_and(|choices| choices.len() > 1);
-            }
-            // Some samplers return the token that ends the text and some do not.
-            RideKind::Later => {
-                let last = chunk.tokens.last();
-                chunk.ends = chunk.finish.as_deref() == Some("stop")
-                    && last.is_some_and(|token| engine.special.contains(token));
-            }
+        if kind == RideKind::First {
+            return shared::nameless_chunk(event);
         }
-        Ok(chunk)
+        let chunk = shared::chunk(event)?;
+        // Some samplers return the token that ends the text and some do not.
+        let told = chunk.tokens.last().is_some_and(|token| engine.special.contains(token));
+        Ok(Chunk { ends: told && shared::ended(kind, &chunk), ..chunk })
     }
 
     fn verify(&self, _: &Engine, round: &Round<'_>) -> Result<Asked, Refusal> {
         if round.plan != Plan::FanOut {
             return Err(Refusal::NoPlan(round.plan.name()));
         }
-        let nodes = round.draft.len();
-        let prompts = shared::prompts(&round.context, round.draft, nodes);
-        let call = completion(round.context.model, prompts, 1, false, round.sampling);
-        Ok(Asked { calls: vec![call], nodes })
+        Ok(shared::fan_out(round, usize::MAX, fields(round.sampling)))
     }
 
     fn verdict(
@@ -157,7 +137,7 @@ impl Codec for TrtLlm {
         asked: &Asked,
         bodies: &[Vec<u8>],
     ) -> Result<Verdict, Unreadable> {
-        let [body] = bodies else { return Err(Unreadable("not one answer")) };
+        let body = shared::only(bodies)?;
         read_fan_out(asked.nodes + 1, body)
     }
 
@@ -170,28 +150,19 @@ impl Codec for TrtLlm {
     }
 
     fn load(&self, body: &str) -> Option<Load> {
-        Some(Load {
-            running: shared::metric(body, &["trtllm_num_requests_running"])? as u32,
-            waiting: shared::metric(body, &["trtllm_num_requests_waiting"])? as u32,
-            kv_usage: shared::metric(body, &["trtllm_kv_cache_utilization"]),
-        })
+        let kv = ["trtllm_kv_cache_utilization"];
+        shared::load(body, "trtllm_num_requests_running", "trtllm_num_requests_waiting", &kv)
     }
 }
 
-fn completion(
-    model: &str,
-    prompt: Vec<Vec<TokenId>>,
-    max_tokens: u32,
-    stream: bool,
-    sampling: &Sampling,
-) -> Call {
+fn fields(sampling: &Sampling) -> Map<String, Value> {
     let mut fields = said_fields(sampling);
     // "All tokens" is spelt so here.
     if sampling.said.has(SamplingField::TopK) && sampling.top_k.is_none() {
         fields.insert("top_k".into(), 0.into());
     }
     fields.insert("detokenize".into(), false.into());
-    shared::Completion { model, prompt, max_tokens, stream, fields }.call()
+    fields
 }
 
 #[derive(Deserialize)]
@@ -232,13 +203,11 @@ fn read_fan_out(prompts: usize, body: &[u8]) -> Result<Verdict, Unreadable> {
 
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
-    use serde_json::Map;
-
     use super::*;
     use crate::dialect::recognise::{MODELS, Told};
     use crate::draft::{Features, Source, Tree};
     use crate::openai::{Judgement, Said, judge};
+    use proptest::prelude::*;
 
     /// The fields of `CompletionRequest` that may be sent; any other is a 400.
     const KNOWN: [&str; 19] = [

@@ -14,21 +14,19 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::recognise::{MODELS, VERSION};
-use super::shared::{self, PromptUsage, bytes, said_fields};
+use super::shared::{self, COMPLETION_TOKENS, PromptUsage, bytes};
 use super::{
     Answers, Asked, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise, Question,
     Refusal, RideKind, Round, RowShape, Unreadable, score,
 };
 use crate::openai::{Additive, BypassReason, Defaults, Request, Route, Sampling};
-use crate::session::{Plan, Row, StopOrder, Verdict};
+use crate::session::{Plan, Row, Verdict};
 use crate::units::TokenId;
 
 const GENERATE: &str = "/inference/v1/generate";
 const RENDER: &str = "/v1/completions/render";
 const TOKENIZE: &str = "/tokenize";
 const METRICS: &str = "/metrics";
-/// What a completion is limited to whose client does not say.
-const COMPLETION_TOKENS: u32 = 16;
 /// `--max-logprobs` unless somebody changed it.
 const LOGPROBS_MOST: usize = 20;
 /// `VLLM_MAX_COMPLETION_PROMPTS`.
@@ -45,10 +43,7 @@ pub struct Vllm;
 
 impl Codec for Vllm {
     fn questions(&self, answers: &Answers) -> Vec<Question> {
-        let mut questions = Vec::new();
-        if !answers.has(METRICS) {
-            questions.push(Question::get(METRICS));
-        }
+        let mut questions = answers.unasked(&[METRICS]);
         let (Some(model), Some(context)) = (answers.model(), context(answers)) else { return questions };
         if !answers.has(RENDER) {
             // Renders the request to the engine's own sampling parameters, and computes nothing.
@@ -63,10 +58,9 @@ impl Codec for Vllm {
     }
 
     fn engine(&self, answers: &Answers) -> Result<Engine, Foreign> {
-        let missing = |what: &str| Foreign(format!("it tells no {what}"));
-        let version = answers.word(VERSION, "/version").ok_or_else(|| missing("version"))?;
-        let model = answers.model().ok_or_else(|| missing("model"))?;
-        let context = context(answers).ok_or_else(|| missing("context length"))?;
+        let version = answers.word(VERSION, "/version").ok_or_else(|| Foreign::silent("version"))?;
+        let model = answers.model().ok_or_else(|| Foreign::silent("model"))?;
+        let context = context(answers).ok_or_else(|| Foreign::silent("context length"))?;
         let fan_out = shared::version(&version).is_some_and(|version| version >= TOKEN_IDS);
         let score = scored(answers) && matches!(answers.status(GENERATE), Some(400 | 422));
         let plans = [(score, Plan::Score), (fan_out, Plan::FanOut)];
@@ -74,7 +68,7 @@ impl Codec for Vllm {
         let block = shared::label(metrics, "vllm:cache_config_info", "block_size");
         let rendered = rendered(answers);
         Ok(Engine {
-            started: shared::metric(metrics, &["process_start_time_seconds"]).map(|seconds| seconds as u64),
+            started: shared::started(metrics),
             context: Some(context),
             plans: plans.into_iter().filter_map(|(has, plan)| has.then_some(plan)).collect(),
             defaults: rendered.as_ref().map(defaults),
@@ -114,10 +108,6 @@ impl Codec for Vllm {
         }
     }
 
-    fn stop_order(&self) -> StopOrder {
-        StopOrder::Listed
-    }
-
     fn stop_field(&self) -> Option<&'static str> {
         Some("stop_reason")
     }
@@ -148,23 +138,18 @@ impl Codec for Vllm {
     }
 
     fn ride(&self, _: &Engine, context: &Context<'_>, sampling: &Sampling, max_tokens: u32) -> Call {
-        completion(context.model, vec![context.whole(&[])], max_tokens, true, sampling)
+        shared::ride(context, max_tokens, shared::said_fields_with_ids(sampling))
     }
 
     fn chunk(&self, _: &Engine, kind: RideKind, event: &Value) -> Result<Chunk, Unreadable> {
-        let mut chunk = shared::chunk(event)?;
-        // A later ride names no stop of the client's, so only a token can have ended it.
-        chunk.ends = kind == RideKind::Later && chunk.finish.as_deref() == Some("stop");
-        Ok(chunk)
+        let chunk = shared::chunk(event)?;
+        Ok(Chunk { ends: shared::ended(kind, &chunk), ..chunk })
     }
 
     fn verify(&self, engine: &Engine, round: &Round<'_>) -> Result<Asked, Refusal> {
         match round.plan {
             Plan::FanOut => {
-                let nodes = round.draft.len().min(PROMPTS_MOST - 1);
-                let prompts = shared::prompts(&round.context, round.draft, nodes);
-                let call = completion(round.context.model, prompts, 1, false, round.sampling);
-                Ok(Asked { calls: vec![call], nodes })
+                Ok(shared::fan_out(round, PROMPTS_MOST, shared::said_fields_with_ids(round.sampling)))
             }
             Plan::Score => scored_by(round, scored_nodes(engine, round)),
             Plan::Tree | Plan::Native => Err(Refusal::NoPlan(round.plan.name())),
@@ -178,7 +163,7 @@ impl Codec for Vllm {
         asked: &Asked,
         bodies: &[Vec<u8>],
     ) -> Result<Verdict, Unreadable> {
-        let [body] = bodies else { return Err(Unreadable("not one answer")) };
+        let body = shared::only(bodies)?;
         match round.plan {
             Plan::Score => score_verdict(engine, round, asked.nodes, body),
             _ => Ok(shared_cache(round, asked.nodes, shared::fan_out_verdict(asked.nodes + 1, body)?)),
@@ -232,11 +217,7 @@ impl Codec for Vllm {
 
     fn load(&self, body: &str) -> Option<Load> {
         let kv = ["vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"];
-        Some(Load {
-            running: shared::metric(body, &["vllm:num_requests_running"])? as u32,
-            waiting: shared::metric(body, &["vllm:num_requests_waiting"])? as u32,
-            kv_usage: shared::metric(body, &kv),
-        })
+        shared::load(body, "vllm:num_requests_running", "vllm:num_requests_waiting", &kv)
     }
 }
 
@@ -273,18 +254,6 @@ fn defaults(params: &Map<String, Value>) -> Defaults {
         frequency_penalty: number("frequency_penalty", plain.frequency_penalty),
         repetition_penalty: number("repetition_penalty", plain.repetition_penalty),
     }
-}
-
-fn completion(
-    model: &str,
-    prompt: Vec<Vec<TokenId>>,
-    max_tokens: u32,
-    stream: bool,
-    sampling: &Sampling,
-) -> Call {
-    let mut fields = said_fields(sampling);
-    fields.insert("return_token_ids".into(), true.into());
-    shared::Completion { model, prompt, max_tokens, stream, fields }.call()
 }
 
 /// How many nodes can be scored: the chain at the draft's head, up to a token that is no text; and where
@@ -386,17 +355,9 @@ fn score_verdict(
     if tail.len() < nodes {
         return Ok(Verdict { rows: Vec::new(), computed });
     }
-    let mut rows = Vec::with_capacity(nodes + 1);
-    for (index, row) in tail.iter().enumerate() {
-        let draw = score::draw(round.dice, context + index);
-        let sample = row
-            .as_ref()
-            .and_then(|row| score::decide_text(&told(row), round.sampling, draw, &engine.special));
-        let Some(sample) = sample else { return Ok(Verdict { rows, computed }) };
-        rows.push(Row::of(sample));
-    }
-    rows.push(Row { ends: choice.finish_reason.as_deref() == Some("stop"), ..Row::of(*bonus) });
-    Ok(Verdict { rows, computed })
+    let bonus = Row { ends: choice.finish_reason.as_deref() == Some("stop"), ..Row::of(*bonus) };
+    let told = tail.iter().map(|row| row.as_ref().map(told).unwrap_or_default());
+    Ok(Verdict { rows: score::rows(engine, round, told, bonus), computed })
 }
 
 /// The tokens of one row with their log-probabilities.

@@ -6,7 +6,7 @@ use foretell::openai::Route;
 use rstest::rstest;
 use serde_json::{Value, json};
 
-use crate::client::{Answer, Ask};
+use crate::client::{Answer, Ask, events};
 use crate::fakes::{Defaults, Setup};
 use crate::house::{House, setup};
 use crate::table::{Row, Seeds, TABLE};
@@ -158,6 +158,40 @@ async fn what_stopped_a_leapt_text_is_named_as_the_engine_names_it() {
         }
         house.leave().await;
     }
+}
+
+/// `timings` of llama-server: where one call made the whole output, the engine's own account of it reaches the client;
+/// of a leapt output there is none.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_engines_own_account_of_an_output_reaches_who_rode() {
+    let house =
+        House::build(TABLE.iter().find(|row| row.dialect == "llamacpp").unwrap(), setup(Some(30))).await;
+    for route in [Route::Completions, Route::Chat] {
+        let prompt = talkative(&house, route, PROMPTS[0]).await;
+        for usage in [true, false] {
+            for mut ask in both(route, &greedy(&prompt, &json!({}))) {
+                if ask.stream {
+                    ask.fields["stream_options"] = json!({ "include_usage": usage });
+                }
+                let said = house.said(&ask);
+                let direct = account(&said.send(house.engine.address(), "").await);
+                let ridden = said.send(house.front(), "x-foretell: ride\r\n").await;
+                assert_eq!(account(&ridden), direct, "{ask:?} {}", ridden.message.text());
+                assert!(matches!(direct[..], [count] if count > 1), "{direct:?}");
+                let leapt = account(&said.send(house.front(), "").await);
+                assert!(leapt.is_empty(), "{ask:?} {leapt:?}");
+            }
+        }
+    }
+    house.leave().await;
+}
+
+/// What the accounts in the last two events, or in the answer, count of output tokens.
+fn account(answer: &Answer) -> Vec<u64> {
+    let message = &answer.message;
+    let streamed = message.text().starts_with("data: ");
+    let values = if streamed { events(message) } else { vec![message.json()] };
+    values.iter().rev().take(2).filter_map(|value| value["timings"]["predicted_n"].as_u64()).collect()
 }
 
 /// What the operator put where a client says nothing holds on every route that is taken for it.

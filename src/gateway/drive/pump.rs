@@ -367,9 +367,10 @@ impl Pump {
         if !self.first {
             return;
         }
-        let Some(ride) = &mut self.ride else { return };
+        let (Some(ride), sink) = (&mut self.ride, &mut self.sink) else { return };
         let rest = async {
-            while let Heard::Chunk(_, chunk) = ride.next().await {
+            while let Heard::Chunk(event, chunk) = ride.next().await {
+                sink.hear_end(&event);
                 if chunk.usage.is_some() {
                     return chunk.usage;
                 }

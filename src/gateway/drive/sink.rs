@@ -92,13 +92,21 @@ pub struct Sink {
     frame: Option<PlainFrame>,
     additive: Additive,
     dialect: Dialect,
-    /// The engine's own word on what stopped its output, if its first ride came to the end.
-    own_stop: Option<Value>,
+    /// What the engine itself says at the end of its first ride, if that came to the end.
+    own: Option<OwnEnd>,
     prediction: bool,
     /// The engine's streams end with usage whoever asks.
     usage_unasked: bool,
     held: Option<Delta>,
     shape: Shape,
+}
+
+/// The engine's own words at the end of its output.
+struct OwnEnd {
+    /// What stopped it, if there is a member for that.
+    stop: Option<Value>,
+    /// See [`crate::dialect::Codec::account`].
+    account: Option<Value>,
 }
 
 enum Shape {
@@ -134,7 +142,7 @@ impl Sink {
             frame: None,
             additive: engine.additive(request),
             dialect: engine.dialect,
-            own_stop: None,
+            own: None,
             prediction: request.prediction.is_some(),
             usage_unasked: engine.dialect.codec().usage_unasked(request.route),
             held: None,
@@ -153,7 +161,7 @@ impl Sink {
 
     /// Learns the shape of the answer from the backend's first event; passes a chat's opening on at once.
     pub async fn first(&mut self, event: &Value) -> Result<(), Gone> {
-        self.hear_stop(event);
+        self.hear_end(event);
         if self.template.is_some() {
             return Ok(());
         }
@@ -165,10 +173,26 @@ impl Sink {
         }
     }
 
-    fn hear_stop(&mut self, event: &Value) {
-        let Some(choice) = event.pointer("/choices/0").and_then(Value::as_object) else { return };
-        if choice.get("finish_reason").is_some_and(Value::is_string) {
-            self.own_stop = STOPS.into_iter().find_map(|name| choice.get(name)).cloned();
+    /// Keeps what the engine itself says at its end.
+    pub fn hear_end(&mut self, event: &Value) {
+        let choice = event.pointer("/choices/0").and_then(Value::as_object);
+        if let Some(choice) =
+            choice.filter(|choice| choice.get("finish_reason").is_some_and(Value::is_string))
+        {
+            let stop = STOPS.into_iter().find_map(|name| choice.get(name)).cloned();
+            self.own = Some(OwnEnd { stop, account: None });
+        }
+        let account = self.dialect.codec().account().and_then(|name| event.get(name));
+        if let (Some(own), Some(account)) = (&mut self.own, account) {
+            own.account = Some(account.clone());
+        }
+    }
+
+    /// Adds the engine's own account of the output, where all of it came from one call.
+    fn say_account(&self, answer: &mut Value) {
+        let told = self.own.as_ref().and_then(|own| own.account.as_ref()).zip(self.dialect.codec().account());
+        if let (Some((account, name)), Some(members)) = (told, answer.as_object_mut()) {
+            members.insert(name.to_owned(), account.clone());
         }
     }
 
@@ -179,7 +203,8 @@ impl Sink {
         let Some(choice) = answer.pointer_mut("/choices/0").and_then(Value::as_object_mut) else { return };
         let named = STOPS.into_iter().find(|name| choice.contains_key(*name));
         if let Some(name) = named.or(codec.stop_field()) {
-            let stop = self.own_stop.clone().unwrap_or_else(|| outcome.stop(codec.names_end()));
+            let own = self.own.as_ref().and_then(|own| own.stop.clone());
+            let stop = own.unwrap_or_else(|| outcome.stop(codec.names_end()));
             choice.insert(name.to_owned(), stop);
         }
     }
@@ -244,6 +269,9 @@ impl Sink {
             }
             fill(&mut chunk, &self.dialect.codec().last_members(self.route, false));
             self.say_stop(&mut chunk, outcome);
+            if !wanted || self.usage_unasked {
+                self.say_account(&mut chunk);
+            }
             self.event(&chunk).await?;
         } else {
             self.write(last).await?;
@@ -259,6 +287,7 @@ impl Sink {
                     message.extend(more.clone());
                 }
                 self.say_stop(&mut answer, outcome);
+                self.say_account(&mut answer);
                 Ok(serde_json::to_vec(&answer).ok())
             }
             Shape::Stream { usage: wanted, trailers, .. } => {
@@ -267,7 +296,10 @@ impl Sink {
                     self.event(&outcome.broken.body()).await?;
                 }
                 if let (true, Some(template)) = (wanted, &self.template) {
-                    let chunk = template.usage_chunk(usage);
+                    let mut chunk = template.usage_chunk(usage);
+                    if !self.usage_unasked {
+                        self.say_account(&mut chunk);
+                    }
                     self.event(&chunk).await?;
                 }
                 self.send(Frame::data(sse::encode_done().into())).await?;
