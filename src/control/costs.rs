@@ -33,6 +33,9 @@ const PRIOR_WEIGHT: f64 = 0.5;
 /// Slope of the verify table before two points are known, in ride tokens per node.
 const SLOPE: f64 = 0.06;
 
+/// A token of the model drafter before any was timed, in ride tokens.
+const DRAFT: f64 = 0.15;
+
 #[derive(Clone, Copy, Debug, Default)]
 struct Mean {
     value: f64,
@@ -83,6 +86,7 @@ pub struct Costs {
     tables: [Table; Plan::ALL.len()],
     draft: Mean,
     shadow: Mean,
+    chunk: Mean,
     switch_in: Mean,
     switch_out: Mean,
     cancel: Mean,
@@ -104,6 +108,7 @@ impl Default for Costs {
             tables: std::array::from_fn(|_| Table::default()),
             draft: Mean::default(),
             shadow: Mean::default(),
+            chunk: Mean::default(),
             switch_in: Mean::default(),
             switch_out: Mean::default(),
             cancel: Mean::default(),
@@ -202,9 +207,12 @@ impl Costs {
         self.draft.observe(seconds / tokens.max(1) as f64);
     }
 
-    /// Notes a shadow pass of the model drafter.
-    pub fn shadowed(&mut self, seconds: f64) {
+    /// Notes a shadow pass of the model drafter. `read`: it had read the prompt before.
+    pub fn shadowed(&mut self, seconds: f64, read: bool) {
         self.shadow.observe(seconds);
+        if read {
+            self.chunk.observe(seconds);
+        }
     }
 
     /// Notes how long a cancelled call took to be gone.
@@ -240,9 +248,11 @@ impl Costs {
         self.tables.get(plan.index()).is_some_and(|table| !table.curve.is_empty())
     }
 
-    /// Expected seconds per token of the model drafter.
+    /// Expected seconds per token of the model drafter. Before that is measured, a guess that no shadow pass
+    /// contradicts: reading a few tokens at once takes no less than saying one.
     pub fn draft_token(&self) -> f64 {
-        self.draft.known().unwrap_or_else(|| self.token_or_guess() * 0.15)
+        let guess = || self.token_or_guess() * DRAFT;
+        self.draft.known().unwrap_or_else(|| self.chunk.known().unwrap_or(f64::MAX).min(guess()))
     }
 
     /// The same, once measured.
@@ -455,6 +465,18 @@ mod tests {
         costs.drafted(1, 0.002);
         costs.fade(Tick(100_000_000));
         assert_eq!(costs.draft_token_measured(), Some(0.002));
+    }
+
+    #[test]
+    fn a_drafter_that_reads_fast_is_not_taken_for_slow() {
+        let mut costs = riding_at(0.1);
+        assert!((costs.draft_token() - 0.015).abs() < 1e-9, "a guess");
+        costs.shadowed(0.2, false);
+        assert!((costs.draft_token() - 0.015).abs() < 1e-9, "that pass read the prompt");
+        costs.shadowed(0.002, true);
+        assert!((costs.draft_token() - 0.002).abs() < 1e-9);
+        costs.drafted(4, 0.012);
+        assert!((costs.draft_token() - 0.003).abs() < 1e-9, "measured");
     }
 
     #[test]

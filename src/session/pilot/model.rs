@@ -74,7 +74,7 @@ impl Pilot {
             at += run + 1;
         }
         let (promising, earned) = self.control.with(|learnt| {
-            learnt.costs.shadowed(seconds);
+            learnt.costs.shadowed(seconds, self.warm);
             let earned = ShadowPlan::earned_by(learnt.costs.shadow_pass(), learnt.costs.ride_token());
             (self.promising(1.0, learnt), earned)
         });
