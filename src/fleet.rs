@@ -30,7 +30,7 @@ use std::time::Duration;
 use prometheus::HistogramVec;
 use tokio::sync::watch as channel;
 
-pub use backend::{Auth, Backend, BackendSettings, Counters, Fresh, InvalidUrl};
+pub use backend::{Auth, Backend, BackendSettings, Counters, Fresh, InvalidUrl, Local};
 pub use breaker::BreakerState;
 pub use discover::{Resolve, SystemResolver};
 pub use error::{SendError, SendErrorKind};

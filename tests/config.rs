@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use foretell::config::load::parse_policies;
 use foretell::config::policy::{self, Bounds, Drafter, Match, Rule, Scope};
-use foretell::config::process::{self, Dialect, PlanName, Process, Replicas, TokenizerSource};
+use foretell::config::process::{
+    self, Device, Dialect, PlanName, Process, Replicas, ServedModel, TokenizerSource,
+};
 use foretell::config::{
     Facts, Flags, Loaded, Mode, Policy, PolicyMode, PolicySet, PolicyStore, Problem, load, load_policies,
     reload,
@@ -99,6 +101,8 @@ backends:
     replicas: ["https://a/base/", "http://b:1"]
     ranks: 4
     connect: { tls: { ca: ca, cert: c, key: k }, auth: { pass: false } }
+  - name: c
+    replicas: { model: some/folder, device: cpu, lanes: 4, context: 512 }
 "#,
     );
     assert_eq!(process.mode, Mode::Observe);
@@ -118,6 +122,13 @@ backends:
     let Replicas::Urls(urls) = &other.replicas else { panic!("addresses, not a name") };
     assert_eq!((urls[0].path(), other.ranks, other.connect.pass_auth), ("/base", 4, false));
     assert_eq!(other.connect.identity, Some(("c".into(), "k".into())));
+    let here = ServedModel {
+        device: Device::Cpu,
+        lanes: 4,
+        context: Some(512),
+        ..ServedModel::of("some/folder".into())
+    };
+    assert_eq!(process.backends[2].replicas, Replicas::Here(here));
     assert!(backend.budget.switchback.is_none() && backend.billed && backend.connect.pass_auth);
 }
 
@@ -264,6 +275,9 @@ fn a_flag_wins_over_the_environment_and_that_over_the_file() {
     assert_eq!(process.backends.len(), 1);
     assert_eq!(process.backends[0].dialect, Dialect::Onnx);
     assert_eq!(process.backends[0].replicas, Replicas::Urls(vec!["http://c:1".parse().unwrap()]));
+    flags.backend = Some("onnx:some/folder".to_owned());
+    let here = Replicas::Here(ServedModel::of("some/folder".into()));
+    assert_eq!(load(&flags, &environment).unwrap().process.backends[0].replicas, here);
     let path = environment.insert("FORETELL_CONFIG".to_owned(), flags.config.take().unwrap());
     assert_eq!(path, None);
     flags.backend = None;
@@ -285,7 +299,7 @@ fn a_bad_flag_is_told_by_its_name() {
         lines(&problems),
         "--listen: listen: not an address, allowed IP:PORT, got \"here\"\n\
          FORETELL_ADMIN: admin.address: open to others without a token, allowed a loopback address, or any with admin.token_file, got \"0.0.0.0:1\"\n\
-         --backend: backends: not a URL, allowed http(s)://HOST[:PORT][/BASE], got \"http://***@host\"\n\
+         --backend: backends: not a URL, allowed http(s)://HOST[:PORT][/BASE] or onnx:DIR, got \"http://***@host\"\n\
          --dialect: backends[0].dialect: unknown value, allowed auto|onnx|vllm|sglang|llamacpp|tgi|trtllm|triton|ollama|lmdeploy|mlx|openai, got \"onyx\"; did you mean onnx?\n"
     );
 }

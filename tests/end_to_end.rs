@@ -8,6 +8,9 @@ mod client;
 mod contract;
 #[path = "end_to_end/faults.rs"]
 mod faults;
+#[cfg(feature = "onnx")]
+#[path = "end_to_end/here.rs"]
+mod here;
 #[path = "end_to_end/house.rs"]
 mod house;
 #[path = "end_to_end/middlebox.rs"]

@@ -3,7 +3,9 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
+
+use crate::config::process::Device;
 
 /// Serves an ONNX model over the OpenAI API.
 #[derive(Args, Clone, Debug)]
@@ -18,8 +20,8 @@ pub struct TargetArgs {
     #[arg(long)]
     pub name: Option<String>,
     /// What to run on.
-    #[arg(long, value_enum, default_value_t = TargetDevice::Auto)]
-    pub device: TargetDevice,
+    #[arg(long, value_enum, default_value_t = Device::Auto)]
+    pub device: Device,
     /// Sequences that are held at once.
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub lanes: u16,
@@ -29,17 +31,6 @@ pub struct TargetArgs {
     /// Threads of one step; without it one per core.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,
-}
-
-/// What to run on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum TargetDevice {
-    /// CUDA where it works, else the CPU.
-    Auto,
-    /// The CPU.
-    Cpu,
-    /// CUDA, or an error that says what is missing.
-    Cuda,
 }
 
 /// Serves until a signal says otherwise. Returns the exit code: 0, or 1 if the start failed.
@@ -71,11 +62,10 @@ mod serve {
     use tokio::net::TcpListener;
     use tokio::signal::unix::{SignalKind, signal};
 
-    use super::{TargetArgs, TargetDevice};
+    use super::TargetArgs;
+    use crate::config::process::ServedModel;
     use crate::gateway::listen::Stop;
-    use crate::runtime::device::DeviceChoice;
-    use crate::runtime::model::Options;
-    use crate::target::open::{Opened, open};
+    use crate::target::open::{Opened, open_as};
 
     /// How long open answers may go on after a signal.
     const GRACE: Duration = Duration::from_secs(30);
@@ -83,18 +73,15 @@ mod serve {
     type Failed = Box<dyn std::error::Error>;
 
     pub(super) fn run(args: TargetArgs) -> Result<(), Failed> {
-        let options = Options {
-            device: match args.device {
-                TargetDevice::Auto => DeviceChoice::Auto,
-                TargetDevice::Cpu => DeviceChoice::Cpu,
-                TargetDevice::Cuda => DeviceChoice::Cuda,
-            },
-            lanes: usize::from(args.lanes),
-            context: args.context.map(|context| context as usize),
-            threads: args.threads.map_or(0, usize::from),
-            ..Options::default()
+        let model = ServedModel {
+            path: args.model,
+            name: args.name,
+            device: args.device,
+            lanes: args.lanes.into(),
+            context: args.context,
+            threads: args.threads.map_or(0, u32::from),
         };
-        let opened = open(&args.model, args.name, &options)?;
+        let opened = open_as(&model)?;
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
         runtime.block_on(listen(opened, args.listen))
     }
@@ -154,7 +141,7 @@ mod tests {
         let args = Cli::try_parse_from(line.split(' ')).unwrap().target;
         assert_eq!(
             (args.lanes, args.context, args.threads, args.device),
-            (4, Some(512), Some(2), TargetDevice::Cpu)
+            (4, Some(512), Some(2), Device::Cpu)
         );
         for wrong in ["x", "x --model m --lanes 0", "x --model m --device tpu", "x --model m --listen here"] {
             assert!(Cli::try_parse_from(wrong.split(' ')).is_err(), "{wrong}");

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::problem::{Problem, Refusal};
-use super::process::{Backend, Connect, Dialect, Load, Plans, Process, Replicas};
+use super::process::{Backend, Connect, Dialect, Load, Plans, Process, Replicas, ServedModel};
 use super::read::{parse_address, parse_base};
 use super::yaml::quote;
 
@@ -36,7 +36,7 @@ pub struct Flags {
     /// The process file [default: foretell.yaml, if it is there]
     #[arg(long, value_name = "FILE")]
     pub config: Option<String>,
-    /// One backend instead of those of the process file
+    /// One backend instead of those of the process file; onnx:DIR runs a model in this process
     #[arg(long, value_name = "URL")]
     pub backend: Option<String>,
     /// How the backends are spoken to
@@ -123,8 +123,8 @@ impl Overrides {
             let refusal = Refusal::new("open to others without a token", allowed);
             problems.push(problem(said, "admin.address", refusal));
         }
-        set(self.backend.as_ref(), "backends", &mut problems, parse_base, |url| {
-            process.backends = vec![one_backend(Replicas::Urls(vec![url]))];
+        set(self.backend.as_ref(), "backends", &mut problems, parse_backend, |replicas| {
+            process.backends = vec![one_backend(replicas)];
         });
         set(self.dialect.as_ref(), "backends[0].dialect", &mut problems, parse_dialect, |dialect| {
             process.backends.iter_mut().for_each(|backend| backend.dialect = dialect);
@@ -156,6 +156,16 @@ fn problem(said: &Said, path: &str, refusal: Refusal) -> Problem {
         allowed: refusal.allowed,
         got: quote(&said.text),
         suggestion: refusal.suggestion,
+    }
+}
+
+/// An address, or the folder of a model that is run here.
+fn parse_backend(text: &str) -> Result<Replicas, Refusal> {
+    match text.strip_prefix("onnx:").filter(|folder| !folder.is_empty()) {
+        Some(folder) => Ok(Replicas::Here(ServedModel::of(folder.into()))),
+        None => parse_base(text)
+            .map(|url| Replicas::Urls(vec![url]))
+            .map_err(|refusal| Refusal { allowed: format!("{} or onnx:DIR", refusal.allowed), ..refusal }),
     }
 }
 

@@ -15,7 +15,7 @@ use super::values::Network;
 
 pub use backend::{
     Backend, Budget, Connect, Dialect, HostHeader, HttpVersion, Load, Model, PlanName, Plans, Probe,
-    ProbeWhen, Replicas, Switchback, TokenizerSource,
+    ProbeWhen, Replicas, ServedModel, Switchback, TokenizerSource,
 };
 pub use file::parse;
 
@@ -203,14 +203,14 @@ pub struct DrafterModel {
 }
 
 /// Where a model runs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Device {
     /// CUDA if it is there, else CPU.
     #[default]
     Auto,
     /// CPU.
     Cpu,
-    /// CUDA, or an error.
+    /// CUDA, or an error that says what is missing.
     Cuda,
 }
 

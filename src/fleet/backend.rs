@@ -21,19 +21,21 @@ use http::{HeaderName, HeaderValue, Method, Request, Response, Uri, Version};
 use parking_lot::Mutex;
 use tower::ServiceExt;
 
-pub use settings::{Auth, BackendSettings, InvalidUrl};
+pub use settings::{Auth, BackendSettings, InvalidUrl, Local};
 
 use self::address::{Connector, address, connector, host_of};
 use super::breaker::BreakerState;
 use super::error::{SendError, SendErrorKind};
 use super::health::{Failing, Health, Outcome, Standing};
-use super::link::{Answer, Link, Pool, Proof};
+use super::link::{Answer, Link, Pool, Proof, Source};
 use super::load::{Load, Told};
 use super::models::{Fit, ModelName};
 use crate::gateway::listen::Body;
 
 /// Which data-parallel rank of an engine is to compute a request. vLLM and SGLang both know it.
 const RANK: HeaderName = HeaderName::from_static("x-data-parallel-rank");
+/// Where a server in this process believes to be asked.
+const LOCAL: &str = "http://localhost";
 /// Most models that are remembered to take no prediction; beyond that each is tried anew.
 const UNPREDICTED: usize = 256;
 
@@ -118,7 +120,8 @@ impl Backend {
         connects: prometheus::Histogram,
     ) -> Result<Self, InvalidUrl> {
         let invalid = |detail: &str| InvalidUrl { url: settings.url.clone(), detail: detail.to_owned() };
-        let uri: Uri = settings.url.parse().map_err(|error| invalid(&format!("{error}")))?;
+        let url = if settings.local.is_some() { LOCAL } else { &settings.url };
+        let uri: Uri = url.parse().map_err(|error| invalid(&format!("{error}")))?;
         let parts = uri.into_parts();
         let scheme = parts.scheme.ok_or_else(|| invalid("no scheme"))?;
         if scheme != Scheme::HTTP && scheme != Scheme::HTTPS {
@@ -423,6 +426,10 @@ impl Backend {
             return Err(Unanswered::lost(self.unsendable("no connection pool")));
         };
         let busy = pool.begin();
+        if let Some(local) = &self.settings.local {
+            let response = local.answer(request).await.map(Source::Here);
+            return Ok(Answer::response(response, None, busy, proof));
+        }
         loop {
             let idle = if request.extensions().get::<Fresh>().is_some() { None } else { pool.take() };
             let pooled = idle.is_some();
@@ -437,7 +444,9 @@ impl Backend {
                 },
             };
             let mut error = match link.call(request).await {
-                Ok(response) => return Ok(Answer::response(response, link, busy, proof)),
+                Ok(response) => {
+                    return Ok(Answer::response(response.map(Source::There), Some(link), busy, proof));
+                }
                 Err(error) => error,
             };
             request = match error.take_message() {

@@ -26,7 +26,7 @@ use tokio::net::TcpStream;
 use super::error::SendErrorKind;
 use super::health::{Failing, Health, Outcome};
 use super::silence::Silence;
-use crate::gateway::listen::Body;
+use crate::gateway::listen::{Body, BoxError};
 
 /// How much of an error's text is read to judge whose fault it is.
 const JUDGED: usize = 4 << 10;
@@ -198,15 +198,52 @@ pub enum BrokenOff {
     /// The connection did, or what came over it is not HTTP.
     #[error(transparent)]
     Closed(#[from] hyper::Error),
+    /// The server is in this process, and said so.
+    #[error(transparent)]
+    Gone(BoxError),
     /// Nothing more came for the configured time.
     #[error("the backend sent nothing for {0:?} in the middle of its answer")]
     Silent(Duration),
 }
 
+/// What a backend's answer is read from.
+pub(super) enum Source {
+    /// A connection, which has to be driven.
+    There(Incoming),
+    /// A server in this process.
+    Here(Body),
+}
+
+impl Source {
+    /// Frames from a connection come from driving it alone, so driving is all that must be woken for.
+    fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Heard> {
+        match self {
+            Self::There(body) => {
+                Pin::new(body).poll_frame(&mut Context::from_waker(Waker::noop())).map_err(BrokenOff::Closed)
+            }
+            Self::Here(body) => Pin::new(body).poll_frame(cx).map_err(BrokenOff::Gone),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Self::There(body) => body.is_end_stream(),
+            Self::Here(body) => body.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::There(body) => body.size_hint(),
+            Self::Here(body) => body.size_hint(),
+        }
+    }
+}
+
 /// The body of a backend's answer. Dropping it before its end closes the connection; at its end the
 /// connection can be used again.
 pub struct Answer {
-    body: Incoming,
+    body: Source,
     link: Option<Link>,
     busy: Busy,
     /// How it ends says something about the replica.
@@ -221,8 +258,8 @@ pub struct Answer {
 
 impl Answer {
     pub(super) fn response(
-        response: Response<Incoming>,
-        link: Link,
+        response: Response<Source>,
+        link: Option<Link>,
         busy: Busy,
         proof: Proof,
     ) -> Response<Self> {
@@ -241,7 +278,7 @@ impl Answer {
             let judged = suspect.then(BytesMut::new);
             let counts = proof != Proof::Nothing;
             let silence = busy.0.silence.map(Silence::new);
-            let mut answer = Self { body, link: Some(link), busy, counts, working, judged, silence };
+            let mut answer = Self { body, link, busy, counts, working, judged, silence };
             if switched {
                 answer.let_go();
             } else if answer.body.is_end_stream() {
@@ -292,7 +329,9 @@ impl Answer {
         self.working = false;
         let outcome = match error {
             BrokenOff::Closed(error) if error.is_user() => Outcome::Undecided,
-            BrokenOff::Closed(_) => Outcome::Failed(Failing::Call(SendErrorKind::Closed)),
+            BrokenOff::Closed(_) | BrokenOff::Gone(_) => {
+                Outcome::Failed(Failing::Call(SendErrorKind::Closed))
+            }
             BrokenOff::Silent(_) => Outcome::Failed(Failing::Call(SendErrorKind::Timeout)),
         };
         match outcome {
@@ -332,9 +371,8 @@ impl http_body::Body for Answer {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BrokenOff>>> {
         self.drive(cx);
-        // Frames come from driving alone, so driving is all that must be woken for.
-        let frame = Pin::new(&mut self.body).poll_frame(&mut Context::from_waker(Waker::noop()));
-        let frame = self.listen(cx, frame.map_err(BrokenOff::from));
+        let frame = self.body.poll_frame(cx);
+        let frame = self.listen(cx, frame);
         if let Poll::Ready(Some(Ok(frame))) = &frame {
             self.read(frame);
         }

@@ -5,6 +5,7 @@
 
 mod drafters;
 mod hooks;
+mod served;
 
 use std::collections::HashMap;
 use std::io;
@@ -15,6 +16,7 @@ use std::time::Duration;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 pub use drafters::{DrafterError, Drafters, LoadedDrafter};
+pub use served::ServedError;
 
 use self::hooks::ConfigHooks;
 use super::drain::DrainTimes;
@@ -44,6 +46,9 @@ pub enum AssembleError {
     /// A drafter could not be loaded.
     #[error(transparent)]
     Drafter(#[from] DrafterError),
+    /// A model cannot be served in this process.
+    #[error(transparent)]
+    Served(#[from] ServedError),
     /// A file that the configuration names cannot be read.
     #[error("{path}: {error}")]
     File {
@@ -174,6 +179,10 @@ fn settings(process: &Process) -> Result<Settings, AssembleError> {
             Replicas::Dns { name, every, https } => {
                 let url = format!("{}://{name}", if *https { "https" } else { "http" });
                 backends.push(BackendSettings { url, discover: Some(*every), ..settings });
+            }
+            Replicas::Here(model) => {
+                let (url, local) = (served::url(model), Some(served::local(model)?));
+                backends.push(BackendSettings { url, local, ..settings });
             }
         }
     }

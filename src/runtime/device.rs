@@ -6,6 +6,8 @@ use std::str::FromStr;
 use ort::ep::{CUDA, ExecutionProvider};
 use ort::session::builder::SessionBuilder;
 
+use crate::config::process;
+
 /// What the operator asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DeviceChoice {
@@ -16,6 +18,16 @@ pub enum DeviceChoice {
     Cpu,
     /// CUDA, or an error.
     Cuda,
+}
+
+impl From<process::Device> for DeviceChoice {
+    fn from(device: process::Device) -> Self {
+        match device {
+            process::Device::Auto => Self::Auto,
+            process::Device::Cpu => Self::Cpu,
+            process::Device::Cuda => Self::Cuda,
+        }
+    }
 }
 
 impl FromStr for DeviceChoice {

@@ -7,6 +7,7 @@ use super::hugging::FolderWords;
 use super::metrics::Metrics;
 use super::scheduler::Engine;
 use super::server::App;
+use crate::config::process::ServedModel;
 use crate::runtime::model::{Model, OpenError, Options};
 use crate::text::TextError;
 
@@ -38,6 +39,21 @@ pub struct Opened {
     pub name: String,
     /// What it runs on, and why.
     pub device: String,
+}
+
+/// Opens a model as it is to be served.
+///
+/// # Errors
+/// As [`open`].
+pub fn open_as(model: &ServedModel) -> Result<Opened, StartError> {
+    let options = Options {
+        device: model.device.into(),
+        lanes: model.lanes as usize,
+        context: model.context.map(|context| context as usize),
+        threads: model.threads as usize,
+        ..Options::default()
+    };
+    open(&model.path, model.name.clone(), &options)
 }
 
 /// Opens a model folder: `model.onnx`, `config.json`, `tokenizer.json` and the chat template. Without a name

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use futures_util::stream;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use http::{HeaderValue, Method, Request, Response, StatusCode};
-use http_body_util::{BodyExt, Full, LengthLimitError, Limited, StreamBody};
+use http_body_util::{BodyExt, Full, StreamBody};
 use hyper::body::{Frame, Incoming};
 use serde_json::json;
 use tokio::net::TcpListener;
@@ -57,14 +57,15 @@ impl App {
     /// Answers requests until `stop` says otherwise; returns how many connections were cut.
     pub async fn serve(self, listener: TcpListener, stop: Stop) -> usize {
         let app = Arc::new(self);
-        let answer = move |request| {
-            let app = Arc::clone(&app);
-            async move { app.answer(request).await }
+        let answer = move |request: Request<Incoming>| {
+            let body = |body: Incoming| body.map_err(|error| -> BoxError { Box::new(error) }).boxed_unsync();
+            Arc::clone(&app).answer(request.map(body))
         };
         listen::serve(listener, answer, Bounds::default(), stop).await
     }
 
-    async fn answer(self: Arc<Self>, request: Request<Incoming>) -> Response<Body> {
+    /// Answers one request. Dropping the future, or the answer's body, gives it up.
+    pub async fn answer(self: Arc<Self>, request: Request<Body>) -> Response<Body> {
         let route = request.uri().path().to_owned();
         let answered = self.route(request, &route).await;
         let response = answered.unwrap_or_else(|refusal| refuse(&refusal));
@@ -73,11 +74,7 @@ impl App {
         response
     }
 
-    async fn route(
-        self: &Arc<Self>,
-        request: Request<Incoming>,
-        path: &str,
-    ) -> Result<Response<Body>, Refusal> {
+    async fn route(self: &Arc<Self>, request: Request<Body>, path: &str) -> Result<Response<Body>, Refusal> {
         let get = request.method() == Method::GET;
         match path {
             "/health" | "/version" | "/metrics" | "/v1/models" if get => Ok(self.get(path)),
@@ -296,12 +293,17 @@ impl App {
     }
 }
 
-async fn read(body: Incoming) -> Result<Bytes, Refusal> {
-    match Limited::new(body, BODY_MAX).collect().await {
-        Ok(body) => Ok(body.to_bytes()),
-        Err(error) if error.is::<LengthLimitError>() => Err(Refusal::BodyTooLong(BODY_MAX)),
-        Err(error) => Err(Refusal::Unreadable(error.to_string())),
+async fn read(mut body: Body) -> Result<Bytes, Refusal> {
+    let mut read = BytesMut::new();
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|error| Refusal::Unreadable(error.to_string()))?;
+        let data = frame.into_data().unwrap_or_default();
+        if read.len() + data.len() > BODY_MAX {
+            return Err(Refusal::BodyTooLong(BODY_MAX));
+        }
+        read.extend_from_slice(&data);
     }
+    Ok(read.freeze())
 }
 
 /// The answer as server-sent events, one per token. Dropping the body drops the answer, and with it its jobs.

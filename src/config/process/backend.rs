@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use http::Uri;
 
+use super::Device;
 use crate::config::values::Glob;
 use crate::session::Plan;
 
@@ -114,6 +115,32 @@ pub enum Replicas {
         /// By TLS; the certificate must be the name's.
         https: bool,
     },
+    /// In this process: one, without a socket or a byte of HTTP between it and the proxy.
+    Here(ServedModel),
+}
+
+/// An ONNX model that Foretell runs itself, as `foretell target` does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServedModel {
+    /// Its folder.
+    pub path: PathBuf,
+    /// The id that it answers to; its folder's name if `None`.
+    pub name: Option<String>,
+    /// Where it runs.
+    pub device: Device,
+    /// Sequences that are held at once.
+    pub lanes: u32,
+    /// Most tokens per sequence; all that it was made for if `None`.
+    pub context: Option<u32>,
+    /// Threads of one step; one per core if 0.
+    pub threads: u32,
+}
+
+impl ServedModel {
+    /// The model of a folder, as it is served if nothing is said.
+    pub fn of(path: PathBuf) -> Self {
+        Self { path, name: None, device: Device::default(), lanes: 16, context: None, threads: 0 }
+    }
 }
 
 /// A model of a backend.

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use super::file::path;
 use super::{
-    Backend, Budget, Connect, Dialect, HostHeader, HttpVersion, Load, Model, PlanName, Plans, Probe,
-    ProbeWhen, Replicas, Switchback, TokenizerSource,
+    Backend, Budget, Connect, Device, Dialect, HostHeader, HttpVersion, Load, Model, PlanName, Plans, Probe,
+    ProbeWhen, Replicas, ServedModel, Switchback, TokenizerSource,
 };
 use crate::config::problem::Refusal;
 use crate::config::read::{Item, Section, boolean, parse_base, period, ratio, size, text, whole, word};
@@ -79,7 +79,11 @@ fn backend(item: &Item<'_>, seen: &mut Seen) -> Option<Backend> {
     let dialect = section.or("dialect", Dialect::default(), word(Dialect::NAMES));
     let replicas = section.item("replicas");
     if replicas.is_none() {
-        section.refuse("replicas", Refusal::new("missing", "a list of URLs or { dns, every }"), "nothing");
+        section.refuse(
+            "replicas",
+            Refusal::new("missing", "a list of URLs, { dns, every } or { model }"),
+            "nothing",
+        );
     }
     let replicas = replicas.and_then(|item| self::replicas(&item));
     let ranks = section.or("ranks", 0, whole(0..=1024));
@@ -126,6 +130,9 @@ fn replicas(item: &Item<'_>) -> Option<Replicas> {
         }
         Value::Map(_) => {
             let mut section = item.section();
+            if let Some(folder) = section.item("model") {
+                return served(folder.read(path), section);
+            }
             let name = section.must("dns", "HOST:PORT", host_and_port);
             let every = section.or("every", Duration::from_secs(5), period);
             let https = section.or("scheme", false, word(&[("http", false), ("https", true)]));
@@ -133,10 +140,25 @@ fn replicas(item: &Item<'_>) -> Option<Replicas> {
             name.map(|name| Replicas::Dns { name, every, https })
         }
         _ => {
-            item.refuse(Refusal::new("wrong type", "a list of URLs or { dns, every }"));
+            item.refuse(Refusal::new("wrong type", "a list of URLs, { dns, every } or { model }"));
             None
         }
     }
+}
+
+/// A model that is run in this process.
+fn served(folder: Option<PathBuf>, mut section: Section<'_>) -> Option<Replicas> {
+    let default = ServedModel::of(folder.clone().unwrap_or_default());
+    let model = ServedModel {
+        name: section.maybe("name", default.name, text),
+        device: section.or("device", default.device, word(Device::NAMES)),
+        lanes: section.or("lanes", default.lanes, whole(1..=1024)),
+        context: section.maybe("context", default.context, whole(1..=1 << 24)),
+        threads: section.or("threads", default.threads, whole(0..=1024)),
+        path: default.path,
+    };
+    section.close();
+    folder.map(|_| Replicas::Here(model))
 }
 
 /// An address, and the path there that everything is below.

@@ -1,12 +1,40 @@
 //! What a backend's replicas have in common.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
+use http::{Request, Response};
 use rustls::ClientConfig;
 
 use crate::fleet::key::KeyFile;
 use crate::fleet::models::ModelName;
+use crate::gateway::listen::Body;
+
+/// A server in this process. Dropping its future, or the body of its answer, gives the request up.
+#[derive(Clone)]
+pub struct Local(Arc<dyn Fn(Request<Body>) -> BoxFuture<'static, Response<Body>> + Send + Sync>);
+
+impl Local {
+    /// A server that answers so.
+    pub fn new(
+        answer: impl Fn(Request<Body>) -> BoxFuture<'static, Response<Body>> + Send + Sync + 'static,
+    ) -> Self {
+        Self(Arc::new(answer))
+    }
+
+    /// Asks it.
+    pub(in crate::fleet) fn answer(&self, request: Request<Body>) -> BoxFuture<'static, Response<Body>> {
+        (self.0)(request)
+    }
+}
+
+impl fmt::Debug for Local {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Local")
+    }
+}
 
 /// Whose key a backend sees.
 #[derive(Clone, Debug, Default)]
@@ -28,6 +56,8 @@ pub struct BackendSettings {
     /// `http(s)://host[:port][/base]`. A base that ends in `/v1` is taken to mean the server above it, since
     /// that is how OpenAI base URLs are written.
     pub url: String,
+    /// Answers instead of the server at `url`, which is then only a name.
+    pub local: Option<Local>,
     /// The dialect as configured; `auto` until it is known.
     pub dialect: String,
     /// Whether that dialect can verify drafts.
@@ -69,6 +99,7 @@ impl BackendSettings {
         Self {
             name: name.into(),
             url: url.into(),
+            local: None,
             dialect: "auto".to_owned(),
             speculates: false,
             billed: false,

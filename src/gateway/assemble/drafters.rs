@@ -25,9 +25,8 @@ mod with_runtime {
     use parking_lot::RwLock;
 
     use super::{DrafterError, PolicySet, Process};
-    use crate::config::process::{Device, DrafterModel};
+    use crate::config::process::DrafterModel;
     use crate::gateway::drive::identity::Identity;
-    use crate::runtime::device::DeviceChoice;
     use crate::runtime::drafter::DrafterService;
     use crate::runtime::model::Options;
     use crate::text::Tokenizer;
@@ -93,14 +92,9 @@ mod with_runtime {
             None => model.path.join("tokenizer.json"),
         };
         let tokenizer = Tokenizer::from_file(&file).map_err(|error| error.to_string())?;
-        let device = match model.device {
-            Device::Auto => DeviceChoice::Auto,
-            Device::Cpu => DeviceChoice::Cpu,
-            Device::Cuda => DeviceChoice::Cuda,
-        };
         // A drafter is small: a second thread would only wait for the first.
         let options = Options {
-            device,
+            device: model.device.into(),
             lanes: model.slots as usize,
             context: Some(model.context as usize),
             threads: 1,

@@ -196,7 +196,7 @@ impl Ride {
 
 fn fault(error: &BrokenOff) -> Fault {
     match error {
-        BrokenOff::Closed(_) => Fault::Ride,
+        BrokenOff::Closed(_) | BrokenOff::Gone(_) => Fault::Ride,
         BrokenOff::Silent(_) => Fault::Silence,
     }
 }
