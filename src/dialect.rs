@@ -216,6 +216,8 @@ pub struct Chunk {
     pub prompt_count: Option<u32>,
     /// Whether these tokens go on or end the text, only the next event tells.
     pub pending: bool,
+    /// The event that told what these tokens are, where it took another one to do so.
+    pub after: Option<Value>,
     /// The event carries text whose ids are not known, or something else that is not plain output.
     pub doubtful: bool,
 }

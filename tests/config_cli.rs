@@ -78,6 +78,19 @@ fn good_settings_are_told_with_their_revisions_and_warnings() {
 }
 
 #[test]
+fn a_model_here_that_is_not_there_is_a_warning() {
+    let process = "version: 1\nbackends: [{ name: a, replicas: { model: tests/workloads } }]\n";
+    let folder = Folder::new(&[("foretell.yaml", process), ("policies/a.yaml", "version: 1\nname: x\n")]);
+    let (code, told) = folder.check();
+    assert_eq!(code, 0);
+    let warning = "warning: no model in tests/workloads: `serve` would not start\n";
+    assert!(told.contains(warning), "{told}");
+    let process = process.replace("tests/workloads", "onnx/models/target");
+    fs::write(folder.0.path().join("foretell.yaml"), process).unwrap();
+    assert!(!folder.check().1.contains("warning"));
+}
+
+#[test]
 fn bad_settings_are_told_all_at_once_with_exit_code_64() {
     let folder = Folder::new(&[
         ("foretell.yaml", "version: 1\nmode: on\nlimts: {}\n"),

@@ -1,8 +1,10 @@
 //! `foretell check`: would `serve` take these settings? Every error at once.
 
 use std::io::{self, Write};
+use std::path::Path;
 
 use super::{OK, USAGE};
+use crate::config::process::{Process, Replicas};
 use crate::config::{Flags, Loaded, Strings, load};
 
 /// The arguments of `foretell check`.
@@ -41,10 +43,21 @@ fn good(loaded: &Loaded, out: &mut dyn Write) -> io::Result<()> {
     if loaded.process.backends.is_empty() {
         writeln!(out, "warning: no backends: every request will be answered with an error")?;
     }
+    for folder in folders(&loaded.process).filter(|folder| !folder.join("model.onnx").is_file()) {
+        writeln!(out, "warning: no model in {}: `serve` would not start", folder.display())?;
+    }
     let policies: Vec<String> = loaded.policies.policies().iter().map(|policy| policy.label()).collect();
     let backends: Vec<&str> = loaded.process.backends.iter().map(|backend| backend.name.as_str()).collect();
     writeln!(out, "backends: {}", listed(&backends))?;
     writeln!(out, "policies: {}", listed(&policies))
+}
+
+/// Where the models are that `serve` opens at once.
+fn folders(process: &Process) -> impl Iterator<Item = &Path> {
+    process.backends.iter().filter_map(|backend| match &backend.replicas {
+        Replicas::Here(model) => Some(model.path.as_path()),
+        Replicas::Urls(_) | Replicas::Dns { .. } => None,
+    })
 }
 
 fn listed<T: AsRef<str>>(names: &[T]) -> String {

@@ -37,7 +37,7 @@ pub struct Flags {
     #[arg(long, value_name = "FILE")]
     pub config: Option<String>,
     /// One backend instead of those of the process file; onnx:DIR runs a model in this process
-    #[arg(long, value_name = "URL")]
+    #[arg(long, value_name = "URL|onnx:DIR")]
     pub backend: Option<String>,
     /// How the backends are spoken to
     #[arg(long, value_name = "DIALECT")]
@@ -129,6 +129,12 @@ impl Overrides {
         set(self.dialect.as_ref(), "backends[0].dialect", &mut problems, parse_dialect, |dialect| {
             process.backends.iter_mut().for_each(|backend| backend.dialect = dialect);
         });
+        let here = |backend: &Backend| matches!(backend.replicas, Replicas::Here(_));
+        let foreign = process.backends.iter().any(|backend| here(backend) && !backend.dialect.is_here());
+        if let Some(said) = self.dialect.as_ref().filter(|_| foreign) {
+            let refusal = Refusal::new("not of a model in this process", "auto|onnx");
+            problems.push(problem(said, "backends[0].dialect", refusal));
+        }
         if problems.is_empty() { Ok(()) } else { Err(problems) }
     }
 }

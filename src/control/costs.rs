@@ -86,6 +86,7 @@ pub struct Costs {
     tables: [Table; Plan::ALL.len()],
     draft: Mean,
     shadow: Mean,
+    /// Shadow passes of a drafter that had read the prompt before; never forgotten, it is a bound only.
     chunk: Mean,
     switch_in: Mean,
     switch_out: Mean,

@@ -145,7 +145,8 @@ pub fn said_fields_with_ids(sampling: &Sampling) -> Map<String, Value> {
     fields
 }
 
-/// What an engine that draws with a fixed seed of its own carries: temperature 0, and said so by the client.
+/// Why an engine that draws with a fixed seed of its own cannot carry this request: it carries temperature 0, said
+/// so by the client, and nothing else.
 pub fn refuses_all_but_greedy(sampling: &Sampling) -> Option<BypassReason> {
     match (sampling.said.has(F::Temperature), sampling.temperature > 0.0) {
         (false, _) => Some(BypassReason::DefaultsUnknown),
@@ -321,7 +322,7 @@ pub fn started(exposition: &str) -> Option<u64> {
     metric(exposition, &["process_start_time_seconds"]).map(|seconds| seconds as u64)
 }
 
-/// A load in Prometheus' text format, each number under any of its names.
+/// A load in Prometheus' text format; the share of the KV memory has had several names.
 pub fn load(exposition: &str, running: &str, waiting: &str, kv_usage: &[&str]) -> Option<Load> {
     Some(Load {
         running: metric(exposition, &[running])? as u32,

@@ -4,6 +4,7 @@
 //! that finds one there is answered without waking another thread.
 
 mod address;
+mod local;
 mod settings;
 
 use std::cell::Cell;
@@ -21,7 +22,8 @@ use http::{HeaderName, HeaderValue, Method, Request, Response, Uri, Version};
 use parking_lot::Mutex;
 use tower::ServiceExt;
 
-pub use settings::{Auth, BackendSettings, InvalidUrl, Local};
+pub use local::Local;
+pub use settings::{Auth, BackendSettings, InvalidUrl};
 
 use self::address::{Connector, address, connector, host_of};
 use super::breaker::BreakerState;
@@ -347,7 +349,7 @@ impl Backend {
     }
 
     /// Sends `request`, whose target is a path of this server (its own scheme and host are ignored), and
-    /// returns when the answer's head is there. Dropping the future or the answer closes the connection. A
+    /// returns when the answer's head is there. Dropping the future or the answer gives the call up. A
     /// pooled connection that turns out dead before a byte was written is replaced by a fresh one.
     ///
     /// # Errors
@@ -427,8 +429,8 @@ impl Backend {
         };
         let busy = pool.begin();
         if let Some(local) = &self.settings.local {
-            let response = local.answer(request).await.map(Source::Here);
-            return Ok(Answer::response(response, None, busy, proof));
+            let response = local.ask(request).await.map_err(Unanswered::lost)?;
+            return Ok(Answer::response(response.map(Source::Here), None, busy, proof));
         }
         loop {
             let idle = if request.extensions().get::<Fresh>().is_some() { None } else { pool.take() };

@@ -129,18 +129,25 @@ impl SendError {
         if late { Self::ConnectTimeout { backend } } else { Self::Connect { backend, detail: root(error) } }
     }
 
+    /// The body of the request has failed.
+    pub(super) fn of_body(error: &(dyn StdError + 'static)) -> Self {
+        if is_limit(error) { Self::RequestTooLarge } else { Self::RequestBody { detail: root(error) } }
+    }
+
     pub(super) fn of_call(backend: &str, error: &hyper::Error) -> Self {
         let backend = backend.to_owned();
-        if find::<http_body_util::LengthLimitError>(error).is_some() {
-            Self::RequestTooLarge
-        } else if error.is_user() {
-            Self::RequestBody { detail: root(error) }
+        if error.is_user() || is_limit(error) {
+            Self::of_body(error)
         } else if error.is_parse() {
             Self::Protocol { backend, detail: root(error) }
         } else {
             Self::Closed { backend }
         }
     }
+}
+
+fn is_limit(error: &(dyn StdError + 'static)) -> bool {
+    find::<http_body_util::LengthLimitError>(error).is_some()
 }
 
 fn find<'a, E: StdError + 'static>(error: &'a (dyn StdError + 'static)) -> Option<&'a E> {

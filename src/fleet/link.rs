@@ -240,8 +240,8 @@ impl Source {
     }
 }
 
-/// The body of a backend's answer. Dropping it before its end closes the connection; at its end the
-/// connection can be used again.
+/// The body of a backend's answer. Dropping it before its end gives the call up, which closes its connection; at its
+/// end the connection can be used again.
 pub struct Answer {
     body: Source,
     link: Option<Link>,

@@ -1,7 +1,7 @@
 //! From a validated configuration to a running proxy: the one place where all parts meet.
 //!
-//! `serve`, `demo` and the tests start the same thing from here. Drafters are loaded before a listener opens,
-//! so a missing model is a failed start and not a slow first request.
+//! `serve`, `demo` and the tests start the same thing from here. Models are loaded before a listener opens, so a
+//! missing one is a failed start and not a slow first request.
 
 mod drafters;
 mod hooks;
@@ -104,7 +104,8 @@ pub async fn start_with(
     policies: PolicySet,
     drafters: Drafters,
 ) -> Result<Running, AssembleError> {
-    let settings = settings(&process)?;
+    let mut settings = settings(&process)?;
+    served::open(&process.backends, &mut settings.backends)?;
     drafters.extend(&process, &policies)?;
     let drafters = Arc::new(drafters);
     let shared = Shared::new(&settings)?;
@@ -181,8 +182,7 @@ fn settings(process: &Process) -> Result<Settings, AssembleError> {
                 backends.push(BackendSettings { url, discover: Some(*every), ..settings });
             }
             Replicas::Here(model) => {
-                let (url, local) = (served::url(model), Some(served::local(model)?));
-                backends.push(BackendSettings { url, local, ..settings });
+                backends.push(BackendSettings { url: served::url(model), ..settings });
             }
         }
     }

@@ -171,8 +171,19 @@ impl Prepared {
     /// Sends the first ride and answers with what comes back.
     async fn begin(self, exchange: Exchange) -> Response<Body> {
         let spare = exchange.spare();
-        let Exchange { parts, request, backend, id, started, observer, slot, modes, wants_trailers, .. } =
-            exchange;
+        let Exchange {
+            parts,
+            request,
+            backend,
+            id,
+            started,
+            observer,
+            slot,
+            modes,
+            life,
+            wants_trailers,
+            ..
+        } = exchange;
         let accepted = self.clock.before(started.elapsed());
         let name = backend.name().to_owned();
         let finished = Finished {
@@ -223,6 +234,8 @@ impl Prepared {
         let gates = self.ruling.gates;
         let (replica, pulse) = (Arc::clone(&backend), Arc::clone(&self.identity.pulse));
         let closed = move || match modes.of(&name) {
+            // What is under way is to end by the simplest way there is.
+            _ if life.is_draining() => Some(RideReason::Draining),
             Mode::Auto => gates.closed(&replica, &pulse),
             Mode::Off | Mode::Observe => Some(RideReason::Observe),
         };

@@ -9,6 +9,7 @@ use bytes::Bytes;
 use http::{Response, request};
 use tokio::sync::OwnedSemaphorePermit;
 
+use super::drain::Lifecycle;
 use super::listen::Body;
 use super::mode::ModeSwitch;
 use super::relay::{self, Record, Relay};
@@ -51,6 +52,8 @@ pub struct Exchange {
     pub started: Instant,
     /// The operator's switch.
     pub modes: Arc<ModeSwitch>,
+    /// Whether the process is stopping.
+    pub life: Arc<Lifecycle>,
     /// Where the driver reports the end, once: [`Observer::finish`].
     pub observer: Arc<Observer>,
     /// Counts the request as in flight and against `limits.sessions`; to be kept until the answer's end.

@@ -355,6 +355,7 @@ impl Proxy {
             id,
             started: inbound.started,
             modes: Arc::clone(&self.shared.modes),
+            life: Arc::clone(&self.shared.life),
             observer: Arc::clone(&self.shared.observer),
             slot: Slot { _held: held, _permit: permit },
         });

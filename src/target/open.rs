@@ -62,9 +62,9 @@ pub fn open_as(model: &ServedModel) -> Result<Opened, StartError> {
 /// # Errors
 /// If the model or its tokenizer cannot be used.
 pub fn open(folder: &Path, name: Option<String>, options: &Options) -> Result<Opened, StartError> {
+    let words = FolderWords::read(folder)?;
     let own = || folder.canonicalize().ok()?.file_name().map(|name| name.to_string_lossy().into_owned());
     let name = name.or_else(own).ok_or_else(|| StartError::Name(folder.to_owned()))?;
-    let words = FolderWords::read(folder)?;
     let model = Model::open(folder, options)?;
     let device = model.device().to_owned();
     let metrics = Arc::new(Metrics::new()?);

@@ -7,10 +7,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use bytes::{Bytes, BytesMut};
 use futures_util::stream;
-use http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use http::header::{CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE};
 use http::{HeaderValue, Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full, StreamBody};
-use hyper::body::{Frame, Incoming};
+use hyper::body::{Body as _, Frame, Incoming};
 use serde_json::json;
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, oneshot};
@@ -33,6 +33,8 @@ use crate::units::TokenId;
 
 /// Longest request body, in bytes.
 const BODY_MAX: usize = 32 << 20;
+/// A body that is read in no time.
+const BODY_SHORT: usize = 16 << 10;
 /// Output tokens of a completion that does not say how many, as OpenAI has it.
 const MAX_TOKENS: usize = 16;
 
@@ -67,11 +69,12 @@ impl App {
     /// Answers one request. Dropping the future, or the answer's body, gives it up.
     pub async fn answer(self: Arc<Self>, request: Request<Body>) -> Response<Body> {
         let route = request.uri().path().to_owned();
+        let head = request.method() == Method::HEAD;
         let answered = self.route(request, &route).await;
         let response = answered.unwrap_or_else(|refusal| refuse(&refusal));
         let known = if response.status() == StatusCode::NOT_FOUND { "other" } else { route.as_str() };
         self.metrics.answered(known, response.status());
-        response
+        if head { bodiless(response) } else { response }
     }
 
     async fn route(self: &Arc<Self>, request: Request<Body>, path: &str) -> Result<Response<Body>, Refusal> {
@@ -82,7 +85,7 @@ impl App {
                 if request.method() == Method::POST =>
             {
                 let body = read(request.into_body()).await?;
-                self.post(path, &body).await
+                self.post(path, body).await
             }
             "/health"
             | "/version"
@@ -130,32 +133,43 @@ impl App {
         })
     }
 
-    async fn post(self: &Arc<Self>, path: &str, body: &[u8]) -> Result<Response<Body>, Refusal> {
+    async fn post(self: &Arc<Self>, path: &str, body: Bytes) -> Result<Response<Body>, Refusal> {
         match path {
-            "/v1/completions" => self.generate(wire::completions(body, self.served())?).await,
-            "/v1/chat/completions" => self.generate(wire::chat(body, self.served())?).await,
-            "/v1/verify" => self.verify(wire::verify(body, self.served())?).await,
-            "/tokenize" => self.tokenize(wire::tokenize(body, self.served())?),
+            "/v1/completions" => {
+                let begun = self.beside(body, |app, body| app.begin(wire::completions(body, app.served())?));
+                answered(begun.await?).await
+            }
+            "/v1/chat/completions" => {
+                let begun = self.beside(body, |app, body| app.begin(wire::chat(body, app.served())?));
+                answered(begun.await?).await
+            }
+            "/v1/verify" => self.verify(wire::verify(&body, self.served())?).await,
+            "/tokenize" => {
+                self.beside(body, |app, body| app.tokenize(wire::tokenize(body, app.served())?)).await
+            }
             _ => {
-                let tokens = wire::detokenize(body, self.served())?;
+                let tokens = wire::detokenize(&body, self.served())?;
                 Ok(ok_json(&json!({"prompt": self.words.decode(&tokens, true)})))
             }
         }
     }
 
-    fn served(&self) -> Served<'_> {
-        Served { model: &self.name, vocabulary: self.engine.config().vocabulary }
+    /// Reads a body: a long one on a thread where nobody waits for the time that it takes to find its tokens.
+    async fn beside<T: Send + 'static>(
+        self: &Arc<Self>,
+        body: Bytes,
+        read: fn(&Self, &[u8]) -> Result<T, Refusal>,
+    ) -> Result<T, Refusal> {
+        if body.len() <= BODY_SHORT {
+            return read(self, &body);
+        }
+        let app = Arc::clone(self);
+        let done = tokio::task::spawn_blocking(move || read(&app, &body)).await;
+        done.unwrap_or_else(|error| Err(Refusal::Fault(error.to_string())))
     }
 
-    async fn generate(self: &Arc<Self>, ask: Ask) -> Result<Response<Body>, Refusal> {
-        let answer = self.begin(ask)?;
-        if answer.ask.stream {
-            return Ok(stream_of(answer));
-        }
-        match answer.whole().await {
-            Ok(body) => Ok(whole(StatusCode::OK, "application/json", body)),
-            Err(why) => Err(Refusal::Fault(why)),
-        }
+    fn served(&self) -> Served<'_> {
+        Served { model: &self.name, vocabulary: self.engine.config().vocabulary }
     }
 
     /// Hands the jobs of a request to the model, all at once.
@@ -291,6 +305,25 @@ impl App {
         let number = self.random.hash_one(("id", self.count.fetch_add(1, Ordering::Relaxed)));
         format!("{prefix}-{number:016x}")
     }
+}
+
+/// Streamed or whole, as it was asked for.
+async fn answered(answer: Answer) -> Result<Response<Body>, Refusal> {
+    if answer.ask.stream {
+        return Ok(stream_of(answer));
+    }
+    match answer.whole().await {
+        Ok(body) => Ok(whole(StatusCode::OK, "application/json", body)),
+        Err(why) => Err(Refusal::Fault(why)),
+    }
+}
+
+/// The answer to a HEAD: what a connection of HTTP/1.1 would leave out, other ways would carry.
+fn bodiless(mut response: Response<Body>) -> Response<Body> {
+    if let Some(length) = response.body().size_hint().exact() {
+        response.headers_mut().insert(CONTENT_LENGTH, length.into());
+    }
+    response.map(|_| Full::default().map_err(|never| match never {}).boxed_unsync())
 }
 
 async fn read(mut body: Body) -> Result<Bytes, Refusal> {

@@ -1,5 +1,6 @@
 //! What the client gets is what the engine would have said, whatever is leapt.
 
+use std::collections::BTreeSet;
 use std::fmt::Write;
 
 use foretell::openai::Route;
@@ -166,32 +167,39 @@ async fn what_stopped_a_leapt_text_is_named_as_the_engine_names_it() {
 async fn an_engines_own_account_of_an_output_reaches_who_rode() {
     let house =
         House::build(TABLE.iter().find(|row| row.dialect == "llamacpp").unwrap(), setup(Some(30))).await;
+    let mut ends = BTreeSet::new();
     for route in [Route::Completions, Route::Chat] {
         let prompt = talkative(&house, route, PROMPTS[0]).await;
-        for usage in [true, false] {
-            for mut ask in both(route, &greedy(&prompt, &json!({}))) {
-                if ask.stream {
-                    ask.fields["stream_options"] = json!({ "include_usage": usage });
+        let [ask, _] = both(route, &greedy(&prompt, &json!({})));
+        let part: String = house.direct(&ask).await.plain.text.chars().skip(20).take(3).collect();
+        for more in [json!({"max_tokens": 8}), json!({"max_tokens": 2000}), json!({"stop": part})] {
+            for ask in both(route, &greedy(&prompt, &more)) {
+                for usage in [true, false] {
+                    let fields = if ask.stream { json!({ "include_usage": usage }) } else { json!(null) };
+                    let mut ask = ask.clone();
+                    ask.fields["stream_options"] = fields;
+                    let said = house.said(&ask);
+                    let direct = said.send(house.engine.address(), "").await;
+                    let ridden = said.send(house.front(), "x-foretell: ride\r\n").await;
+                    assert_eq!(account(&ridden), account(&direct), "{ask:?} {}", ridden.message.text());
+                    assert!(account(&direct).is_some_and(|count| count > 1), "{ask:?}");
+                    let leapt = said.send(house.front(), "").await;
+                    assert_eq!(account(&leapt), None, "{ask:?} {}", leapt.message.text());
+                    ends.insert((route.name(), direct.plain.finish));
                 }
-                let said = house.said(&ask);
-                let direct = account(&said.send(house.engine.address(), "").await);
-                let ridden = said.send(house.front(), "x-foretell: ride\r\n").await;
-                assert_eq!(account(&ridden), direct, "{ask:?} {}", ridden.message.text());
-                assert!(matches!(direct[..], [count] if count > 1), "{direct:?}");
-                let leapt = account(&said.send(house.front(), "").await);
-                assert!(leapt.is_empty(), "{ask:?} {leapt:?}");
             }
         }
     }
+    assert_eq!(ends.len(), 4, "texts end by themselves and by the limit: {ends:?}");
     house.leave().await;
 }
 
-/// What the accounts in the last two events, or in the answer, count of output tokens.
-fn account(answer: &Answer) -> Vec<u64> {
+/// Output tokens by the engine's account of its time, which stands in the last event.
+fn account(answer: &Answer) -> Option<u64> {
     let message = &answer.message;
     let streamed = message.text().starts_with("data: ");
-    let values = if streamed { events(message) } else { vec![message.json()] };
-    values.iter().rev().take(2).filter_map(|value| value["timings"]["predicted_n"].as_u64()).collect()
+    let last = if streamed { events(message).pop()? } else { message.json() };
+    last["timings"]["predicted_n"].as_u64()
 }
 
 /// What the operator put where a client says nothing holds on every route that is taken for it.

@@ -80,6 +80,12 @@ impl Proxy {
         Wire::connect(self.admin).await.ask(format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n")).await
     }
 
+    /// An answer of the admin interface to a command.
+    pub async fn post(&self, path: &str) -> Message {
+        let request = format!("POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 0\r\n\r\n");
+        Wire::connect(self.admin).await.ask(request).await
+    }
+
     /// What it tells of its first replica.
     pub async fn replica(&self) -> Value {
         self.get("/api/replicas").await.json()["replicas"][0].clone()

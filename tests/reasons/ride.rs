@@ -62,13 +62,15 @@ pub fn scene(reason: RideReason) -> Option<Scene> {
             ask: ending(),
             ..plain
         },
+        RideReason::Draining => {
+            Scene { process: "drain: { delay: 1m }\n", before: |stage| drain(stage).boxed(), ..plain }
+        }
         RideReason::VerifyFault => failing(|stage| verdicts(stage, &Fault::Status(500))),
         RideReason::RetryAfter => failing(|stage| verdicts(stage, &Fault::Later(503, 7))),
         RideReason::Budget
         | RideReason::GateAcceptance
         | RideReason::GateLatency
-        | RideReason::GateMemory
-        | RideReason::Draining => return None,
+        | RideReason::GateMemory => return None,
     })
 }
 
@@ -117,6 +119,12 @@ async fn sicken(stage: &Stage) {
     }
     faults.clear();
     faults.always(When::path("/health"), Fault::Status(503));
+}
+
+/// The process is told to stop, and goes on accepting for a while.
+async fn drain(stage: &Stage) {
+    assert_eq!(stage.proxy.post("/api/drain").await.head.status(), 200);
+    assert_eq!(stage.proxy.get("/readyz").await.head.status(), 503);
 }
 
 /// A scene in which every token is leapt at, and every verdict fails.

@@ -70,6 +70,11 @@ impl Dialect {
     pub fn name(self) -> &'static str {
         super::name_of(Self::NAMES, self)
     }
+
+    /// Whether a model in this process may be spoken to so.
+    pub const fn is_here(self) -> bool {
+        matches!(self, Self::Auto | Self::Onnx)
+    }
 }
 
 /// A service of a target.

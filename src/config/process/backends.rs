@@ -86,6 +86,17 @@ fn backend(item: &Item<'_>, seen: &mut Seen) -> Option<Backend> {
         );
     }
     let replicas = replicas.and_then(|item| self::replicas(&item));
+    if matches!(replicas, Some(Replicas::Here(_))) {
+        section.forbid("ranks", "only where a server is called");
+        section.forbid("connect", "only where a server is called");
+        if !dialect.is_here() {
+            section.refuse(
+                "dialect",
+                Refusal::new("not of a model in this process", "auto|onnx"),
+                dialect.name(),
+            );
+        }
+    }
     let ranks = section.or("ranks", 0, whole(0..=1024));
     let models = section.item("models").map_or_else(Vec::new, |item| models(&item, seen));
     let connect = connect(section.section("connect"));

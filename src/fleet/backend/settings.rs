@@ -1,40 +1,13 @@
 //! What a backend's replicas have in common.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::BoxFuture;
-use http::{Request, Response};
 use rustls::ClientConfig;
 
+use super::local::Local;
 use crate::fleet::key::KeyFile;
 use crate::fleet::models::ModelName;
-use crate::gateway::listen::Body;
-
-/// A server in this process. Dropping its future, or the body of its answer, gives the request up.
-#[derive(Clone)]
-pub struct Local(Arc<dyn Fn(Request<Body>) -> BoxFuture<'static, Response<Body>> + Send + Sync>);
-
-impl Local {
-    /// A server that answers so.
-    pub fn new(
-        answer: impl Fn(Request<Body>) -> BoxFuture<'static, Response<Body>> + Send + Sync + 'static,
-    ) -> Self {
-        Self(Arc::new(answer))
-    }
-
-    /// Asks it.
-    pub(in crate::fleet) fn answer(&self, request: Request<Body>) -> BoxFuture<'static, Response<Body>> {
-        (self.0)(request)
-    }
-}
-
-impl fmt::Debug for Local {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Local")
-    }
-}
 
 /// Whose key a backend sees.
 #[derive(Clone, Debug, Default)]

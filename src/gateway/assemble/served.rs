@@ -1,7 +1,7 @@
 //! Models that are served in this process: a backend without a server of its own.
 
-use crate::config::process::ServedModel;
-use crate::fleet::Local;
+use crate::config::process::{Backend, Replicas, ServedModel};
+use crate::fleet::{BackendSettings, Local};
 
 /// A model that a backend names cannot be served.
 #[derive(Debug, thiserror::Error)]
@@ -18,28 +18,44 @@ pub fn url(model: &ServedModel) -> String {
     format!("onnx:{}", model.path.display())
 }
 
-/// Opens the model and starts its thread.
+/// Opens the models of these backends and starts their threads: `settings` are those of the backends' replicas.
 ///
 /// # Errors
-/// It cannot be run.
-pub fn local(model: &ServedModel) -> Result<Local, ServedError> {
+/// The first that cannot be run.
+pub fn open(backends: &[Backend], settings: &mut [BackendSettings]) -> Result<(), ServedError> {
+    for backend in backends {
+        let Replicas::Here(model) = &backend.replicas else { continue };
+        if let Some(settings) = settings.iter_mut().find(|settings| settings.name == backend.name) {
+            settings.local = Some(local(model)?);
+        }
+    }
+    Ok(())
+}
+
+fn local(model: &ServedModel) -> Result<Local, ServedError> {
     runtime::local(model).map_err(|detail| ServedError { path: model.path.display().to_string(), detail })
 }
 
 #[cfg(feature = "onnx")]
 mod runtime {
+    use std::panic::AssertUnwindSafe;
     use std::sync::Arc;
 
     use futures_util::FutureExt;
 
     use super::{Local, ServedModel};
+    use crate::gateway::errors::Failure;
     use crate::target::open::open_as;
 
     pub(super) fn local(model: &ServedModel) -> Result<Local, String> {
         let opened = open_as(model).map_err(|error| error.to_string())?;
         tracing::info!(name = opened.name, device = opened.device, "model runs in this process");
         let app = Arc::new(opened.app);
-        Ok(Local::new(move |request| Arc::clone(&app).answer(request).boxed()))
+        Ok(Local::new(move |request| {
+            // On a server of its own a panic would cost one connection.
+            let answer = AssertUnwindSafe(Arc::clone(&app).answer(request)).catch_unwind();
+            answer.map(|answer| answer.unwrap_or_else(|_| Failure::Internal.response())).boxed()
+        }))
     }
 }
 

@@ -326,6 +326,9 @@ impl Pump {
     /// What of an event of the first ride is not the session's.
     async fn passed_on(&mut self, event: &Value, chunk: &crate::dialect::Chunk) -> Result<(), Gone> {
         self.sink.first(event).await?;
+        if let Some(after) = &chunk.after {
+            self.sink.hear_end(after);
+        }
         if chunk.more.is_empty() { Ok(()) } else { self.sink.other(&chunk.more).await }
     }
 

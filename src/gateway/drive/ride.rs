@@ -160,7 +160,7 @@ impl Ride {
             chunk.tokens.splice(0..0, held.tokens);
             chunk.prompt = chunk.prompt.or(held.prompt);
             chunk.doubtful |= held.doubtful;
-            event = first;
+            chunk.after = Some(std::mem::replace(&mut event, first));
         }
         if chunk.pending {
             self.pending = Some((event, chunk));

@@ -269,7 +269,7 @@ impl Sink {
             }
             fill(&mut chunk, &self.dialect.codec().last_members(self.route, false));
             self.say_stop(&mut chunk, outcome);
-            if !wanted || self.usage_unasked {
+            if !wanted {
                 self.say_account(&mut chunk);
             }
             self.event(&chunk).await?;
@@ -297,9 +297,7 @@ impl Sink {
                 }
                 if let (true, Some(template)) = (wanted, &self.template) {
                     let mut chunk = template.usage_chunk(usage);
-                    if !self.usage_unasked {
-                        self.say_account(&mut chunk);
-                    }
+                    self.say_account(&mut chunk);
                     self.event(&chunk).await?;
                 }
                 self.send(Frame::data(sse::encode_done().into())).await?;
