@@ -1,7 +1,6 @@
 //! CPU or CUDA: what was asked for, what the machine has, what was taken and why.
 
 use std::path::Path;
-use std::str::FromStr;
 
 use ort::ep::{CUDA, ExecutionProvider};
 use ort::session::builder::SessionBuilder;
@@ -26,19 +25,6 @@ impl From<process::Device> for DeviceChoice {
             process::Device::Auto => Self::Auto,
             process::Device::Cpu => Self::Cpu,
             process::Device::Cuda => Self::Cuda,
-        }
-    }
-}
-
-impl FromStr for DeviceChoice {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text {
-            "auto" => Ok(Self::Auto),
-            "cpu" => Ok(Self::Cpu),
-            "cuda" => Ok(Self::Cuda),
-            other => Err(format!("allowed auto, cpu, cuda, got {other}")),
         }
     }
 }

@@ -95,7 +95,7 @@ mod tests {
         Some(answer.frame().await?.map(|frame| frame.into_data().unwrap_or_default()))
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn what_comes_later_wakes_who_reads_and_the_call_is_counted_until_then() {
         let (local, frames) = scripted();
         let backend = built(backend(local));
@@ -171,8 +171,10 @@ mod tests {
         let long = Limited::new(full(b"12345".to_vec()), 4).boxed_unsync();
         let error = backend.send(asked(long)).await.map(|_| ()).unwrap_err();
         assert!(error.is_limit(), "{error}");
-        let broken = full(b"1".to_vec()).map_err(|_| -> BoxError { "cut".into() });
-        assert!(backend.send(asked(broken.boxed_unsync())).await.is_ok());
+        let cut: Result<Frame<Bytes>, BoxError> = Err("cut".into());
+        let broken = StreamBody::new(futures_util::stream::iter([cut])).boxed_unsync();
+        let error = backend.send(asked(broken)).await.map(|_| ()).unwrap_err();
+        assert_eq!((error.kind(), error.is_limit()), (SendErrorKind::Request, false), "{error}");
         assert_eq!(backend.breaker(), BreakerState::Closed);
     }
 }
