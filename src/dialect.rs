@@ -22,9 +22,11 @@ pub mod vllm;
 use serde_json::{Map, Value};
 
 use crate::draft::Tree;
-use crate::openai::{Additive, BypassReason, Request, Route, Sampling};
-use crate::session::{Plan, StopOrder, Verdict};
+use crate::openai::{Additive, Request, Route, Sampling};
+use crate::session::StopOrder;
 use crate::units::TokenId;
+use crate::words::BypassReason;
+use crate::words::{Plan, Verdict};
 
 pub use engine::{Engine, Load, MaxTokens, Noise, RowShape};
 pub use recognise::{Answers, Foreign, Question};

@@ -2,10 +2,8 @@
 //!
 //! Every request ends in one [`Finished`] record, and every view is made from it, so they cannot disagree.
 
-pub mod admin;
 pub mod log;
 pub mod metrics;
-pub mod page;
 pub mod recent;
 pub mod replicas;
 

@@ -4,7 +4,8 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::indexing_slicing, clippy::float_cmp)]
 
 use foretell::openai::parameters::{Field, Plain, TABLE, Treatment, find};
-use foretell::openai::{BypassReason as R, Judgement, Prompt, Request, Route, judge, understand};
+use foretell::openai::{Judgement, Prompt, Request, Route, judge, understand};
+use foretell::words::BypassReason as R;
 use rstest::rstest;
 use serde_json::{Map, Value, json};
 

@@ -11,7 +11,8 @@ mod wire;
 
 use std::time::Duration;
 
-use foretell::gateway::assemble::{Drafters, Running};
+use foretell::app::Running;
+use foretell::drive::drafters::Drafters;
 use foretell::lab::local;
 use futures_util::stream::{self, StreamExt};
 use serde_json::{Value, json};

@@ -11,8 +11,9 @@ use super::{OK, USAGE};
 use crate::config::policy::Policy;
 use crate::config::process::{ClientControl, Dialect};
 use crate::config::{Facts, Flags, Mode, PolicyMode, PolicySet, Process, Strings, load};
-use crate::openai::{BypassReason, Control, Finding, Request, Route, understand};
-use crate::session::RideReason;
+use crate::openai::{Control, Finding, Request, Route, understand};
+use crate::words::BypassReason;
+use crate::words::RideReason;
 
 /// The arguments of `foretell explain`.
 #[derive(clap::Args, Clone, Debug, Default)]

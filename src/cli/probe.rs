@@ -13,11 +13,11 @@ use crate::config::process::{PlanName, Plans, Probe};
 use crate::control::prospect::{ACCEPTANCES, Measured};
 use crate::dialect::Engine;
 use crate::dialect::probe::{Cache, Findings};
+use crate::fleet::identity::{self, Recognised, Unknown};
 use crate::fleet::probe::{self, Limits, Report, Seen};
-use crate::fleet::{Backend, BackendSettings, scrape};
-use crate::gateway::drive::identity::{self, Recognised, Unknown};
+use crate::fleet::{Replica, ReplicaSettings, scrape};
 use crate::lab::Exit;
-use crate::openai::BypassReason;
+use crate::words::BypassReason;
 
 /// How long a server is given to become idle.
 const IDLE_WITHIN: Duration = Duration::from_secs(5);
@@ -66,7 +66,7 @@ pub async fn run(args: &ProbeArgs, out: &mut dyn Write) -> io::Result<u8> {
         eprintln!("--dialect: unknown value, allowed {}, got {:?}", names.join("|"), args.dialect);
         return Ok(USAGE);
     };
-    let backend = match Backend::new(BackendSettings::new("probe", args.url.as_str())) {
+    let backend = match Replica::new(ReplicaSettings::new("probe", args.url.as_str())) {
         Ok(backend) => backend,
         Err(error) => {
             eprintln!("foretell probe: {error}");
@@ -107,7 +107,7 @@ fn as_json(url: &str, outcome: &Outcome) -> Value {
     value
 }
 
-async fn look(args: &ProbeArgs, dialect: Named, backend: &Backend) -> Result<Outcome, Unknown> {
+async fn look(args: &ProbeArgs, dialect: Named, backend: &Replica) -> Result<Outcome, Unknown> {
     if args.billed {
         let models = identity::models(backend).await?;
         let why = format!("it bills per token, so it was asked for its models ({models}) and nothing else");
@@ -132,7 +132,7 @@ async fn look(args: &ProbeArgs, dialect: Named, backend: &Backend) -> Result<Out
 
 async fn measure(
     args: &ProbeArgs,
-    backend: &Backend,
+    backend: &Replica,
     recognised: Recognised,
     mut seen: Seen,
 ) -> Result<Outcome, Unknown> {
@@ -166,7 +166,7 @@ async fn measure(
 }
 
 /// Waits until nothing runs or waits there, for a while; a server that does not tell is taken to be idle.
-async fn idle(backend: &Backend, engine: &Engine, calls: &mut u32) -> bool {
+async fn idle(backend: &Replica, engine: &Engine, calls: &mut u32) -> bool {
     let Some(path) = engine.dialect.codec().load_path(engine) else { return true };
     let until = Instant::now() + IDLE_WITHIN;
     loop {

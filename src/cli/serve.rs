@@ -2,11 +2,11 @@
 
 use std::io::Write;
 
+use crate::app;
+use crate::app::{Ended, Gateway};
 use crate::config::flags::{Environment, Flags};
 use crate::config::load::{self, Loaded};
 use crate::config::process::LogFormat;
-use crate::gateway::assemble;
-use crate::gateway::{Ended, Gateway};
 use crate::lab::Exit;
 use crate::observe::log;
 
@@ -48,7 +48,7 @@ pub fn run(args: &ServeArgs) -> Exit {
 }
 
 async fn serve(loaded: Loaded) -> Exit {
-    let running = match assemble::start(loaded.process, loaded.policies).await {
+    let running = match app::start(loaded.process, loaded.policies).await {
         Ok(running) => running,
         Err(error) => {
             eprintln!("foretell serve: {error}");

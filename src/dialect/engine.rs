@@ -1,9 +1,10 @@
 //! An engine as it was found: everything about one server that decides how it may be asked.
 
 use super::{Asked, Beside, Call, Chunk, Context, Dialect, Refusal, RideKind, Round, Unreadable};
-use crate::openai::{Additive, BypassReason, Defaults, Request, Sampling};
-use crate::session::{Plan, Verdict};
+use crate::openai::{Additive, Defaults, Request, Sampling};
 use crate::units::TokenId;
+use crate::words::BypassReason;
+use crate::words::{Plan, Verdict};
 use serde_json::Value;
 
 /// What the noise of a seeded request depends on.

@@ -22,9 +22,11 @@ use super::{
     Answers, Asked, Beside, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise,
     Question, Refusal, RideKind, Round, Unreadable,
 };
-use crate::openai::{Additive, BypassReason, Defaults, Prompt, Request, Route, Sampling};
-use crate::session::{Plan, Row, StopOrder, Verdict};
+use crate::openai::{Additive, Defaults, Prompt, Request, Route, Sampling};
+use crate::session::StopOrder;
 use crate::units::TokenId;
+use crate::words::BypassReason;
+use crate::words::{Plan, Row, Verdict};
 
 const COMPLETION: &str = "/completion";
 const TEMPLATE: &str = "/apply-template";

@@ -18,9 +18,10 @@ use super::{
     Answers, Asked, Beside, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise,
     Question, Refusal, RideKind, Round, Unreadable,
 };
-use crate::openai::{Additive, BypassReason, Prompt, Request, Route, Sampling};
-use crate::session::{Plan, Row, Verdict};
+use crate::openai::{Additive, Prompt, Request, Route, Sampling};
 use crate::units::TokenId;
+use crate::words::BypassReason;
+use crate::words::{Plan, Row, Verdict};
 
 const GENERATE: &str = "/generate";
 const ENCODE: &str = "/v1/encode";

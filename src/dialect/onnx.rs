@@ -14,9 +14,11 @@ use super::{
     Answers, Asked, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise, Question,
     Refusal, RideKind, Round, Unreadable,
 };
-use crate::openai::{Additive, BypassReason, Defaults, Request, Route, Sampling};
-use crate::session::{Plan, Row, StopOrder, Verdict};
+use crate::openai::{Additive, Defaults, Request, Route, Sampling};
+use crate::session::StopOrder;
 use crate::units::TokenId;
+use crate::words::BypassReason;
+use crate::words::{Plan, Row, Verdict};
 
 const VERIFY: &str = "/v1/verify";
 const TOKENIZER_INFO: &str = "/tokenizer_info";

@@ -13,8 +13,8 @@ use super::{Asked, Call, Context, Dialect, Engine, RideKind, Round};
 use crate::control::prospect::Measured;
 use crate::draft::{Features, Source, Tree};
 use crate::openai::{Said, Sampling, SamplingField};
-use crate::session::Plan;
 use crate::units::{Tick, TokenId};
+use crate::words::Plan;
 
 use learn::Learning;
 use script::{Script, Task};

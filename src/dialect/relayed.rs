@@ -21,8 +21,9 @@ use super::{
     Answers, Asked, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Question,
     Refusal, RideKind, Round, Unreadable, shared,
 };
-use crate::openai::{Additive, BypassReason, Request, Sampling};
-use crate::session::{Plan, Verdict};
+use crate::openai::{Additive, Request, Sampling};
+use crate::words::BypassReason;
+use crate::words::{Plan, Verdict};
 
 /// How a server of this dialect is relayed.
 pub struct Relayed(pub Dialect);

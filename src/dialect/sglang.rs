@@ -20,9 +20,10 @@ use super::{
     Answers, Asked, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise, Question,
     Refusal, RideKind, Round, RowShape, Unreadable, score,
 };
-use crate::openai::{Additive, BypassReason, Defaults, Request, Route, Sampling, SamplingField as F};
-use crate::session::{Plan, Row, Verdict};
+use crate::openai::{Additive, Defaults, Request, Route, Sampling, SamplingField as F};
 use crate::units::TokenId;
+use crate::words::BypassReason;
+use crate::words::{Plan, Row, Verdict};
 
 const GENERATE: &str = "/generate";
 const TOKENIZE: &str = "/tokenize";

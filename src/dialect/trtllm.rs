@@ -25,9 +25,10 @@ use super::{
     Answers, Asked, Beside, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise,
     Question, Refusal, RideKind, Round, Unreadable,
 };
-use crate::openai::{Additive, BypassReason, Prompt, Request, Route, Sampling, SamplingField};
-use crate::session::{Plan, Row, Verdict};
+use crate::openai::{Additive, Prompt, Request, Route, Sampling, SamplingField};
 use crate::units::TokenId;
+use crate::words::BypassReason;
+use crate::words::{Plan, Row, Verdict};
 
 const TOKENIZE: &str = "/_internal/tokenize";
 const METRICS: &str = "/prometheus/metrics";

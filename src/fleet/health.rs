@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use super::breaker::{Breaker, BreakerState};
 use super::dice::Dice;
 use super::error::SendErrorKind;
-use crate::gateway::clock::Clock;
+use crate::clock::Clock;
 use crate::units::Tick;
 
 /// How often a replica that is down is asked for its health, before jitter.

@@ -26,7 +26,7 @@ use tokio::net::TcpStream;
 use super::error::SendErrorKind;
 use super::health::{Failing, Health, Outcome};
 use super::silence::Silence;
-use crate::gateway::listen::{Body, BoxError};
+use crate::http::body::{Body, BoxError};
 
 /// How much of an error's text is read to judge whose fault it is.
 const JUDGED: usize = 4 << 10;

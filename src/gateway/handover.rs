@@ -9,13 +9,14 @@ use bytes::Bytes;
 use http::{Response, request};
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::drain::Lifecycle;
-use super::listen::Body;
-use super::mode::ModeSwitch;
 use super::relay::{self, Record, Relay};
-use crate::fleet::{Backend, Fleet, SendError};
+use crate::drive::mode::ModeSwitch;
+use crate::fleet::{Fleet, Replica, SendError};
+use crate::http::body::Body;
+use crate::http::drain::Lifecycle;
 use crate::observe::{Held, Observer};
-use crate::openai::{self, BypassReason, Control};
+use crate::openai::{self, Control};
+use crate::words::BypassReason;
 
 /// A future that owns all it needs.
 pub type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send + 'static>>;
@@ -35,7 +36,7 @@ pub struct Exchange {
     /// The body understood.
     pub request: Box<openai::Request>,
     /// Who answers for its model. A session stays with its replica.
-    pub backend: Arc<Backend>,
+    pub backend: Arc<Replica>,
     /// Who can answer instead, as long as nothing has been answered.
     pub fleet: Arc<Fleet>,
     /// What the client asked of Foretell; it can only lower what policy and gates allow. Never `Off`.
@@ -97,7 +98,7 @@ pub struct Spare {
     body: Bytes,
     route: openai::Route,
     model: String,
-    backend: Arc<Backend>,
+    backend: Arc<Replica>,
     fleet: Arc<Fleet>,
     id: String,
     started: Instant,
@@ -106,22 +107,22 @@ pub struct Spare {
 
 impl Spare {
     /// Who may answer instead, after a call that ended by `error`.
-    pub fn elsewhere(&self, error: &SendError) -> Option<Arc<Backend>> {
+    pub fn elsewhere(&self, error: &SendError) -> Option<Arc<Replica>> {
         self.fleet.elsewhere(&self.backend, error)
     }
 
     /// Relays the request to `other`. It is a bypass: a session belongs to the replica that it was prepared for.
-    pub async fn relay(self, other: Arc<Backend>) -> Response<Body> {
+    pub async fn relay(self, other: Arc<Replica>) -> Response<Body> {
         self.relay_to(other, BypassReason::Fault).await
     }
 
-    async fn relay_to(mut self, backend: Arc<Backend>, reason: BypassReason) -> Response<Body> {
+    async fn relay_to(mut self, backend: Arc<Replica>, reason: BypassReason) -> Response<Body> {
         let mut record = Record::new(self.observer, self.started);
         record.completion(self.route, self.id, reason, None);
         record.model(self.model);
         let body = relay::fit(&backend, &mut self.parts, self.body);
         let repeatable = Some(body.clone());
         let relay = Relay { record, backend, fleet: self.fleet, limit: None, repeatable };
-        relay.send_prepared(self.parts, super::errors::full(body)).await
+        relay.send_prepared(self.parts, crate::http::body::full(body)).await
     }
 }

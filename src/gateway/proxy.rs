@@ -14,19 +14,22 @@ use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::errors::{Failure, full};
 use super::handover::{Drive, Exchange, Slot};
-use super::headers;
-use super::listen::{Body, Peer};
-use super::mode::Mode;
 use super::relay::{self, Record, Relay};
 use super::route::{self, Read};
 use super::tunnel::Tunnels;
-use super::{Brains, Limits, Settings, Shared};
 use crate::dialect;
-use crate::fleet::Backend;
+use crate::drive::failure::Failure;
+use crate::fleet::Replica;
+use crate::gateway::{Brains, Limits, Settings, Shared};
+use crate::http::body::Body;
+use crate::http::body::full;
+use crate::http::headers;
+use crate::http::listen::Peer;
 use crate::observe::metrics::Stage;
-use crate::openai::{self, BypassReason, Control, Judgement, Route};
+use crate::openai::{self, Control, Judgement, Route};
+use crate::words::BypassReason;
+use crate::words::Mode;
 
 /// What every request needs.
 pub struct Proxy {
@@ -55,7 +58,7 @@ enum Verdict {
     Relay {
         why: Why,
         model: Option<String>,
-        to: Option<Arc<Backend>>,
+        to: Option<Arc<Replica>>,
         body: Payload,
     },
     /// With a prediction; the client's own body is for a service that takes none.
@@ -64,7 +67,7 @@ enum Verdict {
         model: String,
         altered: Bytes,
         own: Bytes,
-        to: Option<Arc<Backend>>,
+        to: Option<Arc<Replica>>,
     },
     Fail(Failure),
 }
@@ -72,7 +75,7 @@ enum Verdict {
 /// A request that may be driven, with its replica and its place among the sessions.
 struct Eligible {
     request: Box<openai::Request>,
-    to: Arc<Backend>,
+    to: Arc<Replica>,
     permit: OwnedSemaphorePermit,
 }
 
@@ -109,7 +112,7 @@ impl From<BypassReason> for Why {
 }
 
 impl Proxy {
-    pub(super) fn new(settings: &Settings, brains: &Brains, shared: Shared, tunnels: Tunnels) -> Self {
+    pub(crate) fn new(settings: &Settings, brains: &Brains, shared: Shared, tunnels: Tunnels) -> Self {
         let epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Self {
             shared,
@@ -123,7 +126,7 @@ impl Proxy {
     }
 
     /// Answers one request.
-    pub(super) async fn answer(self: Arc<Self>, request: Request<Incoming>) -> Response<Body> {
+    pub(crate) async fn answer(self: Arc<Self>, request: Request<Incoming>) -> Response<Body> {
         let started = Instant::now();
         let (mut parts, body) = request.into_parts();
         let peer = parts.extensions.remove::<Peer>();
@@ -173,7 +176,7 @@ impl Proxy {
         inbound: Inbound,
         body: Payload,
         record: Record,
-        backend: Arc<Backend>,
+        backend: Arc<Replica>,
     ) -> Response<Body> {
         let twice = route::is_repeatable(&inbound.parts.method, &inbound.parts.uri);
         let (body, repeatable) = match body {
@@ -193,7 +196,7 @@ impl Proxy {
         model: String,
         altered: Bytes,
         own: Bytes,
-        to: Option<Arc<Backend>>,
+        to: Option<Arc<Replica>>,
     ) -> Response<Body> {
         let Some(backend) = to.or_else(|| self.shared.fleet.pick(Some(&model))) else {
             return record.fail(&Failure::NoBackend);
@@ -293,7 +296,7 @@ impl Proxy {
 
     /// Judges the body, and takes a place among the sessions if it may be driven. A replica that was picked
     /// for it serves it also if it is relayed.
-    fn judged(&self, route: Route, body: &Bytes) -> Result<Eligible, (Why, Option<Arc<Backend>>)> {
+    fn judged(&self, route: Route, body: &Bytes) -> Result<Eligible, (Why, Option<Arc<Replica>>)> {
         let begun = Instant::now();
         let judged = openai::judge(route, body);
         self.shared.observer.metrics().overhead(Stage::Parse, begun.elapsed());

@@ -15,14 +15,16 @@ use http_body::{Body as _, Frame, SizeHint};
 use http_body_util::BodyExt;
 use hyper::upgrade::OnUpgrade;
 
-use super::errors::Failure;
-use super::headers;
-use super::listen::{Body, BoxError, Peer};
 use super::tunnel::Tunnels;
-use crate::fleet::{self, Backend, Fleet};
+use crate::drive::failure::Failure;
+use crate::fleet::{self, Fleet, Replica};
+use crate::http::body::{Body, BoxError};
+use crate::http::headers;
+use crate::http::listen::Peer;
 use crate::observe::metrics::Prediction;
 use crate::observe::{Finished, Held, Observer};
-use crate::openai::{self, BypassReason, Path, Route};
+use crate::openai::{self, Path, Route};
+use crate::words::BypassReason;
 
 /// Everything that is to be said about one request; says it exactly once, at the latest when dropped.
 pub struct Record {
@@ -120,7 +122,7 @@ impl Drop for Record {
 
 /// A completion's body as `backend` takes it: without the client's own `prediction`, where its engine would refuse
 /// the whole request for it.
-pub(super) fn fit(backend: &Backend, parts: &mut request::Parts, body: Bytes) -> Bytes {
+pub(super) fn fit(backend: &Replica, parts: &mut request::Parts, body: Bytes) -> Bytes {
     match backend.refuses_prediction().then(|| openai::without_prediction(&body)).flatten() {
         Some(without) => {
             parts.headers.remove(CONTENT_LENGTH);
@@ -135,7 +137,7 @@ pub struct Relay {
     /// What will be said about it.
     pub record: Record,
     /// Where it goes.
-    pub backend: Arc<Backend>,
+    pub backend: Arc<Replica>,
     /// Who can answer instead, if it gives no answer.
     pub fleet: Arc<Fleet>,
     /// `limits.relay_body`.
@@ -198,7 +200,7 @@ impl Relay {
             parts.headers.insert(UPGRADE, protocol);
         }
         parts.headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
-        let mut response = Response::from_parts(parts, super::errors::full(Bytes::new()));
+        let mut response = Response::from_parts(parts, crate::http::body::full(Bytes::new()));
         self.record.answered(&mut response);
         tunnels.join(client, backend, self.record);
         response
@@ -220,7 +222,7 @@ impl Relay {
         for name in [CONTENT_LENGTH, CONNECTION, UPGRADE] {
             parts.headers.remove(name);
         }
-        let first = self.exchange(parts.clone(), super::errors::full(altered)).await;
+        let first = self.exchange(parts.clone(), crate::http::body::full(altered)).await;
         let refused = match &first {
             // Neither costs anything; a pause that is asked for is another matter.
             Ok(response) => {
@@ -235,7 +237,7 @@ impl Relay {
             return self.answer_with(first);
         }
         metrics(Prediction::Refused);
-        let second = self.exchange(parts, super::errors::full(own)).await;
+        let second = self.exchange(parts, crate::http::body::full(own)).await;
         if second.as_ref().is_ok_and(|response| response.status().is_success()) {
             backend.note_unpredicted(model);
         }

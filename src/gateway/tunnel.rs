@@ -49,7 +49,7 @@ impl Tunnels {
     }
 }
 
-async fn copy(client: OnUpgrade, backend: OnUpgrade) -> Result<(), super::listen::BoxError> {
+async fn copy(client: OnUpgrade, backend: OnUpgrade) -> Result<(), crate::http::body::BoxError> {
     let (client, backend) = tokio::try_join!(client, backend)?;
     tokio::io::copy_bidirectional(&mut TokioIo::new(client), &mut TokioIo::new(backend)).await?;
     Ok(())

@@ -7,13 +7,14 @@ use std::net::SocketAddr;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
+use crate::app::{self, AssembleError, Running};
 use crate::config::load::parse_policies;
 use crate::config::policy::PolicySet;
 use crate::config::problem::Problem;
 use crate::config::process::{self, Process};
-use crate::gateway::assemble::{self, AssembleError, Drafters, Running};
-use crate::gateway::listen::Stop;
-use crate::target::server::App;
+use crate::drive::drafters::Drafters;
+use crate::http::listen::Stop;
+use crate::onnx_server::server::App;
 
 /// Why it could not start.
 #[derive(Debug, thiserror::Error)]
@@ -84,7 +85,7 @@ pub async fn proxy_with(process: &str, policies: &[&str], drafters: Drafters) ->
     let free = SocketAddr::from(([127, 0, 0, 1], 0));
     process.listen.iter_mut().for_each(|listen| listen.address = free);
     process.admin.address = free;
-    Ok(assemble::start_with(process, policies, drafters).await?)
+    Ok(app::start_with(process, policies, drafters).await?)
 }
 
 fn parse(policies: &[&str], process: &Process) -> Result<PolicySet, Vec<Problem>> {

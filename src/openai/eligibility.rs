@@ -6,9 +6,9 @@ use serde_json::{Map, Value};
 use super::fields;
 use super::json;
 use super::parameters::{self, Parameter, Treatment};
-use super::reason::BypassReason;
 use super::request::{Prompt, Request, Route};
 use super::sampling::Sampling;
+use crate::words::BypassReason;
 
 /// What is to be done with a request, as far as its body tells.
 #[derive(Clone, Debug)]

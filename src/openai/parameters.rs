@@ -6,8 +6,8 @@
 
 use serde_json::Value;
 
-use super::reason::BypassReason;
 use super::request::Route;
+use crate::words::BypassReason;
 
 /// On which routes a parameter exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

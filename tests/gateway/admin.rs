@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
-use foretell::gateway::{Brains, Gateway, Settings, StartError};
-use foretell::observe::admin::{FileError, Hooks};
+use foretell::admin::{FileError, Hooks};
+use foretell::app::Gateway;
+use foretell::gateway::StartError;
+use foretell::gateway::{Brains, Settings};
 use serde_json::{Value, json};
 
 use crate::house;
@@ -110,7 +112,7 @@ impl Hooks for Files {
         Some(Err(vec![error]))
     }
 
-    fn replica(&self, _: &std::sync::Arc<foretell::fleet::Backend>) -> Option<Value> {
+    fn replica(&self, _: &std::sync::Arc<foretell::fleet::Replica>) -> Option<Value> {
         Some(json!({ "epoch": "e1", "plans": ["tree"] }))
     }
 }
@@ -118,8 +120,9 @@ impl Hooks for Files {
 #[tokio::test]
 async fn what_the_configuration_can_answer_is_answered_and_the_rest_is_404() {
     let server = backend().await;
-    let brains = Brains { hooks: Some(Arc::new(Files)), ..Brains::default() };
-    let gateway = Gateway::start(house::settings(server.address), brains).await.unwrap();
+    let gateway = Gateway::start(house::settings(server.address), Brains::default(), Some(Arc::new(Files)))
+        .await
+        .unwrap();
     assert_eq!(get(&gateway, "/api/policies").await.json()["policies"][0]["revision"], "12345678");
     let refused = tell(&gateway, "/api/reload", "").await;
     assert_eq!(refused.head.status(), 422);
@@ -155,7 +158,7 @@ async fn with_a_token_everything_but_health_wants_it() {
 async fn an_open_admin_address_without_token_does_not_start() {
     let server = backend().await;
     let settings = Settings { admin: Some(([0, 0, 0, 0], 0).into()), ..house::settings(server.address) };
-    let refused = Gateway::start(settings, Brains::default()).await;
+    let refused = Gateway::start(settings, Brains::default(), None).await;
     assert!(matches!(refused, Err(StartError::AdminOpen(_))));
 }
 

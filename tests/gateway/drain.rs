@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use foretell::gateway::drain::DrainTimes;
-use foretell::gateway::{Ended, Settings};
+use foretell::app::Ended;
+use foretell::gateway::Settings;
+use foretell::http::drain::DrainTimes;
 use tokio::sync::watch;
 
 use crate::house;

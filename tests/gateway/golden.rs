@@ -1,10 +1,11 @@
 //! Five hundred bodies pass byte for byte, both ways, whatever is in them and however they are framed.
 
-use foretell::fleet::BackendSettings;
+use foretell::app::Gateway;
+use foretell::fleet::ReplicaSettings;
 use foretell::gateway::handover::{BoxFuture, Drive, Exchange};
-use foretell::gateway::listen::Body;
-use foretell::gateway::{Brains, Gateway, Settings};
-use foretell::openai::BypassReason;
+use foretell::gateway::{Brains, Settings};
+use foretell::http::body::Body;
+use foretell::words::BypassReason;
 
 use crate::house;
 use crate::wire::{Server, Wire, chunk};
@@ -79,16 +80,16 @@ impl Drive for Never {
 /// Bodies are read and judged, up to a limit that some of them pass.
 async fn judging(backend: std::net::SocketAddr) -> Gateway {
     let mut settings = Settings {
-        backends: vec![BackendSettings {
+        backends: vec![ReplicaSettings {
             speculates: true,
-            ..BackendSettings::new("b", format!("http://{backend}"))
+            ..ReplicaSettings::new("b", format!("http://{backend}"))
         }],
         workers: 2,
         ..house::settings(backend)
     };
     settings.limits.speculate_body = 64 << 10;
-    let brains = Brains { drive: Some(std::sync::Arc::new(Never)), hooks: None };
-    Gateway::start(settings, brains).await.unwrap()
+    let brains = Brains { drive: Some(std::sync::Arc::new(Never)) };
+    Gateway::start(settings, brains, None).await.unwrap()
 }
 
 #[tokio::test]

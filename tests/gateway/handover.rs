@@ -2,12 +2,14 @@
 
 use std::sync::Arc;
 
-use foretell::fleet::{BackendSettings, ModelName};
-use foretell::gateway::errors::full;
+use foretell::app::Gateway;
+use foretell::fleet::{ModelName, ReplicaSettings};
 use foretell::gateway::handover::{BoxFuture, Drive, Exchange};
-use foretell::gateway::listen::Body;
-use foretell::gateway::{Brains, Gateway, Settings};
-use foretell::openai::{BypassReason, Control};
+use foretell::gateway::{Brains, Settings};
+use foretell::http::body::Body;
+use foretell::http::body::full;
+use foretell::openai::Control;
+use foretell::words::BypassReason;
 use tokio::sync::mpsc;
 
 use crate::house;
@@ -38,8 +40,8 @@ async fn gateway(
     settings.backends[0].speculates = true;
     change(&mut settings);
     let (tell, seen) = mpsc::unbounded_channel();
-    let brains = Brains { drive: Some(Arc::new(Noting(tell, give_back))), hooks: None };
-    (Gateway::start(settings, brains).await.unwrap(), seen)
+    let brains = Brains { drive: Some(Arc::new(Noting(tell, give_back))) };
+    (Gateway::start(settings, brains, None).await.unwrap(), seen)
 }
 
 async fn plain() -> Server {
@@ -132,8 +134,8 @@ async fn a_driver_that_panics_costs_one_answer_and_nothing_else() {
     let server = plain().await;
     let mut settings = house::settings(server.address);
     settings.backends[0].speculates = true;
-    let brains = Brains { drive: Some(Arc::new(Broken)), hooks: None };
-    let gateway = Gateway::start(settings, brains).await.unwrap();
+    let brains = Brains { drive: Some(Arc::new(Broken)) };
+    let gateway = Gateway::start(settings, brains, None).await.unwrap();
     let mut client = Wire::connect(gateway.addresses[0]).await;
     let answer = client.ask(post("/v1/completions", "", BODY)).await;
     assert_eq!(
@@ -148,9 +150,9 @@ async fn a_driver_that_panics_costs_one_answer_and_nothing_else() {
 async fn requests_go_where_their_model_is_whether_driven_or_relayed() {
     let here = Server::answering(|_| ok("", b"here")).await;
     let there = Server::answering(|_| ok("", b"there")).await;
-    let named = |name: &str, server: &Server, model: &str| BackendSettings {
+    let named = |name: &str, server: &Server, model: &str| ReplicaSettings {
         models: vec![ModelName { id: model.to_owned(), ..ModelName::default() }],
-        ..BackendSettings::new(name, format!("http://{}", server.address))
+        ..ReplicaSettings::new(name, format!("http://{}", server.address))
     };
     let settings = Settings {
         backends: vec![named("one", &here, "m"), named("two", &there, "lora-*")],

@@ -3,8 +3,8 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use foretell::app::Running;
 use foretell::cli::probe::{ProbeArgs, run};
-use foretell::gateway::assemble::Running;
 use foretell::lab::local;
 use serde_json::{Value, json};
 

@@ -1,6 +1,6 @@
 //! Every reason why a request never leaps.
 
-use foretell::openai::BypassReason;
+use foretell::words::BypassReason;
 use futures_util::FutureExt;
 use serde_json::json;
 

@@ -3,8 +3,8 @@
 use std::fmt::Debug;
 use std::path::{Path, PathBuf};
 
-use foretell::openai::BypassReason;
-use foretell::session::RideReason;
+use foretell::words::BypassReason;
+use foretell::words::RideReason;
 
 use crate::ride;
 

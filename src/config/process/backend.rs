@@ -7,7 +7,7 @@ use http::Uri;
 
 use super::Device;
 use crate::config::values::Glob;
-use crate::session::Plan;
+use crate::words::Plan;
 
 /// How a backend is spoken to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use super::Dialect;
 use crate::control::prospect::GAMMA_MOST;
 use crate::dialect::{Engine, Noise};
-use crate::session::Plan;
+use crate::words::Plan;
 
 /// Numbers of draft nodes that are timed.
 const GAMMAS: [usize; 4] = [0, 2, 4, GAMMA_MOST];
