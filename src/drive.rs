@@ -259,7 +259,8 @@ impl Prepared {
     fn naming(&self) -> Option<Naming> {
         let rules = &self.ruling.rules;
         let leaps = rules.permission == Permission::Leap && (!rules.holdback || rules.gamma_fixed.is_some());
-        let plan = rules.plans.first().filter(|_| leaps && !self.identity.engine.dialect.codec().names())?;
+        let plan =
+            rules.plans.first().filter(|_| leaps && !self.identity.engine.dialect.quirks().ride_ids)?;
         Some(Naming::new(Arc::clone(&self.identity.tokenizer), *plan))
     }
 
@@ -278,7 +279,7 @@ impl Prepared {
             limit: Limit { max_tokens, context: engine.context.and_then(|most| u32::try_from(most).ok()) },
             ending: Ending {
                 stop: request.stop.clone(),
-                stop_order: engine.dialect.codec().stop_order(),
+                stop_order: engine.dialect.quirks().stop_order,
                 include_stop: request.include_stop,
                 stop_token_ids: request.stop_token_ids.clone(),
                 eos: engine.eos.clone(),

@@ -81,7 +81,7 @@ impl Pump {
         sink: Sink,
         closed: Box<dyn Fn() -> Option<RideReason> + Send + Sync>,
     ) -> Self {
-        let untold = !calls.engine().dialect.codec().names();
+        let untold = !calls.engine().dialect.quirks().ride_ids;
         Self {
             session,
             untold,
@@ -178,7 +178,7 @@ impl Pump {
         let Some(ride) = self.ride.as_ref().filter(|_| self.first && self.held.is_none()) else { return };
         let prompt = self.session.prompt().to_vec();
         let Some(naming) = self.naming.as_mut().filter(|_| !prompt.is_empty()) else { return };
-        let counts = self.uncounted && self.calls.engine().dialect.codec().counts();
+        let counts = self.uncounted && self.calls.engine().dialect.quirks().prompt_ids_need_count;
         if counts || !naming.is_due() {
             return;
         }
