@@ -27,7 +27,7 @@ const JUDGED: usize = 200;
 /// What is to be measured.
 #[derive(Clone, Debug)]
 pub struct Bench {
-    /// The server itself.
+    /// Address of the server without Foretell.
     pub direct: Url,
     /// The same server through Foretell.
     pub through: Url,
@@ -61,7 +61,7 @@ pub struct CostSource {
 pub enum TargetCosts {
     /// Its own metrics page.
     Page(Url),
-    /// A probe.
+    /// The costs that a probe has measured.
     Probed(Probed),
 }
 
@@ -73,7 +73,7 @@ pub struct Stopped {
     pub side: Side,
     /// Where it was asked.
     pub url: String,
-    /// The first failure.
+    /// Why the first of them failed.
     pub failure: Failure,
 }
 

@@ -25,7 +25,7 @@ const WARM_UP: usize = 3;
 /// The servers of a demonstration, running.
 #[derive(Clone, Debug)]
 pub struct Stack {
-    /// The target itself.
+    /// Address of the target, asked directly.
     pub direct: Url,
     /// The target through the proxy.
     pub through: Url,

@@ -35,7 +35,7 @@ struct Bar {
     high: f64,
     /// A diamond beside the range: what the formula gives.
     mark: Option<f64>,
-    /// Shown on hovering.
+    /// Text shown on hovering.
     says: String,
 }
 
@@ -45,7 +45,7 @@ struct Group {
     bars: Vec<Bar>,
 }
 
-/// The whole page.
+/// The report as one HTML page.
 pub fn page(runs: &[Run]) -> String {
     let mut page = format!(
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\

@@ -19,7 +19,7 @@ use crate::onnx_server::server::App;
 /// Why it could not start.
 #[derive(Debug, thiserror::Error)]
 pub enum LocalError {
-    /// No free port.
+    /// No loopback port is free.
     #[error("cannot listen on loopback: {0}")]
     Listen(#[from] std::io::Error),
     /// The configuration is not one; every problem on a line.
@@ -39,17 +39,17 @@ impl From<Vec<Problem>> for LocalError {
 
 /// A target that serves on a free port of loopback until it is dropped.
 pub struct LocalTarget {
-    /// Where.
+    /// The loopback address that it listens on.
     pub address: SocketAddr,
     stop: Stop,
     _serving: JoinHandle<usize>,
 }
 
 impl LocalTarget {
-    /// Serves `app`.
+    /// Serves `app` on a free loopback port.
     ///
     /// # Errors
-    /// No free port.
+    /// No loopback port is free.
     pub async fn start(app: App) -> Result<Self, LocalError> {
         let listener = TcpListener::bind(SocketAddr::from(([127, 0, 0, 1], 0))).await?;
         let address = listener.local_addr()?;

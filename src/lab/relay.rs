@@ -28,14 +28,14 @@ pub const P99_MAX: f64 = 1.25;
 /// Most resident memory of Foretell without models.
 pub const RSS_MAX: u64 = 40 << 20;
 
-/// What to compare.
+/// The programs and the load of a comparison.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The `foretell` program; it is run as `serve --backend URL --listen ADDR --admin ADDR`.
     pub foretell: PathBuf,
     /// The `nginx` program.
     pub nginx: PathBuf,
-    /// Its configuration.
+    /// Configuration file of nginx.
     pub config: PathBuf,
     /// Foretell's configuration: no line per request, since nginx writes none.
     pub foretell_config: PathBuf,
@@ -97,12 +97,12 @@ pub struct Pair {
     pub bare: Measured,
 }
 
-/// What came out.
+/// The measurements of a comparison.
 #[derive(Debug)]
 pub struct Report {
     /// The same load without a proxy, for comparison; not judged.
     pub direct: Measured,
-    /// Every pair.
+    /// The turns, in the order they were taken.
     pub pairs: Vec<Pair>,
     /// Largest resident memory of Foretell at the end of a turn.
     pub rss: u64,

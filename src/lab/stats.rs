@@ -26,7 +26,7 @@ impl Default for Durations {
 }
 
 impl Durations {
-    /// Adds one duration.
+    /// Adds one measured duration.
     pub fn record(&mut self, duration: Duration) {
         let nanos = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
         if let Some(histogram) = &mut self.0 {
@@ -46,11 +46,11 @@ impl Durations {
 pub struct Interval {
     /// The median; `None` if nothing was measured.
     pub median: Option<f64>,
-    /// Lower end.
+    /// Lower end of the interval, in the unit of the value.
     pub low: Option<f64>,
-    /// Upper end.
+    /// Upper end of the interval, in the unit of the value.
     pub high: Option<f64>,
-    /// How many measurements.
+    /// Number of measurements.
     pub n: usize,
 }
 

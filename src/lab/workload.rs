@@ -14,11 +14,11 @@ use crate::openai::Route;
 pub struct Workload {
     /// The file's name without its ending.
     pub name: String,
-    /// At least one.
+    /// The prompts, in file order; at least one.
     pub prompts: Vec<Prompt>,
 }
 
-/// One line.
+/// One line of a workload: a route and a request body.
 #[derive(Clone, Debug)]
 pub struct Prompt {
     /// Where it is sent.
@@ -30,9 +30,9 @@ pub struct Prompt {
 /// What a run changes in every body.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Settings {
-    /// Replaces `temperature`.
+    /// Temperature put into every body in place of its own.
     pub temperature: f64,
-    /// Replaces `max_tokens`.
+    /// Output limit, tokens, put into every body in place of its own.
     pub max_tokens: Option<u32>,
     /// Gives each prompt a seed of its own, the same on both sides and in every alternation.
     pub seeded: bool,
@@ -44,17 +44,17 @@ pub enum Error {
     /// The file cannot be read.
     #[error("{path}: {source}")]
     Read {
-        /// The file.
+        /// The workload file.
         path: PathBuf,
-        /// Why not.
+        /// The system's error.
         source: std::io::Error,
     },
     /// A line is not `{"route", "body"}`.
     #[error("{name}:{line}: {reason}")]
     Line {
-        /// The workload.
+        /// Name of the workload.
         name: String,
-        /// Counted from 1.
+        /// Line number, from 1.
         line: usize,
         /// What is wrong with it.
         reason: String,
@@ -62,7 +62,7 @@ pub enum Error {
     /// No line at all.
     #[error("{name}: no prompts")]
     Empty {
-        /// The workload.
+        /// Name of the workload.
         name: String,
     },
 }

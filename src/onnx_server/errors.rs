@@ -12,7 +12,7 @@ pub enum Refusal {
     /// A field has a value that it cannot have.
     #[error("Invalid value for '{param}': {message}")]
     Invalid {
-        /// The field.
+        /// Name of the request field.
         param: String,
         /// What was expected, and what came.
         message: String,
@@ -26,7 +26,7 @@ pub enum Refusal {
     /// A field that this server knows and does not do.
     #[error("Parameter '{param}' is not supported by this server: {message}")]
     Unsupported {
-        /// The field.
+        /// Name of the request field.
         param: String,
         /// What would be accepted.
         message: &'static str,
@@ -37,7 +37,7 @@ pub enum Refusal {
          ({prompt} in the prompt, {output} for the output). Please reduce the length of the prompt or of the output."
     )]
     TooLong {
-        /// Tokens that fit.
+        /// Most tokens of prompt and output.
         context: usize,
         /// Tokens asked for in all.
         requested: usize,
@@ -51,7 +51,7 @@ pub enum Refusal {
     /// No such model here.
     #[error("The model `{0}` does not exist.")]
     NoModel(String),
-    /// No such route.
+    /// The path has no handler.
     #[error("Not found: {0}")]
     NoRoute(String),
     /// The route exists, this method does not.
@@ -63,7 +63,7 @@ pub enum Refusal {
     /// The body broke off.
     #[error("The request body could not be read: {0}")]
     Unreadable(String),
-    /// The model failed.
+    /// A run of the model failed.
     #[error("{0}")]
     Fault(String),
 }

@@ -11,7 +11,7 @@ use crate::units::TokenId;
 pub enum Job {
     /// Continue a sequence.
     Generate(Box<Generate>),
-    /// Judge a draft.
+    /// Verify a draft: sample at every place of it.
     Verify(Box<Verify>),
 }
 
@@ -22,7 +22,7 @@ pub struct Generate {
     pub prompt: Vec<TokenId>,
     /// How many of its last tokens are output already.
     pub generated: usize,
-    /// How to sample.
+    /// The sampling parameters and the noise.
     pub sampler: Sampler,
     /// What ends the output.
     pub limits: Limits,
@@ -37,7 +37,7 @@ pub struct Generate {
 /// What ends an output.
 #[derive(Clone, Debug, Default)]
 pub struct Limits {
-    /// Most new tokens.
+    /// Most output tokens.
     pub max_tokens: usize,
     /// End-of-text tokens; empty if they are to be ignored.
     pub eos: Vec<TokenId>,
@@ -67,14 +67,14 @@ pub enum Event {
     },
     /// A new token.
     Token(Token),
-    /// The model failed.
+    /// A run of the model failed.
     Failed(String),
 }
 
 /// One new token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Token {
-    /// Its id.
+    /// Token id.
     pub id: TokenId,
     /// Log-probabilities, if asked for.
     pub scores: Option<Scores>,
@@ -85,7 +85,7 @@ pub struct Token {
 /// Processed log-probabilities of one place.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scores {
-    /// Of the sample.
+    /// Processed log-probability of the sampled token.
     pub logprob: f32,
     /// Of the best tokens, best first.
     pub top: Vec<(TokenId, f32)>,
@@ -96,7 +96,7 @@ pub struct Scores {
 pub struct PromptRow {
     /// The prompt's own token.
     pub id: TokenId,
-    /// Its log-probability.
+    /// Processed log-probability.
     pub logprob: f32,
     /// How many tokens are at least as probable; 1 means that it is the only most probable one.
     pub rank: usize,
@@ -107,7 +107,7 @@ pub struct PromptRow {
 /// Why an output ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// End of text.
+    /// The model's end-of-text token was sampled.
     Eos,
     /// One of the client's end tokens.
     StopToken(TokenId),
@@ -115,7 +115,7 @@ pub enum Ending {
     Length,
 }
 
-/// Judge a draft.
+/// Verify a draft: sample at every place of it.
 #[derive(Debug)]
 pub struct Verify {
     /// The sequence so far; at least one token.
@@ -126,7 +126,7 @@ pub struct Verify {
     pub tokens: Vec<TokenId>,
     /// Parent of each; `None` follows the context. Parents stand before their children.
     pub parents: Vec<Option<usize>>,
-    /// How to sample.
+    /// The sampling parameters and the noise.
     pub sampler: Sampler,
     /// So many best tokens per row.
     pub top: usize,
@@ -134,7 +134,7 @@ pub struct Verify {
     pub reply: oneshot::Sender<Result<Verified, String>>,
 }
 
-/// A judged draft.
+/// What the target sampled at every place of a draft.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Verified {
     /// Row 0 follows the context, row `i + 1` follows node `i`.
@@ -150,7 +150,7 @@ pub struct Verified {
 pub struct VerifiedRow {
     /// The token sampled there.
     pub sample: TokenId,
-    /// Its processed log-probability.
+    /// Processed log-probability of the sample.
     pub logprob: f32,
     /// The best tokens, best first.
     pub top: Vec<(TokenId, f32)>,

@@ -14,7 +14,7 @@ pub(super) enum Kind {
     Decode,
     /// A draft among them.
     Verify,
-    /// Prompts among them.
+    /// Runs that read at least one prompt.
     Prefill,
 }
 
@@ -108,7 +108,7 @@ impl Metrics {
         self.requests.with_label_values(&[route, status.as_str()]).inc();
     }
 
-    /// The exposition text.
+    /// All metrics in the Prometheus text format.
     pub(super) fn text(&self) -> Vec<u8> {
         let mut text = Vec::new();
         if let Err(error) = TextEncoder::new().encode(&self.registry.gather(), &mut text) {

@@ -20,7 +20,7 @@ pub enum StartError {
     /// Its tokenizer does not.
     #[error(transparent)]
     Text(#[from] TextError),
-    /// Metrics clash.
+    /// Two metrics have one name.
     #[error(transparent)]
     Metrics(#[from] prometheus::Error),
     /// The system gives no thread.
@@ -33,7 +33,7 @@ pub enum StartError {
 
 /// A model that is ready to be served.
 pub struct Opened {
-    /// To be served.
+    /// The application that answers requests.
     pub app: App,
     /// The model id.
     pub name: String,
@@ -44,7 +44,7 @@ pub struct Opened {
 /// Opens a model as it is to be served.
 ///
 /// # Errors
-/// As [`open`].
+/// Opens a model as a backend of the process file names it; see [`open`].
 pub fn open_as(model: &ServedModel) -> Result<Opened, StartError> {
     let options = Options {
         device: model.device.into(),

@@ -17,7 +17,7 @@ pub(super) struct Step {
 /// Why a choice is finished.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Finish {
-    /// End of text.
+    /// The model's end-of-text token was sampled.
     Eos,
     /// One of the client's end tokens.
     StopToken(TokenId),
@@ -44,7 +44,7 @@ pub(super) struct Output {
     include_stop: bool,
     /// Stop strings count from the token after so many.
     spared: usize,
-    /// Tokens so far.
+    /// Number of output tokens so far.
     pub(super) tokens: usize,
 }
 

@@ -79,7 +79,7 @@ pub(super) struct Message {
     pub(super) content: String,
 }
 
-/// Token counts.
+/// The `usage` object: token counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub(super) struct Usage {
     pub(super) prompt_tokens: usize,

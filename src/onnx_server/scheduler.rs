@@ -33,7 +33,7 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Starts the thread.
+    /// Starts the thread that runs the model.
     ///
     /// # Errors
     /// If the system gives no thread.

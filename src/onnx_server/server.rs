@@ -39,7 +39,7 @@ const BODY_SHORT: usize = 16 << 10;
 /// Output tokens of a completion that does not say how many, as OpenAI has it.
 const MAX_TOKENS: usize = 16;
 
-/// A served model.
+/// A model and everything that answers requests for it.
 pub struct App {
     engine: Engine,
     words: Arc<dyn Words>,

@@ -36,11 +36,11 @@ impl Running {
 pub(super) enum News {
     /// Its prompt has been computed.
     Prompt,
-    /// A token.
+    /// One more token of a choice.
     Step(Step),
     /// Nothing more will come: `max_tokens` was 0.
     Over,
-    /// The model failed.
+    /// A run of the model failed.
     Failed(String),
 }
 
@@ -293,7 +293,7 @@ impl Whole {
     }
 }
 
-/// One server-sent event.
+/// One server-sent event as it is written.
 fn frame(envelope: &Envelope<'_>) -> String {
     match serde_json::to_string(envelope) {
         Ok(json) => format!("data: {json}\n\n"),

@@ -24,11 +24,11 @@ const LOGPROBS_MAX: usize = 20;
 /// What is to be continued.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Prompt {
-    /// A text.
+    /// A text prompt.
     Text(String),
-    /// Token ids.
+    /// A prompt of token ids.
     Ids(Vec<TokenId>),
-    /// A chat.
+    /// The messages of a chat.
     Messages(Vec<Value>),
 }
 
@@ -57,12 +57,12 @@ pub(super) struct Ask {
 /// Which chunks of a stream carry usage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum StreamUsage {
-    /// None.
+    /// No usage in the stream.
     #[default]
     Never,
     /// A last one without choices.
     Last,
-    /// Every one.
+    /// Usage in every event.
     Every,
 }
 
@@ -102,7 +102,7 @@ impl Served<'_> {
     }
 }
 
-/// Reads `POST /v1/completions`.
+/// Parses the body of `POST /v1/completions`.
 pub(super) fn completions(body: &[u8], served: Served<'_>) -> Result<Ask, Refusal> {
     let mut fields = Fields::read(body)?;
     served.check_model(&mut fields)?;
@@ -132,7 +132,7 @@ pub(super) fn completions(body: &[u8], served: Served<'_>) -> Result<Ask, Refusa
     Ok(Ask { show, ..ask })
 }
 
-/// Reads `POST /v1/chat/completions`.
+/// Parses the body of `POST /v1/chat/completions`.
 pub(super) fn chat(body: &[u8], served: Served<'_>) -> Result<Ask, Refusal> {
     let mut fields = Fields::read(body)?;
     served.check_model(&mut fields)?;

@@ -12,9 +12,9 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A proxy that is running.
 pub(super) trait Child {
-    /// Where it listens.
+    /// The address that it listens on.
     fn address(&self) -> SocketAddr;
-    /// Its process.
+    /// Process id.
     fn id(&self) -> u32;
     /// Processor time that it and its workers have used so far.
     fn busy(&self) -> Duration {

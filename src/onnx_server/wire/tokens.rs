@@ -22,7 +22,7 @@ pub(in crate::onnx_server) struct VerifyAsk {
     pub(in crate::onnx_server) stop_token_ids: Vec<TokenId>,
 }
 
-/// Reads `POST /v1/verify`.
+/// Parses the body of `POST /v1/verify`.
 pub(in crate::onnx_server) fn verify(body: &[u8], served: Served<'_>) -> Result<VerifyAsk, Refusal> {
     let mut fields = Fields::read(body)?;
     served.check_model(&mut fields)?;
@@ -92,7 +92,7 @@ pub(in crate::onnx_server) fn tokenize(body: &[u8], served: Served<'_>) -> Resul
     Ok(ask)
 }
 
-/// Reads `POST /detokenize`.
+/// Parses the body of `POST /detokenize`.
 pub(in crate::onnx_server) fn detokenize(body: &[u8], served: Served<'_>) -> Result<Vec<TokenId>, Refusal> {
     let mut fields = Fields::read(body)?;
     served.check_model(&mut fields)?;
