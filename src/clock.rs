@@ -18,7 +18,7 @@ impl Clock {
         Self { origin: Instant::now() }
     }
 
-    /// This moment.
+    /// Microseconds from the clock's start to this moment.
     pub fn now(&self) -> Tick {
         Tick(u64::try_from(self.origin.elapsed().as_micros()).unwrap_or(u64::MAX))
     }

@@ -59,7 +59,7 @@ pub enum Dialect {
 }
 
 impl Dialect {
-    /// All of them.
+    /// Every dialect, in the order of the documentation.
     pub const ALL: [Self; 11] = [
         Self::Onnx,
         Self::Vllm,
@@ -119,7 +119,7 @@ impl Dialect {
 pub struct Context<'a> {
     /// The model id as the client sent it.
     pub model: &'a str,
-    /// The prompt's ids.
+    /// Token ids of the prompt.
     pub prompt: &'a [TokenId],
     /// The output so far.
     pub output: &'a [TokenId],
@@ -145,9 +145,9 @@ impl Context<'_> {
 /// A draft to be put to the engine.
 #[derive(Clone, Copy, Debug)]
 pub struct Round<'a> {
-    /// What it follows.
+    /// Prompt and output that the draft follows.
     pub context: Context<'a>,
-    /// The draft.
+    /// The draft to be verified.
     pub draft: &'a Tree,
     /// How the target samples.
     pub sampling: &'a Sampling,
@@ -163,14 +163,14 @@ pub struct Round<'a> {
 pub struct Call {
     /// Path on the server, below its base path.
     pub path: &'static str,
-    /// The JSON body.
+    /// JSON text of the body.
     pub body: Vec<u8>,
 }
 
 /// A draft as it is put to the engine: all calls are to be answered, in any order.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Asked {
-    /// The calls.
+    /// The calls, in the order in which their answers are read.
     pub calls: Vec<Call>,
     /// How many of the draft's nodes they ask for, from the first on.
     pub nodes: usize,
@@ -184,7 +184,7 @@ pub enum Refusal {
     TooLong {
         /// Size of the call.
         bytes: usize,
-        /// The bound.
+        /// Most bytes of one round's request.
         most: usize,
     },
     /// Several prompts of this length are more than the engine has memory for.
@@ -205,7 +205,7 @@ pub struct Unreadable(pub &'static str);
 pub struct Chunk {
     /// Ids of the prompt, on the first event.
     pub prompt: Option<Vec<TokenId>>,
-    /// New output tokens.
+    /// Token ids of new output, in order.
     pub tokens: Vec<TokenId>,
     /// The text that the backend sent with them.
     pub text: String,

@@ -17,7 +17,7 @@ use crate::lab::{Exit, html, report};
 /// Compare a server asked directly with the same server asked through Foretell.
 #[derive(Clone, Debug, clap::Args)]
 pub struct BenchArgs {
-    /// The server itself.
+    /// Address of the server itself
     #[arg(long, value_name = "URL")]
     pub direct: Url,
     /// The same server through Foretell.

@@ -32,20 +32,20 @@ pub enum RowShape {
 /// How long an output becomes that the client does not limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MaxTokens {
-    /// So many tokens.
+    /// This many tokens.
     Tokens(u32),
     /// Up to the end of the context.
     Context,
-    /// Nobody knows.
+    /// Not known: neither the request nor the engine says.
     Unknown,
 }
 
 /// How busy an engine says it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Load {
-    /// Requests being computed.
+    /// Number of requests being computed.
     pub running: u32,
-    /// Requests that wait.
+    /// Number of requests that wait to be computed.
     pub waiting: u32,
     /// Share of the KV memory in use, 0 to 1, where it tells.
     pub kv_usage: Option<f64>,

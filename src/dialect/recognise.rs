@@ -20,7 +20,7 @@ pub struct Question {
 }
 
 impl Question {
-    /// `GET path`.
+    /// The question `GET path`.
     pub fn get(path: &'static str) -> Self {
         Self { path: path.into(), body: None }
     }
@@ -34,11 +34,11 @@ impl Question {
 /// What a server said to one question.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Told {
-    /// The HTTP status.
+    /// HTTP status of the answer.
     pub status: u16,
-    /// The `server` header.
+    /// Value of the `server` header.
     pub server: Option<String>,
-    /// The body.
+    /// Bytes of the body.
     pub body: Vec<u8>,
 }
 
@@ -47,7 +47,7 @@ pub struct Told {
 pub struct Answers(IndexMap<String, Told>);
 
 impl Answers {
-    /// Adds an answer.
+    /// Adds the answer to `GET path`.
     pub fn add(&mut self, path: &str, told: Told) {
         self.0.insert(path.to_owned(), told);
     }
@@ -142,15 +142,15 @@ impl Foreign {
 pub const MODELS: &str = "/v1/models";
 /// Tells the version of vLLM, TensorRT-LLM and our own target.
 pub const VERSION: &str = "/version";
-/// Tells about llama.cpp.
+/// Page by which llama-server is recognised.
 pub const PROPS: &str = "/props";
-/// Tells about SGLang.
+/// Page by which SGLang is recognised.
 pub const SERVER_INFO: &str = "/server_info";
-/// Tells about TGI.
+/// Page by which TGI is recognised.
 pub const INFO: &str = "/info";
 /// Tells the version of Ollama.
 pub const OLLAMA_VERSION: &str = "/api/version";
-/// Tells about Triton.
+/// Page by which Triton is recognised.
 pub const KSERVE: &str = "/v2";
 
 /// What a server is asked of which nothing is known. None of it computes a token anywhere.

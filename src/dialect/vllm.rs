@@ -30,7 +30,7 @@ const TOKENIZE: &str = "/tokenize";
 const METRICS: &str = "/metrics";
 /// `--max-logprobs` unless somebody changed it.
 const LOGPROBS_MOST: usize = 20;
-/// `VLLM_MAX_COMPLETION_PROMPTS`.
+/// Most prompts of one call: vLLM's `VLLM_MAX_COMPLETION_PROMPTS`.
 const PROMPTS_MOST: usize = 1024;
 /// Tokens per block where the server does not tell.
 const BLOCK: usize = 16;

@@ -15,9 +15,9 @@ use crate::words::BypassReason;
 pub enum Judgement {
     /// It may be speculated.
     Eligible(Box<Request>),
-    /// It may not.
+    /// The request never leaps.
     Bypass {
-        /// Why.
+        /// The first reason found.
         reason: BypassReason,
         /// The parameter that is to blame, where one is.
         parameter: Option<String>,

@@ -129,7 +129,7 @@ impl Learning {
         }
     }
 
-    /// Draws the conclusions.
+    /// Puts what was learnt into the engine's description.
     pub(super) fn conclude(&mut self, engine: &mut Engine) {
         self.conclude_cache();
         engine.caches = self.cache.works.or(engine.caches);

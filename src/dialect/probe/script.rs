@@ -23,7 +23,7 @@ pub(super) enum Place {
     Long,
 }
 
-/// One question.
+/// One call of the probe and what it is to show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Task {
     /// A scored draft, and the very same again: what lies under a cached prefix.
