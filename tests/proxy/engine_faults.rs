@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::fakes::vllm::{Options, Vllm};
 use crate::fakes::{Fake, Fault, When};
-use crate::wire::{Message, Wire, post};
+use crate::wire::{Message, PATIENCE, Wire, post};
 
 const COMPLETIONS: &str = "/v1/completions";
 const SCORE: &str = "/inference/v1/generate";
@@ -33,7 +33,7 @@ impl House {
         let engine = Fake::start(Vllm::new(options)).await;
         let root = env!("CARGO_MANIFEST_DIR");
         let process = format!(
-            "version: 1\ntimeouts: {{ verify: 700ms, connect: 500ms, idle: 1s }}\nbackends:\n  - name: vllm\n    replicas: [\"{}\"]\n    \
+            "version: 1\ntimeouts: {{ verify: 3s, connect: 10s, idle: 4s }}\nbackends:\n  - name: vllm\n    replicas: [\"{}\"]\n    \
              models: [{{ id: toy, tokenizer: {root}/onnx/models/target }}]\n    probe: {{ when: never }}\n",
             engine.url()
         );
@@ -62,7 +62,7 @@ impl House {
         let fields = format!("content-type: application/json\r\n{fields}");
         let request = post(COMPLETIONS, &fields, Self::body(stream).to_string().as_bytes());
         let answer = async { Wire::connect(to).await.ask(request).await };
-        tokio::time::timeout(Duration::from_secs(15), answer).await.expect("no hang")
+        tokio::time::timeout(PATIENCE, answer).await.expect("no hang")
     }
 
     /// Calls on which nothing came.
@@ -298,7 +298,7 @@ async fn an_engine_that_was_started_again_is_another_one_and_is_learnt_anew() {
     house.engine.restart();
     let asked = tokio::time::Instant::now();
     while epoch().await == before {
-        assert!(asked.elapsed() < Duration::from_secs(12), "the old epoch still stands");
+        assert!(asked.elapsed() < PATIENCE, "the old epoch still stands");
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     let (plain, got) = (read(&house.ask(false, false).await), read(&house.ask(true, false).await));

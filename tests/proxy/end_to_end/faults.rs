@@ -1,6 +1,6 @@
 //! Whatever a drafter or a verify call does wrong, in whatever state the session is: 200, and the plain text.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use foretell::openai::Route;
 use foretell::runtime::noise;
@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 
 use super::house::{Answer, Ask, House, Plan};
 use super::middlebox::{Fate, Fault, Kind};
+use crate::wire::PATIENCE;
 
 const TOKENS: usize = 24;
 const PROMPT: &str = "for piece in text.split(',') { taken.push_str(piece) } — take the fox, take the dog: ";
@@ -175,16 +176,16 @@ async fn all_as_plain(house: &House, cases: Vec<Case>) -> Vec<(String, String)> 
 async fn counted(house: &House, told: &[(String, String)], reason: &str) {
     let told = told.iter().filter(|(_, told)| told.ends_with(&format!("/{reason}"))).count() as f64;
     let line = format!("foretell_rides_total{{reason=\"{reason}\"}}");
-    let mut seen = 0.0;
-    for _ in 0..200 {
-        seen = house.metric(&line).await;
+    // The record is written when the last byte is on its way already.
+    let begun = Instant::now();
+    loop {
+        let seen = house.metric(&line).await;
         if (seen - told).abs() < 0.5 {
             return;
         }
-        // The record is written when the last byte is on its way already.
+        assert!(begun.elapsed() < PATIENCE, "{reason}: {told} told, {seen} counted");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    panic!("{reason}: {told} told, {seen} counted");
 }
 
 #[rstest]

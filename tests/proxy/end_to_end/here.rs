@@ -12,9 +12,7 @@ use foretell::target::open::open_as;
 use serde_json::{Value, json};
 
 use crate::client::{Ask, FORCED, get, metric, watch_panics};
-use crate::wire::{Wire, post};
-
-const PATIENCE: Duration = Duration::from_secs(20);
+use crate::wire::{PATIENCE, Wire, post};
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("onnx/models/target")

@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 
 use super::house::{Ask, CONTEXT, FORCED, metric};
 use super::model::{self, Babble};
+use crate::wire::PATIENCE;
 
 const PROMPT: &str = "take the fox, take the dog: let mut taken = String::new(); ";
 
@@ -92,5 +93,5 @@ async fn a_replica_behind_a_name_is_known_and_leapt_with() {
             }
         }
     };
-    tokio::time::timeout(Duration::from_secs(20), known).await.unwrap();
+    tokio::time::timeout(PATIENCE, known).await.unwrap();
 }

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use foretell::fleet::{Auth, BackendSettings, KeyFile, ModelName};
 use foretell::lab::local;
-use tokio::time::{Duration, timeout};
+use tokio::time::timeout;
 
 use super::house::{self, Replica, ask};
-use crate::wire::{Message, Wire, post};
+use crate::wire::{Message, PATIENCE, Wire, post};
 
 async fn seen_with(auth: Auth) -> Message {
     let mut replica = Replica::saying("x").await;
@@ -70,7 +70,7 @@ async fn a_key_file_that_changes_is_read_again() {
             }
         }
     };
-    timeout(Duration::from_secs(10), taken).await.expect("within a second, as a rule");
+    timeout(PATIENCE, taken).await.expect("within a second, as a rule");
 }
 
 #[tokio::test]

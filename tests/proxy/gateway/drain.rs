@@ -59,24 +59,15 @@ async fn begun(address: std::net::SocketAddr) -> Wire {
 #[tokio::test]
 async fn a_signal_cuts_none_of_200_streams_and_a_second_one_ends_at_once() {
     let (server, tell) = streaming().await;
-    let gateway = house::start(times(house::settings(server.address), 500, 60_000)).await;
-    let (address, admin) = (gateway.addresses[0], gateway.admin.unwrap());
+    let gateway = house::start(times(house::settings(server.address), 0, 600_000)).await;
+    let address = gateway.addresses[0];
     let life = std::sync::Arc::clone(&gateway.shared.life);
     let ended = tokio::spawn(gateway.until_signal());
     let mut streams = Vec::new();
     for _ in 0..200 {
         streams.push(begun(address).await);
     }
-    let ready =
-        || async { Wire::connect(admin).await.ask("GET /readyz HTTP/1.1\r\nhost: localhost\r\n\r\n").await };
-    assert_eq!(ready().await.head.status(), 200);
-
     terminate();
-    life.draining().await;
-    assert_eq!(ready().await.head.status(), 503);
-    // Until balancers have noticed, new connections are still served, and told not to come again.
-    let late = Wire::connect(address).await.ask("GET /v1/models HTTP/1.1\r\nhost: a\r\n\r\n").await;
-    assert_eq!((late.head.status(), late.head.get("connection")), (200, Some("close")));
     life.stop.accept.cancelled().await;
     tell.send_replace(true);
     for stream in &mut streams {
@@ -89,13 +80,20 @@ async fn a_signal_cuts_none_of_200_streams_and_a_second_one_ends_at_once() {
     assert!(tokio::net::TcpStream::connect(address).await.is_err());
 
     let (server, _tell) = streaming().await;
-    let gateway = house::start(times(house::settings(server.address), 60_000, 60_000)).await;
-    let address = gateway.addresses[0];
+    let gateway = house::start(times(house::settings(server.address), 600_000, 600_000)).await;
+    let (address, admin) = (gateway.addresses[0], gateway.admin.unwrap());
     let life = std::sync::Arc::clone(&gateway.shared.life);
     let ended = tokio::spawn(gateway.until_signal());
     let _stream = begun(address).await;
+    let ready =
+        || async { Wire::connect(admin).await.ask("GET /readyz HTTP/1.1\r\nhost: localhost\r\n\r\n").await };
+    assert_eq!(ready().await.head.status(), 200);
     terminate();
     life.draining().await;
+    assert_eq!(ready().await.head.status(), 503);
+    // Until balancers have noticed, new connections are still served, and told not to come again.
+    let late = Wire::connect(address).await.ask("GET /v1/models HTTP/1.1\r\nhost: a\r\n\r\n").await;
+    assert_eq!((late.head.status(), late.head.get("connection")), (200, Some("close")));
     terminate();
     assert_eq!(ended.await.unwrap(), Ended::AtOnce);
 }
@@ -108,10 +106,10 @@ async fn what_is_still_open_after_the_grace_is_cut_and_counted() {
     let life = std::sync::Arc::clone(&gateway.shared.life);
     let ended = tokio::spawn(gateway.ended());
     let mut stream = begun(address).await;
-    life.drain();
-    assert_eq!(ended.await.unwrap(), Ended::Drained { cut: 1 });
     assert_eq!(stream.chunk().await.unwrap(), b"data: 1\n\n");
     assert_eq!(stream.chunk().await.unwrap(), b"data: 2\n\n");
+    life.drain();
+    assert_eq!(ended.await.unwrap(), Ended::Drained { cut: 1 });
     assert_eq!(stream.chunk().await, None);
 }
 

@@ -253,7 +253,7 @@ async fn a_connection_to_the_backend_is_used_again_and_closed_when_idle() {
     })
     .await;
     let mut settings = house::settings(server.address);
-    settings.backends[0].pool_idle = Duration::from_millis(200);
+    settings.backends[0].pool_idle = Duration::from_secs(5);
     let gateway = house::start(settings).await;
     let mut client = Wire::connect(gateway.addresses[0]).await;
     for _ in 0..5 {

@@ -81,13 +81,10 @@ pub async fn reason(proxy: &Running) -> String {
     answer.head.get("x-foretell-reason").unwrap_or("none").to_owned()
 }
 
-/// Asks again and again until it is so; how long that took.
-pub async fn until<F: Future<Output = bool>>(within: Duration, mut so: impl FnMut() -> F) -> Duration {
+/// Asks again and again until it is so.
+pub async fn until<F: Future<Output = bool>>(within: Duration, mut so: impl FnMut() -> F) {
     let begun = Instant::now();
-    loop {
-        if so().await {
-            return begun.elapsed();
-        }
+    while !so().await {
         assert!(begun.elapsed() < within, "not within {within:?}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
