@@ -1,0 +1,187 @@
+//! Serves one fake engine on a port, for trying things by hand and for scripts.
+//!
+//! ```text
+//! cargo run --example fake -- vllm --port 8000 --version 0.29.0 --pace-us 5000 --per-token-us 50
+//! cargo run --example fake -- llamacpp --port 8001 --slots 9
+//! ```
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, missing_docs)]
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use clap::{Parser, ValueEnum};
+
+use foretell_fakes::{Defaults, Engine, Fake, Pace, Setup, Temper};
+use foretell_fakes::{hosted, llamacpp, lmdeploy, mlx, ollama, sglang, tgi, triton, trtllm, vllm};
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Kind {
+    Vllm,
+    Sglang,
+    Llamacpp,
+    Tgi,
+    Trtllm,
+    Triton,
+    Lmdeploy,
+    Hosted,
+    Ollama,
+    Mlx,
+}
+
+#[derive(Parser)]
+struct Arguments {
+    engine: Kind,
+    #[arg(long, default_value_t = 8000)]
+    port: u16,
+    /// Microseconds per step of the engine.
+    #[arg(long, default_value_t = 0)]
+    pace_us: u64,
+    /// Microseconds per token that a step computes.
+    #[arg(long, default_value_t = 0)]
+    per_token_us: u64,
+    /// Microseconds from a client's leaving to the end of its sequences.
+    #[arg(long, default_value_t = 0)]
+    cancel_us: u64,
+    /// Name of the model.
+    #[arg(long, default_value = "toy")]
+    model: String,
+    /// Longest context.
+    #[arg(long)]
+    max_len: Option<usize>,
+    /// Tokens per block or page of the cache.
+    #[arg(long)]
+    block: Option<usize>,
+    /// One row in so many wants the end; 0 for never.
+    #[arg(long, default_value_t = 400)]
+    eos_every: u64,
+    /// The model's own temperature and repetition penalty.
+    #[arg(long)]
+    temperature: Option<f64>,
+    #[arg(long)]
+    repetition_penalty: Option<f64>,
+    /// vLLM: which one.
+    #[arg(long, default_value = "0.33.0")]
+    version: String,
+    /// vLLM: `--enable-scale-out`.
+    #[arg(long)]
+    scale_out: bool,
+    /// vLLM: `--enable-prompt-tokens-details`.
+    #[arg(long)]
+    prompt_tokens_details: bool,
+    /// SGLang: `--enable-deterministic-inference`.
+    #[arg(long)]
+    deterministic: bool,
+    /// SGLang, LMDeploy and llama-server: `--enable-metrics`, `--metrics`.
+    #[arg(long)]
+    metrics: bool,
+    /// llama-server: `-np`.
+    #[arg(long, default_value_t = 4)]
+    slots: usize,
+    /// llama-server: `--no-cache-idle-slots`.
+    #[arg(long)]
+    no_cache_idle_slots: bool,
+    /// LMDeploy: `--enable-prefix-caching`.
+    #[arg(long)]
+    prefix_caching: bool,
+    /// Triton: the OpenAI frontend too.
+    #[arg(long)]
+    frontend: bool,
+    /// Ollama: `OLLAMA_NUM_PARALLEL`.
+    #[arg(long, default_value_t = 1)]
+    num_parallel: usize,
+}
+
+impl Arguments {
+    fn fill(&self, setup: &mut Setup) {
+        setup.model.clone_from(&self.model);
+        setup.pace = Pace {
+            step: Duration::from_micros(self.pace_us),
+            per_token: Duration::from_micros(self.per_token_us),
+            cancel: Duration::from_micros(self.cancel_us),
+        };
+        setup.max_len = self.max_len.unwrap_or(setup.max_len);
+        setup.block = self.block.unwrap_or(setup.block);
+        setup.temper =
+            Temper { eos_every: Some(self.eos_every).filter(|every| *every > 0), ..Temper::default() };
+        setup.defaults = Defaults {
+            temperature: self.temperature,
+            repetition_penalty: self.repetition_penalty,
+            ..Defaults::default()
+        };
+    }
+
+    async fn serve(&self, engine: impl Engine) {
+        let fake = Fake::start_at(engine, SocketAddr::from(([127, 0, 0, 1], self.port))).await;
+        println!("{}", fake.url());
+        std::future::pending::<()>().await;
+    }
+}
+
+#[tokio::main]
+async fn main() {
+    let arguments = Arguments::parse();
+    match arguments.engine {
+        Kind::Vllm => {
+            let mut options = vllm::Options::of(arguments.version.clone().leak());
+            arguments.fill(&mut options.setup);
+            options.scale_out = arguments.scale_out;
+            options.prompt_tokens_details = arguments.prompt_tokens_details;
+            arguments.serve(vllm::Vllm::new(options)).await;
+        }
+        Kind::Sglang => {
+            let mut options = sglang::Options::default();
+            arguments.fill(&mut options.setup);
+            options.deterministic = arguments.deterministic;
+            options.metrics = arguments.metrics;
+            arguments.serve(sglang::Sglang::new(options)).await;
+        }
+        Kind::Llamacpp => {
+            let mut options = llamacpp::Options { slots: arguments.slots, ..llamacpp::Options::default() };
+            arguments.fill(&mut options.setup);
+            options.metrics = arguments.metrics;
+            options.cache_idle_slots = !arguments.no_cache_idle_slots;
+            arguments.serve(llamacpp::Llama::new(options)).await;
+        }
+        Kind::Tgi => {
+            let mut options = tgi::Options::default();
+            arguments.fill(&mut options.setup);
+            arguments.serve(tgi::Tgi::new(options)).await;
+        }
+        Kind::Trtllm => {
+            let mut options = trtllm::Options::default();
+            let cancel = options.setup.pace.cancel;
+            arguments.fill(&mut options.setup);
+            options.setup.pace.cancel = options.setup.pace.cancel.max(cancel);
+            arguments.serve(trtllm::Trtllm::new(options)).await;
+        }
+        Kind::Triton => {
+            let mut options = triton::Options { frontend: arguments.frontend, ..triton::Options::default() };
+            arguments.fill(&mut options.setup);
+            arguments.serve(triton::Triton::new(options)).await;
+        }
+        Kind::Lmdeploy => {
+            let mut options =
+                lmdeploy::Options { metrics: arguments.metrics, ..lmdeploy::Options::default() };
+            arguments.fill(&mut options.setup);
+            options.prefix_caching = arguments.prefix_caching;
+            options.block = arguments.block.unwrap_or(options.block);
+            arguments.serve(lmdeploy::Lmdeploy::new(options)).await;
+        }
+        Kind::Hosted => {
+            let mut options = hosted::Options::default();
+            arguments.fill(&mut options.setup);
+            arguments.serve(hosted::Hosted::new(options)).await;
+        }
+        Kind::Ollama => {
+            let mut options =
+                ollama::Options { num_parallel: arguments.num_parallel, ..ollama::Options::default() };
+            arguments.fill(&mut options.setup);
+            arguments.serve(ollama::Ollama::new(options)).await;
+        }
+        Kind::Mlx => {
+            let mut options = mlx::Options::default();
+            arguments.fill(&mut options.setup);
+            arguments.serve(mlx::Mlx::new(options)).await;
+        }
+    }
+}

@@ -1,0 +1,47 @@
+//! Strict, deterministic fakes of inference engines, each with the habits of the real one.
+//!
+//! A fake answers over real sockets, from a model that is a pure function of the whole context, so a text that
+//! differs from the plain run shows a fault. What the real engine refuses is refused, what it ignores is ignored,
+//! and what would kill it is written down in [`House::fatal`].
+//!
+//! The core: [`toy`] gives logits, [`sample`] picks, [`sequence`] makes text and knows when to stop, [`batch`]
+//! runs the sequences of one call over the [`cache`], [`house`] holds what every engine has, [`server`] speaks
+//! HTTP by [`http`], and [`fault`] plans what goes wrong. [`wire`] is HTTP by hand for tests, byte by byte, at
+//! either end.
+
+// A fake that is used wrongly should stop its test at once; it is no service.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, missing_docs)]
+
+pub mod batch;
+pub mod cache;
+mod dice;
+pub mod fault;
+pub mod fields;
+pub mod frontend;
+pub mod hosted;
+pub mod house;
+pub mod http;
+pub mod llamacpp;
+pub mod lmdeploy;
+pub mod mlx;
+pub mod ollama;
+pub mod openai;
+pub mod sample;
+pub mod sequence;
+pub mod server;
+pub mod sglang;
+pub mod tgi;
+pub mod toy;
+pub mod triton;
+pub mod trtllm;
+pub mod vllm;
+pub mod wire;
+mod words;
+
+pub use fault::{Fault, When};
+pub use house::{Defaults, House, Load, Pace, Setup, Tally};
+pub use server::{Alternating, Engine, Fake, Front};
+pub use toy::{Temper, Toy};
+
+/// A token id of the vocabulary.
+pub type TokenId = u32;

@@ -1,0 +1,267 @@
+//! From logits to a token: every processor that the engines have, in the order in which each has it.
+
+use std::collections::HashMap;
+
+use crate::TokenId;
+use crate::dice;
+
+use super::toy::{Context, Row};
+
+/// Which tokens a penalty looks at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Counts {
+    /// What this request has generated.
+    Output,
+    /// Prompt and output.
+    All,
+    /// Prompt and output, but not so many tokens at the start.
+    Behind(usize),
+    /// The last so many tokens of prompt and output.
+    Last(usize),
+}
+
+impl Counts {
+    fn of(self, context: &Context, prompt: usize) -> HashMap<TokenId, usize> {
+        let all = context.tokens();
+        let seen = match self {
+            Self::Output => &all[prompt..],
+            Self::All => all,
+            Self::Behind(ignored) => &all[ignored.min(all.len())..],
+            Self::Last(last) => &all[all.len().saturating_sub(last)..],
+        };
+        let mut counts = HashMap::new();
+        for &token in seen {
+            *counts.entry(token).or_default() += 1;
+        }
+        counts
+    }
+}
+
+/// What sets the engines' sampling apart.
+#[derive(Clone, Copy, Debug)]
+pub struct Pipeline {
+    /// For presence and frequency.
+    pub additive: Counts,
+    pub repetition: Counts,
+    /// Frequencies are shares of the length instead of counts.
+    pub relative_frequency: bool,
+    /// Truncation sees the model's own distribution, and temperature comes after it.
+    pub temperature_last: bool,
+    /// Logprobs are told after all this, not before.
+    pub processed_logprobs: bool,
+}
+
+impl Pipeline {
+    /// vLLM: presence and frequency of the output, repetition of everything.
+    pub const VLLM: Self = Self {
+        additive: Counts::Output,
+        repetition: Counts::All,
+        relative_frequency: false,
+        temperature_last: false,
+        processed_logprobs: false,
+    };
+    /// SGLang: everything of the output only.
+    pub const SGLANG: Self =
+        Self { additive: Counts::Output, repetition: Counts::Output, processed_logprobs: true, ..Self::VLLM };
+    /// llama.cpp: everything within the last tokens of prompt and output, 64 unless told.
+    pub const LLAMA: Self = Self {
+        additive: Counts::Last(64),
+        repetition: Counts::Last(64),
+        temperature_last: true,
+        ..Self::VLLM
+    };
+    /// TGI: everything of prompt and output, frequencies as shares of the length.
+    pub const TGI: Self = Self {
+        additive: Counts::All,
+        repetition: Counts::All,
+        relative_frequency: true,
+        processed_logprobs: true,
+        ..Self::VLLM
+    };
+    /// TensorRT-LLM: everything, but presence and frequency can be told to pass over the start of the prompt.
+    pub const fn trtllm(ignored: usize) -> Self {
+        Self { additive: Counts::Behind(ignored), ..Self::VLLM }
+    }
+    /// LMDeploy's PyTorch engine: everything of the output only.
+    pub const LMDEPLOY: Self = Self { repetition: Counts::Output, ..Self::VLLM };
+    /// mlx-lm: everything within the last tokens of prompt and output, 20 unless told.
+    pub const fn mlx(last: usize) -> Self {
+        Self {
+            additive: Counts::Last(last),
+            repetition: Counts::Last(last),
+            processed_logprobs: true,
+            ..Self::VLLM
+        }
+    }
+}
+
+/// Where the randomness comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Noise {
+    /// A function of (seed, absolute position, token): a text that is sent again goes on as it would have.
+    Position(u64),
+    /// A generator that starts anew with every request: the n-th token of any request draws the same.
+    Restarting(u64),
+}
+
+impl Noise {
+    /// Nobody can foresee it.
+    pub fn fresh() -> Self {
+        Self::Restarting(fresh_seed())
+    }
+}
+
+/// Different at every call.
+pub fn fresh_seed() -> u64 {
+    use std::hash::{BuildHasher, Hasher};
+    std::collections::hash_map::RandomState::new().build_hasher().finish()
+}
+
+/// The parameters of one sequence, with nothing left open.
+#[derive(Clone, Debug)]
+pub struct Sampling {
+    pub pipeline: Pipeline,
+    pub noise: Noise,
+    pub temperature: f64,
+    pub top_p: f64,
+    /// 0 is all.
+    pub top_k: usize,
+    pub min_p: f64,
+    pub presence: f64,
+    pub frequency: f64,
+    pub repetition: f64,
+    pub bias: Vec<(TokenId, f32)>,
+    pub allowed: Option<Vec<TokenId>>,
+    pub max_tokens: usize,
+    pub min_tokens: usize,
+    pub stop: Vec<String>,
+    pub stop_ids: Vec<TokenId>,
+    pub keep_stop: bool,
+    pub ignore_eos: bool,
+    /// The end cannot be sampled at all.
+    pub ban_eos: bool,
+    pub skip_special: bool,
+}
+
+impl Sampling {
+    pub fn new(pipeline: Pipeline, noise: Noise, max_tokens: usize) -> Self {
+        Self {
+            pipeline,
+            noise,
+            temperature: 1.0,
+            top_p: 1.0,
+            top_k: 0,
+            min_p: 0.0,
+            presence: 0.0,
+            frequency: 0.0,
+            repetition: 1.0,
+            bias: Vec::new(),
+            allowed: None,
+            max_tokens,
+            min_tokens: 0,
+            stop: Vec::new(),
+            stop_ids: Vec::new(),
+            keep_stop: false,
+            ignore_eos: false,
+            ban_eos: false,
+            skip_special: true,
+        }
+    }
+
+    /// The sample behind a context whose first `prompt` tokens are not output, and the logits as far as they
+    /// were changed by bias and penalties.
+    pub fn draw(&self, row: &Row, context: &Context, prompt: usize, eos: TokenId) -> (TokenId, Row) {
+        let adjusted = self.adjust(row, context, prompt, eos);
+        if self.temperature <= 0.0 {
+            return (adjusted.best(), adjusted);
+        }
+        let kept = self.keep(&adjusted);
+        let (seed, place) = match self.noise {
+            Noise::Position(seed) => (seed, context.len() as u64),
+            Noise::Restarting(seed) => (seed, (context.len() - prompt) as u64),
+        };
+        let score = |&(token, logit): &(TokenId, f32)| {
+            (token, f64::from(logit) / self.temperature + dice::gumbel(seed, 9, place, token))
+        };
+        let best = kept.iter().map(score).max_by(|a, b| a.1.total_cmp(&b.1)).expect("something is kept");
+        (best.0, adjusted)
+    }
+
+    /// The probability of every token that may be drawn there.
+    pub fn law(&self, row: &Row, context: &Context, prompt: usize, eos: TokenId) -> Vec<(TokenId, f64)> {
+        let kept = self.keep(&self.adjust(row, context, prompt, eos));
+        let most = kept.iter().map(|&(_, logit)| logit).fold(f32::MIN, f32::max);
+        let weight = |logit: f32| (f64::from(logit - most) / self.temperature).exp();
+        let whole: f64 = kept.iter().map(|&(_, logit)| weight(logit)).sum();
+        kept.into_iter().map(|(token, logit)| (token, weight(logit) / whole)).collect()
+    }
+
+    fn adjust(&self, row: &Row, context: &Context, prompt: usize, eos: TokenId) -> Row {
+        let mut logits = row.0.clone();
+        if let Some(allowed) = &self.allowed {
+            let kept: Vec<(usize, f32)> =
+                allowed.iter().map(|&id| (id as usize, logits[id as usize])).collect();
+            logits.fill(f32::NEG_INFINITY);
+            for (id, logit) in kept {
+                logits[id] = logit;
+            }
+        }
+        for &(token, bias) in &self.bias {
+            logits[token as usize] += bias;
+        }
+        let early = context.len() - prompt < self.min_tokens;
+        if early {
+            self.stop_ids.iter().for_each(|&id| logits[id as usize] = f32::NEG_INFINITY);
+        }
+        if early || self.ban_eos {
+            logits[eos as usize] = f32::NEG_INFINITY;
+        }
+        self.penalise(&mut logits, context, prompt);
+        Row(logits)
+    }
+
+    fn penalise(&self, logits: &mut [f32], context: &Context, prompt: usize) {
+        let pipeline = self.pipeline;
+        if (self.repetition - 1.0).abs() > 0.0 {
+            for token in pipeline.repetition.of(context, prompt).into_keys() {
+                let logit = &mut logits[token as usize];
+                let by = self.repetition as f32;
+                *logit = if *logit > 0.0 { *logit / by } else { *logit * by };
+            }
+        }
+        if self.presence != 0.0 || self.frequency != 0.0 {
+            let length = context.len().max(1) as f64;
+            for (token, count) in pipeline.additive.of(context, prompt) {
+                let count = if pipeline.relative_frequency { count as f64 / length } else { count as f64 };
+                logits[token as usize] -= (self.frequency * count + self.presence) as f32;
+            }
+        }
+    }
+
+    /// The tokens that may be drawn.
+    fn keep(&self, row: &Row) -> Vec<(TokenId, f32)> {
+        let scale = if self.pipeline.temperature_last { 1.0 } else { self.temperature };
+        let all = row.0.iter().enumerate().filter(|(_, logit)| logit.is_finite());
+        let mut kept: Vec<(TokenId, f32)> = all.map(|(token, &logit)| (token as TokenId, logit)).collect();
+        if self.top_k == 0 && self.top_p >= 1.0 && self.min_p <= 0.0 {
+            return kept;
+        }
+        kept.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+        let most = f64::from(kept[0].1);
+        let weight = |logit: f32| ((f64::from(logit) - most) / scale).exp();
+        if self.top_k > 0 {
+            kept.truncate(self.top_k);
+        }
+        if self.top_p < 1.0 {
+            let total: f64 = kept.iter().map(|&(_, logit)| weight(logit)).sum();
+            let mut mass = 0.0;
+            let cut = kept.iter().position(|&(_, logit)| {
+                mass += weight(logit) / total;
+                mass >= self.top_p
+            });
+            kept.truncate(cut.map_or(kept.len(), |cut| cut + 1));
+        }
+        kept.retain(|&(_, logit)| weight(logit) >= self.min_p);
+        kept
+    }
+}

@@ -1,0 +1,214 @@
+//! A language model without weights over the bundled vocabulary.
+//!
+//! The last token says which few tokens are likely, so texts repeat their n-grams and lookups are often right.
+//! The hash of everything before decides between them, so a context that lacks one token anywhere gives another
+//! text. A row costs the same at any length of context.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use crate::TokenId;
+use crate::dice;
+use crate::words::Words;
+
+/// Tokens that ever follow another one with a probability worth the name.
+const CANDIDATES: u32 = 4;
+/// Size of the vocabulary within the vocabulary.
+const POOL: usize = 320;
+
+/// A token sequence with the hash of every prefix: `hashes[i]` is of the first `i` tokens.
+#[derive(Clone, Debug)]
+pub struct Context {
+    tokens: Vec<TokenId>,
+    hashes: Vec<u64>,
+}
+
+impl Context {
+    pub fn new(tokens: &[TokenId]) -> Self {
+        let mut context = Self { tokens: Vec::with_capacity(tokens.len() + 64), hashes: vec![0x51ED] };
+        for &token in tokens {
+            context.push(token);
+        }
+        context
+    }
+
+    pub fn push(&mut self, token: TokenId) {
+        let before = self.hashes[self.tokens.len()];
+        self.tokens.push(token);
+        self.hashes.push(dice::hash(before, 7, 0, token));
+    }
+
+    pub fn tokens(&self) -> &[TokenId] {
+        &self.tokens
+    }
+
+    pub fn len(&self) -> usize {
+        self.tokens.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.tokens.is_empty()
+    }
+
+    /// The hash of the first `len` tokens.
+    pub fn hash(&self, len: usize) -> u64 {
+        self.hashes[len]
+    }
+}
+
+/// What the model is like.
+#[derive(Clone, Debug)]
+pub struct Temper {
+    /// One row in so many wants the end; none, and it never comes.
+    pub eos_every: Option<u64>,
+    /// One row in so many has two tokens that share the top exactly.
+    pub tie_every: Option<u64>,
+    /// Which of the many models this is.
+    pub seed: u64,
+}
+
+impl Default for Temper {
+    fn default() -> Self {
+        Self { eos_every: Some(400), tie_every: None, seed: 0 }
+    }
+}
+
+/// The model and its words.
+pub struct Toy {
+    pub words: Words,
+    pub temper: Temper,
+    eos: TokenId,
+    tail: Vec<f32>,
+    pool: Vec<TokenId>,
+}
+
+/// Where the bundled model lies.
+pub fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../onnx/models/target").canonicalize().unwrap()
+}
+
+impl Toy {
+    pub fn new(temper: Temper) -> Self {
+        let words = Words::of(&folder());
+        let size = words.size() as TokenId;
+        let plain = |token: TokenId| {
+            // Parts of characters are wanted too, so that outputs stand in the middle of one now and then.
+            !words.is_special(token) && token < size
+        };
+        let tail = |token| if plain(token) { dice::gumbel(1, 1, 0, token) as f32 } else { -30.0 };
+        let drawn = (0..).map(|draw| (dice::hash(temper.seed, 2, 0, draw) % u64::from(size)) as TokenId);
+        let pool = drawn.filter(|&token| plain(token)).take(POOL).collect();
+        let tail = (0..size).map(tail).collect();
+        let eos = words.id("<|endoftext|>").unwrap();
+        Self { words, temper, eos, tail, pool }
+    }
+
+    pub fn vocabulary(&self) -> usize {
+        self.tail.len()
+    }
+
+    pub fn eos(&self) -> TokenId {
+        self.eos
+    }
+
+    pub fn encode(&self, text: &str) -> Vec<TokenId> {
+        self.words.encode(text)
+    }
+
+    /// The text of a prompt, or why there is none.
+    pub fn chat(&self, messages: &Value, opening: bool) -> Result<String, String> {
+        self.words.chat(messages, opening)
+    }
+
+    pub fn decode(&self, tokens: &[TokenId], skip_special: bool) -> String {
+        self.words.decode(tokens, skip_special)
+    }
+
+    /// What a token is called in lists of logprobs.
+    pub fn name(&self, token: TokenId) -> String {
+        self.decode(&[token], false)
+    }
+
+    /// The logits behind the first `len` tokens of a context.
+    pub fn row(&self, context: &Context, len: usize) -> Row {
+        let mut logits = self.tail.clone();
+        let last = len.checked_sub(1).map_or(0, |at| context.tokens[at]);
+        let whole = context.hash(len) ^ self.temper.seed;
+        let pick = |rank| {
+            self.pool[(dice::hash(self.temper.seed, 3, u64::from(last), rank) % POOL as u64) as usize]
+                as usize
+        };
+        for rank in 0..CANDIDATES {
+            let wobble = 0.55 * dice::gumbel(whole, 4, 0, rank);
+            logits[pick(rank)] = (14.0 - 1.2 * f64::from(rank) + wobble) as f32;
+        }
+        let fate = dice::hash(whole, 5, 0, 0);
+        if self.temper.eos_every.is_some_and(|every| fate.is_multiple_of(every)) {
+            logits[self.eos() as usize] = 18.0;
+        }
+        if self.temper.tie_every.is_some_and(|every| (fate >> 20).is_multiple_of(every)) {
+            let top = logits.iter().copied().fold(f32::MIN, f32::max);
+            let twin = if logits[pick(0)] < top { pick(0) } else { pick(1) };
+            logits[twin] = top;
+        }
+        Row(logits)
+    }
+}
+
+/// The logits of one place.
+#[derive(Clone, Debug)]
+pub struct Row(pub Vec<f32>);
+
+impl Row {
+    /// The logits at a temperature.
+    #[must_use]
+    pub fn cooled(&self, temperature: f64) -> Self {
+        Self(self.0.iter().map(|&logit| (f64::from(logit) / temperature) as f32).collect())
+    }
+
+    /// The best token; the lowest id of several.
+    pub fn best(&self) -> TokenId {
+        let mut best = 0;
+        for (token, &logit) in self.0.iter().enumerate() {
+            if logit > self.0[best] {
+                best = token;
+            }
+        }
+        best as TokenId
+    }
+
+    /// The natural logarithms of the probabilities of all tokens are the logits less this.
+    pub fn normaliser(&self) -> f32 {
+        let most = self.0.iter().copied().fold(f32::MIN, f32::max);
+        let sum: f64 = self.0.iter().map(|&logit| f64::from(logit - most).exp()).sum();
+        most + sum.ln() as f32
+    }
+
+    pub fn logprob(&self, token: TokenId) -> f32 {
+        self.0[token as usize] - self.normaliser()
+    }
+
+    /// How many tokens are at least as good: on a tie at the top both have rank 2.
+    pub fn rank(&self, token: TokenId) -> usize {
+        let own = self.0[token as usize];
+        self.0.iter().filter(|&&logit| logit >= own).count()
+    }
+
+    /// The best `most` with their logprobs. Of equals the highest id comes first, unlike in `best`: engines
+    /// break ties differently in the two places.
+    pub fn top(&self, most: usize) -> Vec<(TokenId, f32)> {
+        let normaliser = self.normaliser();
+        let mut all: Vec<(TokenId, f32)> =
+            self.0.iter().enumerate().map(|(token, &logit)| (token as TokenId, logit - normaliser)).collect();
+        let most = most.min(all.len());
+        let order = |a: &(TokenId, f32), b: &(TokenId, f32)| b.1.total_cmp(&a.1).then(b.0.cmp(&a.0));
+        if most == 0 {
+            return Vec::new();
+        }
+        all.select_nth_unstable_by(most - 1, order);
+        all.truncate(most);
+        all.sort_by(order);
+        all
+    }
+}

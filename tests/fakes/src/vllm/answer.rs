@@ -1,0 +1,118 @@
+//! Parts of vLLM's answers: logprobs in their three shapes, and the rows of a prompt.
+
+use crate::TokenId;
+use crate::dice;
+use serde_json::{Map, Value, json};
+
+use super::super::sequence::{Piece, Sequence};
+use super::super::toy::Row;
+use super::{Garbage, Refusal, Runner, Vllm};
+
+impl Vllm {
+    /// `logprobs` of a completion's choice. Offsets count characters of the text.
+    pub(super) fn completion_logprobs(
+        &self,
+        pieces: &[Piece],
+        top: usize,
+        offset: &mut usize,
+        as_ids: bool,
+    ) -> Value {
+        let name = |id: TokenId| if as_ids { format!("token_id:{id}") } else { self.house.toy.name(id) };
+        let (mut offsets, mut own, mut names, mut tops) = (vec![], vec![], vec![], vec![]);
+        for piece in pieces {
+            offsets.push(*offset);
+            own.push(piece.raw.logprob(piece.token));
+            names.push(name(piece.token));
+            *offset += name(piece.token).chars().count();
+            let all = with_own(&piece.raw, piece.token, top);
+            tops.push(all.into_iter().map(|(id, logprob)| (name(id), json!(logprob))).collect::<Map<_, _>>());
+        }
+        json!({"text_offset": offsets, "token_logprobs": own, "tokens": names, "top_logprobs": tops})
+    }
+
+    /// `logprobs` of a chat's choice.
+    pub(super) fn chat_logprobs(&self, pieces: &[Piece], top: usize) -> Value {
+        let entry = |id: TokenId, logprob: f32| {
+            let name = self.house.toy.name(id);
+            json!({"token": name, "logprob": logprob, "bytes": name.as_bytes()})
+        };
+        let content = pieces.iter().map(|piece| {
+            let mut own = entry(piece.token, piece.raw.logprob(piece.token));
+            let tops = piece.raw.top(top).into_iter().map(|(id, logprob)| entry(id, logprob));
+            own["top_logprobs"] = tops.collect();
+            own
+        });
+        json!({"content": content.collect::<Vec<_>>()})
+    }
+
+    /// `logprobs` of the token endpoint: ids and ranks.
+    pub(super) fn token_logprobs(pieces: &[Piece], top: usize) -> Value {
+        let content = pieces.iter().map(|piece| {
+            let entry = |id: TokenId| json!({"token_id": id, "logprob": piece.raw.logprob(id), "rank": piece.raw.rank(id)});
+            let mut own = entry(piece.token);
+            own["top_logprobs"] = with_own(&piece.raw, piece.token, top).into_iter().map(|(id, _)| entry(id)).collect();
+            own
+        });
+        json!({"content": content.collect::<Vec<_>>()})
+    }
+
+    /// `prompt_logprobs` of a sequence: a row for each token that was computed in this call.
+    pub(super) fn prompt_rows(
+        &self,
+        sequence: &Sequence,
+        top: usize,
+        spelled: bool,
+    ) -> Result<Value, Refusal> {
+        let (prompt, cached) = (sequence.prompt, sequence.cached);
+        let true_row = |at: usize| {
+            let row = self.house.toy.row(&sequence.context, at);
+            self.prompt_row(&row, sequence.context.tokens()[at], top, spelled)
+        };
+        let computed = (cached + 1..prompt).map(true_row);
+        if self.options.runner == Runner::V2 {
+            let rows: Vec<Value> = std::iter::once(Value::Null).chain(computed).collect();
+            return Ok(if rows.len() > 1 || prompt == 1 { json!(rows) } else { Value::Null });
+        }
+        if cached > 0 && self.options.garbage == Garbage::NotANumber {
+            return Err(Refusal::broken("Out of range float values are not JSON compliant: nan"));
+        }
+        let poison = (1..=cached.min(prompt - 1)).map(|at| garbage(sequence.context.hash(at)));
+        Ok(json!(std::iter::once(Value::Null).chain(poison).chain(computed).collect::<Vec<_>>()))
+    }
+
+    /// The prompt's token first, then the best; the later of two equal keys wins.
+    fn prompt_row(&self, row: &Row, token: TokenId, top: usize, spelled: bool) -> Value {
+        let mut entries = Map::new();
+        let mut add = |id: TokenId, logprob: f32, rank: usize| {
+            let spelling = if spelled { json!(self.house.toy.name(id)) } else { Value::Null };
+            let entry = json!({"logprob": logprob.max(-9999.0), "rank": rank, "decoded_token": spelling});
+            entries.insert(id.to_string(), entry);
+        };
+        add(token, row.logprob(token), row.rank(token));
+        row.top(top).into_iter().enumerate().for_each(|(rank, (id, logprob))| add(id, logprob, rank + 1));
+        Value::Object(entries)
+    }
+}
+
+/// The best few, and the token itself before them if it is not among them.
+fn with_own(row: &Row, token: TokenId, top: usize) -> Vec<(TokenId, f32)> {
+    let mut all = row.top(top);
+    if !all.iter().any(|&(id, _)| id == token) {
+        all.insert(0, (token, row.logprob(token)));
+    }
+    all
+}
+
+/// Memory that nobody has written: ids beyond any vocabulary, logprobs above 0, ranks of 0; or, worst, a row that
+/// looks like one.
+fn garbage(seed: u64) -> Value {
+    let wild = dice::hash(seed, 11, 0, 0);
+    if wild.is_multiple_of(3) {
+        return json!({"0": {"logprob": 0.0, "rank": 1, "decoded_token": null}});
+    }
+    let id = (wild >> 8) as i32;
+    json!({
+        id.to_string(): {"logprob": f32::MAX, "rank": 0, "decoded_token": null},
+        ((wild >> 40) as u16).to_string(): {"logprob": 3.08e-41, "rank": 1, "decoded_token": null},
+    })
+}

@@ -1,0 +1,19 @@
+//! The fakes' own tests: each habit of a real engine that a fake claims to have.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, missing_docs)]
+
+use foretell_fakes::{self as fakes, wire};
+
+mod client;
+mod core;
+mod goldens;
+mod hosted;
+mod llamacpp;
+mod lmdeploy;
+mod mlx;
+mod ollama;
+mod penalties;
+mod sglang;
+mod tgi;
+mod triton;
+mod trtllm;
+mod vllm;

@@ -1,0 +1,96 @@
+//! A fake engine and the whole proxy before it.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use foretell::app::Running;
+use foretell::lab::local;
+use serde_json::Value;
+
+use super::table::{Row, Server};
+use crate::client::{Answer, Ask, FORCED, PANICS, get, watch_panics};
+use crate::fakes::{Setup, Temper, toy};
+
+/// The time that a token takes where only times tell what was cached.
+const FELT: Duration = Duration::from_micros(200);
+
+/// The model that contracts are asked of: it ends a text now and then.
+pub fn setup(eos_every: Option<u64>) -> Setup {
+    Setup { temper: Temper { eos_every, ..Temper::default() }, ..Setup::default() }
+}
+
+pub struct House {
+    pub row: &'static Row,
+    pub engine: Box<dyn Server>,
+    pub proxy: Running,
+}
+
+impl House {
+    pub async fn build(row: &'static Row, setup: Setup) -> Self {
+        watch_panics();
+        let engine = (row.start)(setup).await;
+        let pace = *engine.house().pace.lock();
+        if row.felt {
+            engine.house().pace.lock().per_token = FELT;
+        }
+        let process = format!(
+            "version: 1\ntimeouts: {{ verify: 10s }}\nbackends:\n  - name: toy\n    replicas: [\"http://{}\"]\n    \
+             models: [{{ id: toy, tokenizer: {} }}]\n    probe: {{ when: never }}\n",
+            engine.address(),
+            toy::folder().join("tokenizer.json").display(),
+        );
+        let proxy = local::proxy(&process, &[FORCED]).await.unwrap();
+        // Who it is is known by now.
+        *engine.house().pace.lock() = pace;
+        Self { row, engine, proxy }
+    }
+
+    pub fn front(&self) -> SocketAddr {
+        self.proxy.gateway.addresses[0]
+    }
+
+    /// What the engine says by itself.
+    pub async fn direct(&self, ask: &Ask) -> Answer {
+        self.said(ask).send(self.engine.address(), "").await
+    }
+
+    /// What the client gets.
+    pub async fn through(&self, ask: &Ask) -> Answer {
+        self.said(ask).send(self.front(), "").await
+    }
+
+    /// The request in the words of this engine.
+    pub fn said(&self, ask: &Ask) -> Ask {
+        let mut fields: Value = serde_json::from_str(self.row.says).unwrap();
+        let all = fields.as_object_mut().unwrap();
+        all.extend(ask.fields.as_object().unwrap().clone());
+        if all.get("top_k").is_some_and(|top_k| top_k == -1) {
+            all.insert("top_k".to_owned(), self.row.all_tokens.into());
+        }
+        Ask { fields, ..ask.clone() }
+    }
+
+    pub async fn admin(&self, path: &str) -> Value {
+        get(self.proxy.gateway.admin.unwrap(), path).await.json()
+    }
+
+    /// Calls that verified, so far.
+    pub fn rounds(&self) -> usize {
+        let tally = self.engine.house().tally();
+        self.row.verifies.iter().map(|path| tally.calls_of(path)).sum()
+    }
+
+    /// Nothing was sent that would have harmed the real engine, nothing runs any more, nobody has panicked.
+    pub async fn leave(self) {
+        let house = self.engine.house();
+        let idle = async {
+            while house.running() > 0 {
+                tokio::task::yield_now().await;
+            }
+        };
+        let waited = tokio::time::timeout(crate::wire::PATIENCE, idle).await;
+        assert!(waited.is_ok(), "{}: {} sequences still run", self.row.name, house.running());
+        assert_eq!(house.fatal(), Vec::<String>::new(), "{}", self.row.name);
+        assert_eq!(*PANICS.lock(), Vec::<String>::new(), "panics");
+    }
+}

@@ -1,0 +1,16 @@
+//! Client, proxy and target together, over real sockets: what the client gets is what the target would have
+//! said, whatever happens in between.
+
+mod contract;
+mod faults;
+#[cfg(feature = "onnx")]
+mod here;
+mod house;
+mod middlebox;
+mod model;
+mod official_client;
+#[cfg(feature = "onnx")]
+mod onnx;
+mod parameters;
+mod partition;
+mod replicas;

@@ -1,0 +1,433 @@
+//! What clients and operators may rely on: headers, trailers, usage, modes, the admin API, errors, leaving.
+
+use std::time::{Duration, Instant};
+
+use foretell::openai::Route;
+use serde_json::{Value, json};
+
+use super::house::{Answer, Ask, FORCED, House, Plan, events, get, metric, send};
+use super::middlebox::{Fate, Fault, Kind};
+use crate::wire::{PATIENCE, Wire, post};
+
+const PROMPT: &str = "take the fox, take the dog: let mut taken = String::new(); ";
+
+fn ask(route: Route, stream: bool) -> Ask {
+    Ask::new(route, stream, json!({"prompt": PROMPT, "max_tokens": 32, "temperature": 0.5, "seed": 4}))
+}
+
+fn header<'a>(answer: &'a Answer, name: &str) -> Option<&'a str> {
+    answer.message.head.get(name)
+}
+
+/// `name@revision`, as the admin API tells it.
+async fn policy(house: &House) -> String {
+    let told = get(house.admin(), "/api/policies").await.json();
+    let policy = &told["policies"][0];
+    format!("{}@{}", policy["name"].as_str().unwrap(), policy["revision"].as_str().unwrap())
+}
+
+async fn set_mode(house: &House, mode: &str) {
+    let set = send(house.admin(), "/api/mode", "", &json!({"mode": mode})).await;
+    assert_eq!((set.head.status(), &set.json()["mode"]), (200, &json!(mode)));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_whole_answer_tells_its_final_path_policy_and_reason() {
+    let house = House::build(Plan::default()).await;
+    let policy = policy(&house).await;
+    for route in [Route::Completions, Route::Chat] {
+        let ask = ask(route, false);
+        let plain = house.direct(&ask).await;
+        for (wish, path, reason) in [
+            ("", "speculated", None),
+            ("x-foretell: gamma=2\r\n", "speculated", None),
+            ("x-foretell: ride\r\n", "ridden", Some("client")),
+            ("x-foretell: off\r\n", "bypassed", Some("client")),
+            ("x-foretell: faster\r\n", "bypassed", Some("client")),
+        ] {
+            let answer = ask.send(house.front(), wish).await;
+            assert_eq!(answer.plain, plain.plain, "{wish}");
+            assert_eq!(header(&answer, "x-foretell-path"), Some(path), "{wish}");
+            assert_eq!(header(&answer, "x-foretell-reason"), reason, "{wish}");
+            if path == "bypassed" {
+                assert_eq!(answer.foretell(), &Value::Null, "a relayed answer is the backend's own");
+                continue;
+            }
+            assert_eq!(header(&answer, "x-foretell-policy"), Some(policy.as_str()), "{wish}");
+            let told = answer.foretell();
+            assert_eq!((&told["path"], &told["policy"]), (&json!(path), &json!(policy)));
+            assert_eq!(told["reason"], json!(reason), "{wish}");
+            assert_eq!(told["drift"], json!({"tv": 0.0, "rate": 0.0, "substitutions": 0}));
+            let most = if wish.contains("gamma") { 2 } else { 4 };
+            let (rounds, drafted) = (told["rounds"].as_u64().unwrap(), told["drafted"].as_u64().unwrap());
+            assert!(drafted <= most * rounds && (drafted > 0) == (path == "speculated"), "{wish} {told}");
+            assert!(told["accepted"].as_u64() <= told["drafted"].as_u64());
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_tells_what_is_known_when_it_begins_and_the_rest_in_usage_and_trailers() {
+    let house = House::build(Plan::default()).await;
+    let policy = policy(&house).await;
+    for route in [Route::Completions, Route::Chat] {
+        let ask = ask(route, true);
+        let plain = house.direct(&ask).await;
+        for (wish, path, reason) in
+            [("", "speculated", None), ("x-foretell: ride\r\n", "ridden", Some("client"))]
+        {
+            let answer = ask.send(house.front(), &format!("te: trailers\r\n{wish}")).await;
+            assert_eq!(answer.plain, plain.plain);
+            assert_eq!(header(&answer, "x-foretell-path"), Some("eligible"));
+            assert_eq!(header(&answer, "x-foretell-reason"), None);
+            assert_eq!(header(&answer, "x-foretell-policy"), Some(policy.as_str()));
+            let declared = header(&answer, "trailer").unwrap();
+            assert_eq!(declared, "x-foretell-path, x-foretell-reason, x-foretell-accepted, x-foretell-drift");
+            let trailers = &answer.message.trailers;
+            let trailer =
+                |name: &str| trailers.iter().find_map(|line| line.strip_prefix(&format!("{name}: ")));
+            assert_eq!(trailer("x-foretell-path"), Some(path), "{trailers:?}");
+            assert_eq!(trailer("x-foretell-reason"), reason);
+            assert_eq!(trailer("x-foretell-drift"), Some("0"));
+            let told = answer.foretell();
+            assert_eq!((&told["path"], &told["reason"]), (&json!(path), &json!(reason)));
+            let accepted = told["accepted"].to_string();
+            assert_eq!(trailer("x-foretell-accepted"), Some(accepted.as_str()));
+        }
+        let answer = ask.send(house.front(), "").await;
+        assert_eq!((header(&answer, "trailer"), answer.message.trailers.len()), (None, 0));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_without_usage_has_none_and_the_events_of_the_backend() {
+    let house = House::build(Plan::default()).await;
+    for route in [Route::Completions, Route::Chat] {
+        for wish in ["", "x-foretell: ride\r\n"] {
+            let mut body = ask(route, true).body();
+            body.as_object_mut().unwrap().shift_remove("stream_options");
+            let request = post(route.path(), wish, body.to_string().as_bytes());
+            let through = events(&Wire::connect(house.front()).await.ask(&request).await);
+            let direct = events(&Wire::connect(house.target.address).await.ask(&request).await);
+            let keys = |event: &Value| event.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
+            for event in &through {
+                assert_eq!(keys(event), keys(&direct[1]));
+                assert_eq!(event["choices"].as_array().unwrap().len(), 1);
+                let choice = &event["choices"][0];
+                assert!(choice.get("token_ids").is_none() && choice.get("prompt_token_ids").is_none());
+                assert_eq!(event["id"], through[0]["id"]);
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_prediction_is_accepted_and_its_tokens_are_counted() {
+    let house = House::build(Plan::default()).await;
+    let plain = ask(Route::Chat, false);
+    let mut predicted = plain.clone();
+    predicted.fields["prediction"] = json!({"type": "content", "content": "let mut taken = String::new();"});
+    let direct = house.direct(&plain).await;
+    let answer = house.through(&predicted, "predicted").await;
+    assert_eq!(answer.plain, direct.plain);
+    let (details, told) = (&answer.usage["completion_tokens_details"], answer.foretell());
+    assert_eq!(details["accepted_prediction_tokens"], told["accepted"]);
+    let rejected = told["drafted"].as_u64().unwrap() - told["accepted"].as_u64().unwrap();
+    assert_eq!(details["rejected_prediction_tokens"], json!(rejected));
+    let answer = house.through(&plain, "plain").await;
+    assert_eq!(answer.usage.get("completion_tokens_details"), None);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_not_eligible_is_relayed_with_its_reason() {
+    let house = House::build(Plan::default()).await;
+    let with = |fields: Value| {
+        let mut ask = ask(Route::Completions, false);
+        ask.fields.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        ask
+    };
+    for (fields, reason) in [(json!({"logprobs": 2}), "parameter"), (json!({"n": 2}), "choices")] {
+        let ask = with(fields);
+        let answer = house.through(&ask, "x").await;
+        assert_eq!(answer.plain, house.direct(&ask).await.plain);
+        let told = (header(&answer, "x-foretell-path"), header(&answer, "x-foretell-reason"));
+        assert_eq!(told, (Some("bypassed"), Some(reason)));
+        assert!(house.metric(&format!("foretell_bypass_total{{reason=\"{reason}\"}}")).await > 0.5);
+    }
+    let models = get(house.front(), "/v1/models").await;
+    assert_eq!(models.head.get("x-foretell-path"), Some("relayed"));
+    assert_eq!(models.json(), get(house.target.address, "/v1/models").await.json());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn beyond_the_limit_of_sessions_requests_are_relayed() {
+    let house = House::build(Plan { more: "limits: { sessions: 0 }\n".into(), ..Plan::default() }).await;
+    for ask in Ask::all(&ask(Route::Chat, false).fields) {
+        let answer = house.through(&ask, "one too many").await;
+        assert_eq!(answer.plain, house.direct(&ask).await.plain);
+        let told = (header(&answer, "x-foretell-path"), header(&answer, "x-foretell-reason"));
+        assert_eq!(told, (Some("bypassed"), Some("sessions")));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_first_call_that_is_refused_is_the_clients_own_refusal() {
+    let house = House::build(Plan::default()).await;
+    for (at, ask) in Ask::all(&ask(Route::Chat, false).fields).iter().enumerate() {
+        for status in [400, 429, 500, 503] {
+            let id = format!("refused-{at}-{status}");
+            house.middlebox.fate(&id, Fate::at(Kind::First, 0, Fault::Later(status, 3)));
+            let request = ask.bytes(&format!("x-request-id: {id}\r\n"));
+            let answer = Wire::connect(house.front()).await.ask(request).await;
+            assert_eq!((answer.head.status(), answer.head.get("retry-after")), (status, Some("3")));
+            assert_eq!(answer.json()["error"]["message"], "not now");
+            assert_eq!(house.middlebox.seen(&id).len(), 1, "no call after a refusal");
+        }
+        let id = format!("reset-{at}");
+        house.middlebox.fate(&id, Fate::at(Kind::First, 0, Fault::Reset));
+        let request = ask.bytes(&format!("x-request-id: {id}\r\n"));
+        let answer = Wire::connect(house.front()).await.ask(request).await;
+        assert_eq!((answer.head.status(), house.middlebox.seen(&id).len()), (502, 1), "{}", answer.text());
+        assert!(answer.json()["error"]["code"].is_string(), "{}", answer.text());
+    }
+    House::assert_calm();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn in_mode_observe_everything_rides_and_off_relays() {
+    let house = House::build(Plan { more: "mode: observe\n".into(), ..Plan::default() }).await;
+    for ask in Ask::all(&ask(Route::Chat, false).fields) {
+        let plain = house.direct(&ask).await;
+        for (mode, path, reason) in [
+            ("observe", "ridden", json!("observe")),
+            ("off", "bypassed", Value::Null),
+            ("auto", "speculated", Value::Null),
+        ] {
+            set_mode(&house, mode).await;
+            let answer = house.through(&ask, mode).await;
+            assert_eq!(answer.plain, plain.plain, "{mode}");
+            if path == "bypassed" {
+                assert_eq!(header(&answer, "x-foretell-path"), Some(path));
+                assert_eq!(header(&answer, "x-foretell-reason"), Some("off"));
+            } else {
+                let told = answer.foretell();
+                assert_eq!((&told["path"], &told["reason"]), (&json!(path), &reason), "{mode}");
+                assert_eq!(told["rounds"].as_u64().unwrap() > 0, mode == "auto");
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_mode_changes_under_a_running_stream_and_the_text_stays() {
+    let step = Duration::from_millis(3);
+    let house = House::build(Plan { step, ..Plan::default() }).await;
+    for route in [Route::Completions, Route::Chat] {
+        for last in ["off", "auto"] {
+            set_mode(&house, "auto").await;
+            let mut ask = ask(route, true);
+            ask.fields["max_tokens"] = json!(120);
+            ask.fields["ignore_eos"] = json!(true);
+            let plain = house.direct(&ask).await;
+            let id = format!("{}-{last}", route.name());
+            let mut client = Wire::connect(house.front()).await;
+            client.send(ask.bytes(&format!("x-request-id: {id}\r\n"))).await;
+            let head = client.head().await.unwrap();
+            let mut body = Vec::new();
+            let mut chunks = 0;
+            loop {
+                let chunk = client.chunk().await.unwrap();
+                if chunk.is_empty() {
+                    break;
+                }
+                body.extend(chunk);
+                chunks += 1;
+                match chunks {
+                    8 => set_mode(&house, "off").await,
+                    16 => set_mode(&house, last).await,
+                    _ => {}
+                }
+            }
+            let message = crate::wire::Message { head, body, trailers: Vec::new() };
+            let events = events(&message);
+            let text: String = events
+                .iter()
+                .filter_map(|event| {
+                    let choice = &event["choices"][0];
+                    choice["text"].as_str().or(choice["delta"]["content"].as_str())
+                })
+                .collect();
+            assert_eq!(text, plain.plain.text, "{id}");
+            let usage = &events[events.len() - 1]["usage"];
+            assert_eq!(usage["completion_tokens"], json!(120));
+            let told = &usage["foretell"];
+            assert_eq!(told["path"], "speculated", "it leapt before: {told}");
+            let calls = house.middlebox.seen(&id);
+            let rides = calls.iter().filter(|seen| seen.kind == Kind::Ride).count();
+            assert!(rides > 0, "{id}: it rode on when the mode went off: {calls:?}");
+            let reason = if last == "off" { json!("observe") } else { Value::Null };
+            assert_eq!(told["reason"], reason, "{id} {told}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_admin_api_shows_sessions_replicas_and_policies() {
+    let house = House::build(Plan::default()).await;
+    let policy = policy(&house).await;
+    let answer = house.through(&ask(Route::Chat, false), "mine").await;
+    let told = answer.foretell();
+    let sessions = get(house.admin(), "/api/sessions").await.json();
+    let session = &sessions["sessions"][0];
+    assert_eq!((&session["id"], &session["path"]), (&json!("mine"), &json!("speculated")));
+    assert_eq!((&session["reason"], &session["policy"]), (&Value::Null, &json!(policy)));
+    let rounds = session["rounds"].as_array().unwrap();
+    assert_eq!(json!(rounds.len()), told["rounds"]);
+    let sum = |name: &str| rounds.iter().map(|round| round[name].as_u64().unwrap()).sum::<u64>();
+    assert_eq!(
+        (json!(sum("drafted")), json!(sum("accepted"))),
+        (told["drafted"].clone(), told["accepted"].clone())
+    );
+    for round in rounds {
+        assert!(round["verify_ms"].as_f64().unwrap() > 0.0);
+        let drafter = if round["drafted"] == 0 { "none" } else { "prompt_lookup" };
+        assert_eq!(round["drafter"], drafter);
+    }
+    assert!(!sessions.to_string().contains("fox"), "no text of a prompt");
+
+    let replica = &get(house.admin(), "/api/replicas").await.json()["replicas"][0];
+    assert_eq!((&replica["name"], &replica["dialect"]), (&json!("toy/0"), &json!("onnx")));
+    assert_eq!((&replica["up"], &replica["plans"]), (&json!(true), &json!(["tree", "fan_out"])));
+    assert!(replica["epoch"].as_str().unwrap().starts_with("toy/toy/"));
+
+    let policies = get(house.admin(), "/api/policies").await.json();
+    let entry = &policies["policies"][0];
+    assert_eq!((&entry["mode"], &entry["synchronized"]), (&json!("auto"), &json!(true)));
+    for line in
+        ["foretell_leaps_total ", "foretell_leap_draft_tokens_total ", "foretell_leap_accepted_tokens_total "]
+    {
+        assert!(house.metric(line).await > 0.5, "{line}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_good_reload_is_taken_and_a_bad_one_is_refused_by_line() {
+    let dir = tempfile::tempdir().unwrap();
+    let more = format!("policies: {{ dir: {:?} }}\n", dir.path());
+    let house = House::build(Plan { more, ..Plan::default() }).await;
+    assert_eq!(house.metric("foretell_config_synchronized ").await.to_string(), "1", "from the start");
+    let file = dir.path().join("a.yaml");
+    std::fs::write(&file, FORCED.replace("name: forced", "name: other\nmode: ride")).unwrap();
+    let done = send(house.admin(), "/api/reload", "", &json!({})).await;
+    assert_eq!(done.head.status(), 200, "{}", done.text());
+    let named = policy(&house).await;
+    assert!(named.starts_with("other@"), "{named}");
+    let ask = ask(Route::Completions, false);
+    let answer = house.through(&ask, "reloaded").await;
+    assert_eq!(header(&answer, "x-foretell-policy"), Some(named.as_str()));
+    assert_eq!(
+        (&answer.foretell()["path"], &answer.foretell()["reason"]),
+        (&json!("ridden"), &json!("policy"))
+    );
+
+    std::fs::write(&file, "version: 1\nname: other\ngamma: { max: 99 }\ndrafters: [{ kind: modle }]\n")
+        .unwrap();
+    let refused = send(house.admin(), "/api/reload", "", &json!({})).await;
+    assert_eq!(refused.head.status(), 422);
+    let errors = refused.json();
+    let errors = errors["errors"].as_array().unwrap();
+    assert_eq!(errors.len(), 2, "{errors:?}");
+    for (error, (line, path)) in errors.iter().zip([(3, "gamma.max"), (4, "drafters[0].kind")]) {
+        assert_eq!(error["file"], json!(file.display().to_string()));
+        assert_eq!((&error["line"], &error["path"]), (&json!(line), &json!(path)), "{error}");
+        assert!(error["message"].as_str().unwrap().contains("allowed"), "{error}");
+    }
+    assert_eq!(policy(&house).await, named, "the last good set stays");
+    assert_eq!(house.metric("foretell_config_synchronized ").await.to_string(), "0");
+    let policies = get(house.admin(), "/api/policies").await.json();
+    assert_eq!(policies["policies"][0]["synchronized"], json!(false));
+    let answer = house.through(&ask, "still").await;
+    assert_eq!(answer.plain, house.direct(&ask).await.plain);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_the_target_refuses_the_client_gets_unchanged() {
+    let house = House::build(Plan::default()).await;
+    let long = "fox ".repeat(5000);
+    for route in [Route::Completions, Route::Chat] {
+        for stream in [false, true] {
+            let prompt = |text: &str, more: Value| {
+                let mut fields = json!({"prompt": text, "max_tokens": 8});
+                fields.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+                Ask::new(route, stream, fields).body().to_string()
+            };
+            let bodies = [
+                ("too long", prompt(&long, json!({}))),
+                ("too hot", prompt("a", json!({"temperature": 7}))),
+                ("no model", prompt("a", json!({"model": "other"}))),
+                ("unknown", prompt("a", json!({"temprature": 1}))),
+                ("no tokens", prompt("a", json!({"max_tokens": 0}))),
+                ("no JSON", "{\"model\": \"toy\", ".to_owned()),
+                ("no object", "[1]".to_owned()),
+                ("empty", String::new()),
+            ];
+            for (name, body) in bodies {
+                let request = post(route.path(), "", body.as_bytes());
+                let direct = Wire::connect(house.target.address).await.ask(&request).await;
+                let through = Wire::connect(house.front()).await.ask(&request).await;
+                assert!((400..500).contains(&direct.head.status()), "{name}: {}", direct.head.line);
+                assert_eq!(through.head.status(), direct.head.status(), "{name}");
+                assert_eq!(through.text(), direct.text(), "{name}");
+                assert_eq!(through.head.get("content-type"), direct.head.get("content-type"), "{name}");
+                assert!(through.head.get("x-foretell-path").is_some(), "{name}");
+            }
+        }
+    }
+    House::assert_calm();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_leaves_frees_the_target_at_once() {
+    let step = Duration::from_millis(4);
+    let house = House::build(Plan { step, ..Plan::default() }).await;
+    for (at, (stream, wish)) in
+        [(true, ""), (true, "x-foretell: ride\r\n"), (false, ""), (false, "x-foretell: ride\r\n")]
+            .into_iter()
+            .enumerate()
+    {
+        let mut ask = ask(Route::Completions, stream);
+        ask.fields["max_tokens"] = json!(3000);
+        ask.fields["ignore_eos"] = json!(true);
+        let id = format!("leaver-{at}");
+        let mut client = Wire::connect(house.front()).await;
+        client.send(ask.bytes(&format!("x-request-id: {id}\r\n{wish}"))).await;
+        // Well under way: calls have gone out and tokens have come.
+        let computed = async || metric(house.target.address, "foretell_target_computed_tokens_total ").await;
+        let (before, begun) = (computed().await, Instant::now());
+        while computed().await < before + 60.0 {
+            assert!(begun.elapsed() < PATIENCE, "{id} is not under way");
+        }
+        assert!(house.middlebox.seen(&id).len() > usize::from(wish.is_empty()), "{id}");
+        drop(client);
+        let left = computed().await;
+        loop {
+            let running = metric(house.target.address, "foretell_target_requests_running ").await;
+            let open = house.metric("foretell_requests_in_flight ").await;
+            if running + open < 0.5 {
+                break;
+            }
+            // A tenth of what it would have been computed in all; the time that this takes is the machine's.
+            let more = computed().await - left;
+            assert!(more < 300.0, "{id}: {running} running, {open} open, {more} tokens since it left");
+        }
+        let calls = house.middlebox.seen(&id).len();
+        assert!(
+            (house.metric("foretell_client_disconnects_total ").await - (at + 1) as f64).abs() < 0.5,
+            "{id}"
+        );
+        let plain = Ask { stream: false, ..self::ask(Route::Completions, false) };
+        assert_eq!(house.through(&plain, "next").await.plain, house.direct(&plain).await.plain);
+        assert_eq!(house.middlebox.seen(&id).len(), calls, "{id}: no calls after it left");
+    }
+    House::assert_calm();
+}

@@ -1,0 +1,109 @@
+//! Target, middlebox and proxy in one process, and a client that compares.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use foretell::app::Running;
+use foretell::drive::drafters::Drafters;
+use foretell::lab::local::{self, LocalTarget};
+use foretell::onnx_server::hugging::FolderWords;
+use foretell::onnx_server::metrics::Metrics;
+use foretell::onnx_server::scheduler::Engine;
+use foretell::onnx_server::server::App;
+use foretell::text::Tokenizer;
+use tempfile::TempDir;
+
+use super::middlebox::Middlebox;
+use super::model::{self, Babble};
+
+use crate::client::PANICS;
+pub use crate::client::{Answer, Ask, FORCED, events, get, metric, send, watch_panics};
+
+pub const CONTEXT: usize = 4096;
+/// Long enough for a busy machine to answer in, short enough to be waited for in a test.
+pub const VERIFY_TIMEOUT: Duration = Duration::from_secs(4);
+
+pub struct House {
+    _folder: TempDir,
+    pub tokenizer: Arc<Tokenizer>,
+    pub target: LocalTarget,
+    pub middlebox: Middlebox,
+    pub proxy: Running,
+}
+
+/// Starts the model drafters, given the target's vocabulary.
+pub type Hire<'a> = Box<dyn FnOnce(&Arc<Tokenizer>) -> Drafters + 'a>;
+
+/// What can be different from house to house.
+pub struct Plan<'a> {
+    pub plans: &'a str,
+    pub policies: &'a [&'a str],
+    /// More lines of the process file.
+    pub more: String,
+    pub step: Duration,
+    pub drafters: Hire<'a>,
+}
+
+impl Default for Plan<'_> {
+    fn default() -> Self {
+        Self {
+            plans: "[tree]",
+            policies: &[FORCED],
+            more: String::new(),
+            step: Duration::ZERO,
+            drafters: Box::new(|_| Drafters::default()),
+        }
+    }
+}
+
+impl House {
+    pub async fn build(plan: Plan<'_>) -> Self {
+        watch_panics();
+        let folder = tempfile::tempdir().unwrap();
+        let tokenizer = model::words(folder.path());
+        let babble = Babble::new(&tokenizer, CONTEXT, 24).with_step(plan.step);
+        let metrics = Arc::new(Metrics::new().unwrap());
+        let engine = Engine::start(Box::new(babble), Arc::clone(&metrics)).unwrap();
+        let words = Arc::new(FolderWords::read(folder.path()).unwrap());
+        let target = LocalTarget::start(App::new("toy".into(), engine, words, metrics)).await.unwrap();
+        let middlebox = Middlebox::before(target.address).await;
+        let wait = VERIFY_TIMEOUT.as_millis();
+        let process = format!(
+            "version: 1\ntimeouts: {{ verify: {wait}ms, draft: {wait}ms }}\nbackends:\n  - name: toy\n    replicas: [\"http://{}\"]\n    \
+             plans: {{ allow: {} }}\n    probe: {{ when: never }}\n{}",
+            middlebox.address, plan.plans, plan.more,
+        );
+        let drafters = (plan.drafters)(&tokenizer);
+        let proxy = local::proxy_with(&process, plan.policies, drafters).await.unwrap();
+        Self { _folder: folder, tokenizer, target, middlebox, proxy }
+    }
+
+    pub fn front(&self) -> SocketAddr {
+        self.proxy.gateway.addresses[0]
+    }
+
+    pub fn admin(&self) -> SocketAddr {
+        self.proxy.gateway.admin.unwrap()
+    }
+
+    /// What the target says by itself.
+    pub async fn direct(&self, ask: &Ask) -> Answer {
+        ask.send(self.target.address, "").await
+    }
+
+    /// What the client gets.
+    pub async fn through(&self, ask: &Ask, id: &str) -> Answer {
+        ask.send(self.front(), &format!("x-request-id: {id}\r\n")).await
+    }
+
+    /// The value of one line of the proxy's metrics, 0 if it is not there.
+    pub async fn metric(&self, line: &str) -> f64 {
+        metric(self.admin(), line).await
+    }
+
+    /// No thread of the house has panicked.
+    pub fn assert_calm() {
+        assert_eq!(*PANICS.lock(), Vec::<String>::new(), "panics");
+    }
+}

@@ -1,0 +1,84 @@
+//! Every parameter that a leap carries: the same text as without it, whatever the plan.
+
+use rstest::rstest;
+use serde_json::{Value, json};
+
+use super::house::{Ask, House, Plan};
+
+const PROMPT: &str = "take the fox, take the dog: let mut taken = String::new(); ";
+
+fn settings(house: &House) -> Vec<Value> {
+    let id = |text: &str| house.tokenizer.encode(text, false).unwrap()[0];
+    let biased = id("e").to_string();
+    vec![
+        json!({"temperature": 0}),
+        json!({"temperature": 1.0}),
+        json!({"temperature": 0.5, "top_p": 0.7}),
+        json!({"temperature": 1.5, "top_k": 5}),
+        json!({"temperature": 1.2, "min_p": 0.1}),
+        json!({"temperature": 0, "presence_penalty": 1.5}),
+        json!({"temperature": 0.7, "frequency_penalty": 0.8}),
+        json!({"temperature": 0.3, "repetition_penalty": 1.4}),
+        json!({"temperature": 0.8, "logit_bias": {biased: 6.0}}),
+        json!({"temperature": 0.8, "ignore_eos": true}),
+        json!({"temperature": 0.8, "min_tokens": 20, "logit_bias": {"0": 4.0}}),
+        json!({"temperature": 0.8, "stop": ["tak", "ll", "e t", "ü"]}),
+        json!({"temperature": 0.8, "stop": ["a", "i"], "min_tokens": 12}),
+        json!({"temperature": 0.8, "stop": ["ta", "s"], "include_stop_str_in_output": true}),
+        json!({"temperature": 0.8, "stop_token_ids": [id("t"), id("s")]}),
+        json!({"temperature": 0.8, "stop_token_ids": [id("t"), id("s"), id("i")], "min_tokens": 15}),
+        json!({"temperature": 0.8, "max_tokens": 1}),
+        json!({"temperature": 0.8, "max_tokens": 2}),
+    ]
+}
+
+#[rstest]
+#[case::tree("[tree]")]
+#[case::fan_out("[fan_out]")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_carried_parameter_keeps_the_text(#[case] plans: &str) {
+    let house = House::build(Plan { plans, ..Plan::default() }).await;
+    let mut wrong = Vec::new();
+    let (mut leapt, mut accepted) = (0, 0);
+    for setting in settings(&house) {
+        for seed in 0..3 {
+            let mut fields =
+                json!({"prompt": PROMPT, "max_tokens": 32, "seed": seed, "return_token_ids": true});
+            fields.as_object_mut().unwrap().extend(setting.as_object().unwrap().clone());
+            for ask in Ask::all(&fields) {
+                let plain = house.direct(&ask).await;
+                let answer = house.through(&ask, "p").await;
+                assert_eq!(plain.plain.status, 200, "{setting} {}", plain.message.text());
+                if (&answer.plain, &answer.ids) != (&plain.plain, &plain.ids) {
+                    let told = answer.foretell();
+                    wrong.push(format!("{setting} {ask:?}\n  {told}\n  {answer:?}\n  {plain:?}"));
+                }
+                leapt += usize::from(answer.foretell()["path"] == "speculated");
+                accepted += answer.foretell()["accepted"].as_u64().unwrap_or(0);
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{} wrong, the first:\n{}", wrong.len(), wrong[0]);
+    assert!(leapt > 100 && accepted > 100, "{leapt} leapt, {accepted} accepted");
+    House::assert_calm();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_a_seed_the_answer_is_the_one_that_its_own_seed_gives() {
+    let house = House::build(Plan::default()).await;
+    let mut texts = Vec::new();
+    for (at, mut ask) in
+        Ask::all(&json!({"prompt": PROMPT, "max_tokens": 32, "temperature": 0.9})).into_iter().enumerate()
+    {
+        let id = format!("unseeded-{at}");
+        let answer = house.through(&ask, &id).await;
+        let calls = house.middlebox.seen(&id);
+        let seed = calls[0].seed.expect("the first ride carries a seed");
+        assert!(calls.len() > 2 && calls.iter().all(|call| call.seed == Some(seed)), "{calls:?}");
+        assert!(answer.message.text().contains(&seed.to_string()), "our target tells the seed that it took");
+        ask.fields["seed"] = json!(seed);
+        assert_eq!(answer.plain, house.direct(&ask).await.plain, "{id}");
+        texts.push(answer.plain.text);
+    }
+    assert!(texts.windows(2).any(|pair| pair[0] != pair[1]), "a seed of its own for every request");
+}

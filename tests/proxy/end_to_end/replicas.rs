@@ -1,0 +1,97 @@
+//! Several replicas of one target: sessions stay, and a replica that is gone costs no client an answer.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use foretell::lab::local::{self, LocalTarget};
+use foretell::onnx_server::hugging::FolderWords;
+use foretell::onnx_server::metrics::Metrics;
+use foretell::onnx_server::scheduler::Engine;
+use foretell::onnx_server::server::App;
+use foretell::openai::Route;
+use foretell::text::Tokenizer;
+use serde_json::{Value, json};
+
+use super::house::{Ask, CONTEXT, FORCED, metric};
+use super::model::{self, Babble};
+use crate::wire::PATIENCE;
+
+const PROMPT: &str = "take the fox, take the dog: let mut taken = String::new(); ";
+
+async fn target(folder: &std::path::Path, tokenizer: &Arc<Tokenizer>) -> LocalTarget {
+    let babble = Babble::new(tokenizer, CONTEXT, 24).with_step(Duration::ZERO);
+    let metrics = Arc::new(Metrics::new().unwrap());
+    let engine = Engine::start(Box::new(babble), Arc::clone(&metrics)).unwrap();
+    let words = Arc::new(FolderWords::read(folder).unwrap());
+    LocalTarget::start(App::new("toy".into(), engine, words, metrics)).await.unwrap()
+}
+
+fn ask() -> Ask {
+    Ask::new(Route::Completions, false, json!({"prompt": PROMPT, "max_tokens": 24, "temperature": 0.0}))
+}
+
+/// Calls at both replicas so far.
+async fn calls(admin: SocketAddr) -> [f64; 2] {
+    let line = |n: usize| format!("foretell_replica_requests_total{{replica=\"toy/{n}\"}}");
+    [metric(admin, &line(0)).await, metric(admin, &line(1)).await]
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_session_stays_with_its_replica_and_outlives_the_other() {
+    let folder = tempfile::tempdir().unwrap();
+    let tokenizer = model::words(folder.path());
+    let (dying, living) = (target(folder.path(), &tokenizer).await, target(folder.path(), &tokenizer).await);
+    let process = format!(
+        "version: 1\nbackends:\n  - name: toy\n    replicas: [\"http://{}\", \"http://{}\"]\n    plans: {{ allow: [tree] }}\n    probe: {{ when: never }}\n",
+        dying.address, living.address
+    );
+    let proxy = local::proxy(&process, &[FORCED]).await.unwrap();
+    let (front, admin) = (proxy.gateway.addresses[0], proxy.gateway.admin.unwrap());
+    let plain = ask().send(living.address, "").await.plain;
+    let mut used = [false; 2];
+    while used != [true; 2] {
+        let before = calls(admin).await;
+        let answer = ask().send(front, "").await;
+        assert_eq!((answer.foretell()["path"].as_str(), &answer.plain), (Some("speculated"), &plain));
+        let after = calls(admin).await;
+        // Both are asked now and then who they are, by one call or two; a session makes more.
+        let rounds = answer.foretell()["rounds"].as_f64().unwrap();
+        let busy: Vec<usize> = (0..2).filter(|n| after[*n] - before[*n] > rounds).collect();
+        assert_eq!(busy.len(), 1, "{before:?} {after:?} {rounds}");
+        used[busy[0]] = true;
+    }
+    drop(dying);
+    let retried = "foretell_replica_retries_total{replica=\"toy/0\",result=\"sent\"}";
+    let mut relayed = 0;
+    for _ in 0..40 {
+        let answer = ask().send(front, "").await;
+        assert_eq!(answer.plain, plain);
+        relayed += u32::from(answer.foretell() == &Value::Null);
+    }
+    assert!(relayed <= 2, "{relayed}: it is avoided after the first");
+    assert!(f64::from(relayed) <= metric(admin, retried).await);
+    let up = metric(admin, "foretell_replica_up{replica=\"toy/0\"}").await;
+    assert!(up < 0.5 || relayed == 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_replica_behind_a_name_is_known_and_leapt_with() {
+    let folder = tempfile::tempdir().unwrap();
+    let tokenizer = model::words(folder.path());
+    let target = target(folder.path(), &tokenizer).await;
+    let process = format!(
+        "version: 1\nbackends:\n  - name: toy\n    replicas: {{ dns: \"127.0.0.1:{}\", every: 1s }}\n    plans: {{ allow: [tree] }}\n    probe: {{ when: never }}\n",
+        target.address.port()
+    );
+    let proxy = local::proxy(&process, &[FORCED]).await.unwrap();
+    let known = async {
+        loop {
+            let answer = ask().send(proxy.gateway.addresses[0], "").await;
+            if answer.foretell()["path"] == "speculated" {
+                return;
+            }
+        }
+    };
+    tokio::time::timeout(PATIENCE, known).await.unwrap();
+}

@@ -1,0 +1,308 @@
+//! What a client gets when its engine fails: every row of the table in docs/faults.md, with a fake engine behind
+//! the real proxy. No hang, no panic, and never a wrong token: the text is that of the engine alone, or the
+//! client is told that it broke off.
+
+use std::time::Duration;
+
+use foretell::app::Running;
+use foretell::drive::drafters::Drafters;
+use foretell::lab::local;
+use futures_util::stream::{self, StreamExt};
+use serde_json::{Value, json};
+
+use crate::fakes::vllm::{Options, Vllm};
+use crate::fakes::{Fake, Fault, When};
+use crate::wire::{Message, PATIENCE, Wire, post};
+
+const COMPLETIONS: &str = "/v1/completions";
+const SCORE: &str = "/inference/v1/generate";
+const TABLE: &str = include_str!("../../docs/faults.md");
+const FORCED: &str = "version: 1\nname: forced\ndrafters: [{ kind: prompt_lookup, ngram: { min: 1, max: 8 } }]\n\
+    gamma: { max: 8, fixed: 4 }\n";
+const TOKENS: u64 = 40;
+/// A text that it wrote itself guides the fake to repeat itself.
+const PROMPT: &str = "def area(width, height):\n    return width * height\n\n\ndef area(width, height):\n";
+
+struct House {
+    engine: Fake<Vllm>,
+    proxy: Running,
+}
+
+impl House {
+    async fn build() -> Self {
+        let options = Options { scale_out: true, ..Options::of("0.29.0") };
+        let engine = Fake::start(Vllm::new(options)).await;
+        let root = env!("CARGO_MANIFEST_DIR");
+        let process = format!(
+            "version: 1\ntimeouts: {{ verify: 3s, connect: 10s, idle: 4s }}\nbackends:\n  - name: vllm\n    replicas: [\"{}\"]\n    \
+             models: [{{ id: toy, tokenizer: {root}/onnx/models/target }}]\n    probe: {{ when: never }}\n",
+            engine.url()
+        );
+        let proxy = local::proxy_with(&process, &[FORCED], Drafters::default()).await.unwrap();
+        Self { engine, proxy }
+    }
+
+    fn body(stream: bool) -> Value {
+        // Everything is said, so that no default of the server is in doubt and tails are scored.
+        let sampling = json!({"temperature": 0, "top_p": 1.0, "top_k": -1, "min_p": 0.0,
+            "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0});
+        let mut body = json!({"model": "toy", "prompt": PROMPT, "max_tokens": TOKENS, "ignore_eos": true, "stream": stream});
+        if stream {
+            body["stream_options"] = json!({"include_usage": true});
+        }
+        body.as_object_mut().unwrap().extend(sampling.as_object().unwrap().clone());
+        body
+    }
+
+    async fn ask(&self, through: bool, stream: bool) -> Message {
+        self.ask_with(through, stream, "").await
+    }
+
+    async fn ask_with(&self, through: bool, stream: bool, fields: &str) -> Message {
+        let to = if through { self.proxy.gateway.addresses[0] } else { self.engine.address };
+        let fields = format!("content-type: application/json\r\n{fields}");
+        let request = post(COMPLETIONS, &fields, Self::body(stream).to_string().as_bytes());
+        let answer = async { Wire::connect(to).await.ask(request).await };
+        tokio::time::timeout(PATIENCE, answer).await.expect("no hang")
+    }
+
+    /// Calls on which nothing came.
+    async fn silences(&self) -> String {
+        let page = "GET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n";
+        let metrics = Wire::connect(self.proxy.gateway.admin.unwrap()).await.ask(page).await.text();
+        let line = "foretell_replica_errors_total{kind=\"backend_timeout\",replica=\"vllm/0\"} ";
+        metrics.lines().find_map(|found| found.strip_prefix(line)).expect("it is counted").to_owned()
+    }
+}
+
+/// What a client makes of an answer.
+#[derive(Debug, Default, PartialEq)]
+struct Got {
+    status: u16,
+    text: String,
+    finish: String,
+    reason: String,
+    path: String,
+    error: String,
+}
+
+fn read(message: &Message) -> Got {
+    let mut got = Got { status: message.head.status(), ..Got::default() };
+    let streamed = message.head.get("content-type").is_some_and(|kind| kind.starts_with("text/event-stream"));
+    let events: Vec<Value> = if streamed {
+        let text = message.text();
+        assert!(text.ends_with("data: [DONE]\n\n"), "a stream ends as one: {text}");
+        let data =
+            text.lines().filter_map(|line| line.strip_prefix("data: ")).filter(|data| *data != "[DONE]");
+        data.map(|data| serde_json::from_str(data).expect("every event is whole")).collect()
+    } else {
+        vec![serde_json::from_slice(&message.body).unwrap_or(Value::Null)]
+    };
+    for event in events {
+        let choice = &event["choices"][0];
+        got.text += choice["text"].as_str().unwrap_or_default();
+        if let Some(finish) = choice["finish_reason"].as_str() {
+            finish.clone_into(&mut got.finish);
+        }
+        let told = &event["usage"]["foretell"];
+        if let Some(path) = told["path"].as_str() {
+            path.clone_into(&mut got.path);
+            told["reason"].as_str().unwrap_or_default().clone_into(&mut got.reason);
+        }
+        if let Some(code) = event["error"]["code"].as_str() {
+            code.clone_into(&mut got.error);
+        }
+    }
+    got
+}
+
+/// What the table promises.
+#[derive(Clone, Copy, Debug)]
+enum Outcome {
+    /// 200, the text of the engine alone; with this reason, unless it leapt again before its end.
+    Text(&'static str),
+    /// The engine's own answer, with this status.
+    Own(u16),
+    /// An error of Foretell's: this status and code.
+    Error(u16, &'static str),
+    /// What was there is sent; then a stream tells an error, an answer is a 502.
+    BrokenOff,
+}
+
+struct Row {
+    name: &'static str,
+    when: fn() -> When,
+    fault: Fault,
+    outcome: Outcome,
+}
+
+fn first() -> When {
+    When::path(COMPLETIONS).holding("\"prompt\":\"")
+}
+
+fn verify() -> When {
+    When::path(SCORE).holding("token_ids")
+}
+
+fn later() -> When {
+    When::path(COMPLETIONS).holding("\"prompt\":[[").streamed(true)
+}
+
+fn rows() -> Vec<Row> {
+    let row = |name, when: fn() -> When, fault, outcome| Row { name, when, fault, outcome };
+    vec![
+        row("first ride: 400", first, Fault::Status(400), Outcome::Own(400)),
+        row("first ride: 500", first, Fault::Status(500), Outcome::Own(500)),
+        row("first ride: 429 with Retry-After", first, Fault::Later(429, 7), Outcome::Own(429)),
+        row(
+            "first ride: reset before the answer",
+            first,
+            Fault::Reset,
+            Outcome::Error(502, "backend_closed"),
+        ),
+        row("first ride: cut in the stream", first, Fault::CutAfter(5), Outcome::Text("verify_fault")),
+        row("first ride: reset in the stream", first, Fault::ResetAfter(5), Outcome::Text("verify_fault")),
+        row("first ride: half an event", first, Fault::HalfEventAfter(5), Outcome::Text("verify_fault")),
+        row(
+            "first ride: garbage in the stream",
+            first,
+            Fault::GarbageAfter(5),
+            Outcome::Text("verify_fault"),
+        ),
+        row("first ride: an error in the stream", first, Fault::ErrorAfter(5), Outcome::Text("verify_fault")),
+        row("first ride: silence in the stream", first, Fault::HangAfter(5), Outcome::Text("verify_fault")),
+        row("verify: 400", verify, Fault::Status(400), Outcome::Text("verify_fault")),
+        row("verify: 500", verify, Fault::Status(500), Outcome::Text("verify_fault")),
+        row("verify: 429 with Retry-After", verify, Fault::Later(429, 30), Outcome::Text("retry_after")),
+        row("verify: 503 with Retry-After", verify, Fault::Later(503, 30), Outcome::Text("retry_after")),
+        row("verify: garbage", verify, Fault::Garbage, Outcome::Text("verify_fault")),
+        row("verify: empty", verify, Fault::Empty, Outcome::Text("verify_fault")),
+        row("verify: half an answer", verify, Fault::Half, Outcome::Text("verify_fault")),
+        row("verify: reset", verify, Fault::Reset, Outcome::Text("verify_fault")),
+        row("verify: no answer", verify, Fault::Hang, Outcome::Text("verify_fault")),
+        row("verify: an answer that stalls", verify, Fault::Stall, Outcome::Text("verify_fault")),
+        row("killed in the first ride", first, Fault::Kill, Outcome::Error(502, "backend_closed")),
+        row("killed in a verify call", verify, Fault::Kill, Outcome::BrokenOff),
+    ]
+}
+
+fn judge(row: &Row, got: &Got, plain: &Got, stream: bool, message: &Message) -> Result<(), String> {
+    let wrong = |what: &str| Err(format!("{} (stream {stream}): {what}: {got:?}", row.name));
+    match row.outcome {
+        Outcome::Text(_) if (&got.text, &got.finish, got.status) != (&plain.text, &plain.finish, 200) => {
+            wrong("not the engine's own text")
+        }
+        // It stands until the request leaps again.
+        Outcome::Text(reason) if got.reason != reason && !got.reason.is_empty() => wrong("another reason"),
+        Outcome::Text("verify_fault") if got.path != "speculated" => wrong("it never leapt"),
+        Outcome::Text("retry_after") if got.reason.is_empty() => wrong("it leapt before it was time"),
+        Outcome::Own(status) if got.status != status || got.error.starts_with("backend") => {
+            wrong("not its own answer")
+        }
+        Outcome::Own(429) if message.head.get("retry-after").is_none() => wrong("when to come back is lost"),
+        Outcome::Error(status, code) if (got.status, got.error.as_str()) != (status, code) => {
+            wrong("another error")
+        }
+        Outcome::BrokenOff if !plain.text.starts_with(&got.text) => wrong("a wrong text"),
+        Outcome::BrokenOff if got.error != "backend_broke_off" => wrong("nothing is told"),
+        Outcome::BrokenOff if !stream && got.status != 502 => wrong("a broken answer is no answer"),
+        _ => Ok(()),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_fault_of_an_engine_ends_as_the_table_says() {
+    let cases = rows().into_iter().flat_map(|row| {
+        let other = Row { fault: row.fault.clone(), ..row };
+        [(other, false), (row, true)]
+    });
+    let wrong: Vec<String> = stream::iter(cases)
+        .map(|(row, stream)| async move {
+            let house = House::build().await;
+            let plain = read(&house.ask(false, stream).await);
+            assert_eq!((plain.status, plain.finish.as_str()), (200, "length"));
+            let undisturbed = read(&house.ask(true, stream).await);
+            assert_eq!((&undisturbed.text, undisturbed.path.as_str()), (&plain.text, "speculated"));
+            house.engine.house.faults.at((row.when)(), 0, row.fault.clone());
+            let message = house.ask(true, stream).await;
+            assert_eq!(house.engine.house.faults.struck(), 1, "{}: it did not strike", row.name);
+            let verdict = judge(&row, &read(&message), &plain, stream, &message).err();
+            let said = format!("| {} |", row.name);
+            let documented = (!TABLE.contains(&said)).then(|| format!("docs/faults.md does not say: {said}"));
+            assert_eq!(house.engine.house.fatal(), Vec::<String>::new());
+            verdict.into_iter().chain(documented).collect::<Vec<_>>()
+        })
+        .buffer_unordered(4)
+        .flat_map(stream::iter)
+        .collect()
+        .await;
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_engine_that_breaks_off_again_and_again_is_given_up_and_said_so() {
+    let house = House::build().await;
+    let plain = read(&house.ask(false, true).await);
+    house.engine.house.faults.always(first(), Fault::CutAfter(5));
+    house.engine.house.faults.always(later(), Fault::CutAfter(0));
+    house.engine.house.faults.always(verify(), Fault::Status(500));
+    let got = read(&house.ask(true, true).await);
+    assert!(plain.text.starts_with(&got.text) && !got.text.is_empty(), "{got:?}");
+    assert_eq!(got.error, "backend_broke_off");
+    assert!(TABLE.contains("| every ride is cut |"));
+}
+
+/// Whether the second ride's head comes or not.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_engine_that_goes_silent_again_and_again_is_given_up_and_said_so() {
+    for (again, stream) in [(Fault::HangAfter(0), true), (Fault::Hang, true), (Fault::HangAfter(0), false)] {
+        let house = House::build().await;
+        let plain = read(&house.ask(false, true).await);
+        house.engine.house.faults.always(first(), Fault::HangAfter(5));
+        house.engine.house.faults.always(later(), again.clone());
+        house.engine.house.faults.always(verify(), Fault::Status(500));
+        let message = house.ask(true, stream).await;
+        let got = read(&message);
+        assert_eq!(got.error, "backend_timeout", "{again:?}: {got:?}");
+        assert!(message.text().contains("the backend went silent"), "{}", message.text());
+        assert_eq!(got.status, if stream { 200 } else { 504 });
+        assert!(plain.text.starts_with(&got.text) && got.text.is_empty() != stream, "{got:?}");
+        assert_eq!(house.silences().await, "2", "the ride and the one after it");
+    }
+    assert!(TABLE.contains("| every ride goes silent |"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_ride_on_which_nothing_comes_is_left_and_the_text_goes_on() {
+    let house = House::build().await;
+    for (stream, count) in [(true, "1"), (false, "2")] {
+        let plain = read(&house.ask(false, stream).await);
+        house.engine.house.faults.clear();
+        house.engine.house.faults.at(first(), 0, Fault::HangAfter(5));
+        let got = read(&house.ask_with(true, stream, "x-foretell: ride\r\n").await);
+        assert_eq!((got.text, got.finish, got.path.as_str()), (plain.text, plain.finish, "ridden"));
+        assert_eq!(house.silences().await, count);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_engine_that_was_started_again_is_another_one_and_is_learnt_anew() {
+    let house = House::build().await;
+    let admin = house.proxy.gateway.admin.unwrap();
+    let epoch = async || {
+        let request = "GET /api/replicas HTTP/1.1\r\nhost: localhost\r\n\r\n";
+        let answer = Wire::connect(admin).await.ask(request).await.json();
+        answer["replicas"][0]["epoch"].as_str().unwrap_or_default().to_owned()
+    };
+    let before = epoch().await;
+    assert!(before.contains("toy"), "{before}");
+    house.engine.restart();
+    let asked = tokio::time::Instant::now();
+    while epoch().await == before {
+        assert!(asked.elapsed() < PATIENCE, "the old epoch still stands");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    let (plain, got) = (read(&house.ask(false, false).await), read(&house.ask(true, false).await));
+    assert_eq!((got.text, got.path.as_str()), (plain.text, "speculated"));
+    assert!(TABLE.contains("| started again |"));
+}

@@ -1,0 +1,137 @@
+//! Stopping: nobody who is being answered notices.
+
+use std::time::Duration;
+
+use foretell::app::Ended;
+use foretell::gateway::Settings;
+use foretell::http::drain::DrainTimes;
+use tokio::sync::watch;
+
+use super::house;
+use crate::wire::{EVENTS, Server, Wire, chunk, ok, post};
+
+/// Streams three events, and three more when told to.
+async fn streaming() -> (Server, watch::Sender<bool>) {
+    let (tell, told) = watch::channel(false);
+    let server = Server::start(move |mut wire| {
+        let mut told = told.clone();
+        async move {
+            while let Some(request) = wire.message().await {
+                if request.head.target().0 == "GET" {
+                    wire.send(ok("", b"hello")).await;
+                    continue;
+                }
+                wire.send(EVENTS).await;
+                for n in 0..6 {
+                    if n == 3 {
+                        told.wait_for(|go_on| *go_on).await.unwrap();
+                    }
+                    if !wire.try_send(chunk(format!("data: {n}\n\n").as_bytes())).await {
+                        return;
+                    }
+                }
+                wire.try_send("0\r\n\r\n").await;
+            }
+        }
+    })
+    .await;
+    (server, tell)
+}
+
+fn times(settings: Settings, delay: u64, grace: u64) -> Settings {
+    let drain = DrainTimes { delay: Duration::from_millis(delay), grace: Duration::from_millis(grace) };
+    Settings { drain, ..settings }
+}
+
+fn terminate() {
+    let me = std::process::id().to_string();
+    assert!(std::process::Command::new("kill").args(["-TERM", &me]).status().unwrap().success());
+}
+
+async fn begun(address: std::net::SocketAddr) -> Wire {
+    let mut client = Wire::connect(address).await;
+    client.send(post("/v1/chat/completions", "", b"{}")).await;
+    assert_eq!(client.head().await.unwrap().status(), 200);
+    assert_eq!(client.chunk().await.unwrap(), b"data: 0\n\n");
+    client
+}
+
+// One test, because signals reach the whole process.
+#[tokio::test]
+async fn a_signal_cuts_none_of_200_streams_and_a_second_one_ends_at_once() {
+    let (server, tell) = streaming().await;
+    let gateway = house::start(times(house::settings(server.address), 0, 600_000)).await;
+    let address = gateway.addresses[0];
+    let life = std::sync::Arc::clone(&gateway.shared.life);
+    let ended = tokio::spawn(gateway.until_signal());
+    let mut streams = Vec::new();
+    for _ in 0..200 {
+        streams.push(begun(address).await);
+    }
+    terminate();
+    life.stop.accept.cancelled().await;
+    tell.send_replace(true);
+    for stream in &mut streams {
+        for n in 1..6 {
+            assert_eq!(stream.chunk().await.unwrap(), format!("data: {n}\n\n").into_bytes());
+        }
+        assert_eq!(stream.chunk().await.unwrap(), b"");
+    }
+    assert_eq!(ended.await.unwrap(), Ended::Drained { cut: 0 });
+    assert!(tokio::net::TcpStream::connect(address).await.is_err());
+
+    let (server, _tell) = streaming().await;
+    let gateway = house::start(times(house::settings(server.address), 600_000, 600_000)).await;
+    let (address, admin) = (gateway.addresses[0], gateway.admin.unwrap());
+    let life = std::sync::Arc::clone(&gateway.shared.life);
+    let ended = tokio::spawn(gateway.until_signal());
+    let _stream = begun(address).await;
+    let ready =
+        || async { Wire::connect(admin).await.ask("GET /readyz HTTP/1.1\r\nhost: localhost\r\n\r\n").await };
+    assert_eq!(ready().await.head.status(), 200);
+    terminate();
+    life.draining().await;
+    assert_eq!(ready().await.head.status(), 503);
+    // Until balancers have noticed, new connections are still served, and told not to come again.
+    let late = Wire::connect(address).await.ask("GET /v1/models HTTP/1.1\r\nhost: a\r\n\r\n").await;
+    assert_eq!((late.head.status(), late.head.get("connection")), (200, Some("close")));
+    terminate();
+    assert_eq!(ended.await.unwrap(), Ended::AtOnce);
+}
+
+#[tokio::test]
+async fn what_is_still_open_after_the_grace_is_cut_and_counted() {
+    let (server, _tell) = streaming().await;
+    let gateway = house::start(times(house::settings(server.address), 0, 50)).await;
+    let address = gateway.addresses[0];
+    let life = std::sync::Arc::clone(&gateway.shared.life);
+    let ended = tokio::spawn(gateway.ended());
+    let mut stream = begun(address).await;
+    assert_eq!(stream.chunk().await.unwrap(), b"data: 1\n\n");
+    assert_eq!(stream.chunk().await.unwrap(), b"data: 2\n\n");
+    life.drain();
+    assert_eq!(ended.await.unwrap(), Ended::Drained { cut: 1 });
+    assert_eq!(stream.chunk().await, None);
+}
+
+#[tokio::test]
+async fn draining_by_the_admin_api_answers_when_empty() {
+    let (server, tell) = streaming().await;
+    let gateway = house::start(times(house::settings(server.address), 0, 60_000)).await;
+    let (address, admin) = (gateway.addresses[0], gateway.admin.unwrap());
+    let life = std::sync::Arc::clone(&gateway.shared.life);
+    let ended = tokio::spawn(gateway.ended());
+    let mut stream = begun(address).await;
+    let waiting = tokio::spawn(async move {
+        Wire::connect(admin)
+            .await
+            .ask("POST /api/drain?wait=1 HTTP/1.1\r\nhost: localhost\r\ncontent-length: 0\r\n\r\n")
+            .await
+    });
+    life.stop.accept.cancelled().await;
+    assert!(!waiting.is_finished());
+    tell.send_replace(true);
+    while !stream.chunk().await.unwrap().is_empty() {}
+    assert_eq!(waiting.await.unwrap().json()["empty"], true);
+    assert_eq!(ended.await.unwrap(), Ended::Drained { cut: 0 });
+}

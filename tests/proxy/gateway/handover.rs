@@ -1,0 +1,168 @@
+//! Which requests reach the driver of sessions, and what it is given.
+
+use std::sync::Arc;
+
+use foretell::app::Gateway;
+use foretell::fleet::{ModelName, ReplicaSettings};
+use foretell::gateway::handover::{BoxFuture, Drive, Exchange};
+use foretell::gateway::{Brains, Settings};
+use foretell::http::body::Body;
+use foretell::http::body::full;
+use foretell::openai::Control;
+use foretell::words::BypassReason;
+use tokio::sync::mpsc;
+
+use super::house;
+use crate::wire::{Message, Server, Wire, ok, post};
+
+const BODY: &[u8] = br#"{"model":"m","prompt":"p"}"#;
+const SPACED: &[u8] = br#"{ "model" : "m" ,"prompt":"p"}"#;
+
+/// Notes what it is given and answers by itself, or gives it back.
+struct Noting(mpsc::UnboundedSender<Exchange>, bool);
+
+impl Drive for Noting {
+    fn drive(&self, exchange: Exchange) -> BoxFuture<http::Response<Body>> {
+        if self.1 {
+            return Box::pin(exchange.relay(BypassReason::Fault));
+        }
+        self.0.send(exchange).unwrap();
+        Box::pin(async { http::Response::new(full("driven")) })
+    }
+}
+
+async fn gateway(
+    server: &Server,
+    give_back: bool,
+    change: impl FnOnce(&mut Settings),
+) -> (Gateway, mpsc::UnboundedReceiver<Exchange>) {
+    let mut settings = house::settings(server.address);
+    settings.backends[0].speculates = true;
+    change(&mut settings);
+    let (tell, seen) = mpsc::unbounded_channel();
+    let brains = Brains { drive: Some(Arc::new(Noting(tell, give_back))) };
+    (Gateway::start(settings, brains, None).await.unwrap(), seen)
+}
+
+async fn plain() -> Server {
+    Server::answering(|request| ok("", &request.body)).await
+}
+
+async fn ask(gateway: &Gateway, fields: &str, body: &[u8]) -> Message {
+    Wire::connect(gateway.addresses[0]).await.ask(post("/v1/completions", fields, body)).await
+}
+
+#[tokio::test]
+async fn an_eligible_request_is_handed_over_with_all_that_belongs_to_it() {
+    let server = plain().await;
+    let (gateway, mut seen) = gateway(&server, false, |_| {}).await;
+    let fields = "x-foretell: gamma=3\r\nx-request-id: r7\r\nte: trailers\r\nconnection: x-gone\r\nx-gone: 1\r\nx-kept: 1\r\n";
+    let body = br#"{"model": "m",  "prompt": "p"}"#;
+    assert_eq!(ask(&gateway, fields, body).await.text(), "driven");
+    let exchange = seen.recv().await.unwrap();
+    assert_eq!(&exchange.body[..], body);
+    assert_eq!((exchange.id.as_str(), exchange.control), ("r7", Some(Control::Gamma(3))));
+    assert_eq!((exchange.request.model.as_str(), exchange.backend.name()), ("m", "b"));
+    assert!(exchange.wants_trailers && !exchange.text_allowed);
+    let headers = &exchange.parts.headers;
+    assert!(headers.contains_key("x-kept") && headers.contains_key("x-forwarded-for"));
+    for gone in ["x-gone", "x-foretell", "connection"] {
+        assert!(!headers.contains_key(gone), "{gone}");
+    }
+    let in_flight = || gateway.shared.observer.metrics().text().contains("foretell_requests_in_flight 1");
+    assert!(in_flight());
+    drop(exchange);
+    assert!(!in_flight());
+}
+
+#[rstest::rstest]
+#[case::client("x-foretell: off\r\n", r#"{"model":"m","prompt":"p"}"#, "client")]
+#[case::unreadable("x-foretell: faster\r\n", r#"{"model":"m","prompt":"p"}"#, "client")]
+#[case::choices("", r#"{"model":"m","prompt":"p","n":2}"#, "choices")]
+#[case::not_json("", "{", "body")]
+#[case::encoded("content-encoding: gzip\r\n", r#"{"model":"m"}"#, "encoded")]
+#[case::body("", r#"{"model":"m","prompt":"0123456789012345678901234567890123456789"}"#, "body")]
+#[tokio::test]
+async fn what_may_not_be_driven_is_relayed_with_its_reason(
+    #[case] fields: &str,
+    #[case] body: &str,
+    #[case] reason: &str,
+) {
+    let server = plain().await;
+    let (gateway, mut seen) = gateway(&server, false, |settings| settings.limits.speculate_body = 50).await;
+    let answer = ask(&gateway, fields, body.as_bytes()).await;
+    assert_eq!(answer.text(), body);
+    assert_eq!(answer.head.get("x-foretell-path"), Some("bypassed"));
+    assert_eq!(answer.head.get("x-foretell-reason"), Some(reason));
+    assert!(seen.try_recv().is_err());
+    let counted = format!("foretell_bypass_total{{reason=\"{reason}\"}} 1");
+    assert!(gateway.shared.observer.metrics().text().contains(&counted));
+}
+
+#[tokio::test]
+async fn beyond_the_limit_of_sessions_requests_are_relayed_and_a_freed_place_is_taken_again() {
+    let server = plain().await;
+    let (gateway, mut seen) = gateway(&server, false, |settings| settings.limits.sessions = 1).await;
+    assert_eq!(ask(&gateway, "", BODY).await.text(), "driven");
+    let first = seen.recv().await.unwrap();
+    let second = ask(&gateway, "", BODY).await;
+    assert_eq!(second.head.get("x-foretell-reason"), Some("sessions"));
+    drop(first);
+    assert_eq!(ask(&gateway, "", BODY).await.text(), "driven");
+}
+
+#[tokio::test]
+async fn a_request_that_the_driver_gives_back_is_relayed_unchanged() {
+    let server = plain().await;
+    let (gateway, _seen) = gateway(&server, true, |_| {}).await;
+    let answer = ask(&gateway, "", SPACED).await;
+    assert_eq!(answer.text(), std::str::from_utf8(SPACED).unwrap());
+    assert_eq!(answer.head.get("x-foretell-reason"), Some("fault"));
+    assert_eq!(answer.head.get("x-foretell-path"), Some("bypassed"));
+}
+
+struct Broken;
+
+impl Drive for Broken {
+    fn drive(&self, _exchange: Exchange) -> BoxFuture<http::Response<Body>> {
+        Box::pin(async { panic!("a planted fault") })
+    }
+}
+
+#[tokio::test]
+async fn a_driver_that_panics_costs_one_answer_and_nothing_else() {
+    let server = plain().await;
+    let mut settings = house::settings(server.address);
+    settings.backends[0].speculates = true;
+    let brains = Brains { drive: Some(Arc::new(Broken)) };
+    let gateway = Gateway::start(settings, brains, None).await.unwrap();
+    let mut client = Wire::connect(gateway.addresses[0]).await;
+    let answer = client.ask(post("/v1/completions", "", BODY)).await;
+    assert_eq!(
+        (answer.head.status(), &answer.json()["error"]["code"]),
+        (500, &serde_json::json!("internal_error"))
+    );
+    assert_eq!(client.ask(post("/v1/embeddings", "", BODY)).await.head.status(), 200);
+    assert!(gateway.shared.observer.metrics().text().contains("foretell_requests_in_flight 0"));
+}
+
+#[tokio::test]
+async fn requests_go_where_their_model_is_whether_driven_or_relayed() {
+    let here = Server::answering(|_| ok("", b"here")).await;
+    let there = Server::answering(|_| ok("", b"there")).await;
+    let named = |name: &str, server: &Server, model: &str| ReplicaSettings {
+        models: vec![ModelName { id: model.to_owned(), ..ModelName::default() }],
+        ..ReplicaSettings::new(name, format!("http://{}", server.address))
+    };
+    let settings = Settings {
+        backends: vec![named("one", &here, "m"), named("two", &there, "lora-*")],
+        ..house::settings(here.address)
+    };
+    let gateway = house::start(settings).await;
+    for (model, wanted) in [("m", "here"), ("lora-7", "there"), ("other", "here")] {
+        let body = format!("{{\"model\":\"{model}\"}}");
+        assert_eq!(ask(&gateway, "", body.as_bytes()).await.text(), wanted);
+        let mut client = Wire::connect(gateway.addresses[0]).await;
+        assert_eq!(client.ask(post("/v1/embeddings", "", body.as_bytes())).await.text(), wanted);
+    }
+}

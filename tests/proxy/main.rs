@@ -1,0 +1,18 @@
+//! The proxy over real sockets, before fakes of engines and before a target whose every logit is known.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, missing_docs)]
+
+use foretell_fakes::{self as fakes, wire};
+
+mod bench;
+mod client;
+mod demo;
+mod dialects;
+mod end_to_end;
+mod engine_faults;
+mod fleet;
+mod gateway;
+mod probe;
+mod reasons;
+#[allow(clippy::needless_pass_by_value)] // `json!` at the call reads best
+mod target;
+mod text_rides;

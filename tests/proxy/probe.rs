@@ -1,0 +1,6 @@
+//! What a probe finds at engines that are made on purpose, what it costs them, and what the proxy makes of it.
+
+mod command;
+mod engines;
+mod house;
+mod serve;

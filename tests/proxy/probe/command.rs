@@ -1,0 +1,182 @@
+//! `foretell probe`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use foretell::dialect::recognise::{Answers, Told};
+use foretell::dialect::{Dialect, Engine};
+use foretell::fleet::probe::{Limits, measure};
+use foretell::fleet::{Replica, ReplicaSettings};
+use foretell::text::Tokenizer;
+use foretell::words::Plan;
+use serde_json::{Value, json};
+
+use super::house::{CHEAP, DEAR, arguments, probe, vllm};
+use crate::fakes::vllm::{Garbage, Runner};
+use crate::fakes::{Fault, When, toy};
+use crate::wire::PATIENCE;
+
+fn numbers(list: &Value, name: &str) -> Vec<f64> {
+    list.as_array().unwrap().iter().map(|entry| entry[name].as_f64().unwrap()).collect()
+}
+
+#[tokio::test]
+async fn a_new_vllm_is_found_out_within_forty_safe_calls() {
+    let fake = vllm("0.33.0", |options| options.setup.pace = CHEAP).await;
+    let (code, report) = probe(&arguments(&fake.url())).await;
+    assert_eq!((code, &report["dialect"], &report["version"]), (0, &json!("vllm"), &json!("0.33.0")));
+    assert_eq!(report["plans"], json!(["score", "fan_out"]), "{report:#}");
+    assert_eq!((&report["cache"]["rows"], &report["cache"]["told"]), (&json!("tail"), &json!(true)));
+    assert_eq!((&report["cache"]["works"], &report["noise"]), (&json!(true), &json!("place")));
+    assert_eq!((&report["balanced"], &report["connections"]), (&json!(false), &json!(4)));
+    let calls: usize = fake.house.tally().calls.values().sum();
+    assert!(
+        calls <= 40 && report["calls"].as_u64().unwrap() as usize == calls,
+        "{calls} {}",
+        report["calls"]
+    );
+    assert_eq!(fake.house.fatal(), Vec::<String>::new());
+    let gammas = numbers(&report["verify"], "gamma");
+    assert!([0.0, 2.0, 4.0, 8.0].iter().all(|gamma| gammas.contains(gamma)), "{gammas:?}");
+    assert!(numbers(&report["verify"], "context").iter().any(|&context| context > 900.0));
+    // A step takes 12 ms, and a score with a few tokens in it not much more.
+    let token = report["times"]["token"][0]["ms"].as_f64().unwrap();
+    assert!((10.0..40.0).contains(&token), "{token}");
+    assert_eq!(report["pays"], json!(true), "{report:#}");
+    assert!(report["verdict"].as_str().unwrap().starts_with("Speculation pays here: up to "));
+}
+
+#[tokio::test]
+async fn an_old_runner_is_told_by_its_rows_and_its_seeds() {
+    let fake = vllm("0.32.0", |options| options.runner = Runner::V1).await;
+    let (_, report) = probe(&arguments(&fake.url())).await;
+    assert_eq!((&report["cache"]["rows"], &report["noise"]), (&json!("full"), &json!("call")), "{report:#}");
+    assert_eq!(report["plans"], json!(["score", "fan_out"]));
+    assert_eq!(fake.house.fatal(), Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn a_plan_that_fails_over_a_cached_prefix_is_given_up() {
+    let fake = vllm("0.32.0", |options| options.garbage = Garbage::NotANumber).await;
+    let (code, report) = probe(&arguments(&fake.url())).await;
+    assert_eq!((code, &report["plans"]), (0, &json!(["fan_out"])), "{report:#}");
+    let missing = report["missing"].as_array().unwrap();
+    let why = missing.iter().find(|missing| missing["plan"] == "score").unwrap()["why"].as_str().unwrap();
+    assert!(why.contains("500"), "{why}");
+    assert!(fake.house.fatal().is_empty() && !fake.house.is_dead());
+}
+
+#[tokio::test]
+async fn a_missing_plan_is_explained_by_the_flag_that_brings_it() {
+    let fake = vllm("0.33.0", |options| options.scale_out = false).await;
+    let (_, report) = probe(&arguments(&fake.url())).await;
+    assert_eq!(report["plans"], json!(["fan_out"]));
+    let text = report["missing"].to_string();
+    assert!(text.contains("--enable-scale-out"), "{text}");
+    assert_eq!(report["defaults"], Value::Null);
+}
+
+#[tokio::test]
+async fn where_every_token_costs_the_same_no_plan_pays() {
+    let slow = |options: &mut crate::fakes::vllm::Options| {
+        options.setup.pace = DEAR;
+        options.setup.max_len = 250;
+    };
+    let fake = vllm("0.33.0", slow).await;
+    let (code, report) = probe(&arguments(&fake.url())).await;
+    assert_eq!((code, &report["pays"]), (0, &json!(false)), "{report:#}");
+    let verdict = report["verdict"].as_str().unwrap();
+    assert!(verdict.starts_with("No plan pays: one round of 4 costs "), "{verdict}");
+    assert!(report["policy"].as_str().unwrap().contains("mode: ride"));
+}
+
+#[tokio::test]
+async fn bounds_of_calls_and_time_hold() {
+    let fake = vllm("0.33.0", |options| options.setup.pace.step = Duration::from_millis(150)).await;
+    let backend = Replica::new(ReplicaSettings::new("b", fake.url())).unwrap();
+    let mut engine = Engine::new(Dialect::Vllm, "toy", "0.33.0");
+    engine.plans = vec![Plan::Score, Plan::FanOut];
+    engine.block = 16;
+    let limits = |calls: u32, millis: u64| Limits {
+        calls,
+        within: Duration::from_millis(millis),
+        bytes_max: 2 << 20,
+        context_max: 8192,
+        allow: Plan::ALL.to_vec(),
+    };
+    let tokenizer = &Arc::new(Tokenizer::from_file(&toy::folder().join("tokenizer.json")).unwrap());
+    let few = measure(&backend, &engine, tokenizer, &limits(5, 60_000), 1).await;
+    assert_eq!((few.calls, fake.house.tally().calls.values().sum::<usize>()), (5, 5));
+    assert!(few.notes.iter().any(|note| note.contains("calls were used up")), "{:?}", few.notes);
+    // No call is answered in less than 150 ms.
+    let short = measure(&backend, &engine, tokenizer, &limits(40, 700), 2).await;
+    assert!(short.calls <= 6, "{} calls", short.calls);
+    // A call that is under way is not waited for.
+    fake.house.pace.lock().step = Duration::from_hours(1);
+    let none =
+        tokio::time::timeout(PATIENCE, measure(&backend, &engine, tokenizer, &limits(40, 700), 3)).await;
+    assert_eq!(none.expect("the time is up").calls, 1);
+}
+
+#[tokio::test]
+async fn a_call_without_an_answer_ends_the_probe() {
+    let fake = vllm("0.33.0", |_| {}).await;
+    fake.house.faults.at(When::path("/v1/completions"), 1, Fault::Reset);
+    let (code, report) = probe(&arguments(&fake.url())).await;
+    assert_eq!(code, 0);
+    assert!(report["notes"].to_string().contains("not answered"), "{report:#}");
+}
+
+#[tokio::test]
+async fn what_cannot_be_reached_is_exit_one_and_what_is_no_url_is_usage() {
+    let fake = vllm("0.33.0", |_| {}).await;
+    fake.kill();
+    assert_eq!(probe(&arguments(&fake.url())).await.0, 1);
+    assert_eq!(probe(&arguments("nonsense")).await.0, 64);
+}
+
+#[tokio::test]
+async fn a_billed_server_is_asked_for_its_models_and_nothing_else() {
+    let fake = vllm("0.33.0", |_| {}).await;
+    let mut arguments = arguments(&fake.url());
+    arguments.billed = true;
+    let (code, report) = probe(&arguments).await;
+    assert_eq!((code, &report["relayed"]), (0, &json!("billed")));
+    let calls = fake.house.tally().calls;
+    assert_eq!(calls.into_iter().collect::<Vec<_>>(), [("/v1/models".to_owned(), 1)]);
+}
+
+#[tokio::test]
+async fn the_words_say_what_the_figures_say() {
+    let fake = vllm("0.33.0", |options| options.setup.pace = CHEAP).await;
+    let mut arguments = arguments(&fake.url());
+    arguments.json = false;
+    let mut out = Vec::new();
+    foretell::cli::probe::run(&arguments, &mut out).await.unwrap();
+    let text = String::from_utf8(out).unwrap();
+    for part in [
+        "engine       vllm 0.33.0",
+        "plans        score, fan_out",
+        "no tree",
+        "cache        works",
+        "a round takes",
+        "times as fast",
+        "verdict      Speculation pays",
+        "  version: 1",
+    ] {
+        assert!(text.contains(part), "{part:?} is missing in\n{text}");
+    }
+}
+
+#[test]
+fn the_page_with_the_start_time_is_the_one_without_which_it_is_not_known() {
+    let mut answers = Answers::default();
+    let mut say = |path: &str, body: &str| {
+        answers.add(path, Told { status: 200, server: None, body: body.as_bytes().to_vec() });
+    };
+    say("/v1/models", r#"{"data":[{"id":"m","owned_by":"vllm","max_model_len":100}]}"#);
+    say("/version", r#"{"version":"0.33.0"}"#);
+    say("/metrics", "process_start_time_seconds 12\n");
+    assert_eq!(foretell::dialect::recognise::start_page(Dialect::Vllm, &answers), Some("/metrics"));
+    assert_eq!(foretell::dialect::recognise::start_page(Dialect::Vllm, &answers.without("/metrics")), None);
+}

@@ -1,0 +1,91 @@
+//! Fakes to be probed, and a proxy before them.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use foretell::app::Running;
+use foretell::cli::probe::{ProbeArgs, run};
+use foretell::lab::local;
+use serde_json::{Value, json};
+
+use crate::fakes::vllm::{Options, Vllm};
+use crate::fakes::{Fake, Pace, toy};
+use crate::wire::{Message, Wire, post};
+
+/// A step that takes long enough to be told from noise, and hardly more with more tokens in it.
+pub const CHEAP: Pace =
+    Pace { step: Duration::from_millis(12), per_token: Duration::from_micros(60), cancel: Duration::ZERO };
+/// Every token costs as much as every other: nothing can be won.
+pub const DEAR: Pace =
+    Pace { step: Duration::ZERO, per_token: Duration::from_millis(6), cancel: Duration::ZERO };
+
+/// A vLLM that tells everything, unless changed.
+pub async fn vllm(version: &'static str, change: impl FnOnce(&mut Options)) -> Fake<Vllm> {
+    let mut options = Options::of(version);
+    options.prompt_tokens_details = true;
+    options.scale_out = true;
+    options.setup.block = 16;
+    options.setup.temper.eos_every = None;
+    change(&mut options);
+    Fake::start(Vllm::new(options)).await
+}
+
+pub fn arguments(url: &str) -> ProbeArgs {
+    ProbeArgs {
+        url: url.to_owned(),
+        json: true,
+        dialect: "auto".to_owned(),
+        tokenizer: Some(toy::folder()),
+        model: None,
+        billed: false,
+    }
+}
+
+/// Exit code and report of `foretell probe --json`.
+pub async fn probe(arguments: &ProbeArgs) -> (u8, Value) {
+    let mut out = Vec::new();
+    let code = run(arguments, &mut out).await.unwrap();
+    (code, serde_json::from_slice(&out).unwrap_or(Value::Null))
+}
+
+/// A proxy before `address`. `more`: lines of the backend in the process file.
+pub async fn proxy(address: SocketAddr, policy: &str, more: &str) -> Running {
+    let process = format!(
+        "version: 1\nbackends:\n  - name: toy\n    replicas: [\"http://{address}\"]\n    \
+         models: [{{ id: toy, tokenizer: {:?} }}]\n    load: {{ every: 100ms }}\n{more}",
+        toy::folder().display().to_string(),
+    );
+    local::proxy(&process, &[policy]).await.unwrap()
+}
+
+pub async fn get(address: SocketAddr, path: &str) -> Message {
+    Wire::connect(address).await.ask(format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n")).await
+}
+
+pub async fn replica(proxy: &Running) -> Value {
+    get(proxy.gateway.admin.unwrap(), "/api/replicas").await.json()["replicas"][0].clone()
+}
+
+/// A greedy completion through the proxy.
+pub async fn complete(proxy: &Running, tokens: u32) -> Message {
+    let prompt: Vec<u32> = (0..24).map(|at| 100 + at % 8).collect();
+    let body = json!({"model": "toy", "prompt": prompt, "max_tokens": tokens, "temperature": 0});
+    let request = post("/v1/completions", "", body.to_string().as_bytes());
+    Wire::connect(proxy.gateway.addresses[0]).await.ask(request).await
+}
+
+/// Why a completion through the proxy did not leap.
+pub async fn reason(proxy: &Running) -> String {
+    let answer = complete(proxy, 12).await;
+    assert_eq!(answer.head.status(), 200, "{}", answer.text());
+    answer.head.get("x-foretell-reason").unwrap_or("none").to_owned()
+}
+
+/// Asks again and again until it is so.
+pub async fn until<F: Future<Output = bool>>(within: Duration, mut so: impl FnMut() -> F) {
+    let begun = Instant::now();
+    while !so().await {
+        assert!(begun.elapsed() < within, "not within {within:?}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}

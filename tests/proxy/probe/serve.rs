@@ -1,0 +1,138 @@
+//! What the proxy makes of a probe, and of the load of its replicas.
+
+use std::time::Duration;
+
+use serde_json::json;
+
+use super::house::{CHEAP, DEAR, complete, get, proxy, reason, replica, until, vllm};
+use crate::fakes::{Front, Load};
+use crate::wire::{Wire, post};
+
+const FORCED: &str = "version: 1\nname: forced\ndrafters: [{ kind: prompt_lookup, ngram: { min: 1, max: 8 } }]\n\
+    gamma: { max: 8, fixed: 4 }\n";
+const PLAIN: &str = "version: 1\nname: plain\ndrafters: [{ kind: prompt_lookup, ngram: { min: 1, max: 8 } }]\n\
+    holdback: { start: 0, floor: 0 }\n";
+const NEVER: &str = "    probe: { when: never }\n";
+const LONG: Duration = Duration::from_secs(60);
+
+#[tokio::test]
+async fn two_engines_behind_one_address_never_leap() {
+    let (one, two) = (vllm("0.33.0", |_| {}).await, vllm("0.33.0", |_| {}).await);
+    two.restart();
+    let front = Front::before(vec![one.address, two.address]).await;
+    let proxy = proxy(front.address, FORCED, NEVER).await;
+    until(LONG, || async { replica(&proxy).await["probe"]["verdict"].to_string().contains("balanced") })
+        .await;
+    let before = one.house.tally().sequences + two.house.tally().sequences;
+    for _ in 0..8 {
+        assert_eq!(reason(&proxy).await, "balanced");
+    }
+    assert_eq!(one.house.tally().sequences + two.house.tally().sequences - before, 8);
+    let metrics = get(proxy.gateway.admin.unwrap(), "/metrics").await.text();
+    let leaps: f64 = metrics
+        .lines()
+        .filter(|line| line.starts_with("foretell_leaps_total"))
+        .filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok())
+        .sum();
+    assert!(leaps.abs() < 0.5, "{leaps}");
+}
+
+#[tokio::test]
+async fn one_engine_behind_a_front_leaps() {
+    let one = vllm("0.33.0", |_| {}).await;
+    let front = Front::before(vec![one.address]).await;
+    let proxy = proxy(front.address, FORCED, NEVER).await;
+    until(LONG, || async { replica(&proxy).await["epoch"].is_string() }).await;
+    let answer = complete(&proxy, 40).await;
+    assert_eq!(answer.head.get("x-foretell-path"), Some("speculated"), "{}", answer.text());
+}
+
+#[tokio::test]
+async fn a_server_on_which_nothing_pays_is_ridden_and_says_why() {
+    let fake = vllm("0.33.0", |options| {
+        options.setup.pace = DEAR;
+        options.setup.max_len = 250;
+    })
+    .await;
+    let proxy = proxy(fake.address, PLAIN, "").await;
+    until(LONG, || async { replica(&proxy).await["probe"]["pays"] == json!(false) }).await;
+    assert_eq!(reason(&proxy).await, "no_gain");
+    let shown = replica(&proxy).await;
+    assert!(shown["probe"]["verdict"].as_str().unwrap().starts_with("No plan pays"), "{shown:#}");
+    assert_eq!(fake.house.fatal(), Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn a_probe_teaches_the_engine_and_can_be_asked_for_again() {
+    let fake = vllm("0.33.0", |options| options.setup.pace = CHEAP).await;
+    let proxy = proxy(fake.address, PLAIN, NEVER).await;
+    until(LONG, || async { replica(&proxy).await["epoch"].is_string() }).await;
+    assert_eq!(replica(&proxy).await["probe"], json!(null));
+    for _ in 0..2 {
+        let before = fake.house.tally().sequences;
+        let request = post("/api/replicas/0/reprobe", "", b"");
+        let mut wire = Wire::connect(proxy.gateway.admin.unwrap()).await;
+        let request = String::from_utf8(request).unwrap().replace("host: api", "host: localhost");
+        assert!(wire.ask(request).await.head.status() < 300);
+        until(LONG, || async {
+            let done = fake.house.tally().sequences > before + 10;
+            done && replica(&proxy).await["probe"]["pays"] == json!(true)
+        })
+        .await;
+    }
+    let shown = replica(&proxy).await;
+    assert_eq!(shown["probe"]["cache"]["rows"], json!("tail"), "{shown:#}");
+}
+
+#[tokio::test]
+async fn a_gate_closes_when_requests_wait_and_opens_when_they_do_not() {
+    let fake = vllm("0.33.0", |_| {}).await;
+    let proxy = proxy(fake.address, PLAIN, NEVER).await;
+    until(LONG, || async { replica(&proxy).await["load"]["running"].is_number() }).await;
+    assert_ne!(reason(&proxy).await, "gate_load");
+    *fake.house.pretend.lock() = Load { running: 4, waiting: 2, kv: 0.3 };
+    until(LONG, || async { replica(&proxy).await["load"]["waiting"] == json!(2) }).await;
+    assert_eq!(reason(&proxy).await, "gate_load");
+    *fake.house.pretend.lock() = Load { running: 4, waiting: 0, kv: 0.95 };
+    until(LONG, || async { replica(&proxy).await["load"]["waiting"] == json!(0) }).await;
+    assert_eq!(reason(&proxy).await, "gate_load");
+    *fake.house.pretend.lock() = Load::default();
+    until(LONG, || async { reason(&proxy).await != "gate_load" }).await;
+}
+
+#[tokio::test]
+async fn what_is_forced_heeds_no_load() {
+    let fake = vllm("0.33.0", |_| {}).await;
+    *fake.house.pretend.lock() = Load { running: 9, waiting: 9, kv: 0.99 };
+    let proxy = proxy(fake.address, FORCED, NEVER).await;
+    until(LONG, || async { replica(&proxy).await["load"]["waiting"] == json!(9) }).await;
+    let answer = complete(&proxy, 40).await;
+    assert_eq!(answer.head.get("x-foretell-path"), Some("speculated"), "{}", answer.text());
+}
+
+#[tokio::test]
+async fn a_page_that_falls_silent_makes_the_signal_stale() {
+    use crate::fakes::{Fault, When};
+    let fake = vllm("0.33.0", |_| {}).await;
+    let policy = format!("{PLAIN}gates: {{ stale: 500ms }}\n");
+    let proxy = proxy(fake.address, &policy, NEVER).await;
+    until(LONG, || async { replica(&proxy).await["load"]["running"].is_number() }).await;
+    fake.house.faults.always(When::path("/metrics"), Fault::Hang);
+    until(LONG, || async { reason(&proxy).await == "gate_stale" }).await;
+    fake.house.faults.clear();
+    until(LONG, || async { reason(&proxy).await != "gate_stale" }).await;
+}
+
+#[tokio::test]
+async fn a_billed_backend_is_asked_for_its_models_alone() {
+    let fake = vllm("0.33.0", |_| {}).await;
+    let proxy = proxy(fake.address, PLAIN, "    billed: true\n").await;
+    until(LONG, || async {
+        replica(&proxy).await["probe"]["verdict"].to_string().contains("bills per token")
+    })
+    .await;
+    assert_eq!(reason(&proxy).await, "billed");
+    let calls = fake.house.tally().calls;
+    let paths: Vec<_> = calls.keys().map(String::as_str).collect();
+    assert_eq!(paths, ["/v1/completions", "/v1/models"]);
+}

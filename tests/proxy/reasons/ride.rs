@@ -1,0 +1,184 @@
+//! Every reason why a request that may leap does not.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use foretell::words::RideReason;
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use serde_json::json;
+
+use super::engines;
+use super::scene::{COMPLETIONS, FORCED, PLAIN, Scene, Stage, completion, play, prompt};
+use super::told::Ask;
+use crate::fakes::toy::{Context, Toy};
+use crate::fakes::{Fault, Load, Temper, When};
+
+/// Where drafts are scored.
+const GENERATE: &str = "/inference/v1/generate";
+/// Requests that talk beside the one that is looked at.
+const TALKERS: [&str; 4] = ["talker-0", "talker-1", "talker-2", "talker-3"];
+/// Events after which it is known that leaping pays.
+const WARM: usize = 200;
+/// Many times what a token takes.
+const QUIET: Duration = Duration::from_millis(500);
+
+/// What brings it about; `None` for a reason that no code gives yet. A new reason needs a row before this
+/// compiles, and one that comes to be given needs a scene before the tests pass.
+pub fn scene(reason: RideReason) -> Option<Scene> {
+    let plain = Scene::default();
+    let policy = |more: &str| Scene { policy: format!("{PLAIN}{more}"), ..Scene::default() };
+    Some(match reason {
+        RideReason::Holdback => {
+            Scene { policy: PLAIN.replace("{ start: 0, floor: 0 }", "{ start: 1, floor: 1 }"), ..plain }
+        }
+        RideReason::Observe => Scene { process: "mode: observe\n", ..plain },
+        // Before the last token no leap can pay any more.
+        RideReason::NoGain => plain,
+        RideReason::ContextTooLong => Scene { backend: "    plans: { context_max: 16 }\n", ..plain },
+        RideReason::GateLoad => Scene { before: |stage| crowd(stage).boxed(), ..plain },
+        RideReason::GateStale => {
+            Scene { before: |stage| hush(stage).boxed(), ..policy("gates: { stale: 1ms }\n") }
+        }
+        RideReason::GateHealth => Scene { before: |stage| sicken(stage).boxed(), ..plain },
+        RideReason::BackendSpeculates => Scene { engines: engines::speculating, ..plain },
+        RideReason::Client => {
+            let ask = Ask { fields: "x-foretell: ride\r\n", ..plain.ask };
+            Scene { ask, ..Scene::default() }
+        }
+        RideReason::Policy => policy("mode: ride\n"),
+        RideReason::Shadow => policy("mode: shadow\n"),
+        // Whether leaping pays as it should is for the machine to show.
+        RideReason::Switchback => Scene {
+            engines: engines::paying,
+            ask: ending(),
+            before: |stage| talk(stage).boxed(),
+            tries: 10,
+            ..plain
+        },
+        // A drafter that is not built proposes nothing.
+        RideReason::NoDraft => Scene {
+            policy: PLAIN.replace("prompt_lookup, ngram: { min: 1, max: 8 }", "recycling"),
+            ask: ending(),
+            ..plain
+        },
+        RideReason::Draining => {
+            Scene { process: "drain: { delay: 1m }\n", before: |stage| drain(stage).boxed(), ..plain }
+        }
+        RideReason::VerifyFault => failing(|stage| verdicts(stage, &Fault::Status(500))),
+        RideReason::RetryAfter => failing(|stage| verdicts(stage, &Fault::Later(503, 7))),
+        RideReason::Budget
+        | RideReason::GateAcceptance
+        | RideReason::GateLatency
+        | RideReason::GateMemory => return None,
+    })
+}
+
+/// A completion that ends by itself, at a token that it is the first to have: what is told last is not that the
+/// limit is near.
+fn ending() -> Ask {
+    let toy = Toy::new(Temper { eos_every: None, ..Temper::default() });
+    let mut context = Context::new(&prompt());
+    loop {
+        let next = toy.row(&context, context.len()).best();
+        let output = &context.tokens()[prompt().len()..];
+        if output.len() >= 3 && !output.contains(&next) {
+            return completion(&json!({"max_tokens": 64, "stop_token_ids": [next]}));
+        }
+        assert!(output.len() < 7, "the text must end while the pace is old");
+        context.push(next);
+    }
+}
+
+/// Requests of others wait.
+async fn crowd(stage: &Stage) {
+    *stage.engines.houses[0].pretend.lock() = Load { running: 4, waiting: 2, kv: 0.3 };
+    stage.until(|| async { stage.proxy.replica().await["load"]["waiting"] == json!(2) }).await;
+}
+
+/// The load was told once, and is not told any more.
+async fn hush(stage: &Stage) {
+    stage.until(|| async { stage.proxy.replica().await["load"]["running"].is_number() }).await;
+    let house = &stage.engines.houses[0];
+    let asked = house.tally().calls_of("/metrics");
+    house.faults.always(When::path("/metrics"), Fault::Hang);
+    stage.until(|| async { house.tally().calls_of("/metrics") > asked }).await;
+}
+
+/// The replica fails until it is not trusted, and then does not.
+async fn sicken(stage: &Stage) {
+    let faults = &stage.engines.houses[0].faults;
+    faults.always(When::path("/health"), Fault::Status(503));
+    faults.always(When::path(COMPLETIONS), Fault::Status(500));
+    let relayed = Ask { fields: "x-foretell: off\r\n", ..completion(&json!({})) };
+    let mut failures = 0;
+    while stage.proxy.replica().await["breaker"] != "open" {
+        assert!(failures < 20, "{}", stage.proxy.replica().await);
+        relayed.told(&stage.proxy, false, &format!("failure-{failures}")).await.assert_agreed();
+        failures += 1;
+    }
+    faults.clear();
+    faults.always(When::path("/health"), Fault::Status(503));
+}
+
+/// The process is told to stop, and goes on accepting for a while.
+async fn drain(stage: &Stage) {
+    assert_eq!(stage.proxy.post("/api/drain").await.head.status(), 200);
+    assert_eq!(stage.proxy.get("/readyz").await.head.status(), 503);
+}
+
+/// A scene in which every token is leapt at, and every verdict fails.
+fn failing(before: fn(&Stage) -> BoxFuture<'_, ()>) -> Scene {
+    Scene {
+        policy: FORCED.to_owned(),
+        ask: completion(&json!({"max_tokens": 12})),
+        before,
+        ..Scene::default()
+    }
+}
+
+fn verdicts<'a>(stage: &'a Stage, fault: &Fault) -> BoxFuture<'a, ()> {
+    for path in [GENERATE, COMPLETIONS] {
+        stage.engines.houses[0].faults.always(When::path(path).streamed(false), fault.clone());
+    }
+    std::future::ready(()).boxed()
+}
+
+/// Others leap for so long that the pace of riding has to be measured again, and are stuck when they begin to:
+/// whoever comes now rides to find out.
+async fn talk(stage: &Stage) {
+    let faults = &stage.engines.houses[0].faults;
+    faults.clear();
+    let mut beside = stage.beside.lock().await;
+    if !std::mem::take(&mut *beside).is_empty() {
+        for id in TALKERS {
+            stage.proxy.line_of(id).await;
+        }
+    }
+    let heard = &AtomicUsize::new(0);
+    let talkers = TALKERS.map(|id| async move {
+        let mut wire = completion(&json!({"max_tokens": 1500})).begin(&stage.proxy, id).await;
+        while let Ok(Some(chunk)) = tokio::time::timeout(QUIET, wire.chunk()).await
+            && !chunk.is_empty()
+        {
+            if heard.fetch_add(1, Ordering::SeqCst) == WARM {
+                // Only a ride that follows a leap has a list of lists of ids.
+                let rides = When::path(COMPLETIONS).streamed(true).holding("\"prompt\":[[");
+                faults.always(rides, Fault::HangAfter(1));
+            }
+        }
+        wire
+    });
+    *beside = futures_util::future::join_all(talkers).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_ride_tells_its_reason_in_answer_metrics_and_log() {
+    let mut wrong = String::new();
+    for reason in RideReason::ALL {
+        if let Some(scene) = scene(reason) {
+            wrong += &play(scene, &format!("ridden/{}", reason.name())).await;
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong}");
+}

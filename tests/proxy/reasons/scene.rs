@@ -1,0 +1,142 @@
+//! A scene: engines, configuration and a request that together bring about one reason.
+
+use std::fmt::Write;
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use serde_json::{Value, json};
+use tokio::sync::Mutex;
+
+use super::engines::{self, Engines, Start};
+use super::proxy::Proxy;
+use super::told::{Ask, Body};
+use crate::fakes::toy;
+use crate::wire::{PATIENCE, Wire};
+
+pub const COMPLETIONS: &str = "/v1/completions";
+pub const CHAT: &str = "/v1/chat/completions";
+/// Leaps when that pays.
+pub const PLAIN: &str = "version: 1\nname: plain\ndrafters: [{ kind: prompt_lookup, ngram: { min: 1, max: 8 } }]\n\
+    holdback: { start: 0, floor: 0 }\n";
+/// Leaps at every token.
+pub const FORCED: &str = "version: 1\nname: forced\ndrafters: [{ kind: prompt_lookup, ngram: { min: 1, max: 8 } }]\n\
+    gamma: { max: 8, fixed: 4 }\n";
+
+/// How a reason comes about.
+pub struct Scene {
+    pub engines: Start,
+    /// Lines of the process file.
+    pub process: &'static str,
+    /// Lines of the backend in it.
+    pub backend: &'static str,
+    /// The model's tokenizer is configured.
+    pub tokenizer: bool,
+    pub policy: String,
+    pub ask: Ask,
+    /// What has to happen before each request.
+    pub before: fn(&Stage) -> BoxFuture<'_, ()>,
+    /// Requests until chance must have brought it about.
+    pub tries: usize,
+}
+
+impl Default for Scene {
+    fn default() -> Self {
+        Self {
+            engines: engines::telling,
+            process: "",
+            backend: "",
+            tokenizer: true,
+            policy: PLAIN.to_owned(),
+            ask: completion(&json!({})),
+            before: |_| std::future::ready(()).boxed(),
+            tries: 1,
+        }
+    }
+}
+
+/// The ids of the usual prompt: eight, three times over.
+pub fn prompt() -> Vec<u32> {
+    (0..24).map(|at| 100 + at % 8).collect()
+}
+
+/// A completion that every engine answers, with more or other fields.
+pub fn completion(more: &Value) -> Ask {
+    let mut body = json!({"model": "toy", "prompt": prompt(), "max_tokens": 3, "temperature": 0});
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    Ask { path: COMPLETIONS, fields: "", body: Body::Json(body) }
+}
+
+/// A chat.
+pub fn chat(content: &Value, more: &Value) -> Ask {
+    let mut body =
+        json!({"model": "toy", "messages": [{"role": "user", "content": content}], "temperature": 0});
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    Ask { path: CHAT, fields: "", body: Body::Json(body) }
+}
+
+/// A scene that is being played.
+pub struct Stage {
+    pub engines: Engines,
+    pub proxy: Proxy,
+    /// Streams that run beside the requests.
+    pub beside: Mutex<Vec<Wire>>,
+}
+
+impl Stage {
+    async fn set(scene: &Scene) -> Self {
+        let engines = (scene.engines)().await;
+        let replicas: Vec<String> =
+            engines.addresses.iter().map(|address| format!("\"http://{address}\"")).collect();
+        let tokenizer = if scene.tokenizer {
+            format!(", tokenizer: {:?}", toy::folder().display().to_string())
+        } else {
+            String::new()
+        };
+        let process = format!(
+            "version: 1\nobserve: {{ log: json, level: debug }}\n{}backends:\n  - name: toy\n    replicas: [{}]\n    \
+             models: [{{ id: toy{tokenizer} }}]\n    load: {{ every: 100ms }}\n    probe: {{ when: never }}\n{}",
+            scene.process,
+            replicas.join(", "),
+            scene.backend,
+        );
+        let proxy = Proxy::start(&process, &scene.policy).await;
+        Self { engines, proxy, beside: Mutex::default() }
+    }
+
+    /// Waits until something is so.
+    pub async fn until<F: Future<Output = bool>>(&self, mut so: impl FnMut() -> F) {
+        let waited = async {
+            while !so().await {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, waited).await.expect("in time");
+    }
+}
+
+/// Plays a scene: whole and as a stream, `way` is told by answer, metrics and log. Returns what is wrong.
+pub async fn play(scene: Scene, way: &str) -> String {
+    let stage = Stage::set(&scene).await;
+    let mut wrong = String::new();
+    let streams: &[bool] = if matches!(scene.ask.body, Body::Raw(_)) { &[false] } else { &[false, true] };
+    for stream in streams {
+        let mut went = String::new();
+        for attempt in 0..scene.tries {
+            (scene.before)(&stage).await;
+            let id = format!("{stream}-{attempt}");
+            let told = scene.ask.told(&stage.proxy, *stream, &id).await;
+            told.assert_agreed();
+            went = told.way();
+            if went == way {
+                break;
+            }
+        }
+        if went != way {
+            writeln!(wrong, "{way}, streamed {stream}: went {went}").unwrap();
+        }
+    }
+    for house in &stage.engines.houses {
+        assert_eq!(house.fatal(), Vec::<String>::new(), "{way}");
+    }
+    wrong
+}

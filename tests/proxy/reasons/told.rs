@@ -1,0 +1,132 @@
+//! One request, and what every place that tells of it says about its way.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+
+use super::proxy::Proxy;
+use crate::wire::{Message, Wire, post};
+
+/// The counters of reasons: `foretell_bypass_total` and `foretell_rides_total`, by reason.
+type Counters = BTreeMap<String, u64>;
+
+/// A request of a client.
+#[derive(Clone, Debug)]
+pub struct Ask {
+    pub path: &'static str,
+    /// More lines of its head.
+    pub fields: &'static str,
+    pub body: Body,
+}
+
+/// What it sends.
+#[derive(Clone, Debug)]
+pub enum Body {
+    /// A completion, which can be had whole and as a stream.
+    Json(Value),
+    Raw(&'static str),
+}
+
+impl Ask {
+    fn bytes(&self, stream: bool, id: &str) -> Vec<u8> {
+        let fields = format!("x-request-id: {id}\r\nte: trailers\r\n{}", self.fields);
+        match &self.body {
+            Body::Raw(raw) => post(self.path, &fields, raw.as_bytes()),
+            Body::Json(body) => {
+                let mut body = body.clone();
+                body["stream"] = json!(stream);
+                if stream {
+                    body["stream_options"] = json!({"include_usage": true});
+                }
+                post(self.path, &fields, body.to_string().as_bytes())
+            }
+        }
+    }
+
+    /// Begins a stream and leaves it running.
+    pub async fn begin(&self, proxy: &Proxy, id: &str) -> Wire {
+        let mut wire = Wire::connect(proxy.front).await;
+        wire.send(self.bytes(true, id)).await;
+        assert_eq!(wire.head().await.unwrap().status(), 200);
+        wire
+    }
+
+    /// Sends it and collects what is told about it.
+    pub async fn told(&self, proxy: &Proxy, stream: bool, id: &str) -> Told {
+        let before = counters(proxy).await;
+        let message = Wire::connect(proxy.front).await.ask(self.bytes(stream, id)).await;
+        // The record is written when the last byte is on its way; the counters rise before the line.
+        let line = proxy.line_of(id).await;
+        let mut risen = counters(proxy).await;
+        for (name, value) in &mut risen {
+            *value -= before.get(name).copied().unwrap_or(0);
+        }
+        risen.retain(|_, risen| *risen > 0);
+        Told { message, stream, line, risen }
+    }
+}
+
+/// What was told about one request.
+#[derive(Debug)]
+pub struct Told {
+    message: Message,
+    stream: bool,
+    line: Value,
+    risen: Counters,
+}
+
+impl Told {
+    /// The way it went by the log, as `path/reason`.
+    pub fn way(&self) -> String {
+        format!("{}/{}", self.line["path"].as_str().unwrap(), self.line["reason"].as_str().unwrap_or("none"))
+    }
+
+    /// Answer and metrics say what the log says.
+    pub fn assert_agreed(&self) {
+        let (path, reason) = (self.line["path"].as_str().unwrap(), self.line["reason"].as_str());
+        let relayed = ["bypassed", "relayed"].contains(&path);
+        let counter = if relayed { "bypass" } else { "rides" };
+        let risen = reason.map(|reason| (format!("{counter}/{reason}"), 1));
+        assert_eq!(self.risen, Counters::from_iter(risen), "{self:?}");
+        let heads = (self.message.head.get("x-foretell-path"), self.message.head.get("x-foretell-reason"));
+        if relayed {
+            assert_eq!(heads, (Some(path), reason), "{self:?}");
+            return assert_eq!(self.foretell(), Value::Null, "{self:?}");
+        }
+        let foretell = self.foretell();
+        assert_eq!((&foretell["path"], &foretell["reason"]), (&json!(path), &json!(reason)), "{self:?}");
+        if self.stream {
+            assert_eq!(heads, (Some("eligible"), None), "{self:?}");
+            let trailers = (self.trailer("x-foretell-path"), self.trailer("x-foretell-reason"));
+            assert_eq!(trailers, (Some(path), reason), "{self:?}");
+        } else {
+            assert_eq!(heads, (Some(path), reason), "{self:?}");
+        }
+    }
+
+    fn trailer(&self, name: &str) -> Option<&str> {
+        let named = |line: &'_ String| line.split_once(": ").is_some_and(|(found, _)| found == name);
+        let line = self.message.trailers.iter().find(|line| named(line))?;
+        line.split_once(": ").map(|(_, value)| value)
+    }
+
+    /// `usage.foretell` of a whole answer, or of the last event of a stream that has one.
+    fn foretell(&self) -> Value {
+        let text = self.message.text();
+        let events = text.split("\n\n").map(|event| event.strip_prefix("data: ").unwrap_or(event));
+        let answers = events.filter_map(|event| serde_json::from_str::<Value>(event).ok());
+        let told = answers.map(|answer| answer["usage"]["foretell"].clone());
+        told.filter(|told| !told.is_null()).last().unwrap_or(Value::Null)
+    }
+}
+
+/// All counters of reasons there are now.
+async fn counters(proxy: &Proxy) -> Counters {
+    let page = proxy.get("/metrics").await.text();
+    let counted = page.lines().filter_map(|line| {
+        let (counter, rest) = line.strip_prefix("foretell_")?.split_once("_total{reason=\"")?;
+        let (reason, value) = rest.split_once("\"} ")?;
+        Some((format!("{counter}/{reason}"), value.parse().unwrap()))
+    });
+    counted.collect()
+}

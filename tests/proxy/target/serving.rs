@@ -1,0 +1,194 @@
+//! How the server shares the model: cancelling, reuse, waiting, metrics.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+
+use foretell::onnx_server::job::{Event, Generate, Job, Limits};
+use foretell::onnx_server::metrics::Metrics;
+use foretell::onnx_server::scheduler::Engine;
+use foretell::openai::Sampling;
+use foretell::runtime::sampler::Sampler;
+use http::Method;
+use http_body_util::BodyExt;
+use serde_json::json;
+use tokio::sync::mpsc;
+
+use super::client::serve;
+use super::fake::Fake;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_leaves_frees_its_lane() {
+    let server = serve(Fake::new(1, 1 << 20)).await;
+    for stream in [true, false] {
+        let body = json!({"prompt": "endless", "max_tokens": 1 << 19, "temperature": 0, "ignore_eos": true, "stream": stream});
+        let path = "/v1/completions";
+        let tokens = server.watch.tokens.load(SeqCst);
+        if stream {
+            let (_, mut answer) = server.send(Method::POST, path, body.to_string()).await;
+            for _ in 0..3 {
+                answer.frame().await.unwrap().unwrap();
+            }
+            drop(answer);
+        } else {
+            let asked = server.send(Method::POST, path, body.to_string());
+            let started = async {
+                while server.watch.tokens.load(SeqCst) < tokens + 20 {
+                    tokio::task::yield_now().await;
+                }
+            };
+            tokio::select! { _ = asked => panic!("it ended"), () = started => {} }
+        }
+        // The only lane: this is answered only if the other one has given it back.
+        server.ask(path, &json!({"prompt": "next", "max_tokens": 3})).await;
+    }
+    assert!(server.metric("foretell_target_requests_dropped_total").await >= 2.0);
+}
+
+fn job(prompt: &[u32]) -> (Job, mpsc::UnboundedReceiver<Event>) {
+    let (events, receiver) = mpsc::unbounded_channel();
+    let sampler = Sampler::new(Sampling { temperature: 0.0, ..Sampling::default() }, 0, 0);
+    let limits = Limits { max_tokens: 100, ..Limits::default() };
+    let generate = Generate {
+        prompt: prompt.to_vec(),
+        generated: 0,
+        sampler,
+        limits,
+        logprobs: None,
+        prompt_logprobs: None,
+        events,
+    };
+    (Job::Generate(Box::new(generate)), receiver)
+}
+
+#[test]
+fn a_dropped_receiver_costs_at_most_the_step_under_way() {
+    let (model, permits) = Fake::new(2, 512).gated();
+    let watch = model.watch.clone();
+    let engine = Engine::start(Box::new(model), Arc::new(Metrics::new().unwrap())).unwrap();
+    let ((first, mut gone), (second, mut stays)) = (job(&[1, 2, 3]), job(&[9, 8, 7]));
+    engine.submit(vec![first, second]);
+    permits.send(()).unwrap();
+    assert!(matches!(gone.blocking_recv(), Some(Event::Prompt { .. })));
+    for _ in 0..2 {
+        stays.blocking_recv().unwrap();
+    }
+    assert_eq!(watch.tokens.load(SeqCst), 6);
+    // The thread stands in its second run, or before it: one token of the dropped job at most is computed.
+    drop(gone);
+    for _ in 0..5 {
+        permits.send(()).unwrap();
+        stays.blocking_recv().unwrap();
+    }
+    let tokens = watch.tokens.load(SeqCst);
+    assert!((11..=12).contains(&tokens), "{tokens}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn prompts_of_one_call_share_what_they_have_in_common() {
+    let server = serve(Fake::new(8, 2048)).await;
+    let body = json!({"prompt": "long prompt ".repeat(60), "n": 6, "max_tokens": 2, "temperature": 1});
+    server.ask("/v1/completions", &body).await;
+    let (tokens, forks) = (server.watch.tokens.load(SeqCst), server.watch.forks.load(SeqCst));
+    assert!((720..900).contains(&tokens), "the prompt is computed once, not six times: {tokens}");
+    assert_eq!(forks, 5);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_long_prompt_does_not_stop_its_neighbours() {
+    let (model, permits) = Fake::new(2, 8192).gated();
+    let server = Arc::new(serve(model).await);
+    let body = json!({"prompt": "a", "max_tokens": 200, "ignore_eos": true, "stream": true});
+    permits.send(()).unwrap();
+    let (_, mut short) = server.send(Method::POST, "/v1/completions", body.to_string()).await;
+    short.frame().await.unwrap().unwrap();
+    let neighbour = server.clone();
+    let long = tokio::spawn(async move {
+        let body = json!({"prompt": "b".repeat(4000), "max_tokens": 1});
+        neighbour.ask("/v1/completions", &body).await
+    });
+    let mut steps = 0;
+    while !long.is_finished() {
+        // Two runs: one of decode steps and one of a piece of the prompt, or two of decode steps.
+        permits.send(()).unwrap();
+        permits.send(()).unwrap();
+        short.frame().await.expect("a token in every turn").unwrap();
+        steps += 1;
+    }
+    long.await.unwrap();
+    assert!(steps > 20, "the long prompt came in pieces: {steps}");
+    drop(short);
+    for _ in 0..400 {
+        let _ = permits.send(());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_waits_for_a_lane_is_counted_and_served() {
+    // Long enough that the first still runs when the last has arrived, however slow its connection is.
+    const TOKENS: u64 = 400;
+    let (model, permits) = Fake::new(1, 512).gated();
+    let server = Arc::new(serve(model).await);
+    let asked: Vec<_> = (0..3)
+        .map(|i| {
+            let server = server.clone();
+            tokio::spawn(async move {
+                server
+                    .ask(
+                        "/v1/completions",
+                        &json!({"prompt": [i, 1, 2], "max_tokens": TOKENS, "ignore_eos": true}),
+                    )
+                    .await
+            })
+        })
+        .collect();
+    let mut state = (0.0, 0.0);
+    for _ in 0..100_000 {
+        state = (
+            server.metric("foretell_target_requests_running").await,
+            server.metric("foretell_target_requests_waiting").await,
+        );
+        if state == (1.0, 2.0) {
+            break;
+        }
+        // The scheduler looks at its queue between two runs.
+        let _ = permits.send(());
+    }
+    for _ in 0..3 * (TOKENS + 8) {
+        let _ = permits.send(());
+    }
+    for answer in asked {
+        assert_eq!(answer.await.unwrap()["usage"]["completion_tokens"], TOKENS);
+    }
+    assert_eq!(state, (1.0, 2.0), "one runs and two wait");
+    // The last answer leaves a moment before its lane is free.
+    let mut kv_usage = 1.0;
+    for _ in 0..1000 {
+        kv_usage = server.metric("foretell_target_kv_usage_ratio").await;
+        if kv_usage < 1e-12 {
+            break;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+    }
+    assert!(kv_usage < 1e-12, "{kv_usage}");
+}
+
+#[tokio::test]
+async fn the_small_routes_answer() {
+    let server = serve(Fake::new(1, 64)).await;
+    assert_eq!(server.get("/health").await.0, 200);
+    let models: serde_json::Value = serde_json::from_str(&server.get("/v1/models").await.1).unwrap();
+    assert_eq!((&models["data"][0]["id"], &models["data"][0]["max_model_len"]), (&json!("toy"), &json!(64)));
+    assert!(models["data"][0]["created"].as_u64().unwrap() > 1_600_000_000);
+    let version: serde_json::Value = serde_json::from_str(&server.get("/version").await.1).unwrap();
+    assert_eq!(version["version"], env!("CARGO_PKG_VERSION"));
+    server.ask("/v1/verify", &json!({"context": [1, 2, 3], "tokens": [4, 5]})).await;
+    let metrics = server.get("/metrics").await.1;
+    for name in [
+        "verify_drafted_tokens_total 2",
+        "step_seconds_count{kind=\"verify\"} 1",
+        "computed_tokens_total 5",
+        "requests_waiting 0",
+    ] {
+        assert!(metrics.contains(&format!("foretell_target_{name}\n")), "{name} in {metrics}");
+    }
+}

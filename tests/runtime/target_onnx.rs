@@ -1,0 +1,171 @@
+//! The target on a real model: seeded output is the same however it is computed.
+//!
+//! Runs on the bundled target, or on the model folder that `FORETELL_TEST_MODEL` names. A run of another shape
+//! may round differently; a first difference is only accepted where the two best scores are as good as equal.
+
+use std::path::PathBuf;
+
+use bytes::Bytes;
+use foretell::http::listen::Stop;
+use foretell::onnx_server::open::open;
+use foretell::runtime::device::DeviceChoice;
+use foretell::runtime::model::Options;
+use foretell::runtime::noise::gumbel;
+use http::Request;
+use http_body_util::{BodyExt, Full};
+use hyper_util::client::legacy::Client;
+use hyper_util::rt::TokioExecutor;
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+
+const PROMPT: &str = "import os\n\ndef read_lines(path):\n    \"\"\"Return the lines of a file.\"\"\"\n";
+
+fn folder() -> PathBuf {
+    std::env::var_os("FORETELL_TEST_MODEL")
+        .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("onnx/models/target"), PathBuf::from)
+}
+
+struct Server {
+    url: String,
+    stop: Stop,
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop.accept.cancel();
+        self.stop.cut.cancel();
+    }
+}
+
+async fn serve() -> Server {
+    let options = Options { device: DeviceChoice::Cpu, lanes: 8, threads: 2, ..Options::default() };
+    let opened =
+        open(&folder(), Some("toy".into()), &options).expect("the model opens (make fetches ONNX Runtime)");
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let stop = Stop::default();
+    tokio::spawn(opened.app.serve(listener, stop.clone()));
+    Server { url, stop }
+}
+
+impl Server {
+    async fn ask(&self, path: &str, body: &Value) -> Value {
+        let client: Client<_, Full<Bytes>> = Client::builder(TokioExecutor::new()).build_http();
+        let request =
+            Request::post(format!("{}{path}", self.url)).body(Full::new(body.to_string().into())).unwrap();
+        let (head, answer) = client.request(request).await.unwrap().into_parts();
+        let answer: Value = serde_json::from_slice(&answer.collect().await.unwrap().to_bytes()).unwrap();
+        assert_eq!(head.status, 200, "{answer}");
+        answer
+    }
+}
+
+fn with(base: &Value, more: Value) -> Value {
+    let mut body = base.clone();
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    body
+}
+
+fn ids(value: &Value) -> Vec<u32> {
+    value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
+}
+
+fn settings() -> [Value; 3] {
+    [
+        json!({"temperature": 0}),
+        json!({"temperature": 0.8, "top_p": 0.9, "seed": 1}),
+        json!({"temperature": 1.0, "seed": 2, "frequency_penalty": 0.4}),
+    ]
+}
+
+/// The same tokens; or up to a place where both have as good as the same score, for which another batch shape
+/// may decide otherwise.
+async fn assert_same(server: &Server, setting: &Value, prompt: &[u32], want: &[u32], got: &[u32], way: &str) {
+    let Some(at) = (0..want.len().max(got.len())).find(|&at| want.get(at) != got.get(at)) else { return };
+    let (Some(&one), Some(&other)) = (want.get(at), got.get(at)) else {
+        panic!("{way}: {} tokens instead of {}, {setting}", got.len(), want.len());
+    };
+    let context = [prompt, &want[..at]].concat();
+    let position = context.len() as u64;
+    let body = json!({"context": context, "generated": at, "tokens": [one, other], "parents": [-1, -1]});
+    let rows = server.ask("/v1/verify", &with(setting, body)).await["rows"].clone();
+    let temperature = setting["temperature"].as_f64().unwrap();
+    let score = |row: usize, token: u32| {
+        let logprob = rows[row]["draft_logprob"].as_f64().unwrap();
+        let noise =
+            setting.get("seed").map_or(0.0, |seed| gumbel(seed.as_u64().unwrap(), 0, position, token));
+        if temperature > 0.0 { temperature * (logprob + noise) } else { logprob }
+    };
+    let gap = (score(1, one) - score(2, other)).abs();
+    assert!(gap < 1e-3, "{way}: {other} instead of {one} at {at}, though {gap} apart, {setting}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn plain_continued_fanned_out_and_verified_runs_agree() {
+    let server = serve().await;
+    let prompt = ids(&server.ask("/tokenize", &json!({"prompt": PROMPT})).await["tokens"]);
+    for setting in settings() {
+        let setting = with(&setting, json!({"ignore_eos": true}));
+        let body = json!({"prompt": prompt, "max_tokens": 64, "return_token_ids": true});
+        let plain =
+            ids(&server.ask("/v1/completions", &with(&setting, body)).await["choices"][0]["token_ids"]);
+        assert_eq!(plain.len(), 64);
+
+        let context = [prompt.clone(), plain[..13].to_vec()].concat();
+        let body = json!({"prompt": context, "generated": 13, "max_tokens": 51, "return_token_ids": true});
+        let rest =
+            ids(&server.ask("/v1/completions", &with(&setting, body)).await["choices"][0]["token_ids"]);
+        let rest = [plain[..13].to_vec(), rest].concat();
+        assert_same(&server, &setting, &prompt, &plain, &rest, "continued").await;
+
+        let prompts: Vec<Vec<u32>> =
+            (0..9).map(|cut| [prompt.clone(), plain[..cut].to_vec()].concat()).collect();
+        let generated: Vec<usize> = (0..9).collect();
+        let body =
+            json!({"prompt": prompts, "generated": generated, "max_tokens": 1, "return_token_ids": true});
+        let rows = server.ask("/v1/completions", &with(&setting, body)).await;
+        let fanned: Vec<u32> = (0..9).map(|row| ids(&rows["choices"][row]["token_ids"])[0]).collect();
+        assert_same(&server, &setting, &prompt, &plain[..9], &fanned, "fanned out").await;
+
+        let out = by_trees(&server, &setting, &prompt, &plain).await;
+        assert_same(&server, &setting, &prompt, &plain, &out, "verified").await;
+    }
+}
+
+/// The run in rounds of `/v1/verify`, up to its end or its first difference.
+async fn by_trees(server: &Server, setting: &Value, prompt: &[u32], plain: &[u32]) -> Vec<u32> {
+    let mut out = Vec::new();
+    while out.len() < plain.len() && plain.starts_with(&out) {
+        let right = &plain[out.len()..(out.len() + 3).min(plain.len() - 1)];
+        // Every right token has a wrong elder sibling, so the accepted branch has to be moved.
+        let tokens: Vec<u32> = right.iter().flat_map(|&token| [(token + 1) % 100 + 300, token]).collect();
+        let parents: Vec<i64> =
+            (0..right.len() as i64).flat_map(|depth| [2 * depth - 1, 2 * depth - 1]).collect();
+        let context = [prompt.to_vec(), out.clone()].concat();
+        let length = context.len() as u64;
+        let body = json!({"context": context, "generated": out.len(), "tokens": tokens, "parents": parents});
+        let verdict = server.ask("/v1/verify", &with(setting, body)).await;
+        if !out.is_empty() {
+            let cached = verdict["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
+            assert_eq!(length - cached, 1, "all but the last token is cached");
+        }
+        let accepted = ids(&verdict["accepted"]);
+        out.extend(accepted.iter().map(|&node| tokens[node as usize]));
+        let last = accepted.last().map_or(0, |&node| node as usize + 1);
+        out.push(verdict["rows"][last]["sample"].as_u64().unwrap() as u32);
+    }
+    out
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_chat_is_answered_with_the_models_own_template() {
+    let server = serve().await;
+    let messages = json!([{"role": "user", "content": "Rename x to y in: x = 1"}]);
+    let tokens = server.ask("/tokenize", &json!({"messages": messages})).await;
+    let body = json!({"messages": messages, "max_tokens": 8, "temperature": 0, "return_token_ids": true});
+    let answer = server.ask("/v1/chat/completions", &body).await;
+    assert_eq!(answer["prompt_token_ids"], tokens["tokens"]);
+    let text = server.ask("/detokenize", &json!({"tokens": tokens["tokens"]})).await;
+    assert!(text["prompt"].as_str().unwrap().contains("Rename x to y"), "{text}");
+    assert_eq!(answer["choices"][0]["message"]["role"], "assistant");
+}

@@ -1,0 +1,472 @@
+//! Settings: what is good is understood, and everything that is bad is told at once, with its place.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use foretell::config::load::parse_policies;
+use foretell::config::policy::{self, Bounds, Drafter, Match, Rule, Scope};
+use foretell::config::process::{
+    self, Device, Dialect, PlanName, Process, Replicas, ServedModel, TokenizerSource,
+};
+use foretell::config::{
+    Facts, Flags, Loaded, Mode, Policy, PolicyMode, PolicySet, PolicyStore, Problem, load, load_policies,
+    reload,
+};
+use foretell::openai::Route;
+use http::HeaderMap;
+use proptest::prelude::*;
+
+const BAD_PROCESS: &str = include_str!("config/bad-process.txt");
+const BAD_POLICY: &str = include_str!("config/bad-policy.txt");
+
+fn lines(problems: &[Problem]) -> String {
+    problems.iter().flat_map(|problem| [problem.to_string(), "\n".to_owned()]).collect()
+}
+
+/// The cases of a table: name, file, exact errors.
+fn cases(table: &str) -> Vec<(&str, String, String)> {
+    let case = |text| {
+        let (name, rest): (&str, &str) = str::split_once(text, '\n').unwrap();
+        let (source, errors) = rest.split_once("--- errors\n").unwrap();
+        (name, source.to_owned(), format!("{}\n", errors.trim_end()))
+    };
+    table.trim_start_matches("=== ").split("\n=== ").map(case).collect()
+}
+
+fn check_table(table: &str, parse: impl Fn(&str) -> Result<(), Vec<Problem>>) -> usize {
+    let cases = cases(table);
+    for (name, source, expected) in &cases {
+        let got = parse(source).map_err(|problems| lines(&problems));
+        assert_eq!(got, Err(expected.clone()), "{name}");
+    }
+    cases.len()
+}
+
+#[test]
+fn every_bad_file_is_told_exactly_what_is_wrong_with_it() {
+    let processes = check_table(BAD_PROCESS, |source| process::parse("f", source).map(|_| ()));
+    let policies = check_table(BAD_POLICY, |source| policy::parse("f", source).map(|_| ()));
+    assert!(processes + policies >= 60, "{processes} + {policies}");
+}
+
+fn policy(source: &str) -> Policy {
+    let source = format!("version: 1\nname: a\n{source}");
+    policy::parse("a.yaml", &source).map_err(|problems| lines(&problems)).unwrap().policy
+}
+
+fn process_of(source: &str) -> Process {
+    let source = format!("version: 1\n{source}");
+    process::parse("f", &source).map_err(|problems| lines(&problems)).unwrap()
+}
+
+#[test]
+fn an_almost_empty_process_file_is_the_documented_one() {
+    let empty = process_of("");
+    assert_eq!(empty, Process::default());
+    let mut full = process::parse("f", include_str!("../../deploy/foretell.yaml")).unwrap();
+    let backend = full.backends.pop().unwrap();
+    full.drafters.clear();
+    full.listen = empty.listen.clone();
+    assert_eq!(full, empty);
+    let bare = process_of("backends: [{ name: llama70, replicas: [\"http://10.0.0.7:8000\"] }]")
+        .backends
+        .pop()
+        .unwrap();
+    assert_eq!(process::Backend { models: Vec::new(), ..backend }, bare);
+}
+
+#[test]
+fn a_process_file_is_understood() {
+    let process = process_of(
+        r#"
+mode: observe
+listen: [{ address: "[::1]:80", tls: { cert: c, key: k, client_ca: a } }, { address: "127.0.0.1:0" }]
+admin: { address: "0.0.0.0:1", token_file: t }
+limits: { relay_body: 1GiB }
+timeouts: { idle: 2m }
+tenant: { header: X-Tenant, trusted_peers: [10.0.0.0/8] }
+backends:
+  - name: a
+    dialect: sglang
+    replicas: { dns: "a:1" }
+    models: [{ id: m, tokenizer: some/file.json }]
+    plans: { allow: [tree] }
+    budget: { switchback: null }
+    billed: true
+  - name: b
+    replicas: ["https://a/base/", "http://b:1"]
+    ranks: 4
+    connect: { tls: { ca: ca, cert: c, key: k }, auth: { pass: false } }
+  - name: c
+    replicas: { model: some/folder, device: cpu, lanes: 4, context: 512 }
+"#,
+    );
+    assert_eq!(process.mode, Mode::Observe);
+    assert_eq!(process.listen[0].tls.as_ref().unwrap().client_ca.as_deref(), Some(Path::new("a")));
+    assert_eq!(process.limits.relay_body, Some(1 << 30));
+    assert_eq!(process.timeouts.idle, Some(Duration::from_mins(2)));
+    assert_eq!(process.tenant.header.as_deref(), Some("x-tenant"));
+    let backend = &process.backends[0];
+    assert_eq!(backend.dialect, Dialect::Sglang);
+    assert_eq!(
+        backend.replicas,
+        Replicas::Dns { name: "a:1".to_owned(), every: Duration::from_secs(5), https: false }
+    );
+    assert_eq!(backend.models[0].tokenizer, TokenizerSource::File("some/file.json".into()));
+    assert_eq!(backend.plans.allow, [PlanName::Tree]);
+    let other = &process.backends[1];
+    let Replicas::Urls(urls) = &other.replicas else { panic!("addresses, not a name") };
+    assert_eq!((urls[0].path(), other.ranks, other.connect.pass_auth), ("/base", 4, false));
+    assert_eq!(other.connect.identity, Some(("c".into(), "k".into())));
+    let here = ServedModel {
+        device: Device::Cpu,
+        lanes: 4,
+        context: Some(512),
+        ..ServedModel::of("some/folder".into())
+    };
+    assert_eq!(process.backends[2].replicas, Replicas::Here(here));
+    assert!(backend.budget.switchback.is_none() && backend.billed && backend.connect.pass_auth);
+}
+
+#[test]
+fn a_policy_file_is_understood() {
+    let text = include_str!("../../policies/examples/ide-code.yaml");
+    let ide = policy::parse("ide-code.yaml", text).unwrap().policy;
+    assert_eq!((ide.name.as_str(), ide.mode), ("ide-code", PolicyMode::Auto));
+    assert_eq!(ide.drafters[0], Drafter::PromptLookup { ngram_min: 2, ngram_max: 8 });
+    assert_eq!(ide.drafters[1], Drafter::Suffix { scope: Scope::Tenant });
+    assert_eq!(ide.drafters[2].kind(), "model");
+    assert_eq!((ide.gamma.max, ide.gamma.fixed, ide.accept.rule), (8, None, Rule::Exact));
+    assert_eq!(ide.gates.max_gap, Duration::from_millis(500));
+    assert_eq!(ide.label(), format!("ide-code@{}", ide.revision));
+    let lossy =
+        policy("accept: { rule: ears_gated, tolerance: { temperature: [[0, 0], [1.0, 0.3]], max: 0.3 } }");
+    assert_eq!(lossy.accept.rule, Rule::EarsGated { kappa: 0.3 });
+    assert_eq!(lossy.accept.tolerance.temperature, [(0.0, 0.0), (1.0, 0.3)]);
+    assert!((lossy.accept.max_drift_rate - 0.02).abs() < 1e-12);
+}
+
+#[test]
+fn a_policy_that_says_nothing_is_the_built_in_one() {
+    let built_in = PolicySet::built_in().unwrap();
+    let built_in = built_in.policies()[0].as_ref();
+    assert_eq!(built_in.name, "default");
+    let bare = policy("");
+    let same = Policy { name: "default".to_owned(), revision: built_in.revision, ..bare };
+    assert_eq!(*built_in, same);
+}
+
+fn facts(headers: &HeaderMap) -> Facts<'_> {
+    Facts {
+        model: "qwen-coder",
+        backend: "a",
+        tenant: Some("ide"),
+        route: Route::Chat,
+        headers,
+        temperature: 0.7,
+        prompt_tokens: 100,
+    }
+}
+
+#[rstest::rstest]
+#[case("{}", "")]
+#[case("{ models: [llama, '*coder'] }", "")]
+#[case("{ models: [llama, 'x*'] }", "models llama|x* qwen-coder")]
+#[case("{ models: [] }", "models  qwen-coder")]
+#[case("{ backends: ['b'] }", "backends b a")]
+#[case("{ tenants: [web, ide] }", "")]
+#[case("{ tenants: [web] }", "tenants web ide")]
+#[case("{ routes: [completions] }", "routes completions chat")]
+#[case("{ routes: [chat, completions] }", "")]
+#[case("{ temperature: { min: 0.7, max: 0.7 } }", "")]
+#[case("{ temperature: { max: 0.6 } }", "temperature ..=0.6 0.7")]
+#[case("{ prompt_tokens: { min: 101 } }", "prompt_tokens 101..= 100")]
+#[case("{ headers: { X-Team: [a, b] } }", "")]
+#[case("{ headers: { x-team: [a], x-other: [q] } }", "headers x-team: a b,headers x-other: q none")]
+fn a_match_ands_its_fields_and_ors_its_lists(#[case] source: &str, #[case] expected: &str) {
+    let policy = policy(&format!("match: {source}"));
+    let mut headers = HeaderMap::new();
+    headers.insert("x-team", "b".parse().unwrap());
+    let facts = facts(&headers);
+    let mismatches = policy.matcher.mismatches(&facts);
+    let told: Vec<_> = mismatches.iter().map(|m| format!("{} {} {}", m.field, m.wanted, m.got)).collect();
+    assert_eq!(told.join(","), expected);
+    assert_eq!(policy.matches(&facts), expected.is_empty());
+}
+
+#[test]
+fn without_a_tenant_no_list_of_tenants_matches() {
+    let headers = HeaderMap::new();
+    let facts = Facts { tenant: None, ..facts(&headers) };
+    assert!(!policy("match: { tenants: [ide, none] }").matches(&facts));
+    assert!(Match { temperature: Bounds::default(), ..Match::default() }.mismatches(&facts).is_empty());
+}
+
+#[test]
+fn a_request_is_routed_by_id_then_alias_then_pattern_then_default() {
+    let process = process_of(
+        r#"
+backends:
+  - { name: first, replicas: ["http://a:1"], models: [{ id: "lora-*" }, { id: big, aliases: [b] }] }
+  - { name: second, replicas: ["http://b:1"], models: [{ id: lora-x }, { id: "b*" }] }
+"#,
+    );
+    let route = |process: &Process, model: &str| {
+        let routing = process.route(model).unwrap();
+        (routing.backend.name.clone(), routing.model.map(|model| model.id.as_str().to_owned()), routing.known)
+    };
+    let expect = |name: &str, model: Option<&str>, known| (name.to_owned(), model.map(str::to_owned), known);
+    assert_eq!(route(&process, "lora-x"), expect("second", Some("lora-x"), true));
+    assert_eq!(route(&process, "lora-y"), expect("first", Some("lora-*"), true));
+    assert_eq!(route(&process, "b"), expect("first", Some("big"), true));
+    assert_eq!(route(&process, "bb"), expect("second", Some("b*"), true));
+    assert_eq!(route(&process, "other"), expect("first", None, false));
+    let mut with_default = process.clone();
+    with_default.backends[1].default = true;
+    assert_eq!(route(&with_default, "other"), expect("second", None, true));
+    let mut only = process;
+    only.backends.truncate(1);
+    assert_eq!(route(&only, "other"), expect("first", None, true));
+    assert!(Process::default().route("x").is_none());
+}
+
+// Files, flags and environment.
+
+fn write(folder: &Path, name: &str, text: &str) -> String {
+    let path = folder.join(name);
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(&path, text).unwrap();
+    path.display().to_string()
+}
+
+fn flags_for(folder: &Path, process: &str) -> Flags {
+    let policies = Some(folder.join("policies").display().to_string());
+    Flags { config: Some(write(folder, "foretell.yaml", process)), policies, ..Flags::default() }
+}
+
+fn load_from(folder: &Path, process: &str) -> Result<Loaded, String> {
+    load(&flags_for(folder, process), &BTreeMap::new())
+        .map_err(|problems| lines(&problems).replace(&folder.display().to_string(), ""))
+}
+
+#[test]
+fn a_flag_wins_over_the_environment_and_that_over_the_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = "version: 1\nlisten: [{ address: \"127.0.0.1:1\" }]\nadmin: { address: \"127.0.0.1:2\" }\n\
+        backends: [{ name: a, replicas: [\"http://a:1\"] }, { name: b, replicas: [\"http://b:1\"] }]\n";
+    let mut environment = BTreeMap::new();
+    let mut flags = flags_for(folder.path(), source);
+    let listen = |flags: &Flags, environment: &BTreeMap<String, String>| {
+        load(flags, environment).unwrap().process.listen[0].address.port()
+    };
+    assert_eq!(listen(&flags, &environment), 1);
+    environment.insert("FORETELL_LISTEN".to_owned(), "127.0.0.1:3".to_owned());
+    environment.insert("FORETELL_ADMIN".to_owned(), String::new());
+    assert_eq!(listen(&flags, &environment), 3);
+    flags.listen = Some("127.0.0.1:4".to_owned());
+    flags.backend = Some("http://c:1".to_owned());
+    flags.dialect = Some("onnx".to_owned());
+    let process = load(&flags, &environment).unwrap().process;
+    assert_eq!((process.listen[0].address.port(), process.admin.address.port()), (4, 2));
+    assert_eq!(process.backends.len(), 1);
+    assert_eq!(process.backends[0].dialect, Dialect::Onnx);
+    assert_eq!(process.backends[0].replicas, Replicas::Urls(vec!["http://c:1".parse().unwrap()]));
+    flags.backend = Some("onnx:some/folder".to_owned());
+    let here = Replicas::Here(ServedModel::of("some/folder".into()));
+    assert_eq!(load(&flags, &environment).unwrap().process.backends[0].replicas, here);
+    let path = environment.insert("FORETELL_CONFIG".to_owned(), flags.config.take().unwrap());
+    assert_eq!(path, None);
+    flags.backend = None;
+    assert_eq!(load(&flags, &environment).unwrap().process.backends.len(), 2);
+}
+
+#[test]
+fn a_bad_flag_is_told_by_its_name() {
+    let flags = Flags {
+        listen: Some("here".to_owned()),
+        dialect: Some("onyx".to_owned()),
+        backend: Some("http://me:secret@host".to_owned()),
+        policies: Some("no such folder".to_owned()),
+        ..Flags::default()
+    };
+    let environment = BTreeMap::from([("FORETELL_ADMIN".to_owned(), "0.0.0.0:1".to_owned())]);
+    let problems = load(&flags, &environment).unwrap_err();
+    assert_eq!(
+        lines(&problems),
+        "--listen: listen: not an address, allowed IP:PORT, got \"here\"\n\
+         FORETELL_ADMIN: admin.address: open to others without a token, allowed a loopback address, or any with admin.token_file, got \"0.0.0.0:1\"\n\
+         --backend: backends: not a URL, allowed http(s)://HOST[:PORT][/BASE] or onnx:DIR, got \"http://***@host\"\n\
+         --dialect: backends[0].dialect: unknown value, allowed auto|onnx|vllm|sglang|llamacpp|tgi|trtllm|triton|ollama|lmdeploy|mlx|openai, got \"onyx\"; did you mean onnx?\n"
+    );
+}
+
+#[test]
+fn policies_are_read_in_the_order_of_their_file_names() {
+    let folder = tempfile::tempdir().unwrap();
+    for (file, name) in
+        [("20.yaml", "late"), ("10-b.yml", "early"), ("notes.txt", "no"), ("sub/5.yaml", "no")]
+    {
+        write(folder.path(), &format!("policies/{file}"), &format!("version: 1\nname: {name}\n"));
+    }
+    let loaded = load_from(folder.path(), "version: 1").unwrap();
+    let names: Vec<_> = loaded.policies.policies().iter().map(|policy| policy.name.as_str()).collect();
+    assert_eq!(names, ["early", "late"]);
+    let headers = HeaderMap::new();
+    assert_eq!(loaded.policies.first_match(&facts(&headers)).unwrap().name, "early");
+}
+
+#[test]
+fn without_policy_files_the_built_in_one_is_there() {
+    let folder = tempfile::tempdir().unwrap();
+    let loaded = load_from(folder.path(), "version: 1").unwrap();
+    assert_eq!(loaded.policies.policies()[0].name, "default");
+}
+
+#[test]
+fn what_is_wrong_in_several_files_is_told_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "policies/a.yaml", "version: 1\nname: x\n");
+    write(folder.path(), "policies/b.yaml", "version: 1\nmode: auto\nname: x\n");
+    let model =
+        "version: 1\nname: y\ndrafters:\n  - kind: prompt_lookup\n  - { kind: model, model: draft-sane }\n";
+    write(folder.path(), "policies/c.yaml", model);
+    write(folder.path(), "policies/d.yaml", "version: 1\nname: z\nmode: on\n");
+    let process = "version: 1\ndrafters: { draft-same: { path: p }, draft-other: { path: p } }\n";
+    assert_eq!(
+        load_from(folder.path(), process).unwrap_err(),
+        "/policies/b.yaml:3: name: not unique, allowed a name that no other policy has, got \"x\"\n\
+         /policies/c.yaml:5: drafters[1].model: not declared under drafters of the process file, allowed draft-same|draft-other, got \"draft-sane\"; did you mean draft-same?\n\
+         /policies/d.yaml:3: mode: unknown value, allowed off|shadow|ride|auto, got \"on\"\n"
+    );
+    // A process file that cannot be read declares nothing, which is not the policies' fault.
+    let told = load_from(folder.path(), "version: 1\nmode: x\ndrafters: {}\n").unwrap_err();
+    assert!(told.starts_with("/foretell.yaml:2: mode:") && !told.contains("declared"), "{told}");
+}
+
+#[test]
+fn a_named_file_that_is_not_there_is_an_error() {
+    let flags = Flags { config: Some("no/such/file.yaml".to_owned()), ..Flags::default() };
+    let problems = load(&flags, &BTreeMap::new()).unwrap_err();
+    assert!(
+        lines(&problems)
+            .starts_with("no/such/file.yaml: (document): cannot be read, allowed a readable file")
+    );
+}
+
+#[test]
+fn a_fixed_gamma_is_warned_of() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "policies/a.yaml", "version: 1\nname: x\ngamma: { fixed: 4 }\n");
+    let loaded = load_from(folder.path(), "version: 1").unwrap();
+    assert_eq!(
+        loaded.warnings,
+        ["policy x: gamma.fixed: 4 leaps whatever it costs; it is for tests and sweeps"]
+    );
+}
+
+#[test]
+fn what_a_policy_names_and_this_version_has_not_is_warned_of() {
+    let folder = tempfile::tempdir().unwrap();
+    let policy = "version: 1\nname: x\ndrafters: [{ kind: prompt_lookup }, { kind: suffix, scope: request }]\n\
+                  accept: { rule: typical }\n";
+    write(folder.path(), "policies/a.yaml", policy);
+    let loaded = load_from(folder.path(), "version: 1").unwrap();
+    assert_eq!(
+        loaded.warnings,
+        [
+            "policy x: drafter suffix is not built yet; it drafts nothing",
+            "policy x: accept.rule typical is not built yet; the exact rule holds"
+        ]
+    );
+}
+
+#[test]
+fn a_reload_is_taken_whole_or_not_at_all() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "policies/a.yaml", "version: 1\nname: x\n");
+    let loaded = load_from(folder.path(), "version: 1").unwrap();
+    let process = loaded.process.clone();
+    let store = PolicyStore::new(loaded.policies);
+    let held = store.current();
+    let first = held.policies()[0].revision;
+
+    write(folder.path(), "policies/a.yaml", "version: 1\nname: x\ngamma: { max: 99 }\n");
+    let problems = store.reload(|| load_policies(&process), |_| Ok(())).unwrap_err();
+    assert_eq!((problems.len(), problems[0].line), (1, Some(3)));
+    assert!(!store.synchronized());
+    assert_eq!(store.current().policies()[0].revision, first);
+
+    write(folder.path(), "policies/a.yaml", "version: 1\nname: x\ngamma: { max: 9 }\n");
+    let failed = store.reload(|| load_policies(&process), |_| Err(problems));
+    assert!(failed.is_err() && store.current().policies()[0].gamma.max == 8);
+
+    let taken = store.reload(|| load_policies(&process), |_| Ok(())).unwrap();
+    assert!(store.synchronized());
+    assert_eq!((taken.policies()[0].gamma.max, store.current().policies()[0].gamma.max), (9, 9));
+    assert_ne!(taken.policies()[0].revision, first);
+    assert_eq!(held.policies()[0].gamma.max, 8);
+}
+
+#[test]
+fn while_running_only_mode_and_policies_may_change() {
+    let folder = tempfile::tempdir().unwrap();
+    let running = load_from(folder.path(), "version: 1").unwrap().process;
+    let again = |process: &str| {
+        reload(&flags_for(folder.path(), process), &BTreeMap::new(), &running)
+            .map_err(|problems| lines(&problems).replace(&folder.path().display().to_string(), ""))
+    };
+    write(folder.path(), "policies/a.yaml", "version: 1\nname: x\n");
+    let loaded = again("version: 1\nmode: observe\n").unwrap();
+    assert_eq!((loaded.process.mode, loaded.policies.policies()[0].name.as_str()), (Mode::Observe, "x"));
+    assert_eq!(
+        again("version: 1\ndrain: { delay: 1s }\nlimits: { headers: 7 }\n").unwrap_err(),
+        "/foretell.yaml: limits: cannot change while running, allowed what the process started with, got another value\n\
+         /foretell.yaml: drain: cannot change while running, allowed what the process started with, got another value\n"
+    );
+}
+
+#[test]
+fn every_file_that_is_shipped_is_good() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let yaml_in = |folder: &str| {
+        let mut files: Vec<_> = fs::read_dir(root.join(folder))
+            .unwrap()
+            .map(|entry| entry.unwrap().path())
+            .filter(|path| path.extension().is_some_and(|extension| extension == "yaml"))
+            .map(|path| (path.display().to_string(), fs::read_to_string(&path).unwrap()))
+            .collect();
+        files.sort();
+        assert!(!files.is_empty(), "{folder}");
+        files
+    };
+    for (file, text) in yaml_in("deploy") {
+        let process = process::parse(&file, &text).map_err(|problems| lines(&problems)).unwrap();
+        for folder in ["policies", "policies/examples"] {
+            parse_policies(&yaml_in(folder), &process).map_err(|problems| lines(&problems)).unwrap();
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn no_text_is_too_strange(text in "(?s).{0,200}") {
+        let _ = process::parse("f", &text);
+        let _ = policy::parse("f", &text);
+    }
+
+    #[test]
+    fn no_damage_to_a_good_file_is_too_strange(at in 0usize..2000, with in "[\\PC\n]{0,3}") {
+        for good in [include_str!("../../deploy/foretell.yaml"), include_str!("../../policies/examples/ide-code.yaml")] {
+            let mut text: Vec<char> = good.chars().collect();
+            let at = at % text.len();
+            text.splice(at..=at, with.chars());
+            let text: String = text.into_iter().collect();
+            for problem in process::parse("f", &text).err().into_iter().flatten() {
+                prop_assert!(problem.line.is_some_and(|line| line >= 1 && line <= text.lines().count() as u64 + 1));
+            }
+            let _ = policy::parse("f", &text);
+        }
+    }
+}

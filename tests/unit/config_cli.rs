@@ -1,0 +1,221 @@
+//! `foretell check` and `foretell explain`, as people read them.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use foretell::cli::check::{self, CheckArgs};
+use foretell::cli::explain::{self, ExplainArgs};
+use foretell::config::Flags;
+use rstest::rstest;
+use serde_json::Value;
+
+struct Folder(tempfile::TempDir);
+
+impl Folder {
+    fn new(files: &[(&str, &str)]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, text) in files {
+            let path = folder.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        Self(folder)
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.0.path().join(name).display().to_string()
+    }
+
+    fn flags(&self) -> Flags {
+        let config = Some(self.path("foretell.yaml")).filter(|path| Path::new(path).exists());
+        Flags { config, policies: Some(self.path("policies")), ..Flags::default() }
+    }
+
+    fn told(&self, out: Vec<u8>) -> String {
+        String::from_utf8(out).unwrap().replace(&self.path(""), "")
+    }
+
+    fn check(&self) -> (u8, String) {
+        let mut out = Vec::new();
+        let code = check::run(&CheckArgs { flags: self.flags() }, &BTreeMap::new(), &mut out).unwrap();
+        (code, self.told(out))
+    }
+
+    fn explain(&self, headers: &[&str], json: bool) -> (u8, String) {
+        let mut out = Vec::new();
+        let args = ExplainArgs {
+            flags: self.flags(),
+            request: self.path("request.json"),
+            headers: headers.iter().map(|&header| header.to_owned()).collect(),
+            json,
+            ..ExplainArgs::default()
+        };
+        let code = explain::run(&args, &BTreeMap::new(), &mut out).unwrap();
+        (code, self.told(out))
+    }
+}
+
+const ONE_BACKEND: &str = "version: 1\nbackends: [{ name: a, dialect: onnx, replicas: [\"http://a:1\"] }]\n";
+
+#[test]
+fn good_settings_are_told_with_their_revisions_and_warnings() {
+    let fixed = "version: 1\nname: sweep\ngamma: { fixed: 4 }\n";
+    let folder = Folder::new(&[("foretell.yaml", ONE_BACKEND), ("policies/a.yaml", fixed)]);
+    let (code, told) = folder.check();
+    assert_eq!(code, 0);
+    assert_eq!(
+        told,
+        "foretell.yaml: ok\npolicies/a.yaml: ok\n\
+         warning: policy sweep: gamma.fixed: 4 leaps whatever it costs; it is for tests and sweeps\n\
+         backends: a\npolicies: sweep@"
+            .to_owned()
+            + &foretell::config::values::Revision::of(fixed.as_bytes()).to_string()
+            + "\n"
+    );
+}
+
+#[test]
+fn a_model_here_that_is_not_there_is_a_warning() {
+    let process = "version: 1\nbackends: [{ name: a, replicas: { model: tests/workloads } }]\n";
+    let folder = Folder::new(&[("foretell.yaml", process), ("policies/a.yaml", "version: 1\nname: x\n")]);
+    let (code, told) = folder.check();
+    assert_eq!(code, 0);
+    let warning = "warning: no model in tests/workloads: `serve` would not start\n";
+    assert!(told.contains(warning), "{told}");
+    let process = process.replace("tests/workloads", "onnx/models/target");
+    fs::write(folder.0.path().join("foretell.yaml"), process).unwrap();
+    assert!(!folder.check().1.contains("warning"));
+}
+
+#[test]
+fn bad_settings_are_told_all_at_once_with_exit_code_64() {
+    let folder = Folder::new(&[
+        ("foretell.yaml", "version: 1\nmode: on\nlimts: {}\n"),
+        ("policies/a.yaml", "version: 1\nname: x\ngamma: { max: 99 }\n"),
+    ]);
+    let (code, told) = folder.check();
+    assert_eq!(code, 64);
+    assert_eq!(
+        told,
+        "foretell.yaml:2: mode: unknown value, allowed off|observe|auto, got \"on\"\n\
+         foretell.yaml:3: limts: unknown key, allowed version|mode|listen|admin|metrics|limits|timeouts|drain|tenant|client|backends|drafters|memory|policies|observe, got limts; did you mean limits?\n\
+         policies/a.yaml:3: gamma.max: out of range, allowed 1..=32, got 99\n\
+         3 errors\n"
+    );
+}
+
+const CHAT: &str = r#"{"model":"m","messages":[{"role":"user","content":"12345678"}],"temperature":0.7}"#;
+
+#[test]
+fn an_explanation_in_words_names_parameters_policies_and_the_verdict() {
+    let folder = Folder::new(&[
+        ("foretell.yaml", ONE_BACKEND),
+        (
+            "policies/10.yaml",
+            "version: 1\nname: code\nmatch: { models: ['*coder*'], temperature: { max: 0.5 } }\n",
+        ),
+        ("policies/20.yaml", "version: 1\nname: rest\n"),
+        ("request.json", CHAT),
+    ]);
+    let (code, told) = folder.explain(&[], false);
+    assert_eq!(code, 0);
+    let revisions: Vec<&str> = told.match_indices('@').map(|(at, _)| &told[at + 1..at + 9]).collect();
+    assert_eq!(
+        told,
+        format!(
+            "eligible: it rides first, and leaps when that is expected to pay\n\
+             route        chat\n\
+             model        m (backend a)\n\
+             temperature  0.7\n\
+             prompt       2 tokens (estimated: a quarter of the bytes)\n\
+             parameters\n  \
+               model                        carried (openai)\n  \
+               messages                     carried (openai)\n  \
+               temperature                  carried (openai)\n\
+             policies, of which the first that matches counts\n  \
+               code@{}                does not match: models wants *coder*, got m; temperature wants ..=0.5, got 0.7\n  \
+               rest@{}                matches (mode auto)\n",
+            revisions[0], revisions[1]
+        )
+    );
+}
+
+#[rstest]
+#[case::plain("", "", CHAT, &[], "eligible", None)]
+#[case::off("mode: off", "", CHAT, &[], "bypassed", Some("off"))]
+#[case::observe("mode: observe", "", CHAT, &[], "eligible", Some("observe"))]
+#[case::client_off("", "", CHAT, &["X-Foretell: off"], "bypassed", Some("client"))]
+#[case::client_rides("", "", CHAT, &["x-foretell: ride"], "eligible", Some("client"))]
+#[case::client_may_not("client: { control: off }", "", CHAT, &["x-foretell: off"], "eligible", None)]
+#[case::encoded("", "", CHAT, &["content-encoding: gzip"], "bypassed", Some("encoded"))]
+#[case::too_large("limits: { speculate_body: 10B }", "", CHAT, &[], "bypassed", Some("body"))]
+#[case::no_policy("", "match: { models: [other] }", CHAT, &[], "bypassed", Some("no_policy"))]
+#[case::policy_off("", "mode: off", CHAT, &[], "bypassed", Some("policy"))]
+#[case::policy_rides("", "mode: ride", CHAT, &[], "eligible", Some("policy"))]
+#[case::policy_shadows("", "mode: shadow", CHAT, &[], "eligible", Some("shadow"))]
+#[case::tools("", "", r#"{"model":"m","messages":[{"role":"user","content":"x"}],"tools":[1]}"#, &[], "bypassed", Some("tools"))]
+#[case::unknown("", "", r#"{"model":"m","prompt":"x","temprature":1}"#, &[], "bypassed", Some("unknown_parameter"))]
+#[case::billed("backends: [{ name: a, billed: true, replicas: ['http://a:1'] }]", "", CHAT, &[], "bypassed", Some("billed"))]
+#[case::not_built("backends: [{ name: a, dialect: ollama, replicas: ['http://a:1'] }]", "", CHAT, &[], "bypassed", Some("no_plan"))]
+#[case::tenant("tenant: { header: x-tenant }", "match: { tenants: [ide] }", CHAT, &["x-tenant: ide"], "eligible", None)]
+fn an_explanation_gives_the_path_and_the_reason(
+    #[case] process: &str,
+    #[case] policy: &str,
+    #[case] body: &str,
+    #[case] headers: &[&str],
+    #[case] path: &str,
+    #[case] reason: Option<&str>,
+) {
+    let folder = Folder::new(&[
+        ("foretell.yaml", &format!("version: 1\n{process}\n")),
+        ("policies/a.yaml", &format!("version: 1\nname: a\n{policy}\n")),
+        ("request.json", body),
+    ]);
+    let (code, told) = folder.explain(headers, true);
+    let told: Value = serde_json::from_str(&told).unwrap();
+    assert_eq!((code, told["path"].as_str(), told["reason"].as_str()), (0, Some(path), reason), "{told}");
+}
+
+#[test]
+fn the_first_refused_parameter_is_blamed_and_all_are_listed() {
+    let body = r#"{"model":"m","prompt":[1,2,3],"bogus":1,"tools":[],"grammar":"x","seed":null}"#;
+    let folder = Folder::new(&[("request.json", body)]);
+    let told: Value = serde_json::from_str(&folder.explain(&[], true).1).unwrap();
+    assert_eq!(told["words"], "it is relayed because of bogus: a parameter is not known");
+    assert_eq!((&told["route"], &told["prompt_tokens"]), (&"completions".into(), &3.into()));
+    assert_eq!(told["prompt_tokens_exact"], true);
+    let lines = told["parameters"].as_array().unwrap();
+    let listed: Vec<_> =
+        lines.iter().map(|line| (line["name"].as_str().unwrap(), line["refused"].as_str())).collect();
+    let unknown = Some("unknown_parameter");
+    assert_eq!(
+        listed,
+        [
+            ("model", None),
+            ("prompt", None),
+            ("bogus", unknown),
+            ("tools", unknown),
+            ("grammar", Some("structured"))
+        ]
+    );
+}
+
+#[test]
+fn what_cannot_be_explained_is_a_usage_error() {
+    let folder = Folder::new(&[("request.json", "[1]")]);
+    let (code, told) = folder.explain(&[], false);
+    assert_eq!(code, 64);
+    assert_eq!(
+        told,
+        "request.json: the body is not a request that can be understood: not a JSON object with each key once\n"
+    );
+    assert_eq!(folder.explain(&["no header"], false).0, 64);
+    let nothing = Folder::new(&[]);
+    assert_eq!(nothing.explain(&[], false).0, 64);
+    let broken = Folder::new(&[("foretell.yaml", "version: 2"), ("request.json", CHAT)]);
+    assert_eq!(
+        broken.explain(&[], false),
+        (64, "foretell.yaml:1: version: unknown version, allowed 1, got 2\n".to_owned())
+    );
+}

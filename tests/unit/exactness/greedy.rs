@@ -1,0 +1,197 @@
+//! Byte-identity on a deterministic target: whatever is drafted, however the stream is cut, wherever the
+//! session switches and whatever fails, the client gets the plain run: text, tokens, ending.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::world::{Ask, Case, Chaos, Hooks, Outcome, Vocabulary, plain, play};
+use foretell::draft::{Features, LookupSpec, Ngram, Node, Source, Tree};
+use foretell::session::{Ending, Fault, Rules};
+use foretell::units::TokenId;
+use foretell::words::Plan;
+use proptest::prelude::*;
+use rstest::rstest;
+
+/// Words, blanks, and characters whose bytes are spread over tokens.
+fn vocabulary() -> Vocabulary {
+    let words = [" the", " a", "ab", "b", "c", "bc", "\n", ".", " x", "é", "日本"];
+    let mut tokens: Vec<Vec<u8>> = words.iter().map(|word| word.as_bytes().to_vec()).collect();
+    tokens.extend("é".bytes().chain("日".bytes()).chain("💩".bytes()).map(|byte| vec![byte]));
+    tokens.push(b"</s>".to_vec());
+    Arc::new(tokens)
+}
+
+fn mix(value: u64) -> u64 {
+    let mut z = value.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ (z >> 31)
+}
+
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_add(1);
+        mix(self.0) % bound
+    }
+}
+
+/// A pure function of the context: copies what followed its last two tokens before, with surprises.
+fn target(context: &[TokenId], size: usize) -> TokenId {
+    let seed = context
+        .iter()
+        .rev()
+        .take(4)
+        .fold(context.len() as u64 / 7, |seed, &token| mix(seed ^ u64::from(token)));
+    let tail = &context[context.len().saturating_sub(2)..];
+    let earlier = (tail.len()..context.len()).rev().find(|&end| &context[end - tail.len()..end] == tail);
+    match earlier {
+        Some(end) if seed % 5 != 0 => context[end],
+        _ => (mix(seed + 1) % size as u64) as TokenId,
+    }
+}
+
+/// A drafter that mostly knows the target; wide drafts also carry a sibling.
+fn scripted(context: &[TokenId], gamma: usize, size: usize, wide: bool) -> Tree {
+    let mut tree = Tree::default();
+    let mut full = context.to_vec();
+    let mut parent = None;
+    while tree.len() < gamma {
+        let right = target(&full, size);
+        let hash = mix(full.len() as u64 * 31 + u64::from(right));
+        let wrong = (hash % size as u64) as TokenId;
+        let node = |token| Node { token, parent, source: Source::Model, features: Features::default() };
+        if wide && tree.len() + 1 < gamma {
+            tree.push(node(wrong));
+        }
+        let token = if hash.is_multiple_of(6) { wrong } else { right };
+        parent = Some(tree.push(node(token)));
+        full.push(token);
+    }
+    tree.truncate(gamma);
+    tree
+}
+
+fn case(prompt: u64, plan: Plan, gamma: Option<usize>, model: bool) -> Case {
+    let vocabulary = vocabulary();
+    let size = vocabulary.len() as u64;
+    let mut random = Random(mix(prompt));
+    let stops = ["ab.", "é", "b a", "本日", "\n\n", "cc", " x\n", "x"];
+    let stop = (0..random.below(3)).map(|_| stops[random.below(8) as usize].to_owned()).collect();
+    let len = 4 + random.below(20);
+    let lookups = if model { Vec::new() } else { vec![LookupSpec::PromptLookup(Ngram { min: 1, max: 6 })] };
+    let rules = Rules { plans: vec![plan], gamma_fixed: gamma, lookups, model, ..Rules::default() };
+    Case {
+        prompt: (0..len).map(|_| random.below(size - 1) as TokenId).collect(),
+        ending: Ending { stop, eos: vec![size as TokenId - 1], ..Ending::default() },
+        max: 1 + random.below(40) as usize,
+        vocabulary,
+        rules,
+    }
+}
+
+/// Plays a case with random cuts and switches.
+fn speculated(case: &Case, seed: u64, chaos: &mut dyn FnMut() -> Option<Chaos>) -> Outcome {
+    let size = case.vocabulary.len();
+    let mut cuts = Random(mix(seed ^ 1));
+    let mut switches = Random(mix(seed ^ 2));
+    let mostly = switches.below(4);
+    let wide = seed.is_multiple_of(2) && case.rules.plans == [Plan::Tree];
+    play(
+        case,
+        &mut Hooks {
+            sample: &mut |ask| target(ask.context, size),
+            draft: &mut |context, gamma| scripted(context, gamma, size, wide),
+            allow: &mut |_, _| switches.below(4) >= mostly,
+            chunk: &mut || 1 + cuts.below(4) as usize,
+            chaos,
+            redraw: 0,
+            race: false,
+        },
+    )
+}
+
+fn reference(case: &Case) -> (String, Vec<TokenId>, &'static str) {
+    let size = case.vocabulary.len();
+    let (text, tokens, finish) = plain(case, &mut |ask: &Ask<'_>| target(ask.context, size));
+    (text, tokens, finish.name())
+}
+
+#[rstest]
+fn the_text_is_the_plain_text(
+    #[values(Plan::FanOut, Plan::Tree)] plan: Plan,
+    #[values(false, true)] model: bool,
+    #[values(1, 2, 3, 4, 5, 6, 7, 8)] gamma: usize,
+) {
+    let (mut leapt, mut accepted) = (0, 0);
+    for prompt in 0..1_000 {
+        let case = case(prompt, plan, Some(gamma), model);
+        let (text, tokens, finish) = reference(&case);
+        let outcome = speculated(&case, prompt ^ gamma as u64, &mut || None);
+        let summary = &outcome.summary;
+        assert_eq!((&outcome.text, &outcome.tokens), (&text, &tokens), "prompt {prompt}: {case:?}");
+        assert_eq!(summary.finish.map(foretell::session::Finish::name), Some(finish), "prompt {prompt}");
+        assert_eq!(summary.output_tokens as usize, tokens.len(), "prompt {prompt}");
+        leapt += u32::from(summary.speculated);
+        accepted += summary.accepted;
+    }
+    assert!(leapt > 400 && accepted > 400, "too tame: {leapt} leapt, {accepted} accepted");
+}
+
+#[test]
+fn left_to_its_own_judgement_it_leaps_and_the_text_is_the_plain_text() {
+    let mut leapt = 0;
+    for prompt in 0..1_000 {
+        for model in [false, true] {
+            let mut case = case(prompt, Plan::Tree, None, model);
+            case.max *= 8;
+            let (text, tokens, finish) = reference(&case);
+            let outcome = speculated(&case, prompt, &mut || None);
+            assert_eq!((&outcome.text, &outcome.tokens), (&text, &tokens), "prompt {prompt}");
+            assert_eq!(outcome.summary.finish.map(foretell::session::Finish::name), Some(finish));
+            leapt += u32::from(outcome.summary.speculated);
+        }
+    }
+    assert!(leapt > 50, "too tame: {leapt}");
+}
+
+fn some_chaos() -> impl Strategy<Value = Option<Chaos>> {
+    prop_oneof![
+        12 => Just(None),
+        1 => Just(Some(Chaos::Fault(Fault::Draft))),
+        1 => Just(Some(Chaos::Fault(Fault::Verify))),
+        1 => Just(Some(Chaos::Fault(Fault::Ride))),
+        1 => (0u64..12).prop_map(|s| Some(Chaos::Fault(Fault::RetryAfter(Duration::from_secs(s))))),
+        1 => (1u64..9).prop_map(|age| Some(Chaos::Stale(age))),
+        1 => Just(Some(Chaos::Misfit)),
+        1 => Just(Some(Chaos::Torn)),
+        1 => (0u64..6).prop_map(|s| Some(Chaos::Silence(s))),
+        1 => prop_oneof![9 => Just(None), 1 => Just(Some(Chaos::Doubt)), 1 => Just(Some(Chaos::Gone))],
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1_500, failure_persistence: None, ..ProptestConfig::default() })]
+    #[test]
+    fn whatever_happens_no_token_is_lost_or_doubled(
+        prompt in 0u64..10_000,
+        seed in any::<u64>(),
+        gamma in prop_oneof![Just(None), (1usize..6).prop_map(Some)],
+        model in any::<bool>(),
+        script in proptest::collection::vec(some_chaos(), 0..120),
+    ) {
+        let case = case(prompt, Plan::Tree, gamma, model);
+        let (text, tokens, finish) = reference(&case);
+        let mut script = script.into_iter();
+        let outcome = speculated(&case, seed, &mut || script.next().flatten());
+        prop_assert!(tokens.starts_with(&outcome.tokens), "{:?} is no beginning of {:?}", outcome.tokens, tokens);
+        match outcome.summary.finish {
+            Some(end) => {
+                prop_assert_eq!((&outcome.text, &outcome.tokens), (&text, &tokens));
+                prop_assert_eq!(end.name(), finish);
+            }
+            None => prop_assert!(text.starts_with(&outcome.text)),
+        }
+    }
+}

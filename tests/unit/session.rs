@@ -1,0 +1,374 @@
+//! The session step by step: what it asks for after each event, and how every fault ends.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use foretell::control::Control;
+use foretell::draft::{Features, LookupSpec, Ngram, Source, Tree};
+use foretell::session::{
+    Action, ActionId, Decode, Ending, Event, Fault, Finish, Limit, Permission, RidePlan, Rules, Session,
+    Start, Summary, Tail,
+};
+use foretell::units::{Tick, TokenId};
+use foretell::words::{Plan, RideReason, Row, Verdict};
+use rstest::rstest;
+
+/// Token n is the n-th letter.
+struct Letters;
+
+impl Decode for Letters {
+    fn push(&mut self, token: TokenId) -> String {
+        char::from(b'a' + token as u8).to_string()
+    }
+
+    fn flush(&mut self) -> String {
+        String::new()
+    }
+}
+
+/// A session, its clock, and what it has asked for.
+struct Desk {
+    session: Session,
+    control: Arc<Control>,
+    now: Tick,
+    text: String,
+    tokens: Vec<TokenId>,
+}
+
+impl Desk {
+    fn new(rules: Rules, ending: Ending) -> Self {
+        let control = Arc::new(Control::new());
+        let start = Start {
+            prompt: None,
+            limit: Limit { max_tokens: Some(12), context: None },
+            ending,
+            temperature: 0.0,
+            decode: Box::new(Letters),
+            rules,
+            seed: 3,
+        };
+        let now = Tick(1_000_000);
+        let session = Session::new(start, Arc::clone(&control), now);
+        Self { session, control, now, text: String::new(), tokens: Vec::new() }
+    }
+
+    /// What the session asks for; pieces of output are collected.
+    fn asks(&mut self) -> Vec<(ActionId, Action)> {
+        let mut asked = Vec::new();
+        while let Some((id, action)) = self.session.poll() {
+            match action {
+                Action::Emit(delta) => {
+                    self.text.push_str(&delta.text);
+                    self.tokens.extend(delta.tokens);
+                }
+                action => asked.push((id, action)),
+            }
+        }
+        asked
+    }
+
+    fn tell(&mut self, id: ActionId, event: Event) -> Vec<(ActionId, Action)> {
+        self.now = self.now.after(Duration::from_millis(10));
+        self.session.handle(id, event, self.now);
+        self.asks()
+    }
+
+    fn token(&mut self, id: ActionId, token: TokenId) -> Vec<(ActionId, Action)> {
+        let text = Letters.push(token);
+        self.tell(id, Event::Token { tokens: vec![token], text, tail: Tail::Open })
+    }
+
+    /// The first ride, its prompt "abcabc" told.
+    fn ride(&mut self) -> ActionId {
+        let asked = self.asks();
+        let [(id, Action::Ride(RidePlan::First))] = asked[..] else { panic!("{asked:?}") };
+        assert_eq!(self.tell(id, Event::Prompt(vec![0, 1, 2, 0, 1, 2])), []);
+        id
+    }
+
+    /// Rides one token and leaps; the verify call and its draft.
+    fn leap(&mut self) -> (ActionId, Tree) {
+        let ride = self.ride();
+        let asked = self.token(ride, 0);
+        let [(_, Action::Cancel(gone)), (id, Action::Verify(draft, Plan::Tree))] = &asked[..] else {
+            panic!("{asked:?}")
+        };
+        assert_eq!(*gone, ride);
+        (*id, draft.clone())
+    }
+}
+
+fn rules() -> Rules {
+    Rules {
+        plans: vec![Plan::Tree],
+        gamma_fixed: Some(2),
+        lookups: vec![LookupSpec::PromptLookup(Ngram { min: 1, max: 4 })],
+        ..Rules::default()
+    }
+}
+
+fn desk() -> Desk {
+    Desk::new(rules(), Ending::default())
+}
+
+fn rows(samples: &[TokenId]) -> Event {
+    let rows = samples.iter().copied().map(Row::of).collect();
+    Event::Verdict(Verdict { rows, computed: None })
+}
+
+/// The one action asked for is a ride on; its id.
+fn rides_on(asked: &[(ActionId, Action)]) -> ActionId {
+    let Some((id, Action::Ride(RidePlan::Continue { .. }))) = asked.last() else { panic!("{asked:?}") };
+    *id
+}
+
+fn summary(asked: &[(ActionId, Action)]) -> Summary {
+    let Some((_, Action::Finish(summary))) = asked.last() else { panic!("{asked:?}") };
+    summary.clone()
+}
+
+#[test]
+fn a_round_emits_the_accepted_run_and_one_token_more() {
+    let mut desk = desk();
+    let (verify, draft) = desk.leap();
+    assert_eq!(draft.path(1), [1, 2]);
+    let asked = desk.tell(verify, rows(&[1, 2, 7]));
+    assert_eq!(desk.text, "abch");
+    assert!(matches!(asked[..], [(_, Action::Verify(..))]), "{asked:?}");
+    let seen = desk.session.summary();
+    assert_eq!((seen.rounds, seen.drafted, seen.accepted, seen.output_tokens), (1, 2, 2, 4));
+}
+
+#[rstest]
+#[case::refused(Event::Fault(Fault::Verify), RideReason::VerifyFault)]
+#[case::drafter(Event::Fault(Fault::Draft), RideReason::VerifyFault)]
+#[case::a_row_more(rows(&[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]), RideReason::VerifyFault)]
+#[case::too_long(Event::Fault(Fault::TooLong), RideReason::ContextTooLong)]
+#[case::busy(Event::Fault(Fault::RetryAfter(Duration::from_secs(9))), RideReason::RetryAfter)]
+fn a_verify_call_that_fails_ends_in_a_ride(#[case] event: Event, #[case] reason: RideReason) {
+    let mut desk = desk();
+    let (verify, _) = desk.leap();
+    let asked = desk.tell(verify, event);
+    let ride = rides_on(&asked);
+    // Nothing leaps while the fault is fresh, and the ride brings the rest.
+    for token in 1..11 {
+        assert_eq!(desk.token(ride, token), [], "token {token}");
+    }
+    let end = summary(&desk.token(ride, 11));
+    assert_eq!((end.finish, end.reason, end.output_tokens), (Some(Finish::Length), Some(reason), 12));
+    assert_eq!(desk.text, "abcdefghijkl");
+}
+
+#[test]
+fn a_verify_call_that_is_too_late_is_cancelled_and_its_answer_ignored() {
+    let mut desk = desk();
+    let (verify, _) = desk.leap();
+    let deadline = desk.session.deadline().expect("a verify call has a deadline");
+    desk.now = Tick(deadline.0 - 20_000);
+    assert_eq!(desk.tell(ActionId::WORLD, Event::Timeout), []);
+    desk.now = deadline;
+    let asked = desk.tell(ActionId::WORLD, Event::Timeout);
+    assert!(matches!(asked[0], (_, Action::Cancel(id)) if id == verify));
+    rides_on(&asked);
+    assert_eq!(desk.tell(verify, rows(&[1, 2, 7])), []);
+    assert_eq!(desk.text, "a");
+}
+
+#[test]
+fn a_ride_that_breaks_before_any_token_is_the_backend_s_own_error() {
+    let mut desk = desk();
+    let ride = desk.ride();
+    let end = summary(&desk.tell(ride, Event::Fault(Fault::Ride)));
+    assert_eq!((end.finish, end.output_tokens), (None, 0));
+}
+
+#[test]
+fn a_ride_that_breaks_later_goes_on_once_from_what_is_the_past() {
+    let mut desk = Desk::new(
+        Rules { permission: Permission::Shadow(RideReason::Observe), ..rules() },
+        Ending::default(),
+    );
+    let ride = desk.ride();
+    assert_eq!(desk.token(ride, 0), []);
+    let on = rides_on(&desk.tell(ride, Event::Fault(Fault::Ride)));
+    assert_eq!(desk.token(on, 1), []);
+    let again = rides_on(&desk.tell(on, Event::Fault(Fault::Ride)));
+    let end = summary(&desk.tell(again, Event::Fault(Fault::Ride)));
+    assert_eq!((end.finish, desk.text.as_str()), (None, "ab"));
+}
+
+#[test]
+fn a_pause_without_a_ride_is_sat_out() {
+    let mut desk = desk();
+    let (verify, _) = desk.leap();
+    let on = rides_on(&desk.tell(verify, Event::Fault(Fault::Verify)));
+    let pause = Duration::from_secs(3);
+    assert_eq!(desk.tell(on, Event::Fault(Fault::RetryAfter(pause))), []);
+    assert_eq!(desk.session.deadline(), Some(desk.now.after(pause)));
+    desk.now = desk.now.after(pause);
+    rides_on(&desk.tell(ActionId::WORLD, Event::Timeout));
+}
+
+#[test]
+fn doubt_means_the_backend_s_own_text_to_the_end() {
+    let mut desk = desk();
+    let ride = desk.ride();
+    desk.tell(ride, Event::Doubt);
+    assert_eq!(
+        desk.tell(ride, Event::Token { tokens: vec![0, 1], text: "anything".into(), tail: Tail::Open }),
+        []
+    );
+    let end = summary(&desk.tell(ride, Event::RideEnded(Finish::Stop)));
+    assert_eq!((end.finish, end.speculated), (Some(Finish::Stop), false));
+    assert_eq!(desk.text, "anything");
+}
+
+#[test]
+fn text_that_a_parser_keeps_back_never_leaps() {
+    let mut desk = desk();
+    let ride = desk.ride();
+    for token in 0..4 {
+        assert_eq!(
+            desk.tell(ride, Event::Token { tokens: vec![token], text: String::new(), tail: Tail::Open }),
+            []
+        );
+    }
+    let asked = desk.tell(ride, Event::Token { tokens: vec![4], text: "e".into(), tail: Tail::Open });
+    assert_eq!((asked, desk.session.summary().reason), (vec![], Some(RideReason::NoDraft)));
+}
+
+#[test]
+fn a_client_that_left_cancels_what_is_under_way() {
+    let mut desk = desk();
+    let (verify, _) = desk.leap();
+    let asked = desk.tell(ActionId::WORLD, Event::ClientGone);
+    assert!(matches!(asked[0], (_, Action::Cancel(id)) if id == verify));
+    assert_eq!(summary(&asked).finish, None);
+    assert_eq!(desk.tell(verify, rows(&[1, 2, 7])), []);
+    assert_eq!(desk.tell(ActionId::WORLD, Event::ClientGone), []);
+}
+
+#[test]
+fn the_operator_s_mode_holds_from_the_next_token() {
+    let mut desk = desk();
+    let (verify, _) = desk.leap();
+    assert_eq!(desk.tell(ActionId::WORLD, Event::Mode(Some(RideReason::Observe))), []);
+    let on = rides_on(&desk.tell(verify, rows(&[1, 7, 7])));
+    assert_eq!(desk.session.summary().reason, Some(RideReason::Observe));
+    assert_eq!(desk.token(on, 0), []);
+    desk.tell(ActionId::WORLD, Event::Mode(None));
+    assert!(matches!(desk.token(on, 1)[..], [(_, Action::Cancel(_)), (_, Action::Verify(..))]));
+}
+
+#[test]
+fn a_gate_is_kept_but_for_those_that_fixed_gamma_ignores() {
+    let mut desk = desk();
+    let ride = desk.ride();
+    desk.control.set_gate(Some(RideReason::GateHealth));
+    assert_eq!(desk.token(ride, 0), []);
+    assert_eq!(desk.session.summary().reason, Some(RideReason::GateHealth));
+    desk.control.set_gate(Some(RideReason::GateLoad));
+    assert_eq!(desk.token(ride, 1).len(), 2);
+}
+
+#[test]
+fn the_draft_asks_for_no_more_tokens_than_the_limit_and_the_context_leave() {
+    let mut desk = Desk::new(Rules { context_max: 9, ..rules() }, Ending::default());
+    let (verify, draft) = desk.leap();
+    assert_eq!(draft.len(), 1, "7 tokens of context, one draft, one sample");
+    rides_on(&desk.tell(verify, rows(&[1, 2])));
+    assert_eq!(desk.session.summary().reason, Some(RideReason::ContextTooLong));
+
+    // "abcabc…" goes on by three tokens a round, until the limit of 12 leaves room for one and its sample.
+    let mut desk = self::desk();
+    let (mut verify, mut draft) = desk.leap();
+    for _ in 0..3 {
+        assert_eq!(draft.len(), 2);
+        let mut asked = desk.tell(verify, rows(&[1, 2, 0]));
+        let Some((id, Action::Verify(next, _))) = asked.pop() else { panic!("{asked:?}") };
+        (verify, draft) = (id, next);
+    }
+    assert_eq!((draft.len(), desk.tokens.len()), (1, 10));
+    let end = summary(&desk.tell(verify, rows(&[1, 2])));
+    assert_eq!((end.finish, end.output_tokens), (Some(Finish::Length), 12));
+}
+
+#[test]
+fn the_end_of_text_inside_a_run_ends_it() {
+    let mut desk = Desk::new(rules(), Ending { eos: vec![1], ..Ending::default() });
+    let (verify, _) = desk.leap();
+    let end = summary(&desk.tell(verify, rows(&[1, 2, 7])));
+    assert_eq!((end.finish, end.output_tokens, end.accepted), (Some(Finish::Stop), 2, 1));
+    assert_eq!(desk.text, "a");
+}
+
+#[test]
+fn the_model_drafter_is_asked_and_its_silence_ends_in_a_ride() {
+    let mut desk = Desk::new(Rules { model: true, lookups: Vec::new(), ..rules() }, Ending::default());
+    let ride = desk.ride();
+    let asked = desk.token(ride, 0);
+    let [(_, Action::Cancel(_)), (draft, Action::Draft { gamma: 2 })] = asked[..] else {
+        panic!("{asked:?}")
+    };
+    let model = Tree::chain(&[1, 5], Source::Model, Features::default());
+    let asked = desk.tell(draft, Event::Draft(model.clone()));
+    let [(verify, Action::Verify(sent, _))] = &asked[..] else { panic!("{asked:?}") };
+    assert_eq!(*sent, model);
+    let asked = desk.tell(*verify, rows(&[1, 2, 3]));
+    let [(draft, Action::Draft { gamma: 2 })] = asked[..] else { panic!("{asked:?}") };
+    desk.now = desk.now.after(Duration::from_millis(10));
+    let asked = desk.tell(ActionId::WORLD, Event::Timeout);
+    assert!(matches!(asked[0], (_, Action::Cancel(id)) if id == draft));
+    rides_on(&asked);
+    assert_eq!(desk.text, "abc");
+}
+
+#[test]
+fn a_ride_in_pieces_goes_on_and_a_short_piece_is_the_end() {
+    let shadow = Permission::Shadow(RideReason::Observe);
+    let mut desk = Desk::new(Rules { segment: Some(2), permission: shadow, ..rules() }, Ending::default());
+    let ride = desk.ride();
+    desk.token(ride, 0);
+    let on = rides_on(&desk.tell(ride, Event::Fault(Fault::Ride)));
+    desk.token(on, 1);
+    desk.token(on, 2);
+    let on = rides_on(&desk.tell(on, Event::RideEnded(Finish::Length)));
+    desk.token(on, 3);
+    let end = summary(&desk.tell(on, Event::RideEnded(Finish::Length)));
+    assert_eq!((end.finish, desk.text.as_str()), (Some(Finish::Length), "abcd"));
+}
+
+#[test]
+fn a_place_that_one_plan_cannot_decide_is_taken_by_the_next_and_then_by_a_ride() {
+    let mut desk = Desk::new(Rules { plans: vec![Plan::Score, Plan::FanOut], ..rules() }, Ending::default());
+    let ride = desk.ride();
+    let asked = desk.token(ride, 0);
+    let [_, (score, Action::Verify(draft, Plan::Score))] = &asked[..] else { panic!("{asked:?}") };
+    let asked = desk.tell(*score, rows(&[]));
+    let [(fan_out, Action::Verify(again, Plan::FanOut))] = &asked[..] else { panic!("{asked:?}") };
+    assert_eq!((again, desk.text.as_str()), (draft, "a"));
+    let asked = desk.tell(*fan_out, rows(&[]));
+    rides_on(&asked);
+    assert_eq!((desk.text.as_str(), desk.session.summary().rounds), ("a", 0));
+}
+
+#[test]
+fn a_place_left_open_inside_a_run_ends_the_round_before_it() {
+    let mut desk = desk();
+    let (verify, _) = desk.leap();
+    let asked = desk.tell(verify, rows(&[1, 2]));
+    assert_eq!(desk.text, "abc");
+    assert!(matches!(asked[..], [(_, Action::Verify(..))]), "{asked:?}");
+    assert_eq!((desk.session.summary().accepted, desk.session.summary().output_tokens), (2, 3));
+}
+
+#[test]
+fn a_token_that_the_backend_says_ends_the_text_ends_it_without_being_text() {
+    let mut desk = desk();
+    let (verify, _) = desk.leap();
+    let ends = Row { ends: true, ..Row::of(1) };
+    let asked = desk
+        .tell(verify, Event::Verdict(Verdict { rows: vec![ends, Row::of(2), Row::of(3)], computed: None }));
+    let end = summary(&asked);
+    assert_eq!((end.finish, end.output_tokens, desk.text.as_str()), (Some(Finish::Stop), 2, "a"));
+}

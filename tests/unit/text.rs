@@ -1,0 +1,148 @@
+//! Tokens to text, on tokenizers trained here: in sum the incremental text is the text of all tokens.
+
+use std::sync::{Arc, LazyLock};
+
+use foretell::session::Decode;
+use foretell::text::Tokenizer;
+use proptest::prelude::*;
+use tokenizers::decoders::byte_fallback::ByteFallback;
+use tokenizers::decoders::sequence::Sequence;
+use tokenizers::models::bpe::{BPE, BpeTrainer};
+use tokenizers::models::{ModelWrapper, TrainerWrapper};
+use tokenizers::normalizers::Replace;
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+use tokenizers::pre_tokenizers::metaspace::{Metaspace, PrependScheme};
+use tokenizers::{AddedToken, DecoderWrapper};
+
+const TEXT: &str = "The quick brown fox jumps over the lazy dog. Der schnelle braune Fuchs springt über den \
+    faulen Hund, naïve façade — “quoted” … 東京は夜の七時。 Привет, мир! 👩‍👩‍👧 and 💩.\n\tdef f(x):\n        return x + 1\n";
+
+fn special(text: &str) -> AddedToken {
+    AddedToken::from(text, true)
+}
+
+fn byte_level() -> Tokenizer {
+    let mut tokenizer = tokenizers::Tokenizer::new(BPE::default());
+    tokenizer.with_pre_tokenizer(Some(ByteLevel::new(false, true, true)));
+    tokenizer.with_decoder(Some(ByteLevel::new(false, true, true)));
+    let trainer = BpeTrainer::builder()
+        .vocab_size(400)
+        .show_progress(false)
+        .initial_alphabet(ByteLevel::alphabet().into_iter().collect())
+        .special_tokens(vec![special("<s>"), special("</s>"), special("<|ü ü|>")])
+        .build();
+    let mut trainer = TrainerWrapper::BpeTrainer(trainer);
+    tokenizer.train(&mut trainer, std::iter::repeat_n(TEXT.to_owned(), 3)).unwrap();
+    tokenizer.add_tokens([AddedToken::from("plain added ö", false)]).unwrap();
+    Tokenizer::new(tokenizer).unwrap()
+}
+
+/// As Llama's first tokenizers: a sign for spaces, bytes for what is not in the vocabulary.
+fn sentence_pieces() -> Tokenizer {
+    let mut tokenizer = tokenizers::Tokenizer::new(BPE::builder().byte_fallback(true).build().unwrap());
+    tokenizer.with_pre_tokenizer(Some(Metaspace::new('▁', PrependScheme::First, false)));
+    tokenizer.with_decoder(Some(Sequence::new(vec![
+        DecoderWrapper::Replace(Replace::new("▁", " ").unwrap()),
+        DecoderWrapper::ByteFallback(ByteFallback::new()),
+        DecoderWrapper::Fuse(tokenizers::decoders::fuse::Fuse::new()),
+        DecoderWrapper::Strip(tokenizers::decoders::strip::Strip::new(' ', 1, 0)),
+    ])));
+    let bytes = (0..=255_u8).map(|byte| AddedToken::from(format!("<0x{byte:02X}>"), false));
+    let ascii: String = TEXT.chars().filter(char::is_ascii).collect();
+    let trainer = BpeTrainer::builder()
+        .vocab_size(500)
+        .show_progress(false)
+        .special_tokens([special("<s>"), special("</s>")].into_iter().chain(bytes).collect())
+        .build();
+    let mut trainer = TrainerWrapper::BpeTrainer(trainer);
+    tokenizer.train(&mut trainer, std::iter::repeat_n(ascii, 3)).unwrap();
+    assert!(matches!(tokenizer.get_model(), ModelWrapper::BPE(_)));
+    Tokenizer::new(tokenizer).unwrap()
+}
+
+static BYTES: LazyLock<Arc<Tokenizer>> = LazyLock::new(|| Arc::new(byte_level()));
+static PIECES: LazyLock<Arc<Tokenizer>> = LazyLock::new(|| Arc::new(sentence_pieces()));
+
+/// Every piece is made of whole characters by its type; returns them.
+fn pieces(tokenizer: &Arc<Tokenizer>, ids: &[u32], skip_special: bool) -> Vec<String> {
+    let mut detokenizer = tokenizer.detokenizer(&[], skip_special);
+    let mut pieces: Vec<String> = ids.iter().map(|&id| detokenizer.push(id)).collect();
+    pieces.push(detokenizer.flush());
+    pieces
+}
+
+#[test]
+fn real_text_comes_back_whole_and_without_replacement_characters() {
+    for tokenizer in [&*BYTES, &*PIECES] {
+        let ids = tokenizer.encode(TEXT, false).unwrap();
+        let pieces = pieces(tokenizer, &ids, true);
+        assert!(pieces.iter().all(|piece| !piece.contains('\u{FFFD}')), "{pieces:?}");
+        assert_eq!(pieces.concat(), tokenizer.decode(&ids, true).unwrap());
+        assert_eq!(pieces.concat().trim_start(), TEXT);
+    }
+}
+
+#[test]
+fn a_character_in_several_tokens_comes_with_its_last_one() {
+    let ids = BYTES.encode("🦀", false).unwrap();
+    assert!(ids.len() > 1, "the test needs a character that is not one token");
+    let pieces = pieces(&BYTES, &ids, true);
+    assert_eq!(pieces[ids.len() - 1], "🦀");
+    assert_eq!(pieces.concat(), "🦀");
+}
+
+#[test]
+fn a_character_that_never_ends_becomes_one_replacement_character_at_the_end() {
+    let mut ids = BYTES.encode("a🦀", false).unwrap();
+    ids.pop();
+    let pieces = pieces(&BYTES, &ids, true);
+    assert_eq!(pieces.concat(), "a\u{FFFD}");
+    assert_eq!(pieces.last().unwrap(), "\u{FFFD}");
+}
+
+#[test]
+fn special_tokens_are_left_out_only_when_asked() {
+    let end = BYTES.id("</s>").unwrap();
+    let odd = BYTES.id("<|ü ü|>").unwrap();
+    let ids = [BYTES.encode("a", false).unwrap(), vec![end, odd]].concat();
+    assert_eq!(pieces(&BYTES, &ids, true).concat(), "a");
+    assert_eq!(pieces(&BYTES, &ids, false).concat(), "a</s><|ü ü|>");
+    assert!(BYTES.is_special(end) && !BYTES.is_special(BYTES.id("plain added ö").unwrap()));
+}
+
+#[test]
+fn the_output_of_a_sentence_piece_model_keeps_its_leading_space_after_a_prompt() {
+    let prompt = PIECES.encode("The quick", false).unwrap();
+    let all = PIECES.encode("The quick brown", false).unwrap();
+    let mut detokenizer = PIECES.detokenizer(&prompt, true);
+    let output: String = all[prompt.len()..].iter().map(|&id| detokenizer.push(id)).collect();
+    assert_eq!(output + &detokenizer.flush(), " brown");
+}
+
+#[test]
+fn ids_beyond_the_vocabulary_are_left_out() {
+    assert_eq!(pieces(&BYTES, &[1_000_000, u32::MAX], true).concat(), "");
+}
+
+#[test]
+fn equal_vocabularies_have_equal_fingerprints_and_others_do_not() {
+    assert_eq!(BYTES.fingerprint(), byte_level().fingerprint());
+    assert_ne!(BYTES.fingerprint(), PIECES.fingerprint());
+}
+
+proptest! {
+    #[test]
+    fn random_ids_of_a_byte_level_vocabulary_in_sum_are_the_text_of_all(
+        ids in prop::collection::vec(0u32..420, 0..60), skip in any::<bool>(),
+    ) {
+        prop_assert_eq!(pieces(&BYTES, &ids, skip).concat(), BYTES.decode(&ids, skip).unwrap());
+    }
+
+    #[test]
+    fn any_text_in_sum_is_the_text_of_all(text in "\\PC{0,40}") {
+        for tokenizer in [&*BYTES, &*PIECES] {
+            let ids = tokenizer.encode(&text, false).unwrap();
+            prop_assert_eq!(pieces(tokenizer, &ids, true).concat(), tokenizer.decode(&ids, true).unwrap());
+        }
+    }
+}
