@@ -10,3 +10,6 @@ mod kit;
 
 #[path = "attack/edge.rs"]
 mod edge;
+
+#[path = "attack/log.rs"]
+mod log;
