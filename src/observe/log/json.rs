@@ -3,7 +3,7 @@
 //! All of them are members of the one object, so that `id` finds every line of a request. What a span says is written
 //! once, when the span begins, and copied into its lines.
 
-use std::fmt::{self, Debug, Write};
+use std::fmt::{self, Debug};
 
 use tracing::field::{Field, Visit};
 use tracing::{Event, Subscriber};
@@ -153,8 +153,14 @@ mod tests {
         let [line] = lines.as_slice() else { panic!("{lines:?}") };
         let names: Vec<&String> = line.as_object().unwrap().keys().collect();
         assert_eq!(names, ["timestamp", "level", "id", "round", "message", "error", "ms", "nan", "target"]);
-        assert_eq!((&line["level"], &line["id"], &line["round"]), (&json!("WARN"), &json!("r\"7"), &json!(3)));
-        assert_eq!((&line["message"], &line["ms"], &line["nan"]), (&json!("was here"), &json!(65.692), &Value::Null));
+        assert_eq!(
+            (&line["level"], &line["id"], &line["round"]),
+            (&json!("WARN"), &json!("r\"7"), &json!(3))
+        );
+        assert_eq!(
+            (&line["message"], &line["ms"], &line["nan"]),
+            (&json!("was here"), &json!(65.692), &Value::Null)
+        );
         assert_eq!(line["error"], "a \"quoted\"\n\u{1b}[31mline");
     }
 
