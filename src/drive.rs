@@ -25,7 +25,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::FutureExt;
-use http::Response;
 use parking_lot::Mutex;
 
 use crate::clock::Clock;
@@ -33,11 +32,10 @@ use crate::control::Control;
 use crate::drive::calls::CallLimits;
 use crate::drive::drafters::Drafters;
 use crate::drive::drafting::Drafting;
-use crate::drive::exchange::{BoxFuture, Declined, Drive, Exchange};
+use crate::drive::exchange::{BoxFuture, Drive, Driven, Exchange};
 use crate::drive::ruling::{Effective, Rulebook, Ruling};
 use crate::drive::run::Run;
 use crate::fleet::identity::{Epoch, Identities, Identity};
-use crate::http::body::Body;
 use crate::openai::Sampling;
 use crate::words::BypassReason;
 
@@ -74,7 +72,7 @@ impl Driver {
 }
 
 impl Drive for Driver {
-    fn drive(&self, exchange: Exchange) -> BoxFuture<Result<Response<Body>, Box<Declined>>> {
+    fn drive(&self, exchange: Exchange) -> BoxFuture<Driven> {
         let inner = Arc::clone(&self.inner);
         async move {
             match inner.prepare(&exchange) {

@@ -19,10 +19,13 @@ use crate::words::BypassReason;
 /// A future that owns all it needs.
 pub type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send + 'static>>;
 
+/// The answer to a request, or the request itself, of which nothing has been answered yet.
+pub type Driven = Result<Response<Body>, Box<Declined>>;
+
 /// Answers eligible requests, or gives them back.
 pub trait Drive: Send + Sync {
     /// The answer to one request. Dropping the future, or the body of the answer, means that the client left.
-    fn drive(&self, exchange: Exchange) -> BoxFuture<Result<Response<Body>, Box<Declined>>>;
+    fn drive(&self, exchange: Exchange) -> BoxFuture<Driven>;
 }
 
 /// What the parts of a running gateway share.

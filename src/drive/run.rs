@@ -9,7 +9,7 @@ use tracing::Instrument;
 use super::again;
 use super::calls::{CallLimits, Calls};
 use super::drafting::Drafting;
-use super::exchange::{Declined, Exchange};
+use super::exchange::{Driven, Exchange};
 use super::failure::Failure;
 use super::head;
 use super::naming::Naming;
@@ -42,11 +42,9 @@ pub(super) struct Run {
     pub seed: u64,
 }
 
-type Answered = Result<Response<Body>, Box<Declined>>;
-
 impl Run {
     /// Sends the first ride and answers with what comes back.
-    pub async fn begin(self, mut exchange: Exchange) -> Answered {
+    pub async fn begin(self, mut exchange: Exchange) -> Driven {
         let route = exchange.request.route;
         let record = &mut exchange.slot.record;
         record.eligible(route, &self.ruling.name);
@@ -66,7 +64,7 @@ impl Run {
     }
 
     /// Nothing has been answered: another replica may, without a session.
-    fn unanswered(&self, mut exchange: Exchange, error: SendError) -> Answered {
+    fn unanswered(&self, mut exchange: Exchange, error: SendError) -> Driven {
         if let Some(other) = exchange.shared.fleet.elsewhere(&exchange.replica, &error) {
             exchange.replica = other;
             return Err(exchange.decline(BypassReason::Fault));
@@ -87,7 +85,7 @@ impl Run {
         head::with(response.map(|()| body), &self.ruling.name, Path::Ridden.name(), None)
     }
 
-    async fn answer(self, exchange: Exchange, calls: Calls, response: Response<Answer>) -> Answered {
+    async fn answer(self, exchange: Exchange, calls: Calls, response: Response<Answer>) -> Driven {
         let (head, body) = response.into_parts();
         let start = self.start(&exchange.request);
         let mut session = Session::new(start, Arc::clone(&self.control), self.clock.now());
