@@ -277,6 +277,7 @@ impl Admin {
     }
 
     async fn drain(&self, query: Option<&str>) -> Response<Body> {
+        tracing::info!("draining, as the admin API was asked to");
         self.shared.life.drain();
         let wait = query.unwrap_or_default().split('&').any(|pair| pair == "wait=1");
         if wait {

@@ -1,6 +1,5 @@
 //! The proxy itself: accept, judge, relay or hand a session to its driver, answer.
 
-pub mod handover;
 pub mod proxy;
 pub mod relay;
 pub mod route;
@@ -10,14 +9,15 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use crate::drive::exchange::Drive;
+pub use crate::drive::exchange::Shared;
 use crate::drive::mode::ModeSwitch;
-use crate::fleet::{Fleet, InvalidUrl, ReplicaSettings, Resolve, SystemResolver};
+use crate::fleet::{Fleet, InvalidUrl, ModelName, ReplicaSettings, Resolve, SystemResolver};
 use crate::http::drain::{DrainTimes, Lifecycle};
 use crate::http::listen::{Bounds, Endpoint};
 use crate::observe::Observer;
 use crate::observe::replicas::ReplicaMetrics;
 use crate::words::Mode;
-use handover::Drive;
 
 /// Bounds on requests, `limits` of the process file.
 #[derive(Clone, Copy, Debug)]
@@ -122,19 +122,6 @@ pub enum StartError {
     Metrics(#[from] prometheus::Error),
 }
 
-/// What the parts of a running gateway share.
-#[derive(Clone)]
-pub struct Shared {
-    /// The servers behind.
-    pub fleet: Arc<Fleet>,
-    /// The operator's switch.
-    pub modes: Arc<ModeSwitch>,
-    /// Metrics, recent requests, log.
-    pub observer: Arc<Observer>,
-    /// Where the process stands between start and stop.
-    pub life: Arc<Lifecycle>,
-}
-
 impl Shared {
     /// Builds the shared parts without opening a listener, for drivers that need them before the start.
     ///
@@ -150,6 +137,8 @@ impl Shared {
             observer: {
                 let observer = Observer::new()?;
                 observer.metrics().register(ReplicaMetrics::new(Arc::clone(&fleet))?)?;
+                let named = settings.backends.iter().flat_map(|backend| &backend.models);
+                observer.metrics().configured_models(named.flat_map(ModelName::exact));
                 Arc::new(observer)
             },
             fleet,

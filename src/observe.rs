@@ -2,14 +2,18 @@
 //!
 //! Every request ends in one [`Finished`] record, and every view is made from it, so they cannot disagree.
 
+pub mod body;
 pub mod log;
 pub mod metrics;
 pub mod recent;
+pub mod record;
 pub mod replicas;
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
+pub use body::Recorded;
 pub use metrics::{Held, Metrics};
+pub use record::Record;
 
 use crate::openai::{Path, Route};
 use recent::Recent;
@@ -34,6 +38,10 @@ pub struct Round {
 pub struct Finished {
     /// `x-request-id` of the client, or Foretell's own.
     pub id: String,
+    /// `x-request-id` of the backend's answer, if it is another one.
+    pub backend_id: Option<String>,
+    /// When the request was accepted.
+    pub time: SystemTime,
     /// Name of the backend.
     pub backend: String,
     /// Model id as sent, where known.
@@ -68,6 +76,8 @@ impl Finished {
     pub fn new(path: Path, backend: impl Into<String>) -> Self {
         Self {
             id: String::new(),
+            backend_id: None,
+            time: SystemTime::now(),
             backend: backend.into(),
             model: None,
             route: None,

@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use crate::fleet::{Load, Replica};
 use crate::gateway::Shared;
+use crate::observe::recent;
 
 const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:60rem;padding:0 1rem;\
 color:#222;background:#fff}h1{font-size:1.3rem}h2{font-size:1rem;margin-top:2rem}\
@@ -30,7 +31,8 @@ pub fn render(shared: &Shared) -> String {
     );
     shared.fleet.each(|replica| row(&mut page, &replica_cells(shared, replica)));
     page.push_str("</table><h2>Last completions</h2><table><tr>");
-    for title in ["id", "path", "reason", "model", "status", "rounds", "drafted", "accepted", "tokens", "ms"]
+    for title in
+        ["time", "id", "path", "reason", "model", "status", "rounds", "drafted", "accepted", "tokens", "ms"]
     {
         let _ = write!(page, "<th>{title}");
     }
@@ -39,6 +41,7 @@ pub fn render(shared: &Shared) -> String {
         row(
             &mut page,
             &[
+                recent::time(finished),
                 escape(&finished.id),
                 finished.path.name().to_owned(),
                 finished.reason.unwrap_or("").to_owned(),

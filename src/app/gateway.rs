@@ -176,7 +176,7 @@ impl Gateway {
             ended = &mut ended => return ended,
             () = signal() => {}
         }
-        tracing::info!("draining");
+        tracing::info!("draining, after a signal");
         life.drain();
         tokio::select! {
             ended = &mut ended => ended,

@@ -36,7 +36,7 @@ pub fn main(args: &DemoArgs) -> Exit {
         eprintln!("foretell demo: {error}");
         Exit::Unreachable
     };
-    crate::observe::log::init(crate::observe::log::Format::Plain, "warn");
+    crate::observe::log::init(crate::observe::log::Format::Text, "warn");
     let runtime = match super::runtime() {
         Ok(runtime) => runtime,
         Err(error) => return fail(&error),

@@ -3,7 +3,9 @@
 use std::path::PathBuf;
 
 use super::problem::{Problem, Refusal};
-use super::process::{Backend, Connect, Dialect, Load, Plans, Process, Replicas, ServedModel};
+use super::process::{
+    Backend, Connect, Dialect, Load, LogFormat, LogLevel, Plans, Process, Replicas, ServedModel,
+};
 use super::read::{parse_address, parse_base};
 use super::yaml::quote;
 
@@ -51,6 +53,12 @@ pub struct Flags {
     /// The folder of the policies
     #[arg(long, value_name = "DIR")]
     pub policies: Option<String>,
+    /// Which lines are logged, from there up: error, warn, info, debug or trace [default: info]
+    #[arg(long, value_name = "LEVEL")]
+    pub log_level: Option<String>,
+    /// How they are written: json, text or auto, which is text on a terminal and JSON elsewhere [default: auto]
+    #[arg(long, value_name = "FORMAT")]
+    pub log_format: Option<String>,
 }
 
 /// A setting and where it was said.
@@ -69,6 +77,8 @@ pub struct Overrides {
     listen: Option<Said>,
     admin: Option<Said>,
     policies: Option<Said>,
+    log_level: Option<Said>,
+    log_format: Option<Said>,
 }
 
 impl Overrides {
@@ -78,7 +88,7 @@ impl Overrides {
             if let Some(text) = flag {
                 return Some(Said { text: text.clone(), place: format!("--{name}") });
             }
-            let place = format!("FORETELL_{}", name.to_uppercase());
+            let place = format!("FORETELL_{}", name.replace('-', "_").to_uppercase());
             let text = environment.get(&place).filter(|text| !text.is_empty())?;
             Some(Said { text, place })
         };
@@ -89,6 +99,8 @@ impl Overrides {
             listen: said(&flags.listen, "listen"),
             admin: said(&flags.admin, "admin"),
             policies: said(&flags.policies, "policies"),
+            log_level: said(&flags.log_level, "log-level"),
+            log_format: said(&flags.log_format, "log-format"),
         }
     }
 
@@ -111,6 +123,11 @@ impl Overrides {
         if let Some(dir) = self.policies() {
             process.policies = dir;
         }
+        let observe = &mut process.observe;
+        let level = |text: &str| one_of(text, LogLevel::NAMES);
+        set(self.log_level.as_ref(), "observe.level", &mut problems, level, |level| observe.level = level);
+        let format = |text: &str| one_of(text, LogFormat::NAMES);
+        set(self.log_format.as_ref(), "observe.log", &mut problems, format, |format| observe.log = format);
         set(self.listen.as_ref(), "listen", &mut problems, parse_address, |address| {
             process.listen = vec![super::process::Listen { address, tls: None }];
         });
@@ -126,7 +143,8 @@ impl Overrides {
         set(self.backend.as_ref(), "backends", &mut problems, parse_backend, |replicas| {
             process.backends = vec![one_backend(replicas)];
         });
-        set(self.dialect.as_ref(), "backends[0].dialect", &mut problems, parse_dialect, |dialect| {
+        let dialect = |text: &str| one_of(text, Dialect::NAMES);
+        set(self.dialect.as_ref(), "backends[0].dialect", &mut problems, dialect, |dialect| {
             process.backends.iter_mut().for_each(|backend| backend.dialect = dialect);
         });
         let here = |backend: &Backend| matches!(backend.replicas, Replicas::Here(_));
@@ -175,11 +193,12 @@ fn parse_backend(text: &str) -> Result<Replicas, Refusal> {
     }
 }
 
-fn parse_dialect(text: &str) -> Result<Dialect, Refusal> {
-    let names: Vec<&str> = Dialect::NAMES.iter().map(|(name, _)| *name).collect();
-    let found = Dialect::NAMES.iter().find(|(name, _)| *name == text);
+/// The value of that name.
+fn one_of<T: Copy>(text: &str, all: &[(&str, T)]) -> Result<T, Refusal> {
+    let names: Vec<&str> = all.iter().map(|(name, _)| *name).collect();
+    let found = all.iter().find(|(name, _)| *name == text);
     found
-        .map(|(_, dialect)| *dialect)
+        .map(|(_, value)| *value)
         .ok_or_else(|| Refusal::new("unknown value", names.join("|")).near(text, &names))
 }
 

@@ -247,11 +247,19 @@ pub struct Observe {
 /// How a log line is written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LogFormat {
-    /// One JSON object.
+    /// Text on a terminal, JSON elsewhere.
     #[default]
+    Auto,
+    /// One JSON object.
     Json,
     /// For people.
     Text,
+}
+
+impl LogFormat {
+    /// All, with their names in files and flags.
+    pub const NAMES: &'static [(&'static str, Self)] =
+        &[("auto", Self::Auto), ("json", Self::Json), ("text", Self::Text)];
 }
 
 /// Which log lines are written.

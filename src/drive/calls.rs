@@ -9,20 +9,22 @@ use std::time::Duration;
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full, Limited};
 
-use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
+use hyper::header::{self, HeaderMap, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
 
 use crate::dialect::{Asked, Beside, Call, Context, Engine, Refusal, Round};
 use crate::draft::Tree;
+use crate::drive::exchange::Exchange;
+use crate::drive::fresh_seed;
+use crate::drive::run::Run;
 use crate::fleet::scrape::Pulse;
 use crate::fleet::{Answer, Replica, SendError};
 use crate::http::body::{Body, BoxError};
+use crate::http::headers;
 use crate::openai::{self, Sampling};
 use crate::session::{Event, Fault};
 use crate::units::TokenId;
 use crate::words::{Plan, Verdict};
-
-const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// Everything that the calls of one session have in common.
 #[derive(Clone)]
@@ -33,7 +35,9 @@ pub struct Calls {
     headers: HeaderMap,
     request_id: String,
     model: String,
+    /// Carries the seed that the session's noise is drawn with.
     sampling: Sampling,
+    /// Seeds what is drawn here ([`crate::dialect::score`]).
     dice: u64,
     limits: CallLimits,
 }
@@ -58,21 +62,9 @@ pub struct CallLimits {
 }
 
 impl Calls {
-    /// Calls for one request: `headers` are the client's end-to-end ones; `sampling` carries the seed that
-    /// the session's noise is drawn with; `dice` seeds what is drawn here ([`crate::dialect::score`]).
-    #[expect(clippy::too_many_arguments, reason = "what the calls of one session have in common")]
-    pub fn new(
-        backend: Arc<Replica>,
-        engine: Arc<Engine>,
-        pulse: Arc<Pulse>,
-        headers: HeaderMap,
-        request_id: String,
-        model: String,
-        sampling: Sampling,
-        dice: u64,
-        limits: CallLimits,
-    ) -> Self {
-        let mut headers = headers;
+    /// The calls of a request, with the client's end-to-end fields.
+    pub fn new(run: &Run, exchange: &Exchange) -> Self {
+        let mut headers = exchange.head.headers.clone();
         for name in
             [header::CONTENT_LENGTH, header::HOST, header::ACCEPT_ENCODING, header::TE, header::TRAILER]
         {
@@ -80,7 +72,17 @@ impl Calls {
         }
         headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        Self { backend, engine, pulse, headers, request_id, model, sampling, dice, limits }
+        Self {
+            backend: Arc::clone(&exchange.replica),
+            engine: Arc::clone(&run.identity.engine),
+            pulse: Arc::clone(&run.identity.pulse),
+            headers,
+            request_id: exchange.slot.record.so_far().id.clone(),
+            model: exchange.request.model.clone(),
+            sampling: run.sampling.clone(),
+            dice: fresh_seed(),
+            limits: run.limits,
+        }
     }
 
     /// The engine that is spoken to.
@@ -242,7 +244,7 @@ impl Calls {
         let id =
             round.map_or_else(|| self.request_id.clone(), |round| format!("{}-{round}", self.request_id));
         if let Ok(id) = HeaderValue::from_str(&id) {
-            request.headers_mut().insert(REQUEST_ID, id);
+            request.headers_mut().insert(headers::REQUEST_ID, id);
         }
         // Only the client's own request tells how well the replica serves clients.
         if first { self.backend.send(request).await } else { self.backend.ask(request).await }

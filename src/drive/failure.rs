@@ -39,6 +39,9 @@ pub enum Failure {
     /// Nothing came from the backend in the middle of its answer, and nothing could go on from there.
     #[error("the backend went silent")]
     WentSilent,
+    /// The backend sent several choices where one was asked for, too late to pass them on.
+    #[error("the backend sent several choices where one was asked for")]
+    ManyChoices,
     /// The driver of a session broke down before anything was sent.
     #[error("the request could not be answered")]
     Internal,
@@ -49,7 +52,9 @@ impl Failure {
     pub fn status(&self) -> StatusCode {
         match self {
             Self::Send(error) => error.status(),
-            Self::NoBackend | Self::BrokeOff | Self::UnaskedUpgrade { .. } => StatusCode::BAD_GATEWAY,
+            Self::NoBackend | Self::BrokeOff | Self::ManyChoices | Self::UnaskedUpgrade { .. } => {
+                StatusCode::BAD_GATEWAY
+            }
             Self::WentSilent => StatusCode::GATEWAY_TIMEOUT,
             Self::Connect => StatusCode::METHOD_NOT_ALLOWED,
             Self::BodyTooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
@@ -68,6 +73,7 @@ impl Failure {
             Self::BodyBroken => "bad_request_body",
             Self::UnaskedUpgrade { .. } => "backend_protocol",
             Self::BrokeOff => "backend_broke_off",
+            Self::ManyChoices => "backend_choices",
             Self::WentSilent => SendErrorKind::Timeout.code(),
             Self::Internal => "internal_error",
         }

@@ -13,16 +13,19 @@ use futures_util::{Future, FutureExt};
 use serde_json::Value;
 
 use crate::clock::Clock;
+use crate::draft::Source;
 use crate::drive::calls::Calls;
 use crate::drive::drafting::{Drafting, Reply};
+use crate::drive::exchange::{Declined, Exchange, Slot, Unsent};
 use crate::drive::failure::Failure;
 use crate::drive::naming::Naming;
 use crate::drive::ride::{Heard, Ride};
-use crate::drive::sink::{Gone, Outcome, Sink};
-use crate::drive::watcher::Watcher;
+use crate::drive::run::Run;
+use crate::drive::sink::{End, Gone, Sink};
+use crate::fleet::Fleet;
 use crate::openai::usage::Usage;
 use crate::session::{Action, ActionId, Event, Fault, Finish, RidePlan, Session, Summary, Tail};
-use crate::words::RideReason;
+use crate::words::{BypassReason, RideReason};
 
 /// Events of the world that answer no action.
 const WORLD: ActionId = ActionId::WORLD;
@@ -43,21 +46,26 @@ pub struct Pump {
     session: Session,
     calls: Calls,
     drafting: Drafting,
-    watcher: Watcher,
+    slot: Slot,
+    /// What it takes to send the request once more, until something of the answer has been read.
+    unsent: Option<Unsent>,
+    fleet: Arc<Fleet>,
     clock: Clock,
     sink: Sink,
     ride: Option<Ride>,
     first: bool,
     ended: Option<Finish>,
     usage: Option<Value>,
+    /// The usage is that of the whole first ride.
+    usage_whole: bool,
     /// Output tokens of the first ride, as the engine counted them.
     counted: Option<u32>,
     pending: Pending,
     aborts: Vec<(ActionId, AbortHandle)>,
     closed: Box<dyn Fn() -> Option<RideReason> + Send + Sync>,
     told: Option<RideReason>,
-    /// The last ride brought nothing for too long.
-    silent: bool,
+    /// How the last ride broke off.
+    broken: Failure,
     round: u32,
     /// The first ride tells no ids.
     untold: bool,
@@ -68,58 +76,80 @@ pub struct Pump {
     uncounted: bool,
 }
 
+/// The end of a session.
+pub struct Ended {
+    /// The request's record, which knows how it went, and its place.
+    pub slot: Slot,
+    /// What ends the answer.
+    pub end: End,
+    /// The bytes of a whole answer.
+    pub answer: Result<Option<Vec<u8>>, Gone>,
+}
+
+/// A first ride that brought nothing that can be used: the request may be sent once more.
+pub struct Nothing {
+    /// What is to be sent, and where.
+    pub unsent: Unsent,
+    /// All replicas.
+    pub fleet: Arc<Fleet>,
+    /// The request's record and place.
+    pub slot: Slot,
+    /// Where a stream goes on.
+    pub sink: Sink,
+}
+
+impl Nothing {
+    /// Gives the request back.
+    pub fn decline(self, reason: BypassReason) -> Box<Declined> {
+        Box::new(Declined { unsent: self.unsent, slot: self.slot, reason })
+    }
+}
+
 impl Pump {
     /// A pump whose first ride has begun to answer.
-    #[expect(clippy::too_many_arguments, reason = "everything that one session moves")]
-    pub fn new(
-        session: Session,
-        ride: Ride,
-        calls: Calls,
-        drafting: Drafting,
-        watcher: Watcher,
-        clock: Clock,
-        sink: Sink,
-        closed: Box<dyn Fn() -> Option<RideReason> + Send + Sync>,
-    ) -> Self {
-        let untold = !calls.engine().dialect.quirks().ride_ids;
-        Self {
+    pub fn new(run: Run, exchange: Exchange, calls: Calls, session: Session, ride: Ride, sink: Sink) -> Self {
+        let closed = run.gates(&exchange);
+        let quirks = calls.engine().dialect.quirks();
+        let beside = calls.engine().beside(&exchange.request);
+        let Exchange { head, body, request, replica, shared, slot, .. } = exchange;
+        let mut pump = Self {
             session,
-            untold,
-            naming: None,
+            untold: !quirks.ride_ids,
+            naming: run.naming(),
             held: None,
-            uncounted: false,
-            calls,
-            drafting,
-            watcher,
-            clock,
+            uncounted: beside.is_some(),
+            drafting: run.drafting,
+            slot,
+            unsent: Some(Unsent { head, body, replica }),
+            fleet: shared.fleet,
+            clock: run.clock,
             sink,
-            ride: Some(ride),
             first: true,
             ended: None,
             usage: None,
+            usage_whole: false,
             counted: None,
             pending: FuturesUnordered::new(),
             aborts: Vec::new(),
             closed,
             told: None,
-            silent: false,
+            broken: Failure::BrokeOff,
             round: 0,
+            calls,
+            ride: None,
+        };
+        if let Some(call) = beside {
+            // The prompt's ids are learnt beside the first ride, where that does not tell them.
+            let asked = pump.calls.clone().beside(Arc::new(*request), call);
+            pump.pend(ride.id, asked.map(Reply::event));
         }
+        pump.ride = Some(ride);
+        pump
     }
 
-    /// Learns the prompt's ids beside the first ride, where that does not tell them.
-    pub fn ask_beside(&mut self, ride: ActionId, asked: impl Future<Output = Event> + Send + 'static) {
-        self.uncounted = true;
-        self.pend(ride, asked.map(Reply::event));
-    }
-
-    /// Learns the ids of the first ride, where that does not tell them.
-    pub fn name_by(&mut self, naming: Naming) {
-        self.naming = Some(naming);
-    }
-
-    /// Runs the session to its end. Returns the account, and the bytes of a whole answer.
-    pub async fn run(mut self, policy: String) -> (Outcome, Watcher, Result<Option<Vec<u8>>, Gone>) {
+    /// Runs the session to its end. Gives the request back if its first ride brought nothing and it may be sent once
+    /// more.
+    pub async fn run(mut self) -> Result<Ended, Box<Nothing>> {
         let mut summary = loop {
             match self.settle().await {
                 Ok(Some(summary)) => break summary,
@@ -127,22 +157,62 @@ impl Pump {
                 Err(Gone) => self.session.handle(WORLD, Event::ClientGone, self.clock.now()),
             }
             let happened = self.wait().await;
+            if let Some(unsent) = self.nothing(&happened) {
+                return Err(Box::new(Nothing {
+                    unsent,
+                    fleet: self.fleet,
+                    slot: self.slot,
+                    sink: self.sink,
+                }));
+            }
             self.tell(happened).await;
         };
+        let own = self.own_count(&summary);
+        summary.output_tokens = own.unwrap_or(summary.output_tokens).max(self.told_count(&summary));
         let prompt_tokens = self.session.prompt().len() as u64;
         let usage = self.usage.as_ref().and_then(Usage::from_backend);
-        let usage = usage.unwrap_or_else(|| Usage::new(prompt_tokens));
-        if self.first && !summary.speculated {
-            // Tokens that the stream did not tell are counted by the engine.
-            let told = self.usage.as_ref().and_then(|usage| usage.get("completion_tokens")?.as_u64());
-            let told = told.and_then(|count| u32::try_from(count).ok()).max(self.counted);
-            summary.output_tokens = summary.output_tokens.max(told.unwrap_or(0));
+        let end = End {
+            finish: summary.finish,
+            stopped: self.session.stopped().cloned(),
+            usage: usage.unwrap_or_else(|| Usage::new(prompt_tokens)),
+            own_count: own.is_some(),
+            broken: self.broken,
+        };
+        self.slot.record.account(&summary);
+        let answer = self.sink.finish(&end, self.slot.record.so_far()).await;
+        Ok(Ended { slot: self.slot, end, answer })
+    }
+
+    /// What is to be sent once more, and where: the first ride has ended before it brought anything that can be told
+    /// to the client, and not after a wait.
+    fn nothing(&mut self, happened: &Happened) -> Option<Unsent> {
+        let nothing = match happened {
+            Happened::Heard(Heard::End | Heard::Broken(Fault::Ride)) => true,
+            Happened::Heard(Heard::Chunk(event, _)) => self.sink.is_whole() && many_choices(event),
+            _ => false,
+        };
+        let mut unsent = self.unsent.take_if(|_| nothing)?;
+        match self.fleet.once_more(&unsent.replica) {
+            Some(replica) => unsent.replica = replica,
+            None => return None,
         }
-        let stopped = self.session.stopped().cloned();
-        let broken = if self.silent { Failure::WentSilent } else { Failure::BrokeOff };
-        let outcome = Outcome { summary, stopped, policy, usage, broken };
-        let answer = self.sink.finish(&outcome).await;
-        (outcome, self.watcher, answer)
+        Some(unsent)
+    }
+
+    /// The engine's own count of the output, where all of it came by one ride that it has ended: what the client would
+    /// have been told without Foretell.
+    fn own_count(&self, summary: &Summary) -> Option<u32> {
+        let whole = self.first && !summary.speculated && self.usage_whole && summary.finish.is_some();
+        self.usage.as_ref().filter(|_| whole).and_then(completion_tokens)
+    }
+
+    /// What the first ride has told of its tokens so far. Those without an event are told by their count only.
+    fn told_count(&self, summary: &Summary) -> u32 {
+        if !self.first || summary.speculated || self.own_count(summary).is_some() {
+            return 0;
+        }
+        let told = self.usage.as_ref().and_then(completion_tokens);
+        told.max(self.counted).unwrap_or(0)
     }
 
     /// Does everything that the session has to say now.
@@ -154,7 +224,8 @@ impl Pump {
                 Action::Shadow { from } => self.start_shadow(id, from),
                 Action::Verify(draft, plan) => {
                     self.round += 1;
-                    self.watcher.verifying(&draft, self.clock.now());
+                    let drafter = draft.nodes().first().map_or("none", |node| Source::name(node.source));
+                    self.slot.record.verifying(drafter);
                     let (prompt, output) = (self.session.prompt().to_vec(), self.session.output().to_vec());
                     let call = self.calls.clone().verify(prompt, output, draft, plan, self.round);
                     self.pend(id, call.map(Reply::event));
@@ -163,7 +234,7 @@ impl Pump {
                 // Ids that were learnt after their text.
                 Action::Emit(delta) if self.untold && delta.text.is_empty() => {}
                 Action::Emit(delta) => {
-                    self.watcher.emitted(self.clock.now());
+                    self.slot.record.emitted();
                     self.sink.emit(delta).await?;
                 }
                 Action::Finish(summary) => return Ok(Some(summary)),
@@ -206,7 +277,7 @@ impl Pump {
         let RidePlan::Continue { max_tokens } = plan else { return };
         self.round += 1;
         self.first = false;
-        self.silent = false;
+        self.broken = Failure::BrokeOff;
         self.ended = None;
         let (prompt, output) = (self.session.prompt().to_vec(), self.session.output().to_vec());
         let opening = self.calls.clone().ride(prompt, output, max_tokens, self.round).boxed();
@@ -275,10 +346,12 @@ impl Pump {
                 if let Some(seat) = reply.seat.take() {
                     self.drafting.give_back(seat);
                 }
-                self.watcher.answered(&reply, now);
+                if let Some(seconds) = reply.seconds {
+                    self.slot.record.drafted(Duration::from_secs_f64(seconds));
+                }
                 self.session.handle(id, reply.event, now);
                 self.count_prompt(id);
-                self.watcher.counted(self.session.summary());
+                self.slot.record.account(self.session.summary());
             }
             Happened::ClientGone => self.session.handle(WORLD, Event::ClientGone, now),
             Happened::Deadline => self.session.handle(WORLD, Event::Timeout, now),
@@ -289,7 +362,9 @@ impl Pump {
         let Some(id) = self.ride.as_ref().map(|ride| ride.id) else { return };
         let now = self.clock.now();
         match heard {
+            Heard::Chunk(event, _) if self.first && many_choices(&event) => self.many(id, event).await,
             Heard::Chunk(event, chunk) => {
+                self.unsent = None;
                 if self.first && self.passed_on(&event, &chunk).await.is_err() {
                     return self.session.handle(WORLD, Event::ClientGone, now);
                 }
@@ -318,9 +393,54 @@ impl Pump {
             }
             Heard::End => self.session.handle(id, Event::Fault(Fault::Ride), now),
             Heard::Broken(fault) => {
-                self.silent = fault == Fault::Silence;
+                if fault == Fault::Silence {
+                    self.broken = Failure::WentSilent;
+                }
                 self.session.handle(id, Event::Fault(fault), now);
             }
+        }
+    }
+
+    /// The first ride holds several choices, where one was asked for. No session can answer with them: from here on a
+    /// stream is passed on as it comes; a whole answer cannot be put together.
+    async fn many(&mut self, id: ActionId, event: Value) {
+        self.session.handle(id, Event::Doubt, self.clock.now());
+        if self.sink.is_whole() {
+            self.broken = Failure::ManyChoices;
+            return self.session.handle(id, Event::ClientGone, self.clock.now());
+        }
+        let passed = self.pass(event).await;
+        let event = match passed {
+            Ok(true) => Event::RideEnded(Finish::Stop),
+            Ok(false) => Event::Fault(Fault::Ride),
+            Err(Gone) => Event::ClientGone,
+        };
+        self.session.handle(id, event, self.clock.now());
+    }
+
+    /// Passes on `event` and all that follow; whether the engine has come to an end.
+    async fn pass(&mut self, event: Value) -> Result<bool, Gone> {
+        self.unsent = None;
+        let Some(ride) = &mut self.ride else { return Ok(false) };
+        let hung_up = self.sink.hung_up();
+        let mut ended = says_end(&event);
+        self.sink.verbatim(&event).await?;
+        self.slot.record.emitted();
+        let rest = async {
+            loop {
+                match ride.next().await {
+                    Heard::Chunk(event, _) => {
+                        ended |= says_end(&event);
+                        self.sink.verbatim(&event).await?;
+                    }
+                    Heard::End => return Ok(ended),
+                    Heard::Broken(_) => return Ok(false),
+                }
+            }
+        };
+        tokio::select! {
+            rest = rest => rest,
+            () = hung_up => Err(Gone),
         }
     }
 
@@ -350,6 +470,7 @@ impl Pump {
         self.counted = chunk.count.or(self.counted);
         if chunk.usage.is_some() {
             self.usage.clone_from(&chunk.usage);
+            self.usage_whole = chunk.finish.is_some();
             self.count_prompt(id);
         }
         if let Some(naming) = &mut self.naming {
@@ -384,8 +505,27 @@ impl Pump {
         // The end of the text is not worth waiting long for numbers that can be counted here.
         if let Ok(Some(usage)) = tokio::time::timeout(Duration::from_secs(1), rest).await {
             self.usage = Some(usage);
+            self.usage_whole = true;
         }
     }
+}
+
+fn completion_tokens(usage: &Value) -> Option<u32> {
+    usage.get("completion_tokens")?.as_u64().and_then(|count| u32::try_from(count).ok())
+}
+
+fn choices(event: &Value) -> &[Value] {
+    event.get("choices").and_then(Value::as_array).map_or(&[], Vec::as_slice)
+}
+
+/// Whether an event holds another choice than the one that was asked for.
+fn many_choices(event: &Value) -> bool {
+    let others = |choice: &Value| choice.get("index").and_then(Value::as_u64).is_some_and(|index| index > 0);
+    choices(event).len() > 1 || choices(event).iter().any(others)
+}
+
+fn says_end(event: &Value) -> bool {
+    choices(event).iter().any(|choice| choice.get("finish_reason").is_some_and(Value::is_string))
 }
 
 fn finish(reason: &str) -> Result<Finish, Fault> {

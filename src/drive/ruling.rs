@@ -17,10 +17,10 @@ use crate::control::gates::LoadGates;
 use crate::dialect::Engine;
 use crate::draft::LookupSpec;
 use crate::draft::prompt_lookup::Ngram;
+use crate::drive::exchange::Exchange;
 use crate::fleet::identity::Identity;
 use crate::fleet::scrape::Pulse;
 use crate::fleet::{Replica, Standing};
-use crate::gateway::handover::Exchange;
 use crate::openai::{Control, Request, Sampling};
 use crate::session::{Permission, Rules};
 use crate::words::BypassReason;
@@ -116,10 +116,10 @@ impl Rulebook {
         let request = &exchange.request;
         let facts = Facts {
             model: &request.model,
-            backend: exchange.backend.name(),
+            backend: exchange.replica.name(),
             tenant: None,
             route: request.route,
-            headers: &exchange.parts.headers,
+            headers: &exchange.head.headers,
             temperature: effective.sampling.temperature,
             prompt_tokens: request.prompt_size().tokens,
         };
@@ -127,17 +127,17 @@ impl Rulebook {
         let policy = policies.first_match(&facts).ok_or(BypassReason::NoPolicy)?;
         let engine = &identity.engine;
         let hopeless = identity.probe.as_ref().is_some_and(|probe| probe.nothing_pays());
-        let permission = match permission(mode, policy.mode, exchange.control)? {
+        let permission = match permission(mode, policy.mode, exchange.client.control)? {
             Permission::Leap if engine.speculates => Permission::Ride(RideReason::BackendSpeculates),
             Permission::Leap if hopeless && policy.gamma.fixed.is_none() => {
                 Permission::Ride(RideReason::NoGain)
             }
             permission => permission,
         };
-        let bounds = self.plans.get(exchange.backend.name()).ok_or(BypassReason::NoPlan)?;
+        let bounds = self.plans.get(exchange.replica.name()).ok_or(BypassReason::NoPlan)?;
         let allowed: Vec<Plan> = bounds.allow.iter().filter_map(|name| name.plan()).collect();
         let plans = effective.plans.iter().copied().filter(|plan| allowed.contains(plan)).collect();
-        let gamma = |gamma: u32| match exchange.control {
+        let gamma = |gamma: u32| match exchange.client.control {
             Some(Control::Gamma(most)) => gamma.min(u32::from(most)) as usize,
             _ => gamma as usize,
         };

@@ -13,41 +13,37 @@ use tokio::sync::mpsc;
 use crate::dialect::{Dialect, Engine};
 use crate::drive::failure::Failure;
 use crate::http::body::{Body, BoxError};
+use crate::http::headers;
+use crate::observe::Finished;
 use crate::openai::answer::{Additive, Template, fill, strip};
-use crate::openai::usage::{Leapt, Path, Usage};
+use crate::openai::usage::{Leapt, Usage};
 use crate::openai::{Request, Route, sse};
-use crate::session::{Delta, Stopped, Summary};
-use crate::words::RideReason;
+use crate::session::{Delta, Finish, Stopped};
 
 /// The members of a choice by which engines say what stopped it.
 const STOPS: [&str; 2] = ["stop_reason", "matched_stop"];
 /// Frames that may wait for a slow client before the backend is no longer read.
 const BACKLOG: usize = 32;
 
-/// How the request went, as `usage.foretell`, the trailers and the log tell it.
+/// What ends the output of a session. How the request went is told by its record.
 #[derive(Debug)]
-pub struct Outcome {
-    /// The session's own account.
-    pub summary: Summary,
+pub struct End {
+    /// Why the output ended; `None` if it broke off.
+    pub finish: Option<Finish>,
     /// What ended the output before its limit.
     pub stopped: Option<Stopped>,
-    /// `name@revision` of the policy.
-    pub policy: String,
     /// The backend's own usage where its stream told it, else counted here.
     pub usage: Usage,
+    /// The record's count of the output is the engine's own.
+    pub own_count: bool,
     /// How the backend broke off, if the output has no end.
     pub broken: Failure,
 }
 
-impl Outcome {
-    /// The final path.
-    pub fn path(&self) -> Path {
-        if self.summary.speculated { Path::Speculated } else { Path::Ridden }
-    }
-
-    /// Why it did not leap, or not to the end.
-    pub fn reason(&self) -> Option<&'static str> {
-        self.summary.reason.map(RideReason::name)
+impl End {
+    /// Whether the output has an end.
+    pub fn is_whole(&self) -> bool {
+        self.finish.is_some()
     }
 
     /// The stop as the backend names it that has not said it itself.
@@ -61,28 +57,28 @@ impl Outcome {
     }
 
     /// The usage as the backend alone would tell it.
-    fn plain_usage(&self) -> Value {
-        self.usage.to_value(u64::from(self.summary.output_tokens), None)
+    fn plain_usage(&self, told: &Finished) -> Value {
+        self.usage.to_value(u64::from(told.output_tokens), None)
     }
 
     /// The usage that the client sees. `prediction`: the client sent its own predicted output. `counts_end`: as
     /// [`crate::dialect::Codec::counts_end`] says.
-    fn usage(&self, prediction: bool, counts_end: bool) -> Value {
-        let summary = &self.summary;
+    fn usage(&self, told: &Finished, prediction: bool, counts_end: bool) -> Value {
         let leapt = Leapt {
-            path: self.path(),
-            reason: self.reason(),
-            policy: Some(&self.policy),
-            rounds: summary.rounds,
-            drafted: summary.drafted,
-            accepted: summary.accepted,
+            path: told.path,
+            reason: told.reason,
+            policy: told.policy.as_deref(),
+            rounds: told.rounds.len() as u32,
+            drafted: told.drafted(),
+            accepted: told.accepted(),
         };
         let mut usage = self.usage.clone();
         if prediction {
-            usage = usage.with_prediction(summary.accepted, summary.drafted.saturating_sub(summary.accepted));
+            usage = usage.with_prediction(leapt.accepted, leapt.drafted.saturating_sub(leapt.accepted));
         }
-        let uncounted = !counts_end && matches!(self.stopped, Some(Stopped::TextEnd(_)));
-        usage.to_value(u64::from(summary.output_tokens - u32::from(uncounted)), Some(&leapt))
+        let ended = matches!(self.stopped, Some(Stopped::TextEnd(_)));
+        let uncounted = u32::from(ended && !counts_end && !self.own_count);
+        usage.to_value(u64::from(told.output_tokens.saturating_sub(uncounted)), Some(&leapt))
     }
 }
 
@@ -99,6 +95,8 @@ pub struct Sink {
     /// The engine's streams end with usage whoever asks.
     usage_unasked: bool,
     held: Option<Delta>,
+    /// The engine's events pass as they come.
+    verbatim: bool,
     shape: Shape,
 }
 
@@ -147,6 +145,7 @@ impl Sink {
             prediction: request.prediction.is_some(),
             usage_unasked: engine.dialect.quirks().unasked_usage == Some(request.route),
             held: None,
+            verbatim: false,
             shape,
         }
     }
@@ -157,6 +156,63 @@ impl Sink {
         match &self.shape {
             Shape::Stream { frames, .. } => frames.closed().await,
             Shape::Whole { .. } => std::future::pending().await,
+        }
+    }
+
+    /// Resolves when the client of a stream has left, whatever else is done with the sink meanwhile.
+    pub fn hung_up(&self) -> impl Future<Output = ()> + Send + 'static {
+        let frames = match &self.shape {
+            Shape::Stream { frames, .. } => Some(frames.clone()),
+            Shape::Whole { .. } => None,
+        };
+        async move {
+            match frames {
+                Some(frames) => frames.closed().await,
+                None => std::future::pending().await,
+            }
+        }
+    }
+
+    /// Whether the client waits for one answer.
+    pub fn is_whole(&self) -> bool {
+        matches!(self.shape, Shape::Whole { .. })
+    }
+
+    /// Passes an event of the engine on, less what only Foretell asked for. All later ones have to come by here too.
+    pub async fn verbatim(&mut self, event: &Value) -> Result<(), Gone> {
+        self.release().await?;
+        self.verbatim = true;
+        let mut event = event.clone();
+        strip(&mut event, self.additive);
+        let empty = event.get("choices").and_then(Value::as_array).is_none_or(Vec::is_empty);
+        // An event that held nothing but the usage that Foretell asked for.
+        if empty && event.get("usage").is_none() { Ok(()) } else { self.event(&event).await }
+    }
+
+    /// Passes bytes of an event stream on.
+    pub async fn raw(&self, bytes: Bytes) -> Result<(), Gone> {
+        self.send(Frame::data(bytes)).await
+    }
+
+    /// Ends a stream by an error.
+    pub async fn error(&self, error: &Value) -> Result<(), Gone> {
+        self.event(error).await?;
+        self.send(Frame::data(sse::encode_done().into())).await
+    }
+
+    /// Cuts a stream.
+    pub async fn cut(&self, error: BoxError) -> Result<(), Gone> {
+        match &self.shape {
+            Shape::Stream { frames, .. } => frames.send(Err(error)).await.map_err(|_| Gone),
+            Shape::Whole { .. } => Ok(()),
+        }
+    }
+
+    /// Sends trailers, if the client can take them.
+    pub async fn trailers(&self, told: &Finished) -> Result<(), Gone> {
+        match self.shape {
+            Shape::Stream { trailers: true, .. } => self.send(Frame::trailers(trailer_fields(told))).await,
+            Shape::Stream { trailers: false, .. } | Shape::Whole { .. } => Ok(()),
         }
     }
 
@@ -191,8 +247,7 @@ impl Sink {
 
     /// Adds the engine's own account of the output, where all of it came from one call.
     fn say_account(&self, answer: &mut Value) {
-        let told =
-            self.own.as_ref().and_then(|own| own.account.as_ref()).zip(self.dialect.quirks().time_report);
+        let told = self.own.as_ref().and_then(|own| own.account.as_ref()).zip(self.dialect.quirks().time_report);
         if let (Some((account, name)), Some(members)) = (told, answer.as_object_mut()) {
             members.insert(name.to_owned(), account.clone());
         }
@@ -200,13 +255,13 @@ impl Sink {
 
     /// Names the stop in the answer's choice, where the backend has a member for it: one that the answer has
     /// already, else the one that it has at the end only.
-    fn say_stop(&self, answer: &mut Value, outcome: &Outcome) {
+    fn say_stop(&self, answer: &mut Value, end: &End) {
         let quirks = self.dialect.quirks();
         let Some(choice) = answer.pointer_mut("/choices/0").and_then(Value::as_object_mut) else { return };
         let named = STOPS.into_iter().find(|name| choice.contains_key(*name));
         if let Some(name) = named.or(quirks.stop_field) {
             let own = self.own.as_ref().and_then(|own| own.stop.clone());
-            let stop = own.unwrap_or_else(|| outcome.stop(quirks.stop_field_names_end));
+            let stop = own.unwrap_or_else(|| end.stop(quirks.stop_field_names_end));
             choice.insert(name.to_owned(), stop);
         }
     }
@@ -261,54 +316,69 @@ impl Sink {
 
     /// Ends the output. For a whole answer its bytes come back; a stream ends with usage, `[DONE]` and
     /// trailers, each if it was asked for.
-    pub async fn finish(mut self, outcome: &Outcome) -> Result<Option<Vec<u8>>, Gone> {
+    pub async fn finish(mut self, end: &End, told: &Finished) -> Result<Option<Vec<u8>>, Gone> {
         let last = self.held.take().unwrap_or(Delta { tokens: Vec::new(), text: String::new() });
-        let finish = outcome.summary.finish;
-        if let (Shape::Stream { usage: wanted, .. }, Some(template)) = (&self.shape, &self.template) {
-            let mut chunk = template.chunk(&last.text, &last.tokens, finish);
-            if self.usage_unasked && !wanted {
-                fill(&mut chunk, &json!({ "usage": outcome.plain_usage() }));
-            }
-            fill(&mut chunk, &self.dialect.codec().last_members(self.route, false));
-            self.say_stop(&mut chunk, outcome);
-            if !wanted {
-                self.say_account(&mut chunk);
-            }
-            self.event(&chunk).await?;
-        } else {
+        if self.is_whole() {
             self.write(last).await?;
+            return Ok(self.whole_answer(end, told).and_then(|answer| serde_json::to_vec(&answer).ok()));
         }
-        let usage = outcome.usage(self.prediction, self.dialect.quirks().usage_counts_end);
-        match &self.shape {
-            Shape::Whole { text, tokens, more } => {
-                let Some(template) = &self.template else { return Ok(None) };
-                let mut answer = template.whole(text, tokens, finish, usage);
-                fill(&mut answer, &self.dialect.codec().last_members(self.route, true));
-                let message = answer.pointer_mut("/choices/0/message").and_then(Value::as_object_mut);
-                if let Some(message) = message {
-                    message.extend(more.clone());
-                }
-                self.say_stop(&mut answer, outcome);
-                self.say_account(&mut answer);
-                Ok(serde_json::to_vec(&answer).ok())
-            }
-            Shape::Stream { usage: wanted, trailers, .. } => {
-                let (wanted, trailers) = (*wanted, *trailers);
-                if finish.is_none() {
-                    self.event(&outcome.broken.body()).await?;
-                }
-                if let (true, Some(template)) = (wanted, &self.template) {
-                    let mut chunk = template.usage_chunk(usage);
-                    self.say_account(&mut chunk);
-                    self.event(&chunk).await?;
-                }
-                self.send(Frame::data(sse::encode_done().into())).await?;
-                if trailers {
-                    self.send(Frame::trailers(trailer_fields(outcome))).await?;
-                }
-                Ok(None)
-            }
+        if !self.verbatim {
+            self.finish_text(last, end, told).await?;
         }
+        if !end.is_whole() {
+            self.event(&end.broken.body()).await?;
+        }
+        if !self.verbatim {
+            self.finish_usage(end, told).await?;
+        }
+        self.send(Frame::data(sse::encode_done().into())).await?;
+        self.trailers(told).await?;
+        Ok(None)
+    }
+
+    /// The event that ends the text of a stream.
+    async fn finish_text(&mut self, last: Delta, end: &End, told: &Finished) -> Result<(), Gone> {
+        let Some(template) = &self.template else { return self.write(last).await };
+        let wanted = self.tells_usage();
+        let mut chunk = template.chunk(&last.text, &last.tokens, end.finish);
+        if self.usage_unasked && !wanted {
+            fill(&mut chunk, &json!({ "usage": end.plain_usage(told) }));
+        }
+        fill(&mut chunk, &self.dialect.codec().last_members(self.route, false));
+        self.say_stop(&mut chunk, end);
+        if !wanted {
+            self.say_account(&mut chunk);
+        }
+        self.event(&chunk).await
+    }
+
+    /// The event with the usage of a stream, if the client asked for it.
+    async fn finish_usage(&self, end: &End, told: &Finished) -> Result<(), Gone> {
+        let Some(template) = self.template.as_ref().filter(|_| self.tells_usage()) else { return Ok(()) };
+        let mut chunk = template.usage_chunk(self.usage(end, told));
+        self.say_account(&mut chunk);
+        self.event(&chunk).await
+    }
+
+    fn tells_usage(&self) -> bool {
+        matches!(self.shape, Shape::Stream { usage: true, .. })
+    }
+
+    fn usage(&self, end: &End, told: &Finished) -> Value {
+        end.usage(told, self.prediction, self.dialect.quirks().usage_counts_end)
+    }
+
+    fn whole_answer(&self, end: &End, told: &Finished) -> Option<Value> {
+        let Shape::Whole { text, tokens, more } = &self.shape else { return None };
+        let mut answer = self.template.as_ref()?.whole(text, tokens, end.finish, self.usage(end, told));
+        fill(&mut answer, &self.dialect.codec().last_members(self.route, true));
+        let message = answer.pointer_mut("/choices/0/message").and_then(Value::as_object_mut);
+        if let Some(message) = message {
+            message.extend(more.clone());
+        }
+        self.say_stop(&mut answer, end);
+        self.say_account(&mut answer);
+        Some(answer)
     }
 
     async fn event(&self, value: &Value) -> Result<(), Gone> {
@@ -373,14 +443,13 @@ fn opening(event: &Value, additive: Additive) -> Option<Value> {
 /// The names that a stream declares in `Trailer`.
 pub const TRAILERS: &str = "x-foretell-path, x-foretell-reason, x-foretell-accepted, x-foretell-drift";
 
-fn trailer_fields(outcome: &Outcome) -> HeaderMap {
+fn trailer_fields(told: &Finished) -> HeaderMap {
     let mut fields = HeaderMap::new();
-    fields
-        .insert(HeaderName::from_static("x-foretell-path"), HeaderValue::from_static(outcome.path().name()));
-    if let Some(reason) = outcome.reason() {
-        fields.insert(HeaderName::from_static("x-foretell-reason"), HeaderValue::from_static(reason));
+    fields.insert(headers::PATH, HeaderValue::from_static(told.path.name()));
+    if let Some(reason) = told.reason {
+        fields.insert(headers::REASON, HeaderValue::from_static(reason));
     }
-    fields.insert(HeaderName::from_static("x-foretell-accepted"), outcome.summary.accepted.into());
+    fields.insert(HeaderName::from_static("x-foretell-accepted"), told.accepted().into());
     fields.insert(HeaderName::from_static("x-foretell-drift"), HeaderValue::from_static("0"));
     fields
 }

@@ -97,6 +97,18 @@ impl Fleet {
         })
     }
 
+    /// Who may answer a request once more whose answer from `backend` ended before it held anything: another replica,
+    /// else the same one. Counts as a retry.
+    pub fn once_more(&self, backend: &Arc<Replica>) -> Option<Arc<Replica>> {
+        let granted = self.budget.retry();
+        backend.retried(granted);
+        granted.then(|| {
+            let to = self.other(backend).unwrap_or_else(|| Arc::clone(backend));
+            to.chosen();
+            to
+        })
+    }
+
     /// What may be sent again, and to whom.
     fn again(
         &self,

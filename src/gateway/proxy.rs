@@ -8,17 +8,18 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use bytes::Bytes;
 use futures_util::FutureExt;
 use http::header::CONNECTION;
-use http::{HeaderValue, Method, Request, Response, Version, request};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, Version, request};
 use http_body::Body as _;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tracing::Instrument;
 
-use super::handover::{Drive, Exchange, Slot};
-use super::relay::{self, Record, Relay};
+use super::relay::{Relay, fail};
 use super::route::{self, Read};
 use super::tunnel::Tunnels;
 use crate::dialect;
+use crate::drive::exchange::{Client, Declined, Drive, Exchange, Slot, Unsent, fit};
 use crate::drive::failure::Failure;
 use crate::fleet::Replica;
 use crate::gateway::{Brains, Limits, Settings, Shared};
@@ -26,10 +27,14 @@ use crate::http::body::Body;
 use crate::http::body::full;
 use crate::http::headers;
 use crate::http::listen::Peer;
+use crate::observe::Record;
 use crate::observe::metrics::Stage;
 use crate::openai::{self, Control, Judgement, Route};
 use crate::words::BypassReason;
 use crate::words::Mode;
+
+/// Longest `x-request-id` of a client that is taken over, bytes.
+const LONGEST_ID: usize = 128;
 
 /// What every request needs.
 pub struct Proxy {
@@ -46,7 +51,7 @@ pub struct Proxy {
 struct Inbound {
     parts: request::Parts,
     peer: Option<Peer>,
-    started: Instant,
+    record: Record,
 }
 
 /// What is left to do with a completion whose body has been read, or not.
@@ -125,13 +130,25 @@ impl Proxy {
         }
     }
 
-    /// Answers one request.
+    /// Answers one request. Its id goes with it to the backend, and back to the client; an answer with an id of the
+    /// backend's own keeps that.
     pub(crate) async fn answer(self: Arc<Self>, request: Request<Incoming>) -> Response<Body> {
-        let started = Instant::now();
+        let (mut parts, body) = request.into_parts();
+        let (id, field) = self.id(&parts.headers);
+        parts.headers.insert(headers::REQUEST_ID, field.clone());
+        let record = Record::begin(&self.shared.observer, id);
+        let span = record.span().clone();
+        let mut response =
+            self.answer_recorded(Request::from_parts(parts, body), record).instrument(span).await;
+        response.headers_mut().entry(headers::REQUEST_ID).or_insert(field);
+        response
+    }
+
+    async fn answer_recorded(&self, request: Request<Incoming>, record: Record) -> Response<Body> {
         let (mut parts, body) = request.into_parts();
         let peer = parts.extensions.remove::<Peer>();
         let keeps_alive = parts.version <= Version::HTTP_11;
-        let inbound = Inbound { parts, peer, started };
+        let inbound = Inbound { parts, peer, record };
         let mut response = match route::candidate(&inbound.parts.method, &inbound.parts.uri) {
             Some(route) => self.completion(inbound, body, route).await,
             None => self.other(inbound, body).await,
@@ -143,16 +160,15 @@ impl Proxy {
     }
 
     /// Whatever is no completion.
-    async fn other(&self, inbound: Inbound, body: Incoming) -> Response<Body> {
-        let mut record = Record::new(Arc::clone(&self.shared.observer), inbound.started);
+    async fn other(&self, mut inbound: Inbound, body: Incoming) -> Response<Body> {
         if inbound.parts.method == Method::CONNECT {
-            return record.fail(&Failure::Connect);
+            return fail(inbound.record, &Failure::Connect);
         }
         let mut model = None;
         // Only where several backends answer is it worth looking for the model.
         let body = if self.shared.fleet.needs_model() && inbound.parts.method == Method::POST {
             match route::read(body, self.limits.speculate_body).await {
-                Read::Broken => return record.fail(&Failure::BodyBroken),
+                Read::Broken => return fail(inbound.record, &Failure::BodyBroken),
                 Read::Replay(replay) => Payload::Stream(replay.into_body()),
                 Read::Whole(bytes) => {
                     model = route::model_of(&bytes);
@@ -163,79 +179,72 @@ impl Proxy {
             Payload::streamed(body)
         };
         let Some(backend) = self.shared.fleet.pick(model.as_deref()) else {
-            return record.fail(&Failure::NoBackend);
+            return fail(inbound.record, &Failure::NoBackend);
         };
         if let Some(model) = model {
-            record.model(model);
+            inbound.record.model(model);
         }
-        self.relay(inbound, body, record, backend).await
+        self.relay(inbound, body, backend).await
     }
 
-    async fn relay(
-        &self,
-        inbound: Inbound,
-        body: Payload,
-        record: Record,
-        backend: Arc<Replica>,
-    ) -> Response<Body> {
+    async fn relay(&self, inbound: Inbound, body: Payload, backend: Arc<Replica>) -> Response<Body> {
         let twice = route::is_repeatable(&inbound.parts.method, &inbound.parts.uri);
         let (body, repeatable) = match body {
             Payload::Whole(bytes) => (full(bytes.clone()), Some(bytes).filter(|_| twice)),
             Payload::Stream(body) => (body, None),
         };
         let fleet = Arc::clone(&self.shared.fleet);
+        let Inbound { parts, peer, record } = inbound;
         let relay = Relay { record, backend, fleet, limit: self.limits.relay_body, repeatable };
-        relay.send(inbound.parts, body, inbound.peer, &self.tunnels).await
+        relay.send(parts, body, peer, &self.tunnels).await
     }
 
     /// Relays a completion with a prediction.
     async fn predict(
         &self,
         inbound: Inbound,
-        mut record: Record,
         model: String,
         altered: Bytes,
         own: Bytes,
         to: Option<Arc<Replica>>,
     ) -> Response<Body> {
+        let Inbound { parts, peer, mut record } = inbound;
         let Some(backend) = to.or_else(|| self.shared.fleet.pick(Some(&model))) else {
-            return record.fail(&Failure::NoBackend);
+            return fail(record, &Failure::NoBackend);
         };
         record.model(model.clone());
         let (fleet, limit) = (Arc::clone(&self.shared.fleet), self.limits.relay_body);
         let relay = Relay { record, backend, fleet, limit, repeatable: None };
-        relay.send_predicted(inbound.parts, altered, own, &model, inbound.peer).await
+        relay.send_predicted(parts, altered, own, &model, peer).await
     }
 
     /// A completion: drive it, or relay it with a reason.
     async fn completion(&self, mut inbound: Inbound, body: Incoming, route: Route) -> Response<Body> {
         let control = self.control(&inbound.parts);
-        let id = self.id(&inbound.parts);
-        let mut record = Record::new(Arc::clone(&self.shared.observer), inbound.started);
-        record.completion(route, id.clone(), BypassReason::Fault, None);
+        inbound.record.bypassed(route, BypassReason::Fault, None);
         let (why, model, to, body) = match self.decide(&inbound.parts, body, route, control.clone()).await {
             Verdict::Drive { eligible, body } => {
-                return self.hand_over(inbound, eligible, body, control.ok().flatten(), id, record).await;
+                return self.hand_over(inbound, eligible, body, control.ok().flatten()).await;
             }
-            Verdict::Fail(failure) => return record.fail(&failure),
+            Verdict::Fail(failure) => return fail(inbound.record, &failure),
             Verdict::Predict { why, model, altered, own, to } => {
-                record.completion(route, id, why.reason, None);
-                return self.predict(inbound, record, model, altered, own, to).await;
+                inbound.record.bypassed(route, why.reason, None);
+                return self.predict(inbound, model, altered, own, to).await;
             }
             Verdict::Relay { why, model, to, body } => (why, model, to, body),
         };
-        record.completion(route, id, why.reason, why.parameter);
+        inbound.record.bypassed(route, why.reason, why.parameter);
         let Some(backend) = to.or_else(|| self.shared.fleet.pick(model.as_deref())) else {
-            return record.fail(&Failure::NoBackend);
+            return fail(inbound.record, &Failure::NoBackend);
         };
         if let Some(model) = model {
-            record.model(model);
+            inbound.record.model(model);
         }
         let body = match body {
-            Payload::Whole(bytes) => Payload::Whole(relay::fit(&backend, &mut inbound.parts, bytes)),
+            Payload::Whole(bytes) => Payload::Whole(fit(&backend, &mut inbound.parts, bytes)),
             unread @ Payload::Stream(_) => unread,
         };
-        self.relay(inbound, body, record, backend).await
+        self.relay(inbound, body, backend).await
     }
 
     async fn decide(
@@ -332,41 +341,41 @@ impl Proxy {
         eligible: Eligible,
         body: Bytes,
         control: Option<Control>,
-        id: String,
-        record: Record,
     ) -> Response<Body> {
-        let Eligible { request, to: backend, permit } = eligible;
-        let Some(drive) = &self.drive else { return record.fail(&Failure::Internal) };
-        let mut parts = inbound.parts;
-        let text_allowed = parts.headers.get(headers::TEXT).is_some_and(|value| value == "on");
-        let wants_trailers = headers::takes_trailers(&parts.headers);
-        let host = parts.uri.host().map(ToOwned::to_owned);
-        headers::for_backend(&mut parts.headers, parts.version, host.as_deref(), inbound.peer);
-        parts.headers.remove(CONNECTION);
-        parts.headers.remove(http::header::UPGRADE);
-        let held = record.hand_over();
-        let answer = drive.drive(Exchange {
-            parts,
-            body,
-            request,
-            backend,
-            fleet: Arc::clone(&self.shared.fleet),
-            control,
-            text_allowed,
-            wants_trailers,
-            peer: inbound.peer.map(|peer| peer.address.ip()),
-            id,
-            started: inbound.started,
-            modes: Arc::clone(&self.shared.modes),
-            life: Arc::clone(&self.shared.life),
-            observer: Arc::clone(&self.shared.observer),
-            slot: Slot { _held: held, _permit: permit },
-        });
+        let Eligible { request, to: replica, permit } = eligible;
+        let Inbound { parts: mut head, peer, mut record } = inbound;
+        let Some(drive) = &self.drive else { return fail(record, &Failure::Internal) };
+        let client = Client { control, trailers: headers::takes_trailers(&head.headers) };
+        let host = head.uri.host().map(ToOwned::to_owned);
+        headers::for_backend(&mut head.headers, head.version, host.as_deref(), peer);
+        head.headers.remove(CONNECTION);
+        head.headers.remove(http::header::UPGRADE);
+        record.model(request.model.clone());
+        let slot = Slot::new(record, permit);
+        let answer =
+            drive.drive(Exchange { head, body, request, replica, shared: self.shared.clone(), client, slot });
         // A broken driver may cost this answer, never the client's connection.
-        AssertUnwindSafe(answer).catch_unwind().await.unwrap_or_else(|_| {
-            tracing::error!("the driver of a session panicked");
-            Failure::Internal.response()
-        })
+        match AssertUnwindSafe(answer).catch_unwind().await {
+            Ok(Ok(response)) => response,
+            Ok(Err(declined)) => self.relay_declined(*declined).await,
+            Err(_) => {
+                tracing::error!("the driver of a session panicked");
+                Failure::Internal.response()
+            }
+        }
+    }
+
+    /// Relays what the driver gives back.
+    async fn relay_declined(&self, declined: Declined) -> Response<Body> {
+        let Declined { unsent, slot, reason } = declined;
+        let Unsent { mut head, body, replica: backend } = unsent;
+        let mut record = slot.into_record();
+        record.declined(reason);
+        let body = fit(&backend, &mut head, body);
+        let repeatable = Some(body.clone());
+        let fleet = Arc::clone(&self.shared.fleet);
+        let relay = Relay { record, backend, fleet, limit: None, repeatable };
+        relay.send_prepared(head, full(body)).await
     }
 
     /// The client's wish. One that cannot be read is taken for the strictest.
@@ -381,11 +390,14 @@ impl Proxy {
     }
 
     /// The client's `x-request-id`, or one of our own.
-    fn id(&self, parts: &request::Parts) -> String {
-        let given = parts.headers.get("x-request-id").and_then(|id| id.to_str().ok());
-        match given.filter(|id| (1..=128).contains(&id.len())) {
-            Some(id) => id.to_owned(),
-            None => format!("ft-{:x}", self.ids.fetch_add(1, Ordering::Relaxed)),
+    fn id(&self, headers: &HeaderMap) -> (String, HeaderValue) {
+        let given = headers.get(headers::REQUEST_ID).filter(|id| (1..=LONGEST_ID).contains(&id.len()));
+        if let Some((field, id)) = given.and_then(|field| Some((field, field.to_str().ok()?))) {
+            return (id.to_owned(), field.clone());
         }
+        let id = format!("ft-{:x}", self.ids.fetch_add(1, Ordering::Relaxed));
+        // Only letters, digits and a dash.
+        let field = HeaderValue::try_from(&id).unwrap_or(HeaderValue::from_static("ft"));
+        (id, field)
     }
 }

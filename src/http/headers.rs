@@ -12,6 +12,8 @@ use crate::http::listen::Peer;
 pub const CONTROL: HeaderName = HeaderName::from_static("x-foretell");
 /// The client's leave to log its text.
 pub const TEXT: HeaderName = HeaderName::from_static("x-foretell-text");
+/// What a request is called in the log: the client's word for it, or Foretell's own.
+pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// How a request went.
 pub const PATH: HeaderName = HeaderName::from_static("x-foretell-path");
 /// Why it went that way.

@@ -291,9 +291,8 @@ fn policies(mut section: Section<'_>, default: PathBuf) -> PathBuf {
 }
 
 fn observe(mut section: Section<'_>) -> Observe {
-    let formats = &[("json", LogFormat::Json), ("text", LogFormat::Text)];
     let observe = Observe {
-        log: section.or("log", LogFormat::default(), word(formats)),
+        log: section.or("log", LogFormat::default(), word(LogFormat::NAMES)),
         level: section.or("level", LogLevel::default(), word(LogLevel::NAMES)),
         otlp: section.maybe("otlp", None, url),
         text: section.or("text", false, boolean),

@@ -1,10 +1,9 @@
 //! Five hundred bodies pass byte for byte, both ways, whatever is in them and however they are framed.
 
 use foretell::app::Gateway;
+use foretell::drive::exchange::{BoxFuture, Drive, Driven, Exchange};
 use foretell::fleet::ReplicaSettings;
-use foretell::gateway::handover::{BoxFuture, Drive, Exchange};
 use foretell::gateway::{Brains, Settings};
-use foretell::http::body::Body;
 use foretell::words::BypassReason;
 
 use super::house;
@@ -72,8 +71,8 @@ impl Dice {
 struct Never;
 
 impl Drive for Never {
-    fn drive(&self, exchange: Exchange) -> BoxFuture<http::Response<Body>> {
-        Box::pin(exchange.relay(BypassReason::Fault))
+    fn drive(&self, exchange: Exchange) -> BoxFuture<Driven> {
+        Box::pin(async { Err(exchange.decline(BypassReason::Fault)) })
     }
 }
 

@@ -3,10 +3,9 @@
 use std::sync::Arc;
 
 use foretell::app::Gateway;
+use foretell::drive::exchange::{BoxFuture, Client, Drive, Driven, Exchange};
 use foretell::fleet::{ModelName, ReplicaSettings};
-use foretell::gateway::handover::{BoxFuture, Drive, Exchange};
 use foretell::gateway::{Brains, Settings};
-use foretell::http::body::Body;
 use foretell::http::body::full;
 use foretell::openai::Control;
 use foretell::words::BypassReason;
@@ -22,12 +21,12 @@ const SPACED: &[u8] = br#"{ "model" : "m" ,"prompt":"p"}"#;
 struct Noting(mpsc::UnboundedSender<Exchange>, bool);
 
 impl Drive for Noting {
-    fn drive(&self, exchange: Exchange) -> BoxFuture<http::Response<Body>> {
+    fn drive(&self, exchange: Exchange) -> BoxFuture<Driven> {
         if self.1 {
-            return Box::pin(exchange.relay(BypassReason::Fault));
+            return Box::pin(async { Err(exchange.decline(BypassReason::Fault)) });
         }
         self.0.send(exchange).unwrap();
-        Box::pin(async { http::Response::new(full("driven")) })
+        Box::pin(async { Ok(http::Response::new(full("driven"))) })
     }
 }
 
@@ -61,10 +60,11 @@ async fn an_eligible_request_is_handed_over_with_all_that_belongs_to_it() {
     assert_eq!(ask(&gateway, fields, body).await.text(), "driven");
     let exchange = seen.recv().await.unwrap();
     assert_eq!(&exchange.body[..], body);
-    assert_eq!((exchange.id.as_str(), exchange.control), ("r7", Some(Control::Gamma(3))));
-    assert_eq!((exchange.request.model.as_str(), exchange.backend.name()), ("m", "b"));
-    assert!(exchange.wants_trailers && !exchange.text_allowed);
-    let headers = &exchange.parts.headers;
+    assert_eq!(exchange.client, Client { control: Some(Control::Gamma(3)), trailers: true });
+    assert_eq!((exchange.request.model.as_str(), exchange.replica.name()), ("m", "b"));
+    assert_eq!(exchange.slot.record.so_far().id, "r7");
+    let headers = &exchange.head.headers;
+    assert_eq!(headers["x-request-id"], "r7");
     assert!(headers.contains_key("x-kept") && headers.contains_key("x-forwarded-for"));
     for gone in ["x-gone", "x-foretell", "connection"] {
         assert!(!headers.contains_key(gone), "{gone}");
@@ -124,7 +124,7 @@ async fn a_request_that_the_driver_gives_back_is_relayed_unchanged() {
 struct Broken;
 
 impl Drive for Broken {
-    fn drive(&self, _exchange: Exchange) -> BoxFuture<http::Response<Body>> {
+    fn drive(&self, _exchange: Exchange) -> BoxFuture<Driven> {
         Box::pin(async { panic!("a planted fault") })
     }
 }
