@@ -10,3 +10,10 @@ mod kit;
 
 #[path = "attack/edge.rs"]
 mod edge;
+
+#[path = "attack/ops_kit.rs"]
+#[allow(dead_code)]
+mod ops_kit;
+
+#[path = "attack/ops.rs"]
+mod ops;
