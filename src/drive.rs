@@ -218,14 +218,18 @@ impl Prepared {
                 }
                 let failure = Failure::from(error);
                 report.status(failure.status().as_u16());
+                report.unreachable(failure.to_string());
                 report.done();
-                return self.head(failure.response(), Path::Ridden.name(), None);
+                let reason = BypassReason::Unreachable.name();
+                return self.head(failure.response(), Path::Bypassed.name(), Some(reason));
             }
         };
         report.status(response.status().as_u16());
         if !is_stream(&response) {
+            let reason = self.without_output();
+            report.reason(reason);
             let response = pass_on(response, report);
-            return self.head(response, Path::Ridden.name(), None);
+            return self.head(response, Path::Ridden.name(), Some(reason.name()));
         }
         let clock = self.clock;
         let mut session = Session::new(self.start(&request), Arc::clone(&self.control), clock.now());
@@ -253,6 +257,14 @@ impl Prepared {
             report,
         ))
         .await
+    }
+
+    /// Why a request does not leap whose answer is no output to draft for: an error of the backend's own, as a rule.
+    fn without_output(&self) -> RideReason {
+        match self.ruling.rules.permission {
+            Permission::Ride(reason) | Permission::Shadow(reason) => reason,
+            Permission::Leap => RideReason::NoDraft,
+        }
     }
 
     /// How the ids of the first ride become known, where it does not tell them and the request may leave it.

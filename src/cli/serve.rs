@@ -3,9 +3,10 @@
 use std::io::Write;
 
 use crate::app;
-use crate::app::{Ended, Gateway};
+use crate::app::signals::Signals;
+use crate::app::{Ended, Gateway, files};
 use crate::config::flags::{Environment, Flags};
-use crate::config::load::{self, Loaded};
+use crate::config::load::Loaded;
 use crate::config::process::LogFormat;
 use crate::lab::Exit;
 use crate::observe::log;
@@ -19,7 +20,7 @@ pub struct ServeArgs {
 
 /// Runs until a signal. Every problem of the configuration is told at once.
 pub fn run(args: &ServeArgs) -> Exit {
-    let loaded = match load::load(&args.flags, &Environment) {
+    let loaded = match files::load(&args.flags, &Environment) {
         Ok(loaded) => loaded,
         Err(problems) => {
             for problem in &problems {
@@ -34,10 +35,6 @@ pub fn run(args: &ServeArgs) -> Exit {
     };
     log::init(format, loaded.process.observe.level.name());
     loaded.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
-    if loaded.process.backends.is_empty() {
-        eprintln!("foretell serve: no backend: give --backend URL, or backends in the process file");
-        return Exit::Usage;
-    }
     match super::runtime() {
         Ok(runtime) => runtime.block_on(serve(loaded)),
         Err(error) => {
@@ -48,7 +45,19 @@ pub fn run(args: &ServeArgs) -> Exit {
 }
 
 async fn serve(loaded: Loaded) -> Exit {
-    let running = match app::start(loaded.process, loaded.policies).await {
+    // From here on a signal ends nothing by accident.
+    let mut signals = match Signals::catch() {
+        Ok(signals) => signals,
+        Err(error) => {
+            eprintln!("foretell serve: cannot catch signals: {error}");
+            return Exit::Unreachable;
+        }
+    };
+    let started = tokio::select! {
+        started = app::start(loaded.process, loaded.policies) => started,
+        _ = signals.wish() => return Exit::Done,
+    };
+    let running = match started {
         Ok(running) => running,
         Err(error) => {
             eprintln!("foretell serve: {error}");
@@ -63,7 +72,7 @@ async fn serve(loaded: Loaded) -> Exit {
         );
         eprintln!("backend {} at {}: {known}", backend.label(), backend.url());
     }
-    match running.until_signal().await {
+    match running.until(signals).await {
         Ended::Drained { cut: 0 } => {}
         Ended::Drained { cut } => tracing::warn!(cut, "connections were cut after the grace"),
         Ended::AtOnce => tracing::warn!("ended by a second signal"),

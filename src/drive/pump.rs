@@ -58,6 +58,8 @@ pub struct Pump {
     told: Option<RideReason>,
     /// The last ride brought nothing for too long.
     silent: bool,
+    /// The causes of the rides that broke off.
+    causes: Vec<String>,
     round: u32,
     /// The first ride tells no ids.
     untold: bool,
@@ -103,6 +105,7 @@ impl Pump {
             closed,
             told: None,
             silent: false,
+            causes: Vec::new(),
             round: 0,
         }
     }
@@ -140,7 +143,8 @@ impl Pump {
         }
         let stopped = self.session.stopped().cloned();
         let broken = if self.silent { Failure::WentSilent } else { Failure::BrokeOff };
-        let outcome = Outcome { summary, stopped, policy, usage, broken };
+        let cause = (!self.causes.is_empty()).then(|| self.causes.join("; then "));
+        let outcome = Outcome { summary, stopped, policy, usage, broken, cause };
         let answer = self.sink.finish(&outcome).await;
         (outcome, self.watcher, answer)
     }
@@ -316,9 +320,16 @@ impl Pump {
                     self.end_if(id, Some(ended));
                 }
             }
-            Heard::End => self.session.handle(id, Event::Fault(Fault::Ride), now),
-            Heard::Broken(fault) => {
+            Heard::End => {
+                self.causes.truncate(1);
+                self.causes.push("the stream ended without an end of the answer".to_owned());
+                self.session.handle(id, Event::Fault(Fault::Ride), now);
+            }
+            Heard::Broken(fault, cause) => {
                 self.silent = fault == Fault::Silence;
+                // A session gives up after few rides that broke off; the first and the last of them tell most.
+                self.causes.truncate(1);
+                self.causes.push(cause);
                 self.session.handle(id, Event::Fault(fault), now);
             }
         }

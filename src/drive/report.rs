@@ -10,6 +10,8 @@ use crate::drive::sink::Outcome;
 use crate::drive::watcher::Watcher;
 use crate::gateway::handover::Slot;
 use crate::observe::{Finished, Held, Observer};
+use crate::openai::Path;
+use crate::words::{BypassReason, RideReason};
 
 /// Writes one [`Finished`] when it is done or dropped.
 pub struct Report {
@@ -38,6 +40,21 @@ impl Report {
         }
     }
 
+    /// No replica has answered: the request never began to ride.
+    pub fn unreachable(&mut self, cause: String) {
+        let Some(finished) = &mut self.finished else { return };
+        finished.path = Path::Bypassed;
+        finished.reason = Some(BypassReason::Unreachable.name());
+        finished.error = Some(cause);
+    }
+
+    /// Why it rides.
+    pub fn reason(&mut self, reason: RideReason) {
+        if let Some(finished) = &mut self.finished {
+            finished.reason = Some(reason.name());
+        }
+    }
+
     /// The session is over: takes its account.
     pub fn account(&mut self, outcome: &Outcome, watcher: &Watcher, client_gone: bool) {
         let Some(finished) = &mut self.finished else { return };
@@ -47,6 +64,9 @@ impl Report {
         finished.output_tokens = outcome.summary.output_tokens;
         finished.first_byte = watcher.first_byte();
         finished.client_gone = client_gone;
+        if outcome.summary.finish.is_none() && !client_gone {
+            finished.error = Some(outcome.cause.clone().unwrap_or_else(|| outcome.broken.to_string()));
+        }
     }
 
     /// Somebody else will say it.

@@ -37,6 +37,8 @@ pub struct Outcome {
     pub usage: Usage,
     /// How the backend broke off, if the output has no end.
     pub broken: Failure,
+    /// What was found to be the cause of that, in words for the operator.
+    pub cause: Option<String>,
 }
 
 impl Outcome {

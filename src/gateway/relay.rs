@@ -86,11 +86,21 @@ impl Record {
         if let Some(reason) = finished.reason {
             fields.insert(headers::REASON, HeaderValue::from_static(reason));
         }
+        if let Some(parameter) = finished.parameter.as_deref().and_then(headers::parameter) {
+            fields.insert(headers::PARAMETER, parameter);
+        }
     }
 
     fn first_byte(&mut self) {
         if let Some(finished) = &mut self.finished {
             finished.first_byte.get_or_insert_with(|| self.started.elapsed());
+        }
+    }
+
+    /// The backend's answer has no end.
+    fn broke_off(&mut self, error: &fleet::BrokenOff) {
+        if let Some(finished) = &mut self.finished {
+            finished.error = Some(error.cause());
         }
     }
 
@@ -108,6 +118,13 @@ impl Record {
     /// Answers with an error of Foretell's own.
     pub fn fail(mut self, failure: &Failure) -> Response<Body> {
         let mut response = failure.response();
+        if let Some(finished) = &mut self.finished {
+            if finished.path == Path::Bypassed && failure.is_unreachable() {
+                finished.reason = Some(BypassReason::Unreachable.name());
+                finished.parameter = None;
+            }
+            finished.error = Some(failure.to_string());
+        }
         self.answered(&mut response);
         self.end(false);
         response
@@ -311,6 +328,7 @@ impl http_body::Body for Relayed {
                 Some(Ok(frame))
             }
             Some(Err(error)) => {
+                self.record.broke_off(&error);
                 self.record.end(false);
                 Some(Err(error.into()))
             }

@@ -50,6 +50,7 @@ pub(super) fn finished(finished: &Finished) {
                 first_byte_ms = finished.first_byte.map(|time| time.as_secs_f64() * 1e3),
                 duration_ms = finished.duration.as_secs_f64() * 1e3,
                 client_gone = finished.client_gone,
+                error = finished.error,
                 "request"
             )
         };

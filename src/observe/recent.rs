@@ -59,6 +59,7 @@ fn session(finished: &Finished) -> Value {
         "output_tokens": finished.output_tokens,
         "duration_ms": finished.duration.as_secs_f64() * 1e3,
         "client_gone": finished.client_gone,
+        "error": finished.error,
         "rounds": rounds,
     })
 }

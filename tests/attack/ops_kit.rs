@@ -84,8 +84,14 @@ pub fn log(proxy: &Proxy) -> Vec<Value> {
 
 /// Its lines of this level that mention `word`.
 pub fn lines(proxy: &Proxy, level: &str, word: &str) -> Vec<String> {
-    let of_level = |line: &Value| line["level"].as_str().is_some_and(|found| found.eq_ignore_ascii_case(level));
-    log(proxy).iter().filter(|line| of_level(line)).map(ToString::to_string).filter(|line| line.contains(word)).collect()
+    let of_level =
+        |line: &Value| line["level"].as_str().is_some_and(|found| found.eq_ignore_ascii_case(level));
+    log(proxy)
+        .iter()
+        .filter(|line| of_level(line))
+        .map(ToString::to_string)
+        .filter(|line| line.contains(word))
+        .collect()
 }
 
 /// The line of the finished request with this id.
@@ -119,7 +125,7 @@ impl Spot {
         let listener = kit::eventually("the address is free", || TcpListener::bind(address).ok());
         let address = listener.local_addr().unwrap();
         let (seen, open, stop) = (Arc::default(), Arc::default(), Arc::new(AtomicBool::new(false)));
-        let spot = Self { address, seen, open, stop, accepting: None };
+        let mut spot = Self { address, seen, open, stop, accepting: None };
         let (seen, open, stop) = (Arc::clone(&spot.seen), Arc::clone(&spot.open), Arc::clone(&spot.stop));
         let answer = Arc::new(answer);
         let accepting = thread::spawn(move || {
@@ -133,7 +139,8 @@ impl Spot {
                 thread::spawn(move || serve(stream, answer.as_ref(), &seen));
             }
         });
-        Self { accepting: Some(accepting), ..spot }
+        spot.accepting = Some(accepting);
+        spot
     }
 
     /// How many requests for this target have come.
@@ -152,7 +159,11 @@ impl Spot {
     }
 }
 
-fn serve(stream: TcpStream, answer: &(impl Fn(&Answer) -> Vec<u8> + ?Sized), seen: &Mutex<Vec<(Instant, Answer)>>) {
+fn serve(
+    stream: TcpStream,
+    answer: &(impl Fn(&Answer) -> Vec<u8> + ?Sized),
+    seen: &Mutex<Vec<(Instant, Answer)>>,
+) {
     let mut wire = Wire::new(stream);
     wire.stream.set_read_timeout(None).unwrap();
     while let Some(request) = wire.message() {
@@ -196,7 +207,8 @@ pub fn streamed() -> Vec<u8> {
     };
     let usage = json!({"id": "c", "object": "text_completion", "created": 1, "model": "m", "choices": [],
         "usage": {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}});
-    let events = [chunk(" a", Value::Null), chunk(" b", json!("length")), usage].map(|event| format!("data: {event}\n\n"));
+    let events = [chunk(" a", Value::Null), chunk(" b", json!("length")), usage]
+        .map(|event| format!("data: {event}\n\n"));
     respond("200 OK", "content-type: text/event-stream\r\n", events.concat() + "data: [DONE]\n\n")
 }
 
@@ -216,10 +228,12 @@ impl Target {
         let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("onnx/models/target");
         let mut command = Command::new(kit::binary());
         command.arg("target").arg("--model").arg(model).args(["--listen", "127.0.0.1:0", "--threads", "1"]);
-        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn().unwrap();
+        let mut child =
+            command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let address = line.split("http://").nth(1).and_then(|rest| rest.split_whitespace().next()?.parse().ok());
+        let address =
+            line.split("http://").nth(1).and_then(|rest| rest.split_whitespace().next()?.parse().ok());
         Self { address: address.unwrap_or_else(|| panic!("no target: {line:?}")), child }
     }
 
