@@ -3,16 +3,18 @@
 pub mod page;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
+use bytes::Bytes;
 use http::header::{ALLOW, AUTHORIZATION, CONTENT_TYPE, HOST, ORIGIN, WWW_AUTHENTICATE};
-use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
+use http::uri::Authority;
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, request};
 use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::fleet::Replica;
+use crate::fleet::{Replica, key};
 use crate::gateway::Shared;
 use crate::http::answer::{error_response, json_response};
 use crate::http::body::Body;
@@ -61,18 +63,27 @@ pub trait Hooks: Send + Sync {
     }
 }
 
+/// Who may use the admin API.
+#[derive(Clone, Debug, Default)]
+pub struct Guard {
+    /// With a token, every request but those of health checks must bring it.
+    pub token: Option<String>,
+    /// Host names by which it may be asked, besides `localhost` and addresses.
+    pub hosts: Vec<String>,
+}
+
 /// The admin API of a running gateway.
 pub struct Admin {
     shared: Shared,
     hooks: Option<Arc<dyn Hooks>>,
-    token: Option<String>,
+    guard: Guard,
 }
 
 impl Admin {
-    /// With a token, every request but those of health checks must bring it.
+    /// For those whom `guard` lets in.
     #[must_use]
-    pub fn new(shared: Shared, hooks: Option<Arc<dyn Hooks>>, token: Option<String>) -> Self {
-        Self { shared, hooks, token }
+    pub fn new(shared: Shared, hooks: Option<Arc<dyn Hooks>>, guard: Guard) -> Self {
+        Self { shared, hooks, guard }
     }
 
     /// Answers on the metrics-only listener.
@@ -92,19 +103,8 @@ impl Admin {
             "/readyz" => return self.ready(),
             _ => {}
         }
-        if !self.allowed(&parts.headers) {
-            let mut refused = error_response(
-                StatusCode::UNAUTHORIZED,
-                "the admin token is missing or wrong",
-                None,
-                "unauthorized",
-            );
-            refused.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        if let Some(refused) = self.guard.refusal(&parts) {
             return refused;
-        }
-        if parts.method == Method::POST && from_a_page(&parts.headers) {
-            let message = "requests of web pages are refused";
-            return error_response(StatusCode::FORBIDDEN, message, None, "forbidden");
         }
         match (&parts.method, path) {
             (&Method::GET, "/metrics") => self.metrics(),
@@ -125,18 +125,9 @@ impl Admin {
         }
     }
 
-    fn allowed(&self, headers: &HeaderMap) -> bool {
-        let Some(token) = &self.token else { return is_local(headers) };
-        let given = headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok());
-        let given = given.and_then(|value| value.strip_prefix("Bearer ")).unwrap_or_default();
-        same(given.as_bytes(), token.as_bytes())
-    }
-
     fn ready(&self) -> Response<Body> {
-        if self.shared.life.is_ready() {
-            return text("ready");
-        }
-        let mut response = text(if self.shared.life.is_draining() { "draining" } else { "starting" });
+        let Some(why) = self.shared.unready() else { return text("ready") };
+        let mut response = text(why);
         *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
         response
     }
@@ -179,6 +170,13 @@ impl Admin {
             "up": replica.is_up(),
             "state": replica.standing().name(),
             "breaker": replica.breaker().name(),
+            "last_error": replica.last_error().map(|error| {
+                json!({
+                    "text": error.text,
+                    "at": error.at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64(),
+                    "age_seconds": error.age().as_secs_f64(),
+                })
+            }),
             "in_flight": replica.in_flight(),
             "plans": [],
             "load": load,
@@ -211,6 +209,13 @@ impl Admin {
         }
         replica.disable(verb == "disable");
         tracing::info!(replica = replica.label(), verb, "replica switched");
+        if verb == "disable" && self.shared.fleet.is_sole(replica) {
+            let replica = replica.label();
+            tracing::warn!(
+                replica,
+                "it is the only replica of its backend: it goes on serving, but nothing leaps there"
+            );
+        }
         json_response(StatusCode::OK, &self.shown(replica))
     }
 
@@ -294,17 +299,53 @@ async fn read(body: Incoming) -> Result<bytes::Bytes, Response<Body>> {
     }
 }
 
-/// Compares in the same time wherever the difference is.
-fn same(given: &[u8], wanted: &[u8]) -> bool {
-    given.len() == wanted.len() && given.iter().zip(wanted).fold(0, |all, (a, b)| all | (a ^ b)) == 0
+impl Guard {
+    /// Why a request is not answered, if it is not. Where a token is asked for, one that brings none, or an empty one,
+    /// is never the right one.
+    fn refusal(&self, head: &request::Parts) -> Option<Response<Body>> {
+        let headers = &head.headers;
+        if let Some(token) = &self.token {
+            let given =
+                headers.get(AUTHORIZATION).and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
+            if !given.is_some_and(|given| key::is_same(given, token.as_bytes())) {
+                return Some(unauthorized("the admin token is missing or wrong"));
+            }
+        }
+        if !self.knows_host(head) {
+            let message = "the admin API is not asked by this host name: use localhost, an address, or one of admin.hosts";
+            return Some(match self.token {
+                Some(_) => forbidden(message),
+                None => unauthorized(message),
+            });
+        }
+        from_a_page(headers).then(|| forbidden("requests of web pages are refused"))
+    }
+
+    /// Whether the client names this machine: a web page that had its own name point here would not.
+    fn knows_host(&self, head: &request::Parts) -> bool {
+        let named = head.headers.get_all(HOST).iter().all(|host| {
+            let host = host.to_str().ok().and_then(|host| host.parse::<Authority>().ok());
+            host.is_some_and(|host| self.knows(&host))
+        });
+        named && head.uri.authority().is_none_or(|host| self.knows(host))
+    }
+
+    fn knows(&self, host: &Authority) -> bool {
+        let name = host.host().trim_start_matches('[').trim_end_matches(']');
+        name.eq_ignore_ascii_case("localhost")
+            || name.parse::<std::net::IpAddr>().is_ok()
+            || self.hosts.iter().any(|own| own.eq_ignore_ascii_case(name))
+    }
 }
 
-/// Whether the client names this machine: a web page that had its own name point here would not.
-fn is_local(headers: &HeaderMap) -> bool {
-    let Some(host) = headers.get(HOST).and_then(|host| host.to_str().ok()) else { return true };
-    let Ok(host) = host.parse::<http::uri::Authority>() else { return false };
-    let name = host.host().trim_start_matches('[').trim_end_matches(']');
-    name.eq_ignore_ascii_case("localhost") || name.parse::<std::net::IpAddr>().is_ok()
+fn unauthorized(message: &str) -> Response<Body> {
+    let mut refused = error_response(StatusCode::UNAUTHORIZED, message, None, "unauthorized");
+    refused.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+    refused
+}
+
+fn forbidden(message: &str) -> Response<Body> {
+    error_response(StatusCode::FORBIDDEN, message, None, "forbidden")
 }
 
 /// Whether a browser sends it on behalf of a page.
@@ -327,7 +368,7 @@ pub fn duration(text: &str) -> Option<Duration> {
     number.checked_mul(millis).map(Duration::from_millis)
 }
 
-fn text(words: &'static str) -> Response<Body> {
+fn text(words: impl Into<Bytes>) -> Response<Body> {
     let mut response = Response::new(full(words));
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
     response
@@ -350,6 +391,8 @@ fn not_allowed(allow: &'static str) -> Response<Body> {
 
 #[cfg(test)]
 mod tests {
+    use http::HeaderName;
+
     use super::*;
 
     #[rstest::rstest]
@@ -364,23 +407,40 @@ mod tests {
         assert_eq!(duration(text), millis.map(Duration::from_millis));
     }
 
+    fn head(target: &str, field: Option<(HeaderName, &str)>) -> request::Parts {
+        let mut request = Request::new(());
+        *request.uri_mut() = target.parse().unwrap();
+        request.headers_mut().extend(field.map(|(name, value)| (name, value.parse().unwrap())));
+        request.into_parts().0
+    }
+
     #[rstest::rstest]
     #[case(None, true)]
     #[case(Some("127.0.0.1:9464"), true)]
     #[case(Some("localhost"), true)]
     #[case(Some("[::1]:9464"), true)]
+    #[case(Some("foretell.example:9464"), true)]
     #[case(Some("evil.example"), false)]
-    fn only_this_machines_own_names_reach_a_listener_without_token(
+    fn only_this_machines_own_names_and_those_of_the_operator_reach_it(
         #[case] host: Option<&str>,
         #[case] ok: bool,
     ) {
-        let headers = host.map(|host| (HOST, host.parse().unwrap())).into_iter().collect();
-        assert_eq!(is_local(&headers), ok);
+        let guard = Guard { token: None, hosts: vec!["Foretell.example".into()] };
+        assert_eq!(guard.refusal(&head("/", host.map(|host| (HOST, host)))).is_none(), ok);
+        let target = host.map_or("/".to_owned(), |host| format!("http://{host}/"));
+        assert_eq!(guard.refusal(&head(&target, None)).is_none(), ok, "as HTTP/2 names it");
     }
 
     #[test]
-    fn a_token_is_right_only_as_a_whole() {
-        assert!(same(b"abc", b"abc"));
-        assert!(!same(b"abd", b"abc") && !same(b"ab", b"abc") && !same(b"", b"abc"));
+    fn no_token_is_ever_the_right_one_where_one_is_asked_for() {
+        for token in ["", "s3cret"] {
+            let guard = Guard { token: Some(token.to_owned()), ..Guard::default() };
+            for given in [None, Some(""), Some("Bearer"), Some("Bearer "), Some("bearer s3cret")] {
+                let head = head("/", given.map(|given| (AUTHORIZATION, given)));
+                assert_eq!(guard.refusal(&head).unwrap().status(), 401, "{token:?} {given:?}");
+            }
+        }
+        let guard = Guard { token: Some("s3cret".to_owned()), ..Guard::default() };
+        assert!(guard.refusal(&head("/", Some((AUTHORIZATION, "Bearer s3cret")))).is_none());
     }
 }

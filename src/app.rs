@@ -3,13 +3,15 @@
 //! `serve`, `demo` and the tests start the same thing from here. Models are loaded before a listener opens, so a
 //! missing one is a failed start and not a slow first request.
 
+pub mod files;
 mod gateway;
 mod hooks;
 mod served;
+pub mod signals;
 
 use std::collections::HashMap;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,6 +21,7 @@ pub use gateway::{Ended, Gateway, run};
 pub use served::ServedError;
 
 use crate::app::hooks::ConfigHooks;
+use crate::app::signals::Signals;
 use crate::config::policy::PolicySet;
 use crate::config::process::{
     self, Backend, ClientControl, Connect, Dialect, HostHeader, HttpVersion, Listen, PlanName, Process,
@@ -31,7 +34,7 @@ use crate::drive::{Driver, Parts};
 use crate::fleet::identity::{Asking, Identities};
 use crate::fleet::{self, Auth, KeyFile, ModelName, ReplicaSettings, SystemResolver};
 use crate::gateway::{self as proxy, Brains, Limits, Settings, Shared, StartError};
-use crate::http::drain::DrainTimes;
+use crate::http::drain::{DrainTimes, Lifecycle};
 use crate::http::listen::{Bounds, Endpoint};
 use crate::words::Mode;
 
@@ -82,9 +85,9 @@ pub struct Running {
 }
 
 impl Running {
-    /// Serves until a signal has drained it.
-    pub async fn until_signal(self) -> Ended {
-        self.gateway.until_signal().await
+    /// Serves until one of `signals` has drained it.
+    pub async fn until(self, signals: Signals) -> Ended {
+        self.gateway.until(signals).await
     }
 }
 
@@ -130,10 +133,19 @@ pub async fn start_with(
     let watching = CancellationToken::new();
     let gateway = Gateway::start_with(settings, brains, Some(Arc::new(hooks)), shared).await?;
     let (asking, stop) = (Arc::clone(&identities), watching.clone());
-    tokio::spawn(async move { asking.keep_asking(stop).await });
+    tokio::spawn(asking.keep_asking(stop));
+    tokio::spawn(until_draining(Arc::clone(&gateway.shared.life), watching.clone()));
     // A backend that is not there yet is no reason not to listen: its requests are relayed.
     let _ = tokio::time::timeout(KNOWN_WITHIN, identities.asked()).await;
     Ok(Running { gateway, identities, drafters, _asking: watching.drop_guard() })
+}
+
+/// A process that ends asks nobody anything any more.
+async fn until_draining(life: Arc<Lifecycle>, asking: CancellationToken) {
+    tokio::select! {
+        () = life.draining() => asking.cancel(),
+        () = asking.cancelled() => {}
+    }
 }
 
 /// How the replicas of a backend are asked who they are.
@@ -194,11 +206,17 @@ fn settings(process: &Process) -> Result<Settings, AssembleError> {
         header_timeout: process.timeouts.header,
         ..Bounds::default()
     };
-    let admin_token = process.admin.token_file.as_deref().map(secret).transpose()?;
+    let admin_token = process.admin.token_file.as_ref().map(|path| {
+        let read = fleet::key::secret(path);
+        read.map_err(|error| AssembleError::File { path: path.clone(), error })
+    });
+    let admin_token = admin_token.transpose()?;
     Ok(Settings {
         listen,
         admin: Some(process.admin.address),
         admin_token,
+        admin_hosts: process.admin.hosts.clone(),
+        require_backend: process.ready.require_backend,
         metrics: process.metrics,
         mode: match process.mode {
             process::Mode::Off => Mode::Off,
@@ -212,7 +230,11 @@ fn settings(process: &Process) -> Result<Settings, AssembleError> {
             relay_body: limits.relay_body,
             sessions: limits.sessions,
         },
-        drain: DrainTimes { delay: process.drain.delay, grace: process.drain.grace },
+        drain: DrainTimes {
+            delay: process.drain.delay,
+            early: process.drain.early,
+            grace: process.drain.grace,
+        },
         backends,
         resolver: Arc::new(SystemResolver),
         workers: proxy::default_workers(),
@@ -247,6 +269,7 @@ fn backend_settings(process: &Process, backend: &Backend) -> Result<ReplicaSetti
         default: backend.default,
         keep_client_host: connect.host != HostHeader::Backend,
         auth: auth(connect)?,
+        own_key: connect.own_token_file.as_ref().map(key).transpose()?,
         tls: tls.transpose()?,
         ranks: backend.ranks,
         connect_timeout: process.timeouts.connect,
@@ -259,20 +282,15 @@ fn backend_settings(process: &Process, backend: &Backend) -> Result<ReplicaSetti
 
 fn auth(connect: &Connect) -> Result<Auth, AssembleError> {
     Ok(match (&connect.token_file, connect.pass_auth) {
-        (Some(path), _) => {
-            let key = KeyFile::open(path);
-            Auth::Replace(Arc::new(key.map_err(|error| AssembleError::File { path: path.clone(), error })?))
-        }
+        (Some(path), _) => Auth::Replace(key(path)?),
         (None, true) => Auth::Pass,
         (None, false) => Auth::Strip,
     })
 }
 
-/// A secret from its file, without the line end that editors add.
-fn secret(path: &Path) -> Result<String, AssembleError> {
-    let read = std::fs::read_to_string(path);
-    let text = read.map_err(|error| AssembleError::File { path: path.to_owned(), error })?;
-    Ok(text.trim_end().to_owned())
+fn key(path: &PathBuf) -> Result<Arc<KeyFile>, AssembleError> {
+    let key = KeyFile::open(path);
+    key.map(Arc::new).map_err(|error| AssembleError::File { path: path.clone(), error })
 }
 
 fn usize_of(bytes: u64) -> usize {

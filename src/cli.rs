@@ -2,6 +2,7 @@
 //!
 //! 0 done, 1 could not start or could not reach, 2 a comparison fell short, 64 bad configuration or usage.
 
+pub mod access;
 pub mod bench;
 pub mod bench_relay;
 pub mod check;

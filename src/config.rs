@@ -5,6 +5,7 @@
 
 pub mod flags;
 pub mod load;
+pub mod named;
 pub mod policy;
 pub mod problem;
 pub mod process;
@@ -14,7 +15,8 @@ pub mod values;
 pub mod yaml;
 
 pub use flags::{Flags, Strings};
-pub use load::{Loaded, load, load_policies, reload};
+pub use load::{Attempt, Loaded, attempt, load, load_policies, reload};
+pub use named::{FileKind, Named};
 pub use policy::{Facts, Policy, PolicyMode, PolicySet};
 pub use problem::Problem;
 pub use process::{Mode, Process};

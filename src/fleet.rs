@@ -34,7 +34,7 @@ use tokio::sync::watch as channel;
 pub use breaker::BreakerState;
 pub use discover::{Resolve, SystemResolver};
 pub use error::{SendError, SendErrorKind};
-pub use health::Standing;
+pub use health::{LastError, Standing};
 pub use key::KeyFile;
 pub use link::{Answer, BrokenOff};
 pub use load::Load;
@@ -160,6 +160,18 @@ impl Fleet {
     pub fn other(&self, than: &Arc<Replica>) -> Option<Arc<Replica>> {
         let backend = self.backends.iter().find(|backend| backend.name() == than.name())?;
         backend.pick(&self.dice, Some(than)).filter(|other| other.standing() == Standing::Ready)
+    }
+
+    /// The first backend of which no replica can be reached.
+    pub fn unreachable(&self) -> Option<&str> {
+        let reachable = |backend: &Backend| backend.replicas().iter().any(|replica| replica.is_reachable());
+        self.backends.iter().find(|backend| !reachable(backend)).map(Backend::name)
+    }
+
+    /// Whether its backend has no other replica.
+    pub fn is_sole(&self, replica: &Arc<Replica>) -> bool {
+        let backend = self.backends.iter().find(|backend| backend.name() == replica.name());
+        backend.is_none_or(|backend| backend.replicas().iter().all(|other| Arc::ptr_eq(other, replica)))
     }
 
     /// The time that connecting took, by replica.

@@ -47,6 +47,10 @@ pub struct Settings {
     pub admin: Option<SocketAddr>,
     /// `Authorization: Bearer` that the admin listener wants. Needed if it is not on loopback.
     pub admin_token: Option<String>,
+    /// Host names by which the admin listener is asked, besides `localhost` and addresses.
+    pub admin_hosts: Vec<String>,
+    /// `/readyz` waits until a replica of every backend can be reached.
+    pub require_backend: bool,
     /// A listener for `/metrics` alone.
     pub metrics: Option<SocketAddr>,
     /// What Foretell may do.
@@ -73,6 +77,8 @@ impl Settings {
             listen: vec![SocketAddr::from(([127, 0, 0, 1], 8080)).into()],
             admin: Some(SocketAddr::from(([127, 0, 0, 1], 9464))),
             admin_token: None,
+            admin_hosts: Vec::new(),
+            require_backend: false,
             metrics: None,
             mode: Mode::Auto,
             client_control: true,
@@ -143,6 +149,19 @@ impl Shared {
             },
             fleet,
             life: Arc::new(Lifecycle::default()),
+            require_backend: settings.require_backend,
         })
+    }
+
+    /// Why new requests are not wanted yet, or not any more; `None` if they are.
+    pub fn unready(&self) -> Option<String> {
+        if self.life.is_draining() {
+            return Some("draining".to_owned());
+        }
+        if !self.life.is_ready() {
+            return Some("starting".to_owned());
+        }
+        let missing = self.fleet.unreachable().filter(|_| self.require_backend)?;
+        Some(format!("waiting for backend {missing}"))
     }
 }

@@ -68,6 +68,8 @@ pub struct Finished {
     pub duration: Duration,
     /// The client left before the end.
     pub client_gone: bool,
+    /// Why there was no answer, or why it ended suddenly, if that was not the client's doing.
+    pub error: Option<String>,
 }
 
 impl Finished {
@@ -91,6 +93,7 @@ impl Finished {
             first_byte: None,
             duration: Duration::ZERO,
             client_gone: false,
+            error: None,
         }
     }
 

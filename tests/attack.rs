@@ -13,3 +13,10 @@ mod edge;
 
 #[path = "attack/log.rs"]
 mod log;
+
+#[path = "attack/ops_kit.rs"]
+#[allow(dead_code)]
+mod ops_kit;
+
+#[path = "attack/ops.rs"]
+mod ops;

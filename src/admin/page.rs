@@ -14,11 +14,7 @@ border-bottom:1px solid #ddd;font-variant-numeric:tabular-nums}\
 
 /// The page as it is now.
 pub fn render(shared: &Shared) -> String {
-    let state = match (shared.life.is_ready(), shared.life.is_draining()) {
-        (_, true) => "draining",
-        (true, false) => "ready",
-        (false, false) => "starting",
-    };
+    let state = escape(&shared.unready().unwrap_or_else(|| "ready".to_owned()));
     let mut page = format!(
         "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content=\"width=device-width\">\
          <title>Foretell</title><style>{STYLE}</style><h1>Foretell {}</h1><p>{state}, mode {}</p>",
@@ -27,13 +23,14 @@ pub fn render(shared: &Shared) -> String {
     );
     page.push_str(
         "<h2>Replicas</h2><table><tr><th>name<th>address<th>dialect<th>mode<th>state<th>breaker\
-         <th>in flight<th>running<th>waiting<th>KV</tr>",
+         <th>in flight<th>running<th>waiting<th>KV<th>last error</tr>",
     );
     shared.fleet.each(|replica| row(&mut page, &replica_cells(shared, replica)));
     page.push_str("</table><h2>Last completions</h2><table><tr>");
-    for title in
-        ["time", "id", "path", "reason", "model", "status", "rounds", "drafted", "accepted", "tokens", "ms"]
-    {
+    for title in [
+        "time", "id", "path", "reason", "model", "status", "rounds", "drafted", "accepted", "tokens", "ms",
+        "error",
+    ] {
         let _ = write!(page, "<th>{title}");
     }
     page.push_str("</tr>");
@@ -52,6 +49,7 @@ pub fn render(shared: &Shared) -> String {
                 finished.accepted().to_string(),
                 finished.output_tokens.to_string(),
                 format!("{:.1}", finished.duration.as_secs_f64() * 1e3),
+                escape(finished.error.as_deref().unwrap_or("")),
             ],
         );
     });
@@ -60,7 +58,7 @@ pub fn render(shared: &Shared) -> String {
     page
 }
 
-fn replica_cells(shared: &Shared, replica: &Replica) -> [String; 10] {
+fn replica_cells(shared: &Shared, replica: &Replica) -> [String; 11] {
     let load = replica.load();
     let told = |show: &dyn Fn(&Load) -> String| load.as_ref().map_or_else(|| "–".to_owned(), show);
     [
@@ -74,6 +72,9 @@ fn replica_cells(shared: &Shared, replica: &Replica) -> [String; 10] {
         told(&|load| load.running.to_string()),
         told(&|load| load.waiting.to_string()),
         told(&|load| format!("{:.0} %", load.kv_usage * 100.0)),
+        replica.last_error().map_or_else(String::new, |error| {
+            format!("{} ({} s ago)", escape(&error.text), error.age().as_secs())
+        }),
     ]
 }
 

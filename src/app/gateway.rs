@@ -2,13 +2,14 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use crate::admin::{Admin, Hooks};
+use crate::admin::{Admin, Guard, Hooks};
+use crate::app::signals::{SAME_WISH, Signals, Wish};
 use crate::gateway::proxy::Proxy;
 use crate::gateway::tunnel::Tunnels;
 use crate::gateway::{Brains, Settings, Shared, StartError};
@@ -75,7 +76,8 @@ impl Gateway {
         shared: Shared,
     ) -> Result<Self, StartError> {
         let open = settings.admin.filter(|admin| !admin.ip().is_loopback());
-        if let (Some(admin), None) = (open, &settings.admin_token) {
+        let token = settings.admin_token.as_ref();
+        if let (Some(admin), None) = (open, token.filter(|token| !token.is_empty())) {
             return Err(StartError::AdminOpen(admin));
         }
         let workers = Arc::new(Workers::start(settings.workers).map_err(StartError::Threads)?);
@@ -118,8 +120,8 @@ impl Gateway {
         settings: &Settings,
         hooks: Option<Arc<dyn Hooks>>,
     ) -> Result<(), StartError> {
-        let token = settings.admin_token.clone();
-        let admin = Arc::new(Admin::new(self.shared.clone(), hooks, token));
+        let guard = Guard { token: settings.admin_token.clone(), hosts: settings.admin_hosts.clone() };
+        let admin = Arc::new(Admin::new(self.shared.clone(), hooks, guard));
         if let Some(address) = settings.admin {
             let listener = bind(address).await?;
             self.admin = Some(local(&listener, address)?);
@@ -167,20 +169,40 @@ impl Gateway {
         Ended::Drained { cut }
     }
 
-    /// Serves until a signal: the first drains, the second ends at once.
+    /// As [`Self::until`], with signals that are caught from now on.
     pub async fn until_signal(self) -> Ended {
+        match Signals::catch() {
+            Ok(signals) => self.until(signals).await,
+            Err(error) => {
+                tracing::warn!(%error, "signals cannot be caught; stop by POST /api/drain");
+                self.ended().await
+            }
+        }
+    }
+
+    /// Serves until a signal: the first drains, and one that comes [`SAME_WISH`] later ends at once. Who interrupts it
+    /// at a terminal does not wait for balancers to notice.
+    pub async fn until(self, mut signals: Signals) -> Ended {
         let life = Arc::clone(&self.shared.life);
         let ended = self.ended();
         tokio::pin!(ended);
-        tokio::select! {
-            ended = &mut ended => return ended,
-            () = signal() => {}
-        }
-        tracing::info!("draining, after a signal");
-        life.drain();
-        tokio::select! {
-            ended = &mut ended => ended,
-            () = signal() => Ended::AtOnce,
+        let mut first = None;
+        loop {
+            let wish = tokio::select! {
+                ended = &mut ended => return ended,
+                wish = signals.wish() => wish,
+            };
+            let begun = *first.get_or_insert_with(Instant::now);
+            if begun.elapsed() >= SAME_WISH {
+                return Ended::AtOnce;
+            }
+            if wish == Wish::Interrupt {
+                life.hurry();
+            }
+            if !life.is_draining() {
+                tracing::info!(signal = ?wish, "draining, after a signal; a second signal after {SAME_WISH:?} ends at once");
+                life.drain();
+            }
         }
     }
 }
@@ -206,17 +228,4 @@ async fn bind(address: SocketAddr) -> Result<TcpListener, StartError> {
 
 fn local(listener: &TcpListener, address: SocketAddr) -> Result<SocketAddr, StartError> {
     listener.local_addr().map_err(|error| StartError::Listen { address, error })
-}
-
-async fn signal() {
-    use tokio::signal::unix::{SignalKind, signal};
-    let (terminate, interrupt) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()));
-    let (Ok(mut terminate), Ok(mut interrupt)) = (terminate, interrupt) else {
-        tracing::warn!("signals cannot be caught; stop by POST /api/drain");
-        return std::future::pending().await;
-    };
-    tokio::select! {
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
-    }
 }

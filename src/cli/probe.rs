@@ -7,6 +7,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
+use super::access::Access;
 use super::{OK, USAGE};
 use crate::config::process::Dialect as Named;
 use crate::config::process::{PlanName, Plans, Probe};
@@ -15,7 +16,7 @@ use crate::dialect::Engine;
 use crate::dialect::probe::{Cache, Findings};
 use crate::fleet::identity::{self, Recognised, Unknown};
 use crate::fleet::probe::{self, Limits, Report, Seen};
-use crate::fleet::{Replica, ReplicaSettings, scrape};
+use crate::fleet::{Replica, scrape};
 use crate::lab::Exit;
 use crate::words::BypassReason;
 
@@ -42,6 +43,9 @@ pub struct ProbeArgs {
     /// The model to ask for, if the server has several
     #[arg(long, value_name = "M")]
     pub model: Option<String>,
+    /// How it lets us in
+    #[command(flatten)]
+    pub access: Access,
     /// It bills per token: ask for its models and nothing else
     #[arg(long)]
     pub billed: bool,
@@ -66,7 +70,14 @@ pub async fn run(args: &ProbeArgs, out: &mut dyn Write) -> io::Result<u8> {
         eprintln!("--dialect: unknown value, allowed {}, got {:?}", names.join("|"), args.dialect);
         return Ok(USAGE);
     };
-    let backend = match Replica::new(ReplicaSettings::new("probe", args.url.as_str())) {
+    let granted = match args.access.granted() {
+        Ok(granted) => granted,
+        Err(denied) => {
+            eprintln!("foretell probe: {denied}");
+            return Ok(USAGE);
+        }
+    };
+    let backend = match Replica::new(granted.settings("probe", &args.url)) {
         Ok(backend) => backend,
         Err(error) => {
             eprintln!("foretell probe: {error}");
@@ -76,6 +87,15 @@ pub async fn run(args: &ProbeArgs, out: &mut dyn Write) -> io::Result<u8> {
     let outcome = match look(args, *dialect, &backend).await {
         Ok(outcome) => outcome,
         Err(Unknown::Foreign(reason, why)) => Outcome::Relayed { reason, why },
+        Err(Unknown::Stranger(why)) => Outcome::Relayed { reason: BypassReason::NoPlan, why },
+        Err(Unknown::Locked(status)) => {
+            let key = match args.access.api_key_file {
+                None => "give a key with --api-key-file F, or other fields with --header",
+                Some(_) => "the key of --api-key-file is not one that it takes",
+            };
+            eprintln!("foretell probe: {} answers {status}: {key}", args.url);
+            return Ok(Exit::Unreachable.code());
+        }
         Err(Unknown::Unreachable(why)) => {
             eprintln!("foretell probe: {} cannot be reached: {why}", args.url);
             return Ok(Exit::Unreachable.code());

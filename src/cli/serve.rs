@@ -4,9 +4,10 @@
 
 use std::time::Duration;
 
-use crate::app::{self, Ended, Gateway, Running};
+use crate::app::signals::Signals;
+use crate::app::{self, Ended, Gateway, Running, files};
 use crate::config::flags::{Environment, Flags};
-use crate::config::load::{self, Loaded};
+use crate::config::load::Loaded;
 use crate::config::process::LogFormat;
 use crate::lab::Exit;
 use crate::observe::log;
@@ -23,7 +24,7 @@ pub struct ServeArgs {
 
 /// Runs until a signal. Every problem of the configuration is told at once.
 pub fn run(args: &ServeArgs) -> Exit {
-    let loaded = match load::load(&args.flags, &Environment) {
+    let loaded = match files::load(&args.flags, &Environment) {
         Ok(loaded) => loaded,
         Err(problems) => {
             problems.iter().for_each(|problem| super::complain(problem));
@@ -57,7 +58,19 @@ pub(super) fn format(configured: LogFormat) -> log::Format {
 }
 
 async fn serve(loaded: Loaded) -> Exit {
-    let running = match app::start(loaded.process, loaded.policies).await {
+    // From here on a signal ends nothing by accident.
+    let mut signals = match Signals::catch() {
+        Ok(signals) => signals,
+        Err(error) => {
+            tracing::error!(%error, "signals cannot be caught");
+            return Exit::Unreachable;
+        }
+    };
+    let started = tokio::select! {
+        started = app::start(loaded.process, loaded.policies) => started,
+        _ = signals.wish() => return Exit::Done,
+    };
+    let running = match started {
         Ok(running) => running,
         Err(error) => {
             tracing::error!(%error, "cannot start");
@@ -66,7 +79,7 @@ async fn serve(loaded: Loaded) -> Exit {
     };
     announce(&running.gateway);
     announce_unknown(&running);
-    match running.until_signal().await {
+    match running.until(signals).await {
         Ended::Drained { cut: 0 } => tracing::info!("drained"),
         Ended::Drained { cut } => tracing::warn!(cut, "connections were cut after the grace"),
         Ended::AtOnce => tracing::warn!("ended by a second signal"),

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use super::named::{FileKind, Named};
 use super::problem::{Problem, Refusal};
 use super::process::{
     Backend, Connect, Dialect, Load, LogFormat, LogLevel, Plans, Process, Replicas, ServedModel,
@@ -114,6 +115,31 @@ impl Overrides {
         self.policies.as_ref().map(|said| PathBuf::from(&said.text))
     }
 
+    /// Where the folder of the policies is named, if it is named here.
+    pub fn policies_place(&self) -> Option<&str> {
+        self.policies.as_ref().map(|said| said.place.as_str())
+    }
+
+    /// The folder of the model that is named as the backend, if one is.
+    pub fn named(&self) -> Option<Named> {
+        let said = self.backend.as_ref()?;
+        let folder = model_folder(&said.text)?;
+        Some(Named {
+            path: folder.into(),
+            kind: FileKind::Model,
+            file: said.place.clone(),
+            line: None,
+            place: "backends".to_owned(),
+        })
+    }
+
+    /// Whether the setting of the process file at `place` still counts beside what is said here.
+    pub fn leaves(&self, place: &str) -> bool {
+        let replaced =
+            [(&self.backend, "backends["), (&self.listen, "listen["), (&self.policies, "policies.")];
+        !replaced.into_iter().any(|(said, prefix)| said.is_some() && place.starts_with(prefix))
+    }
+
     /// Sets what is said here.
     ///
     /// # Errors
@@ -183,9 +209,14 @@ fn problem(said: &Said, path: &str, refusal: Refusal) -> Problem {
     }
 }
 
+/// The folder of `onnx:DIR`.
+fn model_folder(text: &str) -> Option<&str> {
+    text.strip_prefix("onnx:").filter(|folder| !folder.is_empty())
+}
+
 /// An address, or the folder of a model that is run here.
 fn parse_backend(text: &str) -> Result<Replicas, Refusal> {
-    match text.strip_prefix("onnx:").filter(|folder| !folder.is_empty()) {
+    match model_folder(text) {
         Some(folder) => Ok(Replicas::Here(ServedModel::of(folder.into()))),
         None => parse_base(text)
             .map(|url| Replicas::Urls(vec![url]))

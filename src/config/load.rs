@@ -4,9 +4,10 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use super::flags::{Flags, Overrides, Strings};
+use super::named::{FileKind, Named, shown};
 use super::policy::{self, Drafter, Placed, Policy, PolicySet, Rule};
 use super::problem::{Problem, Refusal};
-use super::process::{self, Process};
+use super::process::{self, Parsed, Process};
 use super::yaml::FILE_BYTES;
 
 /// The process file that is read if none is named and it is there.
@@ -25,32 +26,97 @@ pub struct Loaded {
     pub warnings: Vec<String>,
 }
 
+/// What was found when the settings were read, good or not.
+#[derive(Clone, Debug, Default)]
+pub struct Attempt {
+    /// The process file, flags and environment; defaults stand where something is wrong.
+    pub process: Process,
+    /// The policies that can be read.
+    pub policies: PolicySet,
+    /// The files that were read; the process file, if there is one, is the first.
+    pub files: Vec<PathBuf>,
+    /// The files that are named by settings that count.
+    pub named: Vec<Named>,
+    /// Everything that is wrong, in the order of files and lines.
+    pub problems: Vec<Problem>,
+}
+
+impl Attempt {
+    /// The settings, if nothing is wrong with them.
+    ///
+    /// # Errors
+    /// Everything that is wrong.
+    pub fn done(self) -> Result<Loaded, Vec<Problem>> {
+        let Self { process, policies, files, problems, .. } = self;
+        if !problems.is_empty() {
+            return Err(problems);
+        }
+        let warnings = warnings(&process, &policies);
+        Ok(Loaded { process, policies, files, warnings })
+    }
+}
+
 /// Reads the process file and all policies.
 ///
 /// # Errors
 /// Everything that is wrong, in the order of files and lines.
 pub fn load(flags: &Flags, environment: &dyn Strings) -> Result<Loaded, Vec<Problem>> {
+    attempt(flags, environment).done()
+}
+
+/// Reads the process file and all policies, as far as they can be read.
+pub fn attempt(flags: &Flags, environment: &dyn Strings) -> Attempt {
     let overrides = Overrides::new(flags, environment);
-    let mut problems = Vec::new();
-    let mut files = Vec::new();
-    let named = overrides.config();
-    let file = named.or_else(|| Some(PathBuf::from(CONFIG_FILE)).filter(|path| path.exists()));
-    let mut process = Process::default();
+    let file = overrides.config().or_else(|| Some(PathBuf::from(CONFIG_FILE)).filter(|path| path.exists()));
+    let mut parsed = Parsed::default();
     if let Some(file) = &file {
-        files.push(file.clone());
-        match read(file).and_then(|text| process::parse(&file.display().to_string(), &text)) {
-            Ok(parsed) => process = parsed,
-            Err(found) => problems.extend(found),
-        }
+        parsed = match read(file) {
+            Ok(text) => process::parse_all(&file.display().to_string(), &text),
+            Err(problems) => Parsed { problems, ..Parsed::default() },
+        };
     }
+    let Parsed { mut process, mut named, mut problems } = parsed;
     let process_is_good = problems.is_empty();
     problems.extend(overrides.apply(&mut process).err().into_iter().flatten());
-    let policies = load_policies_into(&process, process_is_good, &mut files, &mut problems);
-    if !problems.is_empty() {
-        return Err(problems);
+    named.retain(|named| overrides.leaves(&named.place));
+    named.extend(overrides.named());
+    let place = settle_policies(&overrides, file.as_deref(), &named, &mut process);
+    let mut files: Vec<PathBuf> = file.into_iter().collect();
+    let policies = load_policies_into(&process, &place, process_is_good, &mut files, &mut problems);
+    process.policies_must_exist |= process.policies.is_dir();
+    Attempt { process, policies, files, named, problems }
+}
+
+/// Where the folder of the policies was named.
+#[derive(Clone, Debug, Default)]
+struct Place {
+    file: String,
+    line: Option<u64>,
+    path: &'static str,
+}
+
+/// Finds the folder of the policies: as the command line or the environment names it; else as the process file names
+/// it, from its own folder; else `policies` beside the process file. One that is named must be there.
+fn settle_policies(
+    overrides: &Overrides,
+    file: Option<&Path>,
+    named: &[Named],
+    process: &mut Process,
+) -> Place {
+    const PATH: &str = "policies.dir";
+    if let Some(place) = overrides.policies_place() {
+        process.policies_must_exist = true;
+        return Place { file: place.to_owned(), line: None, path: PATH };
     }
-    let warnings = warnings(&policies);
-    Ok(Loaded { process, policies, files, warnings })
+    let folder = file.and_then(Path::parent).unwrap_or(Path::new(""));
+    process.policies = folder.join(&process.policies);
+    match named.iter().find(|named| named.kind == FileKind::Policies) {
+        Some(named) => {
+            process.policies_must_exist = true;
+            Place { file: named.file.clone(), line: named.line, path: PATH }
+        }
+        None => Place { file: process.policies.display().to_string(), line: None, path: PATH },
+    }
 }
 
 /// Reads everything again while a process runs with `current`.
@@ -74,7 +140,8 @@ pub fn reload(flags: &Flags, environment: &dyn Strings, current: &Process) -> Re
 /// Everything that is wrong, in the order of files and lines.
 pub fn load_policies(process: &Process) -> Result<PolicySet, Vec<Problem>> {
     let mut problems = Vec::new();
-    let policies = load_policies_into(process, true, &mut Vec::new(), &mut problems);
+    let place = Place { file: process.policies.display().to_string(), line: None, path: "policies.dir" };
+    let policies = load_policies_into(process, &place, true, &mut Vec::new(), &mut problems);
     if problems.is_empty() { Ok(policies) } else { Err(problems) }
 }
 
@@ -90,11 +157,18 @@ pub fn parse_policies(sources: &[(String, String)], process: &Process) -> Result
 
 fn load_policies_into(
     process: &Process,
+    place: &Place,
     process_is_good: bool,
     files: &mut Vec<PathBuf>,
     problems: &mut Vec<Problem>,
 ) -> PolicySet {
-    let paths = policy_files(&process.policies).unwrap_or_else(|found| {
+    let missing = process.policies_must_exist && !process.policies.is_dir();
+    if missing {
+        let refusal = Refusal::new("no such folder", "a folder with policy files");
+        problems.push(problem(&place.file, place.line, place.path, refusal, shown(&process.policies)));
+    }
+    let dir = Some(&process.policies).filter(|_| !missing);
+    let paths = dir.map_or(Ok(Vec::new()), |dir| policy_files(dir)).unwrap_or_else(|found| {
         problems.extend(found);
         Vec::new()
     });
@@ -157,7 +231,13 @@ fn undeclared(file: &str, placed: &Placed, process: &Process) -> Vec<Problem> {
     placed.policy.drafters.iter().enumerate().filter_map(missing).collect()
 }
 
-fn warnings(policies: &PolicySet) -> Vec<String> {
+fn warnings(process: &Process, policies: &PolicySet) -> Vec<String> {
+    let empty =
+        process.policies_must_exist && policy_files(&process.policies).is_ok_and(|files| files.is_empty());
+    let empty = empty.then(|| {
+        let dir = process.policies.display();
+        format!("no policy files in {dir}: the built-in policy `default` (mode auto) is in force")
+    });
     let of = |policy: &Policy| {
         let fixed = policy
             .gamma
@@ -176,7 +256,7 @@ fn warnings(policies: &PolicySet) -> Vec<String> {
         let told = fixed.into_iter().chain(missing).chain(lossy);
         told.map(|warning| format!("policy {}: {warning}", policy.name)).collect::<Vec<_>>()
     };
-    policies.policies().iter().flat_map(|policy| of(policy)).collect()
+    empty.into_iter().chain(policies.policies().iter().flat_map(|policy| of(policy))).collect()
 }
 
 /// The policy files of a folder, by name. A folder that is not there has none.

@@ -17,7 +17,7 @@ pub use backend::{
     Backend, Budget, Connect, Dialect, HostHeader, HttpVersion, Load, Model, PlanName, Plans, Probe,
     ProbeWhen, Replicas, ServedModel, Switchback, TokenizerSource,
 };
-pub use file::parse;
+pub use file::{Parsed, parse, parse_all};
 
 /// What the whole process does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -74,8 +74,12 @@ pub struct Process {
     pub drafters: IndexMap<String, DrafterModel>,
     /// What drafters may remember across requests.
     pub memory: Memory,
+    /// When the process says that it is ready.
+    pub ready: Ready,
     /// The folder of the policies.
     pub policies: PathBuf,
+    /// That folder is named, or was there when it was read first: without it nothing is read.
+    pub policies_must_exist: bool,
     /// Logs and traces.
     pub observe: Observe,
 }
@@ -107,6 +111,8 @@ pub struct Admin {
     pub address: SocketAddr,
     /// The file with the bearer token.
     pub token_file: Option<PathBuf>,
+    /// Host names by which it is asked, besides `localhost` and addresses.
+    pub hosts: Vec<String>,
 }
 
 /// Bounds on clients.
@@ -152,8 +158,17 @@ pub struct Timeouts {
 pub struct Drain {
     /// Not ready, but still accepting.
     pub delay: Duration,
+    /// Nobody has set `delay`: it ends as soon as no client is connected.
+    pub early: bool,
     /// Then open requests may end within this.
     pub grace: Duration,
+}
+
+/// When the process says that it is ready.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ready {
+    /// `/readyz` waits until a replica of every backend can be reached.
+    pub require_backend: bool,
 }
 
 /// Who a request belongs to.
@@ -318,7 +333,9 @@ impl Process {
             backends,
             drafters,
             memory,
+            ready,
             policies,
+            policies_must_exist: _,
             observe,
         } = self;
         let differs = [
@@ -333,6 +350,7 @@ impl Process {
             ("backends", *backends != new.backends),
             ("drafters", *drafters != new.drafters),
             ("memory", *memory != new.memory),
+            ("ready", *ready != new.ready),
             ("policies", *policies != new.policies),
             ("observe", *observe != new.observe),
         ];

@@ -108,26 +108,27 @@ impl Calls {
         output: Vec<TokenId>,
         max_tokens: u32,
         round: u32,
-    ) -> Result<Response<Answer>, Fault> {
+    ) -> Result<Response<Answer>, (Fault, String)> {
         let context = Context { model: &self.model, prompt: &prompt, output: &output };
         let call = self.engine.ride(&context, &self.sampling, max_tokens);
         let sent = self.send(call, Some(round), false);
         let sent = match self.backend.idle() {
             Some(idle) => tokio::time::timeout(idle, sent).await.map_err(|_| {
                 self.backend.fell_silent();
-                Fault::Silence
+                (Fault::Silence, format!("the backend sent no answer within {idle:?}"))
             })?,
             None => sent.await,
         };
-        let response = sent.map_err(|_| Fault::Ride)?;
+        let response = sent.map_err(|error| (Fault::Ride, error.to_string()))?;
+        let cause = format!("the backend answered {}", response.status());
         match response.status() {
             StatusCode::OK => Ok(response),
             StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE
                 if response.headers().contains_key(header::RETRY_AFTER) =>
             {
-                Err(retry_after(response.headers()))
+                Err((retry_after(response.headers()), cause))
             }
-            _ => Err(Fault::Ride),
+            _ => Err((Fault::Ride, cause)),
         }
     }
 

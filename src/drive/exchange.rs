@@ -39,6 +39,8 @@ pub struct Shared {
     pub observer: Arc<Observer>,
     /// Where the process stands between start and stop.
     pub life: Arc<Lifecycle>,
+    /// It is ready only while a replica of every backend can be reached.
+    pub require_backend: bool,
 }
 
 /// An eligible request with everything that belongs to it.

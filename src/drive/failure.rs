@@ -48,6 +48,11 @@ pub enum Failure {
 }
 
 impl Failure {
+    /// Whether no replica has answered.
+    pub fn is_unreachable(&self) -> bool {
+        matches!(self, Self::Send(error) if error.kind() != SendErrorKind::Request)
+    }
+
     /// The HTTP status.
     pub fn status(&self) -> StatusCode {
         match self {

@@ -66,6 +66,8 @@ pub struct Pump {
     told: Option<RideReason>,
     /// How the last ride broke off.
     broken: Failure,
+    /// The causes of the rides that broke off.
+    causes: Vec<String>,
     round: u32,
     /// The first ride tells no ids.
     untold: bool,
@@ -134,6 +136,7 @@ impl Pump {
             closed,
             told: None,
             broken: Failure::BrokeOff,
+            causes: Vec::new(),
             round: 0,
             calls,
             ride: None,
@@ -180,6 +183,11 @@ impl Pump {
         };
         self.slot.record.account(&summary);
         let answer = self.sink.finish(&end, self.slot.record.so_far()).await;
+        if summary.finish.is_none() && answer.is_ok() {
+            let cause =
+                if self.causes.is_empty() { end.broken.to_string() } else { self.causes.join("; then ") };
+            self.slot.record.failed(cause);
+        }
         Ok(Ended { slot: self.slot, end, answer })
     }
 
@@ -187,7 +195,7 @@ impl Pump {
     /// to the client, and not after a wait.
     fn nothing(&mut self, happened: &Happened) -> Option<Unsent> {
         let nothing = match happened {
-            Happened::Heard(Heard::End | Heard::Broken(Fault::Ride)) => true,
+            Happened::Heard(Heard::End | Heard::Broken(Fault::Ride, _)) => true,
             Happened::Heard(Heard::Chunk(event, _)) => self.sink.is_whole() && many_choices(event),
             _ => false,
         };
@@ -391,14 +399,24 @@ impl Pump {
                     self.end_if(id, Some(ended));
                 }
             }
-            Heard::End => self.session.handle(id, Event::Fault(Fault::Ride), now),
-            Heard::Broken(fault) => {
+            Heard::End => {
+                self.cause("the stream ended without an end of the answer".to_owned());
+                self.session.handle(id, Event::Fault(Fault::Ride), now);
+            }
+            Heard::Broken(fault, cause) => {
                 if fault == Fault::Silence {
                     self.broken = Failure::WentSilent;
                 }
+                self.cause(cause);
                 self.session.handle(id, Event::Fault(fault), now);
             }
         }
+    }
+
+    /// Keeps why a ride broke off. A session gives up after few such rides; the first and the last tell most.
+    fn cause(&mut self, cause: String) {
+        self.causes.truncate(1);
+        self.causes.push(cause);
     }
 
     /// The first ride holds several choices, where one was asked for. No session can answer with them: from here on a
@@ -434,7 +452,7 @@ impl Pump {
                         self.sink.verbatim(&event).await?;
                     }
                     Heard::End => return Ok(ended),
-                    Heard::Broken(_) => return Ok(false),
+                    Heard::Broken(..) => return Ok(false),
                 }
             }
         };

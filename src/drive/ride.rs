@@ -25,11 +25,11 @@ pub enum Heard {
     Chunk(Value, Box<Chunk>),
     /// The stream is complete (`[DONE]`, or its end).
     End,
-    /// It broke off, or cannot be read.
-    Broken(Fault),
+    /// It broke off, or cannot be read: the fault, and its cause in words for the operator.
+    Broken(Fault, String),
 }
 
-type Opening = BoxFuture<'static, Result<Response<Answer>, Fault>>;
+type Opening = BoxFuture<'static, Result<Response<Answer>, (Fault, String)>>;
 
 enum State {
     Opening(Opening),
@@ -100,27 +100,27 @@ impl Ride {
             match &mut self.state {
                 State::Opening(opening) => match opening.await {
                     Ok(response) => self.state = reading(response),
-                    Err(fault) => return self.broken(fault),
+                    Err((fault, cause)) => return self.broken(fault, cause),
                 },
                 State::Reading(body) => match body.frame().await {
                     Some(Ok(frame)) => {
                         let Ok(data) = frame.into_data() else { continue };
                         match self.decoder.push(&data) {
                             Ok(events) => self.events.extend(events),
-                            Err(_) => return self.broken(Fault::Ride),
+                            Err(error) => return self.broken(Fault::Ride, error.to_string()),
                         }
                     }
-                    Some(Err(error)) => return self.broken(fault(&error)),
+                    Some(Err(error)) => return self.broken(fault(&error), error.cause()),
                     None => return self.closed(),
                 },
                 State::Gathering(body, gathered) => match body.frame().await {
                     Some(Ok(frame)) => {
                         gathered.extend_from_slice(frame.data_ref().map_or(&[][..], |data| data));
                         if gathered.len() > sse::EVENT_BYTES {
-                            return self.broken(Fault::Ride);
+                            return self.broken(Fault::Ride, "the answer is too long to be read".to_owned());
                         }
                     }
-                    Some(Err(error)) => return self.broken(fault(&error)),
+                    Some(Err(error)) => return self.broken(fault(&error), error.cause()),
                     None => {
                         let data = String::from_utf8_lossy(gathered).into_owned();
                         self.state = State::Closed;
@@ -138,11 +138,11 @@ impl Ride {
             return Some(self.end());
         }
         let Ok(value) = serde_json::from_str::<Value>(&event.data) else {
-            return Some(self.broken(Fault::Ride));
+            return Some(self.broken(Fault::Ride, "an event of the stream is not JSON".to_owned()));
         };
         match self.engine.chunk(self.kind, &value) {
             Ok(chunk) => self.counted(value, Box::new(chunk)),
-            Err(_) => Some(self.broken(Fault::Ride)),
+            Err(unreadable) => Some(self.broken(Fault::Ride, unreadable.to_string())),
         }
     }
 
@@ -187,10 +187,10 @@ impl Ride {
         Heard::End
     }
 
-    fn broken(&mut self, fault: Fault) -> Heard {
+    fn broken(&mut self, fault: Fault, cause: String) -> Heard {
         self.state = State::Closed;
         self.events.clear();
-        Heard::Broken(fault)
+        Heard::Broken(fault, cause)
     }
 }
 

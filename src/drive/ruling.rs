@@ -56,8 +56,9 @@ impl ReplicaGates {
     /// The gate that is closed now.
     pub fn closed(&self, backend: &Replica, pulse: &Pulse) -> Option<RideReason> {
         match backend.standing() {
-            Standing::Down | Standing::Broken => return Some(RideReason::GateHealth),
-            Standing::Ready | Standing::Disabled => {}
+            // One that the operator took out serves where no other does, and is spared what is not needed.
+            Standing::Down | Standing::Broken | Standing::Disabled => return Some(RideReason::GateHealth),
+            Standing::Ready => {}
         }
         let signal = (!self.forced).then(|| pulse.signal()).flatten();
         self.load.closed(signal.as_ref())

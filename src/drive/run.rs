@@ -69,20 +69,34 @@ impl Run {
             exchange.replica = other;
             return Err(exchange.decline(BypassReason::Fault));
         }
-        let response = Failure::from(error).response();
-        exchange.slot.record.status(response.status());
-        exchange.slot.record.end(false);
-        Ok(head::with(response, &self.ruling.name, Path::Ridden.name(), None))
+        let failure = Failure::from(error);
+        let response = failure.response();
+        let record = &mut exchange.slot.record;
+        record.status(response.status());
+        record.unreachable(failure.to_string());
+        record.end(false);
+        let reason = BypassReason::Unreachable.name();
+        Ok(head::with(response, &self.ruling.name, Path::Bypassed.name(), Some(reason)))
     }
 
     /// Whatever the backend said instead of streaming (an error, as a rule) is its own answer to the client.
-    fn pass_on(&self, exchange: Exchange, response: Response<Answer>) -> Response<Body> {
+    fn pass_on(&self, mut exchange: Exchange, response: Response<Answer>) -> Response<Body> {
+        let reason = self.without_output();
+        exchange.slot.record.rides(reason);
         let (head, body) = response.into_parts();
         let mut response = Response::new(());
         *response.status_mut() = head.status;
         *response.headers_mut() = head::passed_on(head.headers);
-        let body = Recorded::new(body.map_err(Into::into), exchange.slot.into_record()).boxed_unsync();
-        head::with(response.map(|()| body), &self.ruling.name, Path::Ridden.name(), None)
+        let body = Recorded::new(body, exchange.slot.into_record()).map_err(Into::into).boxed_unsync();
+        head::with(response.map(|()| body), &self.ruling.name, Path::Ridden.name(), Some(reason.name()))
+    }
+
+    /// Why a request does not leap whose answer is no output to draft for: an error of the backend's own, as a rule.
+    fn without_output(&self) -> RideReason {
+        match self.ruling.rules.permission {
+            Permission::Ride(reason) | Permission::Shadow(reason) => reason,
+            Permission::Leap => RideReason::NoDraft,
+        }
     }
 
     async fn answer(self, exchange: Exchange, calls: Calls, response: Response<Answer>) -> Driven {
@@ -126,7 +140,8 @@ impl Run {
     pub fn naming(&self) -> Option<Naming> {
         let rules = &self.ruling.rules;
         let leaps = rules.permission == Permission::Leap && (!rules.holdback || rules.gamma_fixed.is_some());
-        let plan = rules.plans.first().filter(|_| leaps && !self.identity.engine.dialect.quirks().ride_ids)?;
+        let plan =
+            rules.plans.first().filter(|_| leaps && !self.identity.engine.dialect.quirks().ride_ids)?;
         Some(Naming::new(Arc::clone(&self.identity.tokenizer), *plan))
     }
 

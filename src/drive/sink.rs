@@ -247,7 +247,8 @@ impl Sink {
 
     /// Adds the engine's own account of the output, where all of it came from one call.
     fn say_account(&self, answer: &mut Value) {
-        let told = self.own.as_ref().and_then(|own| own.account.as_ref()).zip(self.dialect.quirks().time_report);
+        let told =
+            self.own.as_ref().and_then(|own| own.account.as_ref()).zip(self.dialect.quirks().time_report);
         if let (Some((account, name)), Some(members)) = (told, answer.as_object_mut()) {
             members.insert(name.to_owned(), account.clone());
         }

@@ -5,6 +5,7 @@
 
 mod ask;
 mod known;
+mod pace;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -25,11 +26,6 @@ use crate::words::BypassReason;
 pub use ask::{Recognised, Unknown, ask, models, one_start, recognise, tokenizer};
 
 use known::Known;
-
-/// How soon an unknown backend is asked again.
-const RETRY: Duration = Duration::from_millis(500);
-/// How soon a known backend is asked whether it is still the same.
-const RECHECK: Duration = Duration::from_secs(5);
 
 /// What everything learnt is keyed by.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -113,7 +109,8 @@ pub struct Identities {
     fleet: Arc<Fleet>,
     asking: AskingOf,
     known: RwLock<Vec<Arc<Known>>>,
-    changed: watch::Sender<u64>,
+    /// Counts up whenever a replica has been asked.
+    asked: watch::Sender<u64>,
 }
 
 impl Identities {
@@ -123,12 +120,8 @@ impl Identities {
         fleet: Arc<Fleet>,
         asking: impl Fn(&Replica) -> Option<Asking> + Send + Sync + 'static,
     ) -> Self {
-        let identities = Self {
-            fleet,
-            asking: Box::new(asking),
-            known: RwLock::default(),
-            changed: watch::Sender::new(0),
-        };
+        let identities =
+            Self { fleet, asking: Box::new(asking), known: RwLock::default(), asked: watch::Sender::new(0) };
         identities.follow();
         identities
     }
@@ -137,7 +130,13 @@ impl Identities {
     fn follow(&self) -> Vec<Arc<Known>> {
         let replicas = self.fleet.replicas();
         let mut known = self.known.write();
-        known.retain(|known| replicas.iter().any(|replica| Arc::ptr_eq(replica, &known.backend)));
+        known.retain(|known| {
+            let stays = replicas.iter().any(|replica| Arc::ptr_eq(replica, &known.backend));
+            if !stays {
+                known.leave();
+            }
+            stays
+        });
         let mut come = Vec::new();
         for replica in replicas {
             if known.iter().any(|known| Arc::ptr_eq(&known.backend, &replica)) {
@@ -206,36 +205,52 @@ impl Identities {
         self.known.read().iter().map(|known| (Arc::clone(&known.backend), known.identity())).collect()
     }
 
-    /// Resolves once every backend has been asked at least once.
+    /// Resolves once every replica has been asked at least once.
     pub async fn asked(&self) {
+        let all = |_: &u64| self.known.read().iter().all(|known| known.is_asked());
         // The sender lives in `self`, so the wait cannot fail.
-        let _ = self.changed.subscribe().wait_for(|rounds| *rounds > 0).await;
+        let _ = self.asked.subscribe().wait_for(all).await;
     }
 
-    /// Asks every backend for ever: often while it is unknown, seldom once it is known; and beside that reads
-    /// the load of each, and probes it. A backend that stops answering keeps its identity (its requests fail by
-    /// themselves); one that answers as another is another.
-    pub async fn keep_asking(&self, stop: CancellationToken) {
-        let mut all: Vec<Arc<Known>> = self.known.read().clone();
+    /// Asks every replica for ever: often while it cannot be reached, seldom once it is known, ever more seldom where
+    /// it cannot verify; and beside that reads the load of each, and probes it. A replica that stops answering keeps
+    /// its identity (its requests fail by themselves); one that answers as another is another.
+    pub async fn keep_asking(self: Arc<Self>, stop: CancellationToken) {
+        let mut changes = self.fleet.changes();
+        self.follow();
+        let mut come: Vec<Arc<Known>> = self.known.read().clone();
         loop {
-            for known in all {
-                tokio::spawn(stop.clone().run_until_cancelled_owned(Arc::clone(&known).keep_reading()));
-                tokio::spawn(stop.clone().run_until_cancelled_owned(known.keep_probing()));
+            for known in come {
+                self.look_after(&known, &stop);
             }
-            let now = self.known.read().clone();
-            let asked = futures_util::future::join_all(now.iter().map(|known| known.refresh()));
-            let all_known = tokio::select! {
-                () = stop.cancelled() => return,
-                settled = asked => settled.into_iter().all(|settled| settled),
-            };
-            self.changed.send_modify(|rounds| *rounds += 1);
-            let mut changes = self.fleet.changes();
             tokio::select! {
                 () = stop.cancelled() => return,
-                () = tokio::time::sleep(if all_known { RECHECK } else { RETRY }) => {}
-                _ = changes.changed() => {}
+                _ = changes.changed() => come = self.follow(),
             }
-            all = self.follow();
         }
+    }
+
+    /// Starts what is done about one replica until it leaves or everything stops.
+    fn look_after(self: &Arc<Self>, known: &Arc<Known>, stop: &CancellationToken) {
+        let identities = Arc::clone(self);
+        let asked = move || identities.asked.send_modify(|asked| *asked += 1);
+        let work = {
+            let known = Arc::clone(known);
+            async move {
+                tokio::join!(
+                    Arc::clone(&known).keep_asking(asked),
+                    Arc::clone(&known).keep_reading(),
+                    Arc::clone(&known).keep_probing(),
+                )
+            }
+        };
+        let (known, stop) = (Arc::clone(known), stop.clone());
+        tokio::spawn(async move {
+            tokio::select! {
+                () = stop.cancelled() => {}
+                () = known.left() => {}
+                _ = work => {}
+            }
+        });
     }
 }

@@ -196,7 +196,7 @@ async fn send(backend: &Replica, call: &Call, fresh: bool) -> Result<Response<An
     if fresh {
         request.extensions_mut().insert(Fresh);
     }
-    let response = backend.ask(request).await.map_err(|_| Heard::Silence)?;
+    let response = backend.own(request).await.map_err(|_| Heard::Silence)?;
     match response.status() {
         StatusCode::OK => Ok(response),
         status => Err(Heard::Refused(status.as_u16())),

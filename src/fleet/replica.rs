@@ -19,6 +19,7 @@ use http::header::{AUTHORIZATION, HOST};
 use http::uri::{PathAndQuery, Scheme};
 use http::{HeaderName, HeaderValue, Method, Request, Response, Uri, Version};
 use parking_lot::Mutex;
+use tokio::sync::watch;
 use tower::ServiceExt;
 
 pub use local::Local;
@@ -27,7 +28,7 @@ pub use settings::{Auth, InvalidUrl, ReplicaSettings};
 use self::address::{Connector, address, connector, host_of};
 use super::breaker::BreakerState;
 use super::error::{SendError, SendErrorKind};
-use super::health::{Failing, Health, Outcome, Standing};
+use super::health::{Failing, Health, LastError, Outcome, Standing};
 use super::link::{Answer, Link, Pool, Proof, Source};
 use super::load::{Load, Told};
 use super::models::{Fit, ModelName};
@@ -76,6 +77,15 @@ pub struct Replica {
     retries: [AtomicU64; 2],
     connects: prometheus::Histogram,
     unpredicted: Mutex<HashSet<String>>,
+}
+
+/// On whose behalf a call is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Whose {
+    /// A client's: it never carries a key of Foretell's own calls.
+    Client,
+    /// Foretell's.
+    Own,
 }
 
 /// A request that got no answer.
@@ -135,10 +145,11 @@ impl Replica {
                 (format!("{scheme}://{address}{path}"), authority.map_err(|_| invalid("no such address"))?)
             }
         };
-        let health = Arc::new(Health::default());
+        let label = format!("{}/{}", settings.name, place.number);
+        let health = Arc::new(Health::new(&label, &url));
         let pool = || Arc::new(Pool::new(settings.pool_idle, settings.idle, Arc::clone(&health)));
         Ok(Self {
-            label: format!("{}/{}", settings.name, place.number),
+            label,
             url,
             address: address(scheme, authority).map_err(|error| invalid(&error.to_string()))?,
             connector,
@@ -201,6 +212,7 @@ impl Replica {
 
     /// Counts a call that a session gave up because nothing came.
     pub fn fell_silent(&self) {
+        self.health.note("a session gave a call up: nothing came in the middle of an answer");
         self.health.count(Failing::Call(SendErrorKind::Timeout));
     }
 
@@ -250,6 +262,26 @@ impl Replica {
     /// Whether the last call, or health check, reached it. True until something is known.
     pub fn is_up(&self) -> bool {
         self.health.is_up()
+    }
+
+    /// Whether it has answered, and nothing since says that it would not do so again.
+    pub fn is_reachable(&self) -> bool {
+        self.health.is_reachable()
+    }
+
+    /// The last thing that went wrong there.
+    pub fn last_error(&self) -> Option<LastError> {
+        self.health.last_error()
+    }
+
+    /// Notes something that went wrong there.
+    pub(super) fn note_error(&self, text: &str) {
+        self.health.note(text);
+    }
+
+    /// Counts up whenever it can be reached again after it could not.
+    pub(super) fn returns(&self) -> watch::Receiver<u64> {
+        self.health.returns()
     }
 
     /// What keeps new requests away from it.
@@ -352,35 +384,63 @@ impl Replica {
     /// As [`Self::send`]; what was not sent comes back as it was given.
     pub(super) async fn try_send(&self, request: Request<Body>) -> Result<Response<Answer>, Unanswered> {
         let proof = if is_work(&request) { Proof::Work } else { Proof::Life };
-        let sent = self.exchange(request, proof).await;
+        let sent = self.exchange(request, proof, Whose::Client).await;
         if let Err(unanswered) = &sent {
             let kind = unanswered.kind();
             self.health.ended(match kind {
                 SendErrorKind::Request => Outcome::Undecided,
-                kind => Outcome::Failed(Failing::Call(kind)),
+                kind => Outcome::Failed(Failing::Call(kind), unanswered.error.to_string()),
             });
         }
         sent
     }
 
-    /// As [`Self::send`], but nothing that comes of it is held for or against the replica: it is judged by what
-    /// clients ask of it, not by what Foretell asks besides.
+    /// As [`Self::send`], for a call that Foretell makes besides on behalf of a client's request, with that client's
+    /// key. Nothing that comes of it is held for or against the replica: it is judged by what clients ask of it.
     ///
     /// # Errors
     /// As [`Self::send`].
     pub async fn ask(&self, request: Request<Body>) -> Result<Response<Answer>, SendError> {
-        self.exchange(request, Proof::Nothing).await.map_err(|unanswered| unanswered.error)
+        let sent = self.exchange(request, Proof::Nothing, Whose::Client).await;
+        sent.map_err(|unanswered| unanswered.error)
+    }
+
+    /// As [`Self::ask`], for a call of Foretell's own, which is on behalf of no client: it carries Foretell's own key.
+    ///
+    /// # Errors
+    /// As [`Self::send`].
+    pub async fn own(&self, request: Request<Body>) -> Result<Response<Answer>, SendError> {
+        let sent = self.exchange(request, Proof::Nothing, Whose::Own).await;
+        sent.map_err(|unanswered| unanswered.error)
+    }
+
+    /// As [`Self::own`], but notes whether the replica can be reached.
+    ///
+    /// # Errors
+    /// As [`Self::send`].
+    pub async fn inquire(&self, request: Request<Body>) -> Result<Response<Answer>, SendError> {
+        let sent = self.exchange(request, Proof::Nothing, Whose::Own).await;
+        match &sent {
+            Ok(response) if !response.status().is_server_error() => self.health.reached(),
+            Ok(_) => {}
+            Err(unanswered) if unanswered.kind() == SendErrorKind::Connect => {
+                self.health.unreached(&unanswered.error.to_string());
+            }
+            Err(unanswered) => self.health.note(&unanswered.error.to_string()),
+        }
+        sent.map_err(|unanswered| unanswered.error)
     }
 
     async fn exchange(
         &self,
         mut request: Request<Body>,
         proof: Proof,
+        whose: Whose,
     ) -> Result<Response<Answer>, Unanswered> {
         let asked = request.uri().clone();
         *request.uri_mut() = self.target(&asked).map_err(Unanswered::lost)?;
         *request.version_mut() = Version::HTTP_11;
-        self.sign(&mut request);
+        self.sign(&mut request, whose);
         let answer = self.call(request, proof);
         let answer = match self.settings.first_byte {
             None => answer.await,
@@ -398,7 +458,7 @@ impl Replica {
     }
 
     /// The fields that say to whom the request goes, and from whom.
-    fn sign(&self, request: &mut Request<Body>) {
+    fn sign(&self, request: &mut Request<Body>, whose: Whose) {
         let fields = request.headers_mut();
         if !self.settings.keep_client_host || !fields.contains_key(HOST) {
             fields.insert(HOST, self.host.clone());
@@ -407,6 +467,12 @@ impl Replica {
             Auth::Pass => {}
             Auth::Strip => drop(fields.remove(AUTHORIZATION)),
             Auth::Replace(key) => drop(fields.insert(AUTHORIZATION, key.value())),
+        }
+        if whose == Whose::Own {
+            if let Some(key) = &self.settings.own_key {
+                fields.insert(AUTHORIZATION, key.value());
+            }
+            fields.extend(self.settings.own_fields.clone());
         }
         if let Some(rank) = &self.rank {
             fields.insert(RANK, rank.clone());

@@ -109,7 +109,7 @@ impl Pulse {
 pub async fn look(backend: &Replica, dialect: Dialect, path: &str) -> Option<dialect::Load> {
     let mut request = Request::new(full(""));
     *request.uri_mut() = path.parse::<Uri>().ok()?;
-    let response = backend.ask(request).await.ok()?;
+    let response = backend.own(request).await.ok()?;
     if response.status() != StatusCode::OK {
         return None;
     }

@@ -62,5 +62,5 @@ async fn healthy(replica: &Arc<Replica>) -> bool {
 async fn status(replica: &Arc<Replica>, path: &'static str) -> Option<StatusCode> {
     let mut request = Request::new(full(""));
     *request.uri_mut() = Uri::from_static(path);
-    Some(replica.ask(request).await.ok()?.status())
+    Some(replica.own(request).await.ok()?.status())
 }

@@ -30,11 +30,19 @@ fn answered(record: &mut Record, response: &mut Response<impl Sized>) {
     if let Some(reason) = so_far.reason {
         fields.insert(headers::REASON, HeaderValue::from_static(reason));
     }
+    if let Some(parameter) = so_far.parameter.as_deref().and_then(headers::parameter) {
+        fields.insert(headers::PARAMETER, parameter);
+    }
 }
 
 /// Answers with an error of Foretell's own.
 pub(super) fn fail(mut record: Record, failure: &Failure) -> Response<Body> {
     let mut response = failure.response();
+    if failure.is_unreachable() {
+        record.unreachable(failure.to_string());
+    } else {
+        record.failed(failure.to_string());
+    }
     answered(&mut record, &mut response);
     record.end(false);
     response
@@ -188,6 +196,6 @@ impl Relay {
         parts.extensions.clear();
         let mut response = Response::from_parts(parts, ());
         answered(&mut self.record, &mut response);
-        response.map(|()| Recorded::new(body.map_err(Into::into), self.record).boxed_unsync())
+        response.map(|()| Recorded::new(body, self.record).map_err(Into::into).boxed_unsync())
     }
 }

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
 use crate::http::listen::Stop;
 
@@ -12,13 +13,15 @@ use crate::http::listen::Stop;
 pub struct DrainTimes {
     /// From "not ready" to closing the listeners: as long as a load balancer needs to notice.
     pub delay: Duration,
+    /// The delay ends as soon as no client is connected: nobody has set it, so perhaps nobody needs it.
+    pub early: bool,
     /// From closing the listeners to cutting what is still open.
     pub grace: Duration,
 }
 
 impl Default for DrainTimes {
     fn default() -> Self {
-        Self { delay: Duration::from_secs(5), grace: Duration::from_mins(2) }
+        Self { delay: Duration::from_secs(5), early: true, grace: Duration::from_mins(2) }
     }
 }
 
@@ -28,6 +31,7 @@ pub struct Lifecycle {
     listening: AtomicBool,
     draining: watch::Sender<bool>,
     empty: watch::Sender<bool>,
+    hurried: CancellationToken,
     /// What the listeners wait for.
     pub stop: Stop,
 }
@@ -38,6 +42,7 @@ impl Default for Lifecycle {
             listening: AtomicBool::new(false),
             draining: watch::Sender::new(false),
             empty: watch::Sender::new(false),
+            hurried: CancellationToken::new(),
             stop: Stop::default(),
         }
     }
@@ -64,6 +69,11 @@ impl Lifecycle {
         self.draining.send_replace(true);
     }
 
+    /// Nobody is to be waited for who has not come yet: stopping goes on without the delay.
+    pub fn hurry(&self) {
+        self.hurried.cancel();
+    }
+
     /// Waits until stopping begins.
     pub async fn draining(&self) {
         let _ = self.draining.subscribe().wait_for(|draining| *draining).await;
@@ -83,7 +93,11 @@ impl Lifecycle {
     /// then cuts it. Ends early when `done` does.
     pub async fn steps(&self, times: DrainTimes, done: impl Future<Output = ()>) {
         self.draining().await;
-        tokio::time::sleep(times.delay).await;
+        tokio::select! {
+            () = tokio::time::sleep(times.delay) => {}
+            () = self.hurried.cancelled() => {}
+            () = self.stop.connections.none(), if times.early => {}
+        }
         self.stop.accept.cancel();
         if tokio::time::timeout(times.grace, done).await.is_err() {
             self.stop.cut.cancel();
@@ -100,7 +114,7 @@ mod tests {
         let life = Lifecycle::default();
         life.listening();
         assert!(life.is_ready());
-        let times = DrainTimes { delay: Duration::from_secs(5), grace: Duration::from_mins(2) };
+        let times = DrainTimes { delay: Duration::from_secs(5), early: false, grace: Duration::from_mins(2) };
         let start = tokio::time::Instant::now();
         life.drain();
         assert!(!life.is_ready());
@@ -115,6 +129,38 @@ mod tests {
         let ((), accept, cut) = tokio::join!(life.steps(times, std::future::pending()), accept, cut);
         assert_eq!(accept.as_secs(), 5);
         assert_eq!(cut.as_secs(), 125);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_delay_ends_early_where_nobody_is_connected_or_somebody_is_in_a_hurry() {
+        let begun = tokio::time::Instant::now();
+        let early = DrainTimes::default();
+        let idle = Lifecycle::default();
+        idle.drain();
+        idle.steps(early, std::future::ready(())).await;
+        assert_eq!(begun.elapsed(), Duration::ZERO);
+
+        let busy = Lifecycle::default();
+        let client = busy.stop.connections.count();
+        let leaving = async {
+            tokio::time::sleep(Duration::from_secs(2)).await;
+            drop(client);
+        };
+        busy.drain();
+        tokio::join!(busy.steps(early, std::future::ready(())), leaving);
+        assert_eq!(begun.elapsed().as_secs(), 2);
+
+        let hurried = Lifecycle::default();
+        let _client = hurried.stop.connections.count();
+        hurried.drain();
+        hurried.hurry();
+        hurried.steps(DrainTimes { early: false, ..early }, std::future::ready(())).await;
+        assert_eq!(begun.elapsed().as_secs(), 2);
+
+        let set = Lifecycle::default();
+        set.drain();
+        set.steps(DrainTimes { early: false, ..early }, std::future::ready(())).await;
+        assert_eq!(begun.elapsed().as_secs(), 7, "what the operator has set is waited for");
     }
 
     #[tokio::test(start_paused = true)]

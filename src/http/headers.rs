@@ -18,6 +18,10 @@ pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 pub const PATH: HeaderName = HeaderName::from_static("x-foretell-path");
 /// Why it went that way.
 pub const REASON: HeaderName = HeaderName::from_static("x-foretell-reason");
+/// The parameter or field of the request that is the reason.
+pub const PARAMETER: HeaderName = HeaderName::from_static("x-foretell-parameter");
+/// Longest name of a parameter that is put into a header, bytes.
+const PARAMETER_MAX: usize = 128;
 
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
@@ -44,6 +48,12 @@ pub fn strip_hop_by_hop(headers: &mut HeaderMap) -> Option<HeaderValue> {
         headers.remove(name);
     }
     upgrade
+}
+
+/// The name of a parameter as the value of [`PARAMETER`]; none if it is long or no plain text.
+pub fn parameter(name: &str) -> Option<HeaderValue> {
+    let plain = name.len() <= PARAMETER_MAX && name.bytes().all(|byte| (b' '..=b'~').contains(&byte));
+    HeaderValue::from_str(name).ok().filter(|_| plain)
 }
 
 fn named_by_connection(headers: &HeaderMap) -> Vec<HeaderName> {

@@ -18,6 +18,7 @@ use hyper_util::server::conn::auto;
 use rustls::ServerConfig;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -66,6 +67,42 @@ pub struct Stop {
     pub accept: CancellationToken,
     /// Cancelled: cut what is still open.
     pub cut: CancellationToken,
+    /// The connections that are open.
+    pub connections: Connections,
+}
+
+/// Counts open connections.
+#[derive(Clone, Debug)]
+pub struct Connections(watch::Sender<usize>);
+
+impl Default for Connections {
+    fn default() -> Self {
+        Self(watch::Sender::new(0))
+    }
+}
+
+/// A connection that is counted until this is dropped.
+#[derive(Debug)]
+pub struct Counted(watch::Sender<usize>);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.send_modify(|open| *open = open.saturating_sub(1));
+    }
+}
+
+impl Connections {
+    /// One more is open.
+    #[must_use]
+    pub fn count(&self) -> Counted {
+        self.0.send_modify(|open| *open += 1);
+        Counted(self.0.clone())
+    }
+
+    /// Waits until none is open.
+    pub async fn none(&self) {
+        let _ = self.0.subscribe().wait_for(|open| *open == 0).await;
+    }
 }
 
 /// The other end, in the extensions of every request.
@@ -157,6 +194,7 @@ async fn accepted_by<A, F>(
     A: Fn(Request<Incoming>) -> F + Send + Sync + 'static,
     F: Future<Output = Response<Body>> + Send + 'static,
 {
+    let _counted = stop.connections.count();
     // A token is a small write; waiting to fill a segment would hold it back.
     let _ = stream.set_nodelay(true);
     let Some(tls) = tls else { return connection(stream, peer, app, bounds, stop).await };

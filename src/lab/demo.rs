@@ -194,7 +194,7 @@ impl<'a> Duo<'a> {
         temperature: f64,
         max_tokens: Option<u32>,
     ) -> Result<Answer, Stopped> {
-        let settings = Settings { temperature, max_tokens, seeded: temperature > 0.0 };
+        let settings = Settings { temperature, max_tokens, model: None, seeded: temperature > 0.0 };
         let mut prompt = prompt.clone();
         // Tells which text came in one step.
         prompt.body.insert("return_token_ids".into(), true.into());

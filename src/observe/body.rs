@@ -7,6 +7,7 @@ use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 
 use super::Record;
+use crate::fleet::BrokenOff;
 
 /// Passes a body on as it comes; the record ends with it. A client that leaves before drops both.
 pub struct Recorded<B> {
@@ -24,14 +25,14 @@ impl<B: Body> Recorded<B> {
     }
 }
 
-impl<B: Body<Data = Bytes> + Unpin> Body for Recorded<B> {
+impl<B: Body<Data = Bytes, Error = BrokenOff> + Unpin> Body for Recorded<B> {
     type Data = Bytes;
-    type Error = B::Error;
+    type Error = BrokenOff;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, BrokenOff>>> {
         let Self { body, record } = &mut *self;
         let frame = {
             let _within = record.span().enter();
@@ -44,7 +45,11 @@ impl<B: Body<Data = Bytes> + Unpin> Body for Recorded<B> {
                     record.end(false);
                 }
             }
-            Some(Err(_)) | None => record.end(false),
+            Some(Err(error)) => {
+                record.failed(error.cause());
+                record.end(false);
+            }
+            None => record.end(false),
         }
         Poll::Ready(frame)
     }

@@ -111,6 +111,7 @@ pub(super) fn finished(finished: &Finished) {
                 first_byte_ms = finished.first_byte.map(millis),
                 duration_ms = millis(finished.duration),
                 client_gone = finished.client_gone,
+                error = finished.error,
                 "request"
             )
         };

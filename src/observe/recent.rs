@@ -73,6 +73,7 @@ fn session(finished: &Finished) -> Value {
         "output_tokens": finished.output_tokens,
         "duration_ms": millis(finished.duration),
         "client_gone": finished.client_gone,
+        "error": finished.error,
         "rounds": rounds,
     })
 }

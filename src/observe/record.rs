@@ -118,6 +118,26 @@ impl Record {
         self.finished.model = Some(kept(model));
     }
 
+    /// No replica has answered: the request never began to ride.
+    pub fn unreachable(&mut self, cause: String) {
+        if self.finished.path != Path::Relayed {
+            self.finished.path = Path::Bypassed;
+            self.finished.reason = Some(BypassReason::Unreachable.name());
+            self.finished.parameter = None;
+        }
+        self.finished.error = Some(cause);
+    }
+
+    /// Why it rides, where no session is there to say it.
+    pub fn rides(&mut self, reason: RideReason) {
+        self.finished.reason = Some(reason.name());
+    }
+
+    /// Why the answer has no end, or is an error of Foretell's own.
+    pub fn failed(&mut self, cause: String) {
+        self.finished.error = Some(cause);
+    }
+
     /// The backend that it goes to.
     pub fn to(&mut self, backend: &str) {
         backend.clone_into(&mut self.finished.backend);

@@ -39,6 +39,8 @@ pub enum BypassReason {
     Tokenizer,
     /// The backend cannot verify drafts.
     NoPlan,
+    /// No replica answered.
+    Unreachable,
     /// Several engines answer behind one address.
     Balanced,
     /// The backend bills what a verify call would cost.
@@ -51,7 +53,7 @@ pub enum BypassReason {
 
 impl BypassReason {
     /// Every reason, in the order of the documentation.
-    pub const ALL: [Self; 22] = [
+    pub const ALL: [Self; 23] = [
         Self::Off,
         Self::Client,
         Self::Policy,
@@ -70,6 +72,7 @@ impl BypassReason {
         Self::Seed,
         Self::Tokenizer,
         Self::NoPlan,
+        Self::Unreachable,
         Self::Balanced,
         Self::Billed,
         Self::Sessions,
@@ -97,6 +100,7 @@ impl BypassReason {
             Self::Seed => "seed",
             Self::Tokenizer => "tokenizer",
             Self::NoPlan => "no_plan",
+            Self::Unreachable => "unreachable",
             Self::Balanced => "balanced",
             Self::Billed => "billed",
             Self::Sessions => "sessions",
@@ -125,6 +129,7 @@ impl BypassReason {
             Self::Seed => "the engine's seeded noise cannot be continued",
             Self::Tokenizer => "no tokenizer agrees with the backend's",
             Self::NoPlan => "the backend cannot verify drafts",
+            Self::Unreachable => "no replica answered",
             Self::Balanced => "several engines answer behind one address",
             Self::Billed => "the backend bills what verifying would cost",
             Self::Sessions => "the limit of concurrent sessions is reached",

@@ -242,7 +242,8 @@ fn write(folder: &Path, name: &str, text: &str) -> String {
 }
 
 fn flags_for(folder: &Path, process: &str) -> Flags {
-    let policies = Some(folder.join("policies").display().to_string());
+    let policies = Some(folder.join("policies")).filter(|policies| policies.exists());
+    let policies = policies.map(|policies| policies.display().to_string());
     Flags { config: Some(write(folder, "foretell.yaml", process)), policies, ..Flags::default() }
 }
 
@@ -298,7 +299,8 @@ fn a_bad_flag_is_told_by_its_name() {
         "--listen: listen: not an address, allowed IP:PORT, got \"here\"\n\
          FORETELL_ADMIN: admin.address: open to others without a token, allowed a loopback address, or any with admin.token_file, got \"0.0.0.0:1\"\n\
          --backend: backends: not a URL, allowed http(s)://HOST[:PORT][/BASE] or onnx:DIR, got \"http://***@host\"\n\
-         --dialect: backends[0].dialect: unknown value, allowed auto|onnx|vllm|sglang|llamacpp|tgi|trtllm|triton|ollama|lmdeploy|mlx|openai, got \"onyx\"; did you mean onnx?\n"
+         --dialect: backends[0].dialect: unknown value, allowed auto|onnx|vllm|sglang|llamacpp|tgi|trtllm|triton|ollama|lmdeploy|mlx|openai, got \"onyx\"; did you mean onnx?\n\
+         --policies: policies.dir: no such folder, allowed a folder with policy files, got \"no such folder\"\n"
     );
 }
 

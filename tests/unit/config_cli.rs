@@ -29,7 +29,8 @@ impl Folder {
 
     fn flags(&self) -> Flags {
         let config = Some(self.path("foretell.yaml")).filter(|path| Path::new(path).exists());
-        Flags { config, policies: Some(self.path("policies")), ..Flags::default() }
+        let policies = Some(self.path("policies")).filter(|path| Path::new(path).exists());
+        Flags { config, policies, ..Flags::default() }
     }
 
     fn told(&self, out: Vec<u8>) -> String {
@@ -76,16 +77,17 @@ fn good_settings_are_told_with_their_revisions_and_warnings() {
 }
 
 #[test]
-fn a_model_here_that_is_not_there_is_a_warning() {
+fn a_model_here_that_is_not_there_is_an_error() {
     let process = "version: 1\nbackends: [{ name: a, replicas: { model: tests/workloads } }]\n";
     let folder = Folder::new(&[("foretell.yaml", process), ("policies/a.yaml", "version: 1\nname: x\n")]);
     let (code, told) = folder.check();
-    assert_eq!(code, 0);
-    let warning = "warning: no model in tests/workloads: `serve` would not start\n";
-    assert!(told.contains(warning), "{told}");
+    assert_eq!(code, 64);
+    let error = "foretell.yaml:2: backends[0].replicas.model: model.onnx: No such file or directory";
+    assert!(told.starts_with(error), "{told}");
     let process = process.replace("tests/workloads", "onnx/models/target");
     fs::write(folder.0.path().join("foretell.yaml"), process).unwrap();
-    assert!(!folder.check().1.contains("warning"));
+    let (code, told) = folder.check();
+    assert!(code == 0 && !told.contains("warning"), "{told}");
 }
 
 #[test]
@@ -99,7 +101,7 @@ fn bad_settings_are_told_all_at_once_with_exit_code_64() {
     assert_eq!(
         told,
         "foretell.yaml:2: mode: unknown value, allowed off|observe|auto, got \"on\"\n\
-         foretell.yaml:3: limts: unknown key, allowed version|mode|listen|admin|metrics|limits|timeouts|drain|tenant|client|backends|drafters|memory|policies|observe, got limts; did you mean limits?\n\
+         foretell.yaml:3: limts: unknown key, allowed version|mode|listen|admin|metrics|limits|timeouts|drain|tenant|client|backends|drafters|memory|ready|policies|observe, got limts; did you mean limits?\n\
          policies/a.yaml:3: gamma.max: out of range, allowed 1..=32, got 99\n\
          3 errors\n"
     );

@@ -106,10 +106,10 @@ async fn a_word_that_is_old_is_not_believed() {
 fn one_that_is_down_broken_or_disabled_is_passed_over() {
     let fleet = three();
     let all = fleet.replicas();
-    all[0].ended(Outcome::Failed(Failing::Call(SendErrorKind::Connect)));
+    all[0].ended(Outcome::Failed(Failing::Call(SendErrorKind::Connect), "refused".to_owned()));
     assert_eq!(all[0].standing(), Standing::Down);
     assert_eq!(picked(&fleet, 50).get("a/0"), None);
-    (0..5).for_each(|_| all[1].ended(Outcome::Failed(Failing::Status)));
+    (0..5).for_each(|_| all[1].ended(Outcome::Failed(Failing::Status, "status 500".to_owned())));
     assert_eq!(all[1].standing(), Standing::Broken);
     assert_eq!(picked(&fleet, 50).len(), 1);
     // All have something against them now: the least bad is tried.
@@ -130,7 +130,7 @@ fn refusals_never_open_the_breaker() {
 fn half_open_only_one_request_is_sent_on_trial() {
     let fleet = three();
     let all = fleet.replicas();
-    (0..5).for_each(|_| all[0].ended(Outcome::Failed(Failing::Status)));
+    (0..5).for_each(|_| all[0].ended(Outcome::Failed(Failing::Status, "status 500".to_owned())));
     all[0].checked(true);
     let counts = picked(&fleet, 200);
     assert_eq!(counts["a/0"], 1, "{counts:?}");

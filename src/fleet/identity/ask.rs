@@ -38,6 +38,12 @@ pub enum Unknown {
     /// It cannot be reached, or does not answer in time.
     #[error("not reachable: {0}")]
     Unreachable(String),
+    /// It answers nobody without a key, or not with this one.
+    #[error("{0}: it wants a key")]
+    Locked(StatusCode),
+    /// It answers, but it is none of the engines that are told apart.
+    #[error("{0}")]
+    Stranger(String),
     /// It answers, but not as an engine that Foretell can ask to verify.
     #[error("not an engine that can verify: {1}")]
     Foreign(BypassReason, String),
@@ -153,7 +159,11 @@ pub async fn recognise(backend: &Replica, dialect: Option<Dialect>) -> Result<Re
     let dialect = dialect.or_else(|| recognise::dialect_of(&answers));
     // However it is judged below: what is relayed to it has to be fit for it.
     backend.set_refuses_prediction(dialect.is_some_and(|dialect| dialect.quirks().refuses_prediction));
-    let dialect = dialect.ok_or_else(|| Unknown::foreign("none of the engines that are told apart"))?;
+    if let Some(status) = locked(&answers, [recognise::MODELS]) {
+        return Err(Unknown::Locked(status));
+    }
+    let stranger = || Unknown::Stranger("none of the engines that are told apart".to_owned());
+    let dialect = dialect.ok_or_else(stranger)?;
     for _ in 0..TURNS {
         let asked = dialect.codec().questions(&answers);
         if asked.is_empty() {
@@ -164,11 +174,25 @@ pub async fn recognise(backend: &Replica, dialect: Option<Dialect>) -> Result<Re
             answers.add(&question.path, put(backend, &question, false).await?);
         }
     }
-    let engine = dialect.codec().engine(&answers).map_err(|foreign| Unknown::foreign(foreign.to_string()))?;
+    let engine = dialect.codec().engine(&answers).map_err(|foreign| {
+        let locked = locked(&answers, answers.paths()).filter(|status| *status == StatusCode::UNAUTHORIZED);
+        locked.map_or_else(|| Unknown::foreign(foreign.to_string()), Unknown::Locked)
+    })?;
     let missing = Plan::ALL.into_iter().filter(|plan| !engine.plans.contains(plan));
     let missing = missing.map(|plan| (plan, dialect.codec().missing(&answers, plan))).collect();
     let start_page = recognise::start_page(dialect, &answers).map(ToOwned::to_owned);
     Ok(Recognised { engine, missing, start_page, starts: 0, questions, answers })
+}
+
+/// The status by which one of these pages was refused for want of a key, if one was.
+fn locked<'a>(answers: &Answers, pages: impl IntoIterator<Item = &'a str>) -> Option<StatusCode> {
+    pages.into_iter().find_map(|page| refused_status(answers.status(page)?))
+}
+
+/// The status, if it says that a key is missing or wrong.
+fn refused_status(status: u16) -> Option<StatusCode> {
+    let status = StatusCode::from_u16(status).ok()?;
+    matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN).then_some(status)
 }
 
 /// Whether fresh connections show one start time; returns how many did, 0 where none is shown.
@@ -199,6 +223,9 @@ pub async fn one_start(backend: &Replica, recognised: &Recognised) -> Result<u32
 /// [`Unknown`]: it cannot be reached.
 pub async fn models(backend: &Replica) -> Result<usize, Unknown> {
     let told = put(backend, &Question::get(recognise::MODELS), false).await?;
+    if let Some(status) = refused_status(told.status) {
+        return Err(Unknown::Locked(status));
+    }
     let listed: Option<serde_json::Value> = serde_json::from_slice(&told.body).ok();
     Ok(listed.as_ref().and_then(|listed| listed.get("data")?.as_array()).map_or(0, Vec::len))
 }
@@ -269,7 +296,7 @@ async fn put(backend: &Replica, question: &Question, fresh: bool) -> Result<Told
         }
         *request.method_mut() = method;
         let unreachable = |error: &dyn std::fmt::Display| Unknown::Unreachable(error.to_string());
-        let response = backend.send(request).await.map_err(|error| unreachable(&error))?;
+        let response = backend.inquire(request).await.map_err(|error| unreachable(&error))?;
         let status = response.status();
         let server = response.headers().get(header::SERVER).and_then(|server| server.to_str().ok());
         let server = server.map(ToOwned::to_owned);

@@ -2,23 +2,29 @@
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use crate::dialect::Engine;
 use crate::fleet::Replica;
 use crate::fleet::identity::ask::{self, Unknown};
+use crate::fleet::identity::pace::{Pace, Settled};
 use crate::fleet::identity::{Asking, Epoch, Identity, Standing};
 use crate::fleet::probe::{self, Report, Seen};
 use crate::fleet::scrape::Pulse;
 use crate::words::BypassReason;
 use crate::words::Plan;
 
+/// The dialect that is shown of a server that is told apart and only relayed.
+const RELAY: &str = "relay";
+/// The dialect that is shown of a server that is none of those that are told apart.
+const STRANGER: &str = "unknown";
 /// How often it is looked whether a replica is idle.
 const LOOK: Duration = Duration::from_millis(250);
 /// A probe begins at a random moment within this time, so that the replicas of a fleet are not all probed at
@@ -71,6 +77,12 @@ pub(super) struct Known {
     one: Mutex<Option<One>>,
     /// A probe is wanted, whatever is configured.
     wanted: Notify,
+    /// It has been asked who it is.
+    asked: AtomicBool,
+    /// Why it was relayed, or gave no answer, when that was last written to the log.
+    said: Mutex<Option<String>>,
+    /// It has left the fleet.
+    left: CancellationToken,
     random: RandomState,
 }
 
@@ -88,6 +100,9 @@ impl Known {
             pulse: Arc::default(),
             one: Mutex::default(),
             wanted: Notify::new(),
+            asked: AtomicBool::new(false),
+            said: Mutex::default(),
+            left: CancellationToken::new(),
             random: RandomState::new(),
         }
     }
@@ -109,8 +124,38 @@ impl Known {
         Ok(())
     }
 
-    /// Asks once. Returns whether it is settled what the backend is.
-    pub(super) async fn refresh(&self) -> bool {
+    pub(super) fn is_asked(&self) -> bool {
+        self.asked.load(Ordering::Acquire)
+    }
+
+    /// It has left the fleet: nothing more is done about it.
+    pub(super) fn leave(&self) {
+        self.left.cancel();
+    }
+
+    pub(super) async fn left(&self) {
+        self.left.cancelled().await;
+    }
+
+    /// Asks for ever who it is, and at once when it was away and is back. `asked` is called after every time.
+    pub(super) async fn keep_asking(self: Arc<Self>, asked: impl Fn()) {
+        let mut pace = Pace::default();
+        let mut returns = self.backend.returns();
+        loop {
+            let settled = self.refresh().await;
+            self.asked.store(true, Ordering::Release);
+            asked();
+            // That it answered just now is no news.
+            returns.borrow_and_update();
+            tokio::select! {
+                () = tokio::time::sleep(pace.after(settled)) => {}
+                Ok(()) = returns.changed() => pace.restart(),
+            }
+        }
+    }
+
+    /// Asks once.
+    async fn refresh(&self) -> Settled {
         if self.asking.billed {
             return self.refresh_billed().await;
         }
@@ -137,41 +182,93 @@ impl Known {
                     self.pulse.looked_at();
                     self.standing.store(Arc::new(Standing::Known(identity)));
                 }
-                true
+                *self.said.lock() = None;
+                Settled::Known
             }
-            Err(Unknown::Foreign(reason, why)) => {
-                if before.is_some() || self.backend.dialect().as_str() == "auto" {
-                    tracing::info!(backend = self.backend.label(), why, "backend is relayed");
+            Err(unknown) => self.unknown(unknown, before.is_some()),
+        }
+    }
+
+    /// It is not known who it is; `before`: it was.
+    fn unknown(&self, unknown: Unknown, before: bool) -> Settled {
+        let backend = self.backend.label();
+        match unknown {
+            Unknown::Foreign(reason, why) => {
+                if self.is_news(&why) {
+                    tracing::info!(backend, why, "backend is relayed");
                 }
-                self.relayed(reason, why);
-                true
+                self.relayed(reason, why, RELAY);
+                if reason == BypassReason::NoPlan { Settled::Foreign } else { Settled::Doubted }
             }
-            Err(Unknown::Unreachable(why)) => {
-                tracing::debug!(backend = self.backend.label(), why, "backend not reached");
-                if before.is_some() {
+            Unknown::Stranger(why) => {
+                if self.is_news(&why) {
+                    tracing::info!(backend, why, "backend is relayed");
+                }
+                self.relayed(BypassReason::NoPlan, why, STRANGER);
+                Settled::Foreign
+            }
+            Unknown::Locked(status) => {
+                let why = format!("{status}: it wants a key: name one as connect.auth.own_token_file");
+                if self.is_news(&why) {
+                    tracing::warn!(
+                        replica = backend,
+                        why,
+                        "replica does not say who it is, so it is only relayed"
+                    );
+                }
+                self.backend.note_error(&why);
+                self.relayed(BypassReason::NoPlan, why, STRANGER);
+                Settled::Foreign
+            }
+            Unknown::Unreachable(why) => {
+                self.silent(&why);
+                if before {
                     self.away.fetch_add(1, Ordering::Relaxed);
                 }
-                before.is_some()
+                Settled::Away
             }
         }
     }
 
-    fn relayed(&self, reason: BypassReason, why: String) {
+    /// It gave no answer. One that is down has its line in the log already.
+    fn silent(&self, cause: &str) {
+        if !self.backend.is_up() {
+            return;
+        }
+        self.backend.note_error(cause);
+        if self.is_news("") {
+            tracing::warn!(replica = self.backend.label(), cause, "replica does not say who it is");
+        }
+    }
+
+    /// Whether `why` is another thing than was written to the log last.
+    fn is_news(&self, why: &str) -> bool {
+        let mut said = self.said.lock();
+        let news = said.as_deref() != Some(why);
+        if news {
+            *said = Some(why.to_owned());
+        }
+        news
+    }
+
+    fn relayed(&self, reason: BypassReason, why: String, dialect: &str) {
         // What speaks of no engine is relayed by the gateway; the driver relays the rest, each with its reason.
-        self.backend.set_dialect("relay", reason != BypassReason::NoPlan);
+        self.backend.set_dialect(dialect, reason != BypassReason::NoPlan);
         self.standing.store(Arc::new(Standing::Relayed(reason, why)));
     }
 
     /// A server that bills per token is asked for its models alone, and only once.
-    async fn refresh_billed(&self) -> bool {
+    async fn refresh_billed(&self) -> Settled {
         if matches!(&**self.standing.load(), Standing::Relayed(BypassReason::Billed, _)) {
-            return true;
+            return Settled::Foreign;
         }
-        let Ok(models) = ask::models(&self.backend).await else { return false };
+        let models = match ask::models(&self.backend).await {
+            Ok(models) => models,
+            Err(unknown) => return self.unknown(unknown, false),
+        };
         let why = format!("it bills per token, so it was asked for its models ({models}) and nothing else");
-        self.backend.set_dialect("relay", true);
-        self.standing.store(Arc::new(Standing::Relayed(BypassReason::Billed, why)));
-        true
+        self.relayed(BypassReason::Billed, why, RELAY);
+        Settled::Foreign
     }
 
     /// Where no start time shows that one engine answers, what it has cached must.
@@ -300,7 +397,7 @@ impl Known {
         );
         if report.findings.balanced {
             *self.one.lock() = Some(One { epoch: now.epoch.clone(), at: Instant::now(), shown: false });
-            self.relayed(BypassReason::Balanced, probe::MANY.to_owned());
+            self.relayed(BypassReason::Balanced, probe::MANY.to_owned(), RELAY);
             return Some(report);
         }
         self.pulse.looked_at();

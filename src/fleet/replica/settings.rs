@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use http::HeaderMap;
 use rustls::ClientConfig;
 
 use crate::fleet::key::KeyFile;
@@ -47,6 +48,11 @@ pub struct ReplicaSettings {
     pub keep_client_host: bool,
     /// Whose key it sees.
     pub auth: Auth,
+    /// The key of Foretell's own calls: who is there, health, load, probe. It is on no call that is made on behalf of
+    /// a client.
+    pub own_key: Option<Arc<KeyFile>>,
+    /// Header fields of Foretell's own calls.
+    pub own_fields: HeaderMap,
     /// How TLS is done where the address is https; the usual public authorities if `None`.
     pub tls: Option<Arc<ClientConfig>>,
     /// Every address behind the host is a replica, asked for this often. Otherwise the host is one replica.
@@ -81,6 +87,8 @@ impl ReplicaSettings {
             default: false,
             keep_client_host: false,
             auth: Auth::Pass,
+            own_key: None,
+            own_fields: HeaderMap::new(),
             tls: None,
             discover: None,
             ranks: 0,

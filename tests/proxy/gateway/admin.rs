@@ -138,7 +138,11 @@ async fn what_the_configuration_can_answer_is_answered_and_the_rest_is_404() {
 #[tokio::test]
 async fn with_a_token_everything_but_health_wants_it() {
     let server = backend().await;
-    let settings = Settings { admin_token: Some("t0ken".to_owned()), ..house::settings(server.address) };
+    let settings = Settings {
+        admin_token: Some("t0ken".to_owned()),
+        admin_hosts: vec!["foretell.example".to_owned()],
+        ..house::settings(server.address)
+    };
     let gateway = house::start(settings).await;
     let ask = |fields: &'static str| {
         let admin = gateway.admin.unwrap();
