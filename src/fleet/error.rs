@@ -25,7 +25,7 @@ pub enum SendError {
         detail: String,
     },
     /// Connecting took too long.
-    #[error("connecting to backend `{backend}` took too long")]
+    #[error("connecting to backend `{backend}` took too long (TLS included, where the address is https)")]
     ConnectTimeout {
         /// The backend's name.
         backend: String,
@@ -164,13 +164,17 @@ fn find<'a, E: StdError + 'static>(error: &'a (dyn StdError + 'static)) -> Optio
     chain(error).find_map(|error| error.downcast_ref::<E>())
 }
 
+/// The TLS error that `error` is, or that it wraps as an I/O error does, whose content is not its source.
+fn tls_error<'a>(error: &'a (dyn StdError + 'static)) -> Option<&'a rustls::Error> {
+    match error.downcast_ref::<io::Error>() {
+        Some(io) => tls_error(io.get_ref()?),
+        None => error.downcast_ref::<rustls::Error>(),
+    }
+}
+
 /// Why TLS could not be agreed on, and what to do about it, if that is what failed.
 pub fn refused_tls(error: &(dyn StdError + 'static)) -> Option<String> {
-    let refused = chain(error).find_map(|error| match error.downcast_ref::<io::Error>() {
-        // What an I/O error wraps is not its source.
-        Some(io) => io.get_ref()?.downcast_ref::<rustls::Error>(),
-        None => error.downcast_ref::<rustls::Error>(),
-    })?;
+    let refused = chain(error).find_map(tls_error)?;
     let hint = match refused {
         rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer) => {
             ": name the authority that has signed it as connect.tls.ca, or by --ca"

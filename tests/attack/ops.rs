@@ -315,11 +315,15 @@ fn an_open_breaker_is_told_once_with_its_cause() {
 
 #[test]
 fn a_refused_tls_is_told_with_its_cause_and_is_not_counted_for_ever() {
-    let plain = Backend::plain();
+    // Answers whatever comes in plain text.
+    let plain = Backend::start(|mut wire, _| {
+        wire.more();
+        wire.try_send("HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-length: 0\r\n\r\n");
+    });
     let process = format!("backends: [{{ name: b, replicas: [\"https://{}\"] }}]\n", plain.address);
     let proxy = Start::with(&process).start();
     let down = eventually("a warning that it is down", || lines(&proxy, "WARN", "b/0").into_iter().next());
-    assert!(down.contains("TLS"), "{down}");
+    assert!(down.contains("TLS refused"), "{down}");
     let answer = ask(proxy.address, completion("tls", "", &json!({"model": "m", "prompt": "a"})));
     assert_eq!((answer.status(), answer.field("x-foretell-reason")), (502, Some("unreachable")));
     assert!(first_replica(&proxy)["last_error"].to_string().contains("TLS"));
