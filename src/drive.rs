@@ -40,16 +40,17 @@ use crate::drive::naming::Naming;
 use crate::drive::pump::Pump;
 use crate::drive::report::Report;
 use crate::drive::ride::Ride;
-use crate::drive::ruling::{Effective, Rulebook, Ruling};
+use crate::drive::ruling::{Passed, Rulebook};
 use crate::drive::sink::{Outcome, Sink, TRAILERS};
 use crate::drive::watcher::Watcher;
 use crate::fleet::Answer;
-use crate::fleet::identity::{Epoch, Identities, Identity};
+use crate::fleet::identity::{Epoch, Identities, Identity, Standing};
 use crate::gateway::handover::{BoxFuture, Drive, Exchange};
 use crate::http::body::{Body, BoxError};
 use crate::http::headers;
 use crate::observe::Finished;
 use crate::openai::{Path, Prompt, Request, Sampling};
+use crate::policy::Ruling;
 use crate::session::{Action, ActionId, Decode, Ending, Limit, Permission, RidePlan, Session, Start};
 use crate::units::TokenId;
 use crate::words::BypassReason;
@@ -120,15 +121,24 @@ struct Prepared {
 impl Inner {
     fn prepare(&self, exchange: &Exchange) -> Result<Prepared, BypassReason> {
         let request = &exchange.request;
-        let identity = self.parts.identities.of(&exchange.backend)?;
-        let effective = Effective::of(&identity.engine, request)?;
-        let mode = exchange.modes.of(exchange.backend.name());
-        let mut ruling = self.parts.rulebook.rule(exchange, &identity, &effective, mode)?;
+        let standing = self.parts.identities.standing(&exchange.backend);
+        let backend = exchange.backend.name();
+        let passed = Passed {
+            request,
+            headers: &exchange.parts.headers,
+            tenant: exchange.tenant.as_deref(),
+            control: exchange.control,
+            backend,
+            mode: exchange.modes.of(backend),
+        };
+        let mut ruling = self.parts.rulebook.rule(&passed, standing.as_deref(), &self.parts.drafters)?;
+        let Some(Standing::Known(identity)) = standing.as_deref() else { return Err(BypassReason::NoPlan) };
+        let identity = Arc::clone(identity);
         let seed = request.sampling.seed.unwrap_or_else(fresh_seed);
         let sampling = if identity.engine.shares_noise() {
-            Sampling { seed: Some(seed), ..effective.sampling }
+            Sampling { seed: Some(seed), ..ruling.sampling.clone() }
         } else {
-            effective.sampling
+            ruling.sampling.clone()
         };
         let drafting = self.drafting(&ruling, &identity, &sampling);
         ruling.rules.model = drafting.is_there();
@@ -238,7 +248,7 @@ impl Prepared {
         let closed = move || match modes.of(&name) {
             // What is under way is to end by the simplest way there is.
             _ if life.is_draining() => Some(RideReason::Draining),
-            Mode::Auto => gates.closed(&replica, &pulse),
+            Mode::Auto => ruling::closed(&gates, &replica, &pulse),
             Mode::Off | Mode::Observe => Some(RideReason::Observe),
         };
         Box::pin(self.answer(

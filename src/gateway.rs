@@ -1,15 +1,20 @@
 //! The proxy itself: accept, judge, relay or hand a session to its driver, answer.
 
+pub mod facts;
 pub mod handover;
 pub mod proxy;
 pub mod relay;
 pub mod route;
+pub mod tenant;
 pub mod tunnel;
 
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use tokio::sync::Semaphore;
+
+use crate::config::process::Tenant;
 use crate::drive::mode::ModeSwitch;
 use crate::fleet::{Fleet, InvalidUrl, ReplicaSettings, Resolve, SystemResolver};
 use crate::http::drain::{DrainTimes, Lifecycle};
@@ -53,6 +58,8 @@ pub struct Settings {
     pub mode: Mode,
     /// Whether clients may lower it by `x-foretell`.
     pub client_control: bool,
+    /// Who a request belongs to.
+    pub tenant: Tenant,
     /// Bounds on requests.
     pub limits: Limits,
     /// How to stop.
@@ -76,6 +83,7 @@ impl Settings {
             metrics: None,
             mode: Mode::Auto,
             client_control: true,
+            tenant: Tenant::default(),
             limits: Limits::default(),
             drain: DrainTimes::default(),
             backends: vec![backend],
@@ -133,6 +141,8 @@ pub struct Shared {
     pub observer: Arc<Observer>,
     /// Where the process stands between start and stop.
     pub life: Arc<Lifecycle>,
+    /// The places for driven sessions.
+    pub sessions: Arc<Semaphore>,
 }
 
 impl Shared {
@@ -154,6 +164,7 @@ impl Shared {
             },
             fleet,
             life: Arc::new(Lifecycle::default()),
+            sessions: Arc::new(Semaphore::new(settings.limits.sessions.min(Semaphore::MAX_PERMITS))),
         })
     }
 }

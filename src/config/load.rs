@@ -3,11 +3,13 @@
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
+use super::effect::{self, Kind};
 use super::flags::{Flags, Overrides, Strings};
-use super::policy::{self, Drafter, Placed, Policy, PolicySet, Rule};
+use super::policy::{self, Placed};
 use super::problem::{Problem, Refusal};
-use super::process::{self, Process};
+use super::process::{self, Process, Tenant};
 use super::yaml::FILE_BYTES;
+use crate::policy::{Drafter, Policy, PolicySet};
 
 /// The process file that is read if none is named and it is there.
 pub const CONFIG_FILE: &str = "foretell.yaml";
@@ -49,23 +51,26 @@ pub fn load(flags: &Flags, environment: &dyn Strings) -> Result<Loaded, Vec<Prob
     if !problems.is_empty() {
         return Err(problems);
     }
-    let warnings = warnings(&policies);
+    let warnings = warnings(&files, file.as_deref(), &process);
     Ok(Loaded { process, policies, files, warnings })
 }
 
-/// Reads everything again while a process runs with `current`.
-///
-/// # Errors
-/// Everything that is wrong, and every setting that cannot change while the process runs, by its name.
-pub fn reload(flags: &Flags, environment: &dyn Strings, current: &Process) -> Result<Loaded, Vec<Problem>> {
-    let loaded = load(flags, environment)?;
-    let file = loaded.files.first().map_or_else(String::new, |file| file.display().to_string());
-    let refused = |name: &str| {
-        let refusal = Refusal::new("cannot change while running", "what the process started with");
-        problem(&file, None, name, refusal, "another value".to_owned())
-    };
-    let problems: Vec<Problem> = current.fixed_changes(&loaded.process).into_iter().map(refused).collect();
-    if problems.is_empty() { Ok(loaded) } else { Err(problems) }
+fn warnings(files: &[PathBuf], process_file: Option<&Path>, process: &Process) -> Vec<String> {
+    let kind = |path: &Path| if Some(path) == process_file { Kind::Process } else { Kind::Policy };
+    files.iter().flat_map(|path| effect::warnings(kind(path), path)).chain(unbelieved(process)).collect()
+}
+
+/// A header that nobody is trusted to send names no tenant.
+fn unbelieved(process: &Process) -> Option<String> {
+    let Tenant { header, trusted_peers, .. } = &process.tenant;
+    let header = header.as_ref().filter(|_| trusted_peers.is_empty())?;
+    Some(format!("tenant.header: {header} is never believed: tenant.trusted_peers names nobody"))
+}
+
+/// What is to be said about the settings of the policy files as they are now.
+pub fn policy_warnings(process: &Process) -> Vec<String> {
+    let files = policy_files(&process.policies).unwrap_or_default();
+    files.iter().flat_map(|path| effect::warnings(Kind::Policy, path)).collect()
 }
 
 /// Reads all policies again.
@@ -127,7 +132,7 @@ fn parse_all(
         }
     }
     if sources.is_empty() {
-        return PolicySet::built_in().unwrap_or_else(|found| {
+        return policy::built_in().unwrap_or_else(|found| {
             problems.extend(found);
             PolicySet::default()
         });
@@ -155,28 +160,6 @@ fn undeclared(file: &str, placed: &Placed, process: &Process) -> Vec<Problem> {
         _ => None,
     };
     placed.policy.drafters.iter().enumerate().filter_map(missing).collect()
-}
-
-fn warnings(policies: &PolicySet) -> Vec<String> {
-    let of = |policy: &Policy| {
-        let fixed = policy
-            .gamma
-            .fixed
-            .map(|gamma| format!("gamma.fixed: {gamma} leaps whatever it costs; it is for tests and sweeps"));
-        let drafters = policy.drafters.iter().filter(|drafter| !drafter.is_built());
-        let missing = drafters.map(|drafter| match drafter {
-            Drafter::Model { .. } => {
-                "this vocabulary of a model is not built yet; it drafts nothing".to_owned()
-            }
-            other => format!("drafter {} is not built yet; it drafts nothing", other.kind()),
-        });
-        let rule = policy.accept.rule;
-        let lossy = (rule != Rule::Exact)
-            .then(|| format!("accept.rule {} is not built yet; the exact rule holds", rule.name()));
-        let told = fixed.into_iter().chain(missing).chain(lossy);
-        told.map(|warning| format!("policy {}: {warning}", policy.name)).collect::<Vec<_>>()
-    };
-    policies.policies().iter().flat_map(|policy| of(policy)).collect()
 }
 
 /// The policy files of a folder, by name. A folder that is not there has none.

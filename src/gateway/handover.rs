@@ -1,6 +1,5 @@
 //! Where the gateway hands an eligible request to the driver of sessions.
 
-use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Instant;
@@ -41,12 +40,10 @@ pub struct Exchange {
     pub fleet: Arc<Fleet>,
     /// What the client asked of Foretell; it can only lower what policy and gates allow. Never `Off`.
     pub control: Option<Control>,
-    /// The client allows its text to be logged (`x-foretell-text: on`), if the operator does too.
-    pub text_allowed: bool,
+    /// Who the request belongs to, if that is known.
+    pub tenant: Option<String>,
     /// The client can take trailers.
     pub wants_trailers: bool,
-    /// The client's address.
-    pub peer: Option<IpAddr>,
     /// `x-request-id` of the client, or Foretell's own.
     pub id: String,
     /// When the request was accepted.

@@ -63,7 +63,7 @@ async fn an_eligible_request_is_handed_over_with_all_that_belongs_to_it() {
     assert_eq!(&exchange.body[..], body);
     assert_eq!((exchange.id.as_str(), exchange.control), ("r7", Some(Control::Gamma(3))));
     assert_eq!((exchange.request.model.as_str(), exchange.backend.name()), ("m", "b"));
-    assert!(exchange.wants_trailers && !exchange.text_allowed);
+    assert!(exchange.wants_trailers && exchange.tenant.is_none());
     let headers = &exchange.parts.headers;
     assert!(headers.contains_key("x-kept") && headers.contains_key("x-forwarded-for"));
     for gone in ["x-gone", "x-foretell", "connection"] {
