@@ -1,5 +1,7 @@
 //! The operator's API: metrics, health, state, and the few switches that work at run time.
 
+pub mod configured;
+pub mod explain;
 pub mod page;
 
 use std::sync::Arc;
@@ -9,11 +11,14 @@ use bytes::Bytes;
 use http::header::{ALLOW, AUTHORIZATION, CONTENT_TYPE, HOST, ORIGIN, WWW_AUTHENTICATE};
 use http::uri::Authority;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, request};
-use http_body_util::{BodyExt, Limited};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::Incoming;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+pub use configured::Configured;
+
+use crate::config::problem::Problem;
 use crate::fleet::{Replica, key};
 use crate::gateway::Shared;
 use crate::http::answer::{error_response, json_response};
@@ -39,27 +44,14 @@ pub struct FileError {
     pub message: String,
 }
 
-/// What only the configuration can answer. Everything that is not built answers `None`, and so 404.
-pub trait Hooks: Send + Sync {
-    /// The entries of `/api/policies`: name, revision, mode, synchronized.
-    fn policies(&self) -> Option<Value> {
-        None
-    }
-    /// Takes the files again.
-    fn reload(&self) -> Option<Result<Value, Vec<FileError>>> {
-        None
-    }
-    /// Says what would be done with a request body.
-    fn explain(&self, _body: &[u8]) -> Option<Result<Value, String>> {
-        None
-    }
-    /// What is known about a replica: epoch, plans, probe.
-    fn replica(&self, _replica: &Arc<Replica>) -> Option<Value> {
-        None
-    }
-    /// Measures a replica again; answers when that has begun.
-    fn reprobe(&self, _replica: &Arc<Replica>) -> Option<Result<Value, String>> {
-        None
+impl From<&Problem> for FileError {
+    fn from(problem: &Problem) -> Self {
+        Self {
+            file: problem.file.clone(),
+            line: problem.line.map_or(0, |line| usize::try_from(line).unwrap_or(usize::MAX)),
+            path: problem.path.clone(),
+            message: problem.explanation(),
+        }
     }
 }
 
@@ -75,15 +67,15 @@ pub struct Guard {
 /// The admin API of a running gateway.
 pub struct Admin {
     shared: Shared,
-    hooks: Option<Arc<dyn Hooks>>,
+    configured: Option<Configured>,
     guard: Guard,
 }
 
 impl Admin {
-    /// For those whom `guard` lets in.
+    /// For those whom `guard` lets in. What only a configuration can answer is 404 without one.
     #[must_use]
-    pub fn new(shared: Shared, hooks: Option<Arc<dyn Hooks>>, guard: Guard) -> Self {
-        Self { shared, hooks, guard }
+    pub fn new(shared: Shared, configured: Option<Configured>, guard: Guard) -> Self {
+        Self { shared, configured, guard }
     }
 
     /// Answers on the metrics-only listener.
@@ -116,7 +108,7 @@ impl Admin {
             (&Method::GET, "/api/policies") => self.policies(),
             (&Method::POST, "/api/mode") => self.mode(body).await,
             (&Method::POST, "/api/reload") => self.reload(),
-            (&Method::POST, "/api/explain") => self.explain(body).await,
+            (&Method::POST, "/api/explain") => self.explain(&parts, body).await,
             (&Method::POST, "/api/drain") => self.drain(parts.uri.query()).await,
             (method, path) if path.starts_with(REPLICA) => self.replica(method, path),
             (_, "/" | "/metrics" | "/api/sessions" | "/api/replicas" | "/api/policies") => not_allowed("GET"),
@@ -182,7 +174,7 @@ impl Admin {
             "load": load,
             "probe": null,
         });
-        let known = self.hooks.as_ref().and_then(|hooks| hooks.replica(replica));
+        let known = self.configured.as_ref().and_then(|configured| configured.replica(replica));
         if let (Some(shown), Some(Value::Object(known))) = (shown.as_object_mut(), known) {
             shown.extend(known);
         }
@@ -201,10 +193,10 @@ impl Admin {
             return not_found();
         };
         if verb == "reprobe" {
-            return match self.hooks.as_ref().and_then(|hooks| hooks.reprobe(replica)) {
-                None => not_found(),
-                Some(Ok(done)) => json_response(StatusCode::OK, &done),
-                Some(Err(message)) => error_response(StatusCode::CONFLICT, &message, None, "conflict"),
+            let Some(configured) = &self.configured else { return not_found() };
+            return match configured.reprobe(replica) {
+                Ok(done) => json_response(StatusCode::OK, &done),
+                Err(message) => error_response(StatusCode::CONFLICT, &message, None, "conflict"),
             };
         }
         replica.disable(verb == "disable");
@@ -220,32 +212,35 @@ impl Admin {
     }
 
     fn policies(&self) -> Response<Body> {
-        match self.hooks.as_ref().and_then(|hooks| hooks.policies()) {
-            Some(policies) => json_response(StatusCode::OK, &json!({ "policies": policies })),
-            None => not_found(),
-        }
+        let Some(configured) = &self.configured else { return not_found() };
+        json_response(StatusCode::OK, &json!({ "policies": configured.policies() }))
     }
 
     fn reload(&self) -> Response<Body> {
-        match self.hooks.as_ref().and_then(|hooks| hooks.reload()) {
-            None => not_found(),
-            Some(Ok(done)) => json_response(StatusCode::OK, &done),
-            Some(Err(errors)) => {
+        let Some(configured) = &self.configured else { return not_found() };
+        match configured.reload(&self.shared.observer) {
+            Ok(done) => json_response(StatusCode::OK, &done),
+            Err(problems) => {
+                let errors: Vec<FileError> = problems.iter().map(FileError::from).collect();
                 json_response(StatusCode::UNPROCESSABLE_ENTITY, &json!({ "errors": errors }))
             }
         }
     }
 
-    async fn explain(&self, body: Incoming) -> Response<Body> {
-        let Some(hooks) = &self.hooks else { return not_found() };
-        let body = match read(body).await {
-            Ok(body) => body,
-            Err(refused) => return refused,
+    /// `?route=chat|completions&tenant=T&peer=IP`, each of them optional; the body and the fields are the request's.
+    async fn explain(&self, parts: &request::Parts, body: Incoming) -> Response<Body> {
+        let Some(configured) = &self.configured else { return not_found() };
+        let limit = configured.speculate_body();
+        let body = match Limited::new(body, limit).collect().await {
+            Ok(body) => Some(body.to_bytes()),
+            Err(error) if error.is::<LengthLimitError>() => None,
+            Err(error) => return bad_request(&error.to_string(), None),
         };
-        match hooks.explain(&body) {
-            None => not_found(),
-            Some(Ok(explained)) => json_response(StatusCode::OK, &explained),
-            Some(Err(message)) => bad_request(&message, None),
+        match explain::asked(parts, body.as_deref(), limit) {
+            Ok(question) => {
+                json_response(StatusCode::OK, &json!(configured.explain(&question, &self.shared)))
+            }
+            Err(parameter) => bad_request("not understood", Some(parameter)),
         }
     }
 

@@ -3,9 +3,9 @@
 //! `serve`, `demo` and the tests start the same thing from here. Models are loaded before a listener opens, so a
 //! missing one is a failed start and not a slow first request.
 
+pub mod explain;
 pub mod files;
 mod gateway;
-mod hooks;
 mod served;
 pub mod signals;
 
@@ -20,22 +20,22 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 pub use gateway::{Ended, Gateway, run};
 pub use served::ServedError;
 
-use crate::app::hooks::ConfigHooks;
+use crate::admin::Configured;
 use crate::app::signals::Signals;
-use crate::config::policy::PolicySet;
 use crate::config::process::{
     self, Backend, ClientControl, Connect, Dialect, HostHeader, HttpVersion, Listen, PlanName, Process,
     Replicas, TokenizerSource,
 };
 use crate::config::store::PolicyStore;
 use crate::drive::drafters::{DrafterError, Drafters};
-use crate::drive::ruling::Rulebook;
+use crate::drive::ruling::{self, Rulebook};
 use crate::drive::{Driver, Parts};
 use crate::fleet::identity::{Asking, Identities};
 use crate::fleet::{self, Auth, KeyFile, ModelName, ReplicaSettings, SystemResolver};
 use crate::gateway::{self as proxy, Brains, Limits, Settings, Shared, StartError};
 use crate::http::drain::{DrainTimes, Lifecycle};
 use crate::http::listen::{Bounds, Endpoint};
+use crate::policy::PolicySet;
 use crate::words::Mode;
 
 /// How long a start waits to learn who is behind the backends; after that requests are relayed until it knows.
@@ -117,21 +117,25 @@ pub async fn start_with(
         process.backends.iter().map(|backend| (backend.name.clone(), asking(backend))).collect();
     let asking = move |replica: &fleet::Replica| asking.get(replica.name()).cloned();
     let identities = Arc::new(Identities::new(Arc::clone(&shared.fleet), asking));
-    let plans =
-        process.backends.iter().map(|backend| (backend.name.clone(), backend.plans.clone())).collect();
+    let terms = process
+        .backends
+        .iter()
+        .map(|backend| (backend.name.clone(), ruling::terms(&backend.plans)))
+        .collect();
     let store = Arc::new(PolicyStore::new(policies));
     let timeouts = process.timeouts;
     let driver = Driver::new(Parts {
         identities: Arc::clone(&identities),
-        rulebook: Rulebook::new(Arc::clone(&store), plans),
+        rulebook: Rulebook::new(Arc::clone(&store), terms),
         drafters: Arc::clone(&drafters),
         verify_timeout: timeouts.verify,
         draft_timeout: timeouts.draft,
     });
-    let hooks = ConfigHooks::new(process, store, Arc::clone(&drafters), Arc::clone(&identities), &shared);
+    let known = (Arc::clone(&drafters), Arc::clone(&identities));
+    let configured = Configured::new(process, store, known.0, known.1, &shared.observer);
     let brains = Brains { drive: Some(Arc::new(driver)) };
     let watching = CancellationToken::new();
-    let gateway = Gateway::start_with(settings, brains, Some(Arc::new(hooks)), shared).await?;
+    let gateway = Gateway::start_with(settings, brains, Some(configured), shared).await?;
     let (asking, stop) = (Arc::clone(&identities), watching.clone());
     tokio::spawn(asking.keep_asking(stop));
     tokio::spawn(until_draining(Arc::clone(&gateway.shared.life), watching.clone()));
@@ -223,6 +227,7 @@ fn settings(process: &Process) -> Result<Settings, AssembleError> {
             process::Mode::Observe => Mode::Observe,
             process::Mode::Auto => Mode::Auto,
         },
+        tenant: process.tenant.clone(),
         client_control: process.client == ClientControl::Bounded,
         limits: Limits {
             head,

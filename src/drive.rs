@@ -33,10 +33,11 @@ use crate::drive::calls::CallLimits;
 use crate::drive::drafters::Drafters;
 use crate::drive::drafting::Drafting;
 use crate::drive::exchange::{BoxFuture, Drive, Driven, Exchange};
-use crate::drive::ruling::{Effective, Rulebook, Ruling};
+use crate::drive::ruling::{Passed, Rulebook};
 use crate::drive::run::Run;
-use crate::fleet::identity::{Epoch, Identities, Identity};
+use crate::fleet::identity::{Epoch, Identities, Identity, Standing};
 use crate::openai::Sampling;
+use crate::policy::Ruling;
 use crate::words::BypassReason;
 
 /// What the driver is made of.
@@ -88,15 +89,24 @@ impl Inner {
     /// Everything that is decided before the first call.
     fn prepare(&self, exchange: &Exchange) -> Result<Run, BypassReason> {
         let request = &exchange.request;
-        let identity = self.parts.identities.of(&exchange.replica)?;
-        let effective = Effective::of(&identity.engine, request)?;
-        let mode = exchange.shared.modes.of(exchange.replica.name());
-        let mut ruling = self.parts.rulebook.rule(exchange, &identity, &effective, mode)?;
+        let standing = self.parts.identities.standing(&exchange.replica);
+        let backend = exchange.replica.name();
+        let passed = Passed {
+            request,
+            headers: &exchange.head.headers,
+            tenant: exchange.client.tenant.as_deref(),
+            control: exchange.client.control,
+            backend,
+            mode: exchange.shared.modes.of(backend),
+        };
+        let mut ruling = self.parts.rulebook.rule(&passed, standing.as_deref(), &self.parts.drafters)?;
+        let Some(Standing::Known(identity)) = standing.as_deref() else { return Err(BypassReason::NoPlan) };
+        let identity = Arc::clone(identity);
         let seed = request.sampling.seed.unwrap_or_else(fresh_seed);
         let sampling = if identity.engine.shares_noise() {
-            Sampling { seed: Some(seed), ..effective.sampling }
+            Sampling { seed: Some(seed), ..ruling.sampling.clone() }
         } else {
-            effective.sampling
+            ruling.sampling.clone()
         };
         let drafting = self.drafting(&ruling, &identity, &sampling);
         ruling.rules.model = drafting.is_there();

@@ -142,6 +142,11 @@ impl Fleet {
         Some(chosen)
     }
 
+    /// The replica that a request for `model` would be given to now, without giving it one.
+    pub fn would_pick(&self, model: Option<&str>) -> Option<Arc<Replica>> {
+        self.backend(model)?.pick(&self.dice, None)
+    }
+
     fn backend(&self, model: Option<&str>) -> Option<&Backend> {
         if let [only] = self.backends.as_slice() {
             return Some(only);

@@ -1,14 +1,19 @@
 //! The proxy itself: accept, judge, relay or hand a session to its driver, answer.
 
+pub mod facts;
 pub mod proxy;
 pub mod relay;
 pub mod route;
+pub mod tenant;
 pub mod tunnel;
 
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use tokio::sync::Semaphore;
+
+use crate::config::process::Tenant;
 use crate::drive::exchange::Drive;
 pub use crate::drive::exchange::Shared;
 use crate::drive::mode::ModeSwitch;
@@ -57,6 +62,8 @@ pub struct Settings {
     pub mode: Mode,
     /// Whether clients may lower it by `x-foretell`.
     pub client_control: bool,
+    /// Who a request belongs to.
+    pub tenant: Tenant,
     /// Bounds on requests.
     pub limits: Limits,
     /// How to stop.
@@ -82,6 +89,7 @@ impl Settings {
             metrics: None,
             mode: Mode::Auto,
             client_control: true,
+            tenant: Tenant::default(),
             limits: Limits::default(),
             drain: DrainTimes::default(),
             backends: vec![backend],
@@ -150,6 +158,7 @@ impl Shared {
             fleet,
             life: Arc::new(Lifecycle::default()),
             require_backend: settings.require_backend,
+            sessions: Arc::new(Semaphore::new(settings.limits.sessions.min(Semaphore::MAX_PERMITS))),
         })
     }
 

@@ -23,6 +23,7 @@ pub mod lab;
 pub mod observe;
 pub mod onnx_server;
 pub mod openai;
+pub mod policy;
 pub mod runtime;
 pub mod session;
 pub mod text;

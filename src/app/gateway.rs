@@ -8,7 +8,7 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use crate::admin::{Admin, Guard, Hooks};
+use crate::admin::{Admin, Configured, Guard};
 use crate::app::signals::{SAME_WISH, Signals, Wish};
 use crate::gateway::proxy::Proxy;
 use crate::gateway::tunnel::Tunnels;
@@ -59,10 +59,10 @@ impl Gateway {
     pub async fn start(
         settings: Settings,
         brains: Brains,
-        hooks: Option<Arc<dyn Hooks>>,
+        configured: Option<Configured>,
     ) -> Result<Self, StartError> {
         let shared = Shared::new(&settings)?;
-        Self::start_with(settings, brains, hooks, shared).await
+        Self::start_with(settings, brains, configured, shared).await
     }
 
     /// As [`Self::start`], with parts that the driver knows already.
@@ -72,7 +72,7 @@ impl Gateway {
     pub async fn start_with(
         settings: Settings,
         brains: Brains,
-        hooks: Option<Arc<dyn Hooks>>,
+        configured: Option<Configured>,
         shared: Shared,
     ) -> Result<Self, StartError> {
         let open = settings.admin.filter(|admin| !admin.ip().is_loopback());
@@ -100,7 +100,7 @@ impl Gateway {
             shared,
             _watching: watching.drop_guard(),
         };
-        gateway.open_admin(&settings, hooks).await?;
+        gateway.open_admin(&settings, configured).await?;
         for endpoint in settings.listen {
             let listener = bind(endpoint.address).await?;
             gateway.addresses.push(local(&listener, endpoint.address)?);
@@ -118,10 +118,10 @@ impl Gateway {
     async fn open_admin(
         &mut self,
         settings: &Settings,
-        hooks: Option<Arc<dyn Hooks>>,
+        configured: Option<Configured>,
     ) -> Result<(), StartError> {
         let guard = Guard { token: settings.admin_token.clone(), hosts: settings.admin_hosts.clone() };
-        let admin = Arc::new(Admin::new(self.shared.clone(), hooks, guard));
+        let admin = Arc::new(Admin::new(self.shared.clone(), configured, guard));
         if let Some(address) = settings.admin {
             let listener = bind(address).await?;
             self.admin = Some(local(&listener, address)?);

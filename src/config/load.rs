@@ -3,12 +3,14 @@
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
+use super::effect::{self, Kind};
 use super::flags::{Flags, Overrides, Strings};
 use super::named::{FileKind, Named, shown};
-use super::policy::{self, Drafter, Placed, Policy, PolicySet, Rule};
+use super::policy::{self, Placed};
 use super::problem::{Problem, Refusal};
-use super::process::{self, Parsed, Process};
+use super::process::{self, Parsed, Process, Tenant};
 use super::yaml::FILE_BYTES;
+use crate::policy::{Drafter, Policy, PolicySet};
 
 /// The process file that is read if none is named and it is there.
 pub const CONFIG_FILE: &str = "foretell.yaml";
@@ -35,6 +37,8 @@ pub struct Attempt {
     pub policies: PolicySet,
     /// The files that were read; the process file, if there is one, is the first.
     pub files: Vec<PathBuf>,
+    /// The process file, if there is one.
+    pub process_file: Option<PathBuf>,
     /// The files that are named by settings that count.
     pub named: Vec<Named>,
     /// Everything that is wrong, in the order of files and lines.
@@ -47,11 +51,11 @@ impl Attempt {
     /// # Errors
     /// Everything that is wrong.
     pub fn done(self) -> Result<Loaded, Vec<Problem>> {
-        let Self { process, policies, files, problems, .. } = self;
+        let Self { process, policies, files, process_file, problems, .. } = self;
         if !problems.is_empty() {
             return Err(problems);
         }
-        let warnings = warnings(&process, &policies);
+        let warnings = warnings(&files, process_file.as_deref(), &process);
         Ok(Loaded { process, policies, files, warnings })
     }
 }
@@ -81,10 +85,10 @@ pub fn attempt(flags: &Flags, environment: &dyn Strings) -> Attempt {
     named.retain(|named| overrides.leaves(&named.place));
     named.extend(overrides.named());
     let place = settle_policies(&overrides, file.as_deref(), &named, &mut process);
-    let mut files: Vec<PathBuf> = file.into_iter().collect();
+    let mut files: Vec<PathBuf> = file.iter().cloned().collect();
     let policies = load_policies_into(&process, &place, process_is_good, &mut files, &mut problems);
     process.policies_must_exist |= process.policies.is_dir();
-    Attempt { process, policies, files, named, problems }
+    Attempt { process, policies, files, process_file: file, named, problems }
 }
 
 /// Where the folder of the policies was named.
@@ -119,19 +123,31 @@ fn settle_policies(
     }
 }
 
-/// Reads everything again while a process runs with `current`.
-///
-/// # Errors
-/// Everything that is wrong, and every setting that cannot change while the process runs, by its name.
-pub fn reload(flags: &Flags, environment: &dyn Strings, current: &Process) -> Result<Loaded, Vec<Problem>> {
-    let loaded = load(flags, environment)?;
-    let file = loaded.files.first().map_or_else(String::new, |file| file.display().to_string());
-    let refused = |name: &str| {
-        let refusal = Refusal::new("cannot change while running", "what the process started with");
-        problem(&file, None, name, refusal, "another value".to_owned())
-    };
-    let problems: Vec<Problem> = current.fixed_changes(&loaded.process).into_iter().map(refused).collect();
-    if problems.is_empty() { Ok(loaded) } else { Err(problems) }
+fn warnings(files: &[PathBuf], process_file: Option<&Path>, process: &Process) -> Vec<String> {
+    let kind = |path: &Path| if Some(path) == process_file { Kind::Process } else { Kind::Policy };
+    let settings = files.iter().flat_map(|path| effect::warnings(kind(path), path));
+    settings.chain(unbelieved(process)).chain(unruled(process)).collect()
+}
+
+/// A folder of policies without a policy leaves the built-in one in force.
+fn unruled(process: &Process) -> Option<String> {
+    let empty =
+        process.policies_must_exist && policy_files(&process.policies).is_ok_and(|files| files.is_empty());
+    let dir = process.policies.display();
+    empty.then(|| format!("no policy files in {dir}: the built-in policy `default` (mode auto) is in force"))
+}
+
+/// A header that nobody is trusted to send names no tenant.
+fn unbelieved(process: &Process) -> Option<String> {
+    let Tenant { header, trusted_peers, .. } = &process.tenant;
+    let header = header.as_ref().filter(|_| trusted_peers.is_empty())?;
+    Some(format!("tenant.header: {header} is never believed: tenant.trusted_peers names nobody"))
+}
+
+/// What is to be said about the settings of the policy files as they are now.
+pub fn policy_warnings(process: &Process) -> Vec<String> {
+    let files = policy_files(&process.policies).unwrap_or_default();
+    files.iter().flat_map(|path| effect::warnings(Kind::Policy, path)).collect()
 }
 
 /// Reads all policies again.
@@ -201,7 +217,7 @@ fn parse_all(
         }
     }
     if sources.is_empty() {
-        return PolicySet::built_in().unwrap_or_else(|found| {
+        return policy::built_in().unwrap_or_else(|found| {
             problems.extend(found);
             PolicySet::default()
         });
@@ -229,34 +245,6 @@ fn undeclared(file: &str, placed: &Placed, process: &Process) -> Vec<Problem> {
         _ => None,
     };
     placed.policy.drafters.iter().enumerate().filter_map(missing).collect()
-}
-
-fn warnings(process: &Process, policies: &PolicySet) -> Vec<String> {
-    let empty =
-        process.policies_must_exist && policy_files(&process.policies).is_ok_and(|files| files.is_empty());
-    let empty = empty.then(|| {
-        let dir = process.policies.display();
-        format!("no policy files in {dir}: the built-in policy `default` (mode auto) is in force")
-    });
-    let of = |policy: &Policy| {
-        let fixed = policy
-            .gamma
-            .fixed
-            .map(|gamma| format!("gamma.fixed: {gamma} leaps whatever it costs; it is for tests and sweeps"));
-        let drafters = policy.drafters.iter().filter(|drafter| !drafter.is_built());
-        let missing = drafters.map(|drafter| match drafter {
-            Drafter::Model { .. } => {
-                "this vocabulary of a model is not built yet; it drafts nothing".to_owned()
-            }
-            other => format!("drafter {} is not built yet; it drafts nothing", other.kind()),
-        });
-        let rule = policy.accept.rule;
-        let lossy = (rule != Rule::Exact)
-            .then(|| format!("accept.rule {} is not built yet; the exact rule holds", rule.name()));
-        let told = fixed.into_iter().chain(missing).chain(lossy);
-        told.map(|warning| format!("policy {}: {warning}", policy.name)).collect::<Vec<_>>()
-    };
-    empty.into_iter().chain(policies.policies().iter().flat_map(|policy| of(policy))).collect()
 }
 
 /// The policy files of a folder, by name. A folder that is not there has none.

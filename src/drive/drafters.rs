@@ -1,7 +1,7 @@
 //! The model drafters that the policies name, loaded once and shared by all sessions.
 
-use crate::config::policy::PolicySet;
 use crate::config::process::Process;
+use crate::policy::PolicySet;
 
 #[cfg(feature = "onnx")]
 pub use with_runtime::{Drafters, LoadedDrafter};
@@ -27,6 +27,7 @@ mod with_runtime {
     use super::{DrafterError, PolicySet, Process};
     use crate::config::process::DrafterModel;
     use crate::fleet::identity::Identity;
+    use crate::policy::part::ModelState;
     use crate::runtime::drafter::DrafterService;
     use crate::runtime::model::Options;
     use crate::text::Tokenizer;
@@ -71,6 +72,15 @@ mod with_runtime {
             Ok(())
         }
 
+        /// Whether the drafter of that name can draft for a target of this vocabulary.
+        pub fn state(&self, name: &str, vocabulary: &str) -> ModelState {
+            match self.loaded.read().get(name) {
+                None => ModelState::NotLoaded,
+                Some(drafter) if drafter.vocabulary == vocabulary => ModelState::Ready,
+                Some(_) => ModelState::OtherVocabulary,
+            }
+        }
+
         /// The drafter of that name, if it is loaded and speaks the target's vocabulary.
         pub fn get(&self, name: &str, identity: &Identity) -> Option<DrafterService> {
             let loaded = self.loaded.read();
@@ -108,6 +118,7 @@ mod with_runtime {
 #[cfg(not(feature = "onnx"))]
 mod without_runtime {
     use super::{DrafterError, PolicySet, Process};
+    use crate::policy::part::ModelState;
 
     /// There is none without the runtime.
     pub enum LoadedDrafter {}
@@ -126,6 +137,11 @@ mod without_runtime {
                 let detail = "this build has no ONNX runtime (feature `onnx`)".to_owned();
                 Err(DrafterError { name: name.to_owned(), detail })
             })
+        }
+
+        /// None is loaded.
+        pub fn state(&self, _: &str, _: &str) -> ModelState {
+            ModelState::NotLoaded
         }
 
         /// None.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http::header::CONTENT_LENGTH;
 use http::{Response, request};
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::mode::ModeSwitch;
 use crate::fleet::{Fleet, Replica};
@@ -41,6 +41,8 @@ pub struct Shared {
     pub life: Arc<Lifecycle>,
     /// It is ready only while a replica of every backend can be reached.
     pub require_backend: bool,
+    /// The places for driven sessions.
+    pub sessions: Arc<Semaphore>,
 }
 
 /// An eligible request with everything that belongs to it.
@@ -62,10 +64,12 @@ pub struct Exchange {
 }
 
 /// What a client wants of Foretell.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Client {
     /// `x-foretell`: can only lower what policy and gates allow. Never `Off`.
     pub control: Option<Control>,
+    /// Who the request belongs to, if that is known.
+    pub tenant: Option<String>,
     /// It can take trailers.
     pub trailers: bool,
 }

@@ -1,8 +1,4 @@
-//! What the policies say about one request.
-//!
-//! The strictest of process mode, policy mode and client's wish wins. A drafter or rule that a policy names
-//! and this build does not have is left out: leaving out a drafter is slower, never wrong, and every rule
-//! falls back to the exact one.
+//! What the driver knows for the decision about a request, and the draw of its control group.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
@@ -10,157 +6,121 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use crate::config::policy::{Drafter, Facts, Gates, Holdback, Policy, PolicyMode, Vocabulary};
 use crate::config::process::Plans;
 use crate::config::store::PolicyStore;
-use crate::control::gates::LoadGates;
-use crate::dialect::Engine;
-use crate::draft::LookupSpec;
-use crate::draft::prompt_lookup::Ngram;
-use crate::drive::exchange::Exchange;
-use crate::fleet::identity::Identity;
+use crate::drive::drafters::Drafters;
+use crate::fleet::identity::{self, Identity};
 use crate::fleet::scrape::Pulse;
-use crate::fleet::{Replica, Standing};
-use crate::openai::{Control, Request, Sampling};
-use crate::session::{Permission, Rules};
-use crate::words::BypassReason;
-use crate::words::Mode;
-use crate::words::{Plan, RideReason};
+use crate::fleet::{self, Replica};
+use crate::openai::{Control, Request};
+use crate::policy::part::ModelState;
+use crate::policy::{
+    Backend, Body, Fact, Facts, Holdback, LiveGates, Outcome, Policy, PolicySet, Ruling, Server, Standing,
+    Terms, Wish, decide,
+};
+use crate::words::{BypassReason, Mode, RideReason};
 
 /// Requests after which the share of held-back ones has halved.
 const HALF_HELD: f64 = 100.0;
 
-/// What one request may do.
-pub struct Ruling {
-    /// `name@revision` of the policy that matched.
-    pub name: String,
-    /// What the session may do.
-    pub rules: Rules,
-    /// The model drafter that the policy names, if any.
-    pub model: Option<String>,
-    /// Most bytes of a round's request, and of its answer.
-    pub bytes_max: usize,
-    /// The gates that a replica may close while the request runs.
-    pub gates: ReplicaGates,
-}
-
-/// The gates that a replica may close while a request runs.
-#[derive(Clone, Copy, Debug)]
-pub struct ReplicaGates {
-    load: LoadGates,
-    /// `gamma.fixed` heeds only health.
-    forced: bool,
-}
-
-impl ReplicaGates {
-    /// The gate that is closed now.
-    pub fn closed(&self, backend: &Replica, pulse: &Pulse) -> Option<RideReason> {
-        match backend.standing() {
-            // One that the operator took out serves where no other does, and is spared what is not needed.
-            Standing::Down | Standing::Broken | Standing::Disabled => return Some(RideReason::GateHealth),
-            Standing::Ready => {}
-        }
-        let signal = (!self.forced).then(|| pulse.signal()).flatten();
-        self.load.closed(signal.as_ref())
+/// What the operator allows on a backend.
+pub fn terms(plans: &Plans) -> Terms {
+    Terms {
+        allow: plans.allow.iter().filter_map(|name| name.plan()).collect(),
+        context_max: plans.context_max as usize,
+        bytes_max: usize::try_from(plans.bytes_max).unwrap_or(usize::MAX),
     }
 }
 
-/// How the target samples for one request, and how its drafts can be verified exactly.
-pub struct Effective {
-    /// The client's fields and the server's.
-    pub sampling: Sampling,
-    /// Best first.
-    pub plans: Vec<Plan>,
-}
-
-impl Effective {
-    /// What this engine makes of a request.
-    ///
-    /// # Errors
-    /// Why it cannot leap here.
-    pub fn of(engine: &Engine, request: &Request) -> Result<Self, BypassReason> {
-        let (sampling, settled) = engine.sampling(request);
-        if let Some(reason) = engine.refuses(request, &sampling) {
-            return Err(reason);
-        }
-        let plans = engine.plans(request, &sampling, settled);
-        match (plans.is_empty(), settled) {
-            (false, _) => Ok(Self { sampling, plans }),
-            (true, true) => Err(BypassReason::NoPlan),
-            (true, false) => Err(BypassReason::DefaultsUnknown),
-        }
+/// Who answers at a replica's address, as a fact of the decision.
+pub fn standing<'a>(standing: &'a identity::Standing, terms: &'a Terms) -> Standing<'a> {
+    match standing {
+        identity::Standing::Relayed(reason, why) => Standing::Relayed(*reason, why),
+        identity::Standing::Known(identity) => Standing::Known(server(identity, terms)),
     }
 }
 
-/// The policies that hold now, and the bounds of the backends.
+/// A server that is known, as a fact of the decision.
+pub fn server<'a>(identity: &'a Identity, terms: &'a Terms) -> Server<'a> {
+    Server {
+        engine: &identity.engine,
+        single: Fact::Known(!identity.may_be_many()),
+        nothing_pays: identity.probe.as_ref().map(|probe| probe.nothing_pays()),
+        terms,
+    }
+}
+
+/// The gate that is closed on a replica now.
+pub fn closed(gates: &LiveGates, replica: &Replica, pulse: &Pulse) -> Option<RideReason> {
+    let healthy = match replica.standing() {
+        // One that the operator took out serves where no other does, and is spared what is not needed.
+        fleet::Standing::Down | fleet::Standing::Broken | fleet::Standing::Disabled => false,
+        fleet::Standing::Ready => true,
+    };
+    gates.closed(healthy, pulse.signal().as_ref())
+}
+
+/// A request that the gateway has let pass, and what it goes to.
+pub struct Passed<'a> {
+    /// The request.
+    pub request: &'a Request,
+    /// Its headers.
+    pub headers: &'a http::HeaderMap,
+    /// Its tenant.
+    pub tenant: Option<&'a str>,
+    /// What the client asks of Foretell.
+    pub control: Option<Control>,
+    /// The name of its backend.
+    pub backend: &'a str,
+    /// What may be done there now.
+    pub mode: Mode,
+}
+
+/// The policies that hold now, and what the operator allows on the backends.
 pub struct Rulebook {
     policies: Arc<PolicyStore>,
-    plans: HashMap<String, Plans>,
+    terms: HashMap<String, Terms>,
     seen: Mutex<HashMap<String, u64>>,
     random: RandomState,
 }
 
 impl Rulebook {
-    /// `plans` by the name of the backend.
-    pub fn new(policies: Arc<PolicyStore>, plans: HashMap<String, Plans>) -> Self {
-        Self { policies, plans, seen: Mutex::default(), random: RandomState::new() }
+    /// `terms` by the name of the backend.
+    pub fn new(policies: Arc<PolicyStore>, terms: HashMap<String, Terms>) -> Self {
+        Self { policies, terms, seen: Mutex::default(), random: RandomState::new() }
     }
 
-    /// What the first matching policy, the process and the client allow this request.
+    /// What is allowed on a backend.
+    pub fn terms(&self, backend: &str) -> Option<&Terms> {
+        self.terms.get(backend)
+    }
+
+    /// What the first matching policy, the process, the client and the server allow this request.
+    ///
+    /// # Errors
+    /// Why it is relayed.
     pub fn rule(
         &self,
-        exchange: &Exchange,
-        identity: &Identity,
-        effective: &Effective,
-        mode: Mode,
+        passed: &Passed<'_>,
+        standing: Option<&identity::Standing>,
+        drafters: &Drafters,
     ) -> Result<Ruling, BypassReason> {
-        let request = &exchange.request;
-        let facts = Facts {
-            model: &request.model,
-            backend: exchange.replica.name(),
-            tenant: None,
-            route: request.route,
-            headers: &exchange.head.headers,
-            temperature: effective.sampling.temperature,
-            prompt_tokens: request.prompt_size().tokens,
+        let terms = self.terms(passed.backend).ok_or(BypassReason::NoPlan)?;
+        let standing = standing.ok_or(BypassReason::NoPlan)?;
+        let models = |name: &str| match standing {
+            identity::Standing::Known(identity) => drafters.state(name, &identity.epoch.vocabulary),
+            identity::Standing::Relayed(..) => ModelState::NotLoaded,
         };
         let policies = self.policies.current();
-        let policy = policies.first_match(&facts).ok_or(BypassReason::NoPolicy)?;
-        let engine = &identity.engine;
-        let hopeless = identity.probe.as_ref().is_some_and(|probe| probe.nothing_pays());
-        let permission = match permission(mode, policy.mode, exchange.client.control)? {
-            Permission::Leap if engine.speculates => Permission::Ride(RideReason::BackendSpeculates),
-            Permission::Leap if hopeless && policy.gamma.fixed.is_none() => {
-                Permission::Ride(RideReason::NoGain)
+        let server = Fact::Known(self::standing(standing, terms));
+        match decide(&passed.facts(server, &policies, &models)) {
+            Outcome::Drive(mut ruling) => {
+                ruling.rules.holdback = self.held_back(&ruling.policy);
+                Ok(*ruling)
             }
-            permission => permission,
-        };
-        let bounds = self.plans.get(exchange.replica.name()).ok_or(BypassReason::NoPlan)?;
-        let allowed: Vec<Plan> = bounds.allow.iter().filter_map(|name| name.plan()).collect();
-        let plans = effective.plans.iter().copied().filter(|plan| allowed.contains(plan)).collect();
-        let gamma = |gamma: u32| match exchange.client.control {
-            Some(Control::Gamma(most)) => gamma.min(u32::from(most)) as usize,
-            _ => gamma as usize,
-        };
-        let rules = Rules {
-            permission,
-            plans,
-            gamma_max: gamma(policy.gamma.max),
-            gamma_fixed: policy.gamma.fixed.map(gamma),
-            margin: policy.gamma.margin,
-            stay: policy.gamma.stay,
-            lookups: policy.drafters.iter().filter_map(lookup).collect(),
-            context_max: engine.context.unwrap_or(usize::MAX).min(bounds.context_max as usize),
-            holdback: self.held_back(policy),
-            segment: engine.segment,
-            ..Rules::default()
-        };
-        let model = policy.drafters.iter().find_map(model).map(ToOwned::to_owned);
-        let bytes_max = usize::try_from(bounds.bytes_max).unwrap_or(usize::MAX);
-        let Gates { waiting, kv, stale, .. } = policy.gates;
-        let load = LoadGates { waiting, kv, stale };
-        let gates = ReplicaGates { load, forced: policy.gamma.fixed.is_some() };
-        Ok(Ruling { name: policy.label(), rules, model, bytes_max, gates })
+            Outcome::Bypass(bypass) => Err(bypass.reason),
+            Outcome::Nobody | Outcome::Undecided(..) => Err(BypassReason::Fault),
+        }
     }
 
     /// Whether this request is in the control group: a share that begins at `start`, halves with every
@@ -176,37 +136,30 @@ impl Rulebook {
     }
 }
 
-fn permission(mode: Mode, policy: PolicyMode, control: Option<Control>) -> Result<Permission, BypassReason> {
-    match (mode, policy, control) {
-        (Mode::Off, _, _) => Err(BypassReason::Off),
-        (_, _, Some(Control::Off)) => Err(BypassReason::Client),
-        (_, PolicyMode::Off, _) => Err(BypassReason::Policy),
-        (_, PolicyMode::Ride, _) => Ok(Permission::Ride(RideReason::Policy)),
-        (_, _, Some(Control::Ride)) => Ok(Permission::Ride(RideReason::Client)),
-        (Mode::Observe, _, _) => Ok(Permission::Shadow(RideReason::Observe)),
-        (Mode::Auto, PolicyMode::Shadow, _) => Ok(Permission::Shadow(RideReason::Shadow)),
-        (Mode::Auto, PolicyMode::Auto, _) => Ok(Permission::Leap),
-    }
-}
-
-/// The lookup drafter that a policy asks for, if it is built.
-fn lookup(drafter: &Drafter) -> Option<LookupSpec> {
-    match drafter {
-        Drafter::PromptLookup { ngram_min, ngram_max } => {
-            Some(LookupSpec::PromptLookup(Ngram { min: *ngram_min, max: *ngram_max }))
+impl<'a> Passed<'a> {
+    /// All the facts: the gateway has let the request pass, so the steps before the server are passed again.
+    fn facts(
+        &self,
+        server: Fact<Standing<'a>>,
+        policies: &'a PolicySet,
+        models: &'a (dyn Fn(&str) -> ModelState + Sync),
+    ) -> Facts<'a> {
+        let backend =
+            Backend { name: self.backend, mode: self.mode, predicts: false, billed: false, speculates: true };
+        Facts {
+            route: self.request.route,
+            headers: self.headers,
+            tenant: self.tenant,
+            wish: Wish::Said(self.control),
+            mode: self.mode,
+            leaps: true,
+            encoded: false,
+            body: Fact::Known(Body::Eligible(self.request)),
+            backend: Fact::Known(Some(backend)),
+            session: Fact::Known(true),
+            server,
+            policies: Fact::Known(policies),
+            models,
         }
-        Drafter::Suffix { .. }
-        | Drafter::Phrasebook { .. }
-        | Drafter::Recycling
-        | Drafter::Prediction
-        | Drafter::Model { .. } => None,
-    }
-}
-
-/// The model that a policy asks for, if its vocabulary can be used.
-fn model(drafter: &Drafter) -> Option<&str> {
-    match drafter {
-        Drafter::Model { model, vocabulary: Vocabulary::Auto | Vocabulary::Same } => Some(model),
-        _ => None,
     }
 }

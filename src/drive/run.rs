@@ -15,7 +15,7 @@ use super::head;
 use super::naming::Naming;
 use super::pump::{Ended, Pump};
 use super::ride::Ride;
-use super::ruling::Ruling;
+use super::ruling;
 use super::sink::Sink;
 use crate::clock::Clock;
 use crate::control::Control;
@@ -25,6 +25,7 @@ use crate::fleet::{Answer, SendError};
 use crate::http::body::{Body, full};
 use crate::observe::Recorded;
 use crate::openai::{Path, Prompt, Request, Sampling};
+use crate::policy::Ruling;
 use crate::session::{Action, Decode, Ending, Limit, Permission, RidePlan, Session, Start};
 use crate::units::TokenId;
 use crate::words::{BypassReason, Mode, RideReason};
@@ -131,7 +132,7 @@ impl Run {
         Box::new(move || match modes.of(replica.name()) {
             // What is under way is to end by the simplest way there is.
             _ if life.is_draining() => Some(RideReason::Draining),
-            Mode::Auto => gates.closed(&replica, &pulse),
+            Mode::Auto => ruling::closed(&gates, &replica, &pulse),
             Mode::Off | Mode::Observe => Some(RideReason::Observe),
         })
     }

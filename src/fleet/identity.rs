@@ -26,6 +26,7 @@ use crate::words::BypassReason;
 pub use ask::{Recognised, Unknown, ask, models, one_start, recognise, tokenizer};
 
 use known::Known;
+pub use known::shows_one;
 
 /// What everything learnt is keyed by.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -155,17 +156,9 @@ impl Identities {
         self.known.read().iter().find(|known| Arc::ptr_eq(&known.backend, backend)).cloned()
     }
 
-    /// Who a backend is.
-    ///
-    /// # Errors
-    /// Why its requests are relayed.
-    pub fn of(&self, backend: &Arc<Replica>) -> Result<Arc<Identity>, BypassReason> {
-        let known = self.find(backend).ok_or(BypassReason::NoPlan)?;
-        match &**known.standing.load() {
-            Standing::Known(identity) if identity.may_be_many() => Err(BypassReason::Balanced),
-            Standing::Known(identity) => Ok(Arc::clone(identity)),
-            Standing::Relayed(reason, _) => Err(*reason),
-        }
+    /// What is known about a replica; `None` if it is not asked.
+    pub fn standing(&self, backend: &Arc<Replica>) -> Option<Arc<Standing>> {
+        self.find(backend).map(|known| known.standing.load_full())
     }
 
     /// What the admin API shows of a replica: epoch, plans and probe.

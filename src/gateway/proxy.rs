@@ -12,12 +12,15 @@ use http::{HeaderMap, HeaderValue, Method, Request, Response, Version, request};
 use http_body::Body as _;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::OwnedSemaphorePermit;
 use tracing::Instrument;
 
+use super::facts::{self, Head};
 use super::relay::{Relay, fail};
 use super::route::{self, Read};
+use super::tenant;
 use super::tunnel::Tunnels;
+use crate::config::process::Tenant;
 use crate::dialect;
 use crate::drive::exchange::{Client, Declined, Drive, Exchange, Slot, Unsent, fit};
 use crate::drive::failure::Failure;
@@ -29,9 +32,9 @@ use crate::http::headers;
 use crate::http::listen::Peer;
 use crate::observe::Record;
 use crate::observe::metrics::Stage;
-use crate::openai::{self, Control, Judgement, Route};
+use crate::openai::{self, Judgement, Route};
+use crate::policy::{self, Bypass, Fact, Facts, Outcome, Step, Wish};
 use crate::words::BypassReason;
-use crate::words::Mode;
 
 /// Longest `x-request-id` of a client that is taken over, bytes.
 const LONGEST_ID: usize = 128;
@@ -42,7 +45,7 @@ pub struct Proxy {
     limits: Limits,
     client_control: bool,
     drive: Option<Arc<dyn Drive>>,
-    sessions: Arc<Semaphore>,
+    tenants: Tenant,
     tunnels: Tunnels,
     ids: AtomicU64,
 }
@@ -106,13 +109,31 @@ impl Payload {
 struct Why {
     reason: BypassReason,
     parameter: Option<String>,
+    /// A likely answer may be sent along.
+    predict: bool,
     /// The body to send in place of the client's: the same with a prediction.
     predicted: Option<Bytes>,
 }
 
+impl From<Bypass> for Why {
+    fn from(Bypass { reason, parameter, predict }: Bypass) -> Self {
+        Self { reason, parameter, predict, predicted: None }
+    }
+}
+
 impl From<BypassReason> for Why {
     fn from(reason: BypassReason) -> Self {
-        Self { reason, parameter: None, predicted: None }
+        Bypass::from(reason).into()
+    }
+}
+
+/// Why a request is relayed, if that is decided.
+fn bypass(outcome: Outcome) -> Option<Why> {
+    match outcome {
+        Outcome::Bypass(bypass) => Some(bypass.into()),
+        // Whoever relays it finds out that there is nobody, and answers with that.
+        Outcome::Nobody => Some(BypassReason::NoPlan.into()),
+        Outcome::Drive(_) | Outcome::Undecided(..) => None,
     }
 }
 
@@ -124,7 +145,7 @@ impl Proxy {
             limits: settings.limits,
             client_control: settings.client_control,
             drive: brains.drive.clone(),
-            sessions: Arc::new(Semaphore::new(settings.limits.sessions.min(Semaphore::MAX_PERMITS))),
+            tenants: settings.tenant.clone(),
             tunnels,
             ids: AtomicU64::new((epoch.as_micros() as u64) << 20),
         }
@@ -220,11 +241,18 @@ impl Proxy {
 
     /// A completion: drive it, or relay it with a reason.
     async fn completion(&self, mut inbound: Inbound, body: Incoming, route: Route) -> Response<Body> {
-        let control = self.control(&inbound.parts);
+        let wish = self.wish(&inbound.parts);
+        let peer = inbound.peer.map(|peer| peer.address.ip());
+        let tenant = tenant::of(&self.tenants, peer, &inbound.parts.headers);
         inbound.record.bypassed(route, BypassReason::Fault, None);
-        let (why, model, to, body) = match self.decide(&inbound.parts, body, route, control.clone()).await {
+        let headers = &inbound.parts.headers;
+        let encoded = route::is_encoded(headers);
+        let head = Head { route, headers, tenant: tenant.as_deref(), wish, encoded };
+        let (why, model, to, body) = match self.decide(&head, body).await {
             Verdict::Drive { eligible, body } => {
-                return self.hand_over(inbound, eligible, body, control.ok().flatten()).await;
+                let trailers = headers::takes_trailers(&inbound.parts.headers);
+                let client = Client { control: wish.control(), tenant, trailers };
+                return self.hand_over(inbound, eligible, body, client).await;
             }
             Verdict::Fail(failure) => return fail(inbound.record, &failure),
             Verdict::Predict { why, model, altered, own, to } => {
@@ -247,15 +275,11 @@ impl Proxy {
         self.relay(inbound, body, backend).await
     }
 
-    async fn decide(
-        &self,
-        parts: &request::Parts,
-        body: Incoming,
-        route: Route,
-        control: Result<Option<Control>, Why>,
-    ) -> Verdict {
-        let rides = control.as_ref().ok().map(|control| *control == Some(Control::Ride));
-        let early = self.early(parts, control);
+    /// Asks [`policy::decide`] with what the head tells, and once more with the body.
+    async fn decide(&self, head: &Head<'_>, body: Incoming) -> Verdict {
+        let mut facts = facts::of_head(head, &self.shared);
+        facts.leaps &= self.drive.is_some();
+        let early = bypass(policy::decide(&facts));
         let fleet = &self.shared.fleet;
         if let (Some(why), false) = (&early, fleet.needs_model() || fleet.refuses_prediction()) {
             let (why, body) = (why.clone(), Payload::streamed(body));
@@ -264,7 +288,8 @@ impl Proxy {
         let bytes = match route::read(body, self.limits.speculate_body).await {
             Read::Broken => return Verdict::Fail(Failure::BodyBroken),
             Read::Replay(replay) => {
-                let why = early.unwrap_or(BypassReason::Body.into());
+                facts.body = Fact::Known(policy::Body::TooLarge);
+                let why = bypass(policy::decide(&facts)).unwrap_or(BypassReason::Body.into());
                 let body = Payload::Stream(replay.into_body());
                 return Verdict::Relay { why, model: None, to: None, body };
             }
@@ -272,10 +297,10 @@ impl Proxy {
         };
         let (why, to) = match early {
             Some(why) => (why, None),
-            None => match self.judged(route, &bytes) {
+            None => match self.judged(&facts, &bytes) {
                 Ok(eligible) => return Verdict::Drive { eligible, body: bytes },
                 Err((mut why, to)) => match (why.predicted.take(), route::model_of(&bytes)) {
-                    (Some(altered), Some(model)) if rides == Some(false) => {
+                    (Some(altered), Some(model)) => {
                         return Verdict::Predict { why, model, altered, own: bytes, to };
                     }
                     _ => (why, to),
@@ -286,53 +311,48 @@ impl Proxy {
         Verdict::Relay { why, model, to, body: Payload::Whole(bytes) }
     }
 
-    /// Reasons that need no look into the body.
-    fn early(&self, parts: &request::Parts, control: Result<Option<Control>, Why>) -> Option<Why> {
-        let fleet = &self.shared.fleet;
-        match control {
-            Err(why) => return Some(why),
-            Ok(Some(Control::Off)) => return Some(BypassReason::Client.into()),
-            Ok(_) => {}
-        }
-        if fleet.names().all(|name| self.shared.modes.of(name) == Mode::Off) {
-            return Some(BypassReason::Off.into());
-        }
-        if self.drive.is_none() || !(fleet.speculates() || fleet.predicts()) {
-            return Some(BypassReason::NoPlan.into());
-        }
-        route::is_encoded(&parts.headers).then(|| BypassReason::Encoded.into())
-    }
-
     /// Judges the body, and takes a place among the sessions if it may be driven. A replica that was picked
     /// for it serves it also if it is relayed.
-    fn judged(&self, route: Route, body: &Bytes) -> Result<Eligible, (Why, Option<Arc<Replica>>)> {
+    fn judged(&self, facts: &Facts<'_>, body: &Bytes) -> Result<Eligible, (Why, Option<Arc<Replica>>)> {
         let begun = Instant::now();
-        let judged = openai::judge(route, body);
+        let judged = openai::judge(facts.route, body);
         self.shared.observer.metrics().overhead(Stage::Parse, begun.elapsed());
-        let request = match judged {
-            Judgement::Eligible(request) => request,
-            Judgement::Bypass { reason, parameter } => {
-                return Err((Why { reason, parameter, predicted: None }, None));
+        let to = match &judged {
+            Judgement::Eligible(request) => self.shared.fleet.pick(Some(&request.model)),
+            Judgement::Bypass { .. } => None,
+        };
+        let (outcome, permit) = self.placed(facts, &judged, to.as_deref());
+        match (outcome, judged, to, permit) {
+            (Outcome::Undecided(Step::Server, _), Judgement::Eligible(request), Some(to), Some(permit)) => {
+                Ok(Eligible { request, to, permit })
             }
-        };
-        let Some(backend) = self.shared.fleet.pick(Some(&request.model)) else {
-            return Err((BypassReason::NoPlan.into(), None));
-        };
-        if self.shared.modes.of(backend.name()) == Mode::Off {
-            return Err((BypassReason::Off.into(), Some(backend)));
+            (outcome, judged, to, _) => {
+                let mut why = bypass(outcome).unwrap_or(BypassReason::Fault.into());
+                if let (true, Judgement::Eligible(request)) = (why.predict, &judged) {
+                    why.predicted = dialect::openai::predicted(request, body).map(Bytes::from);
+                }
+                Err((why, to))
+            }
         }
-        if self.shared.modes.of(backend.name()) == Mode::Auto && backend.predicts_for(&request.model) {
-            let reason = if backend.is_billed() { BypassReason::Billed } else { BypassReason::NoPlan };
-            let predicted = dialect::openai::predicted(&request, body).map(Bytes::from);
-            return Err((Why { reason, parameter: None, predicted }, Some(backend)));
-        }
-        if !backend.speculates() {
-            return Err((BypassReason::NoPlan.into(), Some(backend)));
-        }
-        match Arc::clone(&self.sessions).try_acquire_owned() {
-            Ok(permit) => Ok(Eligible { request, to: backend, permit }),
-            Err(_) => Err((BypassReason::Sessions.into(), Some(backend))),
-        }
+    }
+
+    /// Decides with a body that was judged and the replica that was picked for it. A place among the sessions is taken
+    /// if nothing else keeps the request from being driven.
+    fn placed(
+        &self,
+        facts: &Facts<'_>,
+        judged: &Judgement,
+        to: Option<&Replica>,
+    ) -> (Outcome, Option<OwnedSemaphorePermit>) {
+        let body = policy::Body::from(judged);
+        let model = body.request().map_or("", |request| request.model.as_str());
+        let backend = to.map(|replica| facts::backend(replica, model, &self.shared.modes));
+        let mut facts = Facts { body: Fact::Known(body), backend: Fact::Known(backend), ..facts.clone() };
+        let outcome = policy::decide(&facts);
+        let Outcome::Undecided(Step::Session, _) = outcome else { return (outcome, None) };
+        let permit = Arc::clone(&self.shared.sessions).try_acquire_owned().ok();
+        facts.session = Fact::Known(permit.is_some());
+        (policy::decide(&facts), permit)
     }
 
     async fn hand_over(
@@ -340,12 +360,11 @@ impl Proxy {
         inbound: Inbound,
         eligible: Eligible,
         body: Bytes,
-        control: Option<Control>,
+        client: Client,
     ) -> Response<Body> {
         let Eligible { request, to: replica, permit } = eligible;
         let Inbound { parts: mut head, peer, mut record } = inbound;
         let Some(drive) = &self.drive else { return fail(record, &Failure::Internal) };
-        let client = Client { control, trailers: headers::takes_trailers(&head.headers) };
         let host = head.uri.host().map(ToOwned::to_owned);
         headers::for_backend(&mut head.headers, head.version, host.as_deref(), peer);
         head.headers.remove(CONNECTION);
@@ -378,15 +397,9 @@ impl Proxy {
         relay.send_prepared(head, full(body)).await
     }
 
-    /// The client's wish. One that cannot be read is taken for the strictest.
-    fn control(&self, parts: &request::Parts) -> Result<Option<Control>, Why> {
-        let Some(value) = parts.headers.get(headers::CONTROL).filter(|_| self.client_control) else {
-            return Ok(None);
-        };
-        let unreadable =
-            || Why { parameter: Some(headers::CONTROL.to_string()), ..BypassReason::Client.into() };
-        let wish = value.to_str().map_err(|_| unreadable())?;
-        Control::parse(wish).map(Some).map_err(|_| unreadable())
+    /// What the client asks of Foretell, if the operator lets clients ask.
+    fn wish(&self, parts: &request::Parts) -> Wish {
+        Wish::read(parts.headers.get(headers::CONTROL).filter(|_| self.client_control))
     }
 
     /// The client's `x-request-id`, or one of our own.

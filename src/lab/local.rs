@@ -9,12 +9,12 @@ use tokio::task::JoinHandle;
 
 use crate::app::{self, AssembleError, Running};
 use crate::config::load::parse_policies;
-use crate::config::policy::PolicySet;
 use crate::config::problem::Problem;
 use crate::config::process::{self, Process};
 use crate::drive::drafters::Drafters;
 use crate::http::listen::Stop;
 use crate::onnx_server::server::App;
+use crate::policy::PolicySet;
 
 /// Why it could not start.
 #[derive(Debug, thiserror::Error)]

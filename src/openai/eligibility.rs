@@ -40,10 +40,15 @@ pub fn judge(route: Route, body: &[u8]) -> Judgement {
     let Some((request, findings)) = understand(route, body) else {
         return Judgement::Bypass { reason: BypassReason::Body, parameter: None };
     };
-    match findings.into_iter().find_map(|finding| finding.refused.map(|reason| (reason, finding.parameter))) {
-        Some((reason, parameter)) => Judgement::Bypass { reason, parameter: Some(parameter) },
+    match refusal(&findings) {
+        Some((reason, parameter)) => Judgement::Bypass { reason, parameter: Some(parameter.to_owned()) },
         None => Judgement::Eligible(Box::new(request)),
     }
+}
+
+/// Why a request with these parameters may not be speculated, and the parameter that is to blame.
+pub fn refusal(findings: &[Finding]) -> Option<(BypassReason, &str)> {
+    findings.iter().find_map(|finding| Some((finding.refused?, finding.parameter.as_str())))
 }
 
 /// Judges every parameter by itself, and reads what can be read; `None` if the body is no JSON object. The

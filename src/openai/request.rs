@@ -24,6 +24,11 @@ impl Route {
         }
     }
 
+    /// The route of that name.
+    pub fn parse(name: &str) -> Option<Self> {
+        [Self::Completions, Self::Chat].into_iter().find(|route| route.name() == name)
+    }
+
     /// The path on the server.
     pub const fn path(self) -> &'static str {
         match self {

@@ -95,4 +95,30 @@ impl RideReason {
             Self::Draining => "draining",
         }
     }
+
+    /// The reason in plain words, for people who ask why.
+    pub const fn words(self) -> &'static str {
+        match self {
+            Self::Holdback => "it is held back as control group",
+            Self::Observe => "the process observes",
+            Self::NoGain => "leaping is not expected to pay",
+            Self::Budget => "the replica's budget of extra tokens is spent",
+            Self::ContextTooLong => "the context is longer than a verify call may be",
+            Self::GateLoad => "the server is loaded",
+            Self::GateStale => "what the server last said about its load is too old",
+            Self::GateAcceptance => "too few drafted tokens are accepted",
+            Self::GateLatency => "leaping was measured slower than riding",
+            Self::GateMemory => "memory is short",
+            Self::GateHealth => "the replica is not healthy",
+            Self::BackendSpeculates => "the server speculates by itself",
+            Self::Client => "the client asks for a ride",
+            Self::Policy => "the policy says ride",
+            Self::Shadow => "the policy says shadow",
+            Self::Switchback => "the replica is in a control window",
+            Self::NoDraft => "no drafter has a proposal",
+            Self::VerifyFault => "a drafter or a verify call failed",
+            Self::RetryAfter => "the server asked for a pause",
+            Self::Draining => "the process is draining",
+        }
+    }
 }

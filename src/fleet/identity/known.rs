@@ -67,6 +67,13 @@ impl Last {
     }
 }
 
+/// Whether nothing has to be tried to know that one engine answers.
+pub fn shows_one(engine: &Engine) -> bool {
+    // One that drafts itself shows neither a start time nor what it had cached, and each call is whole by itself: that
+    // it drafts at all is the operator's word (`plans.allow: [native]`), and so is that it is one.
+    engine.started.is_some() || engine.plans.is_empty() || engine.plans == [Plan::Native]
+}
+
 /// One replica and what is known about it.
 pub(super) struct Known {
     pub(super) backend: Arc<Replica>,
@@ -281,12 +288,7 @@ impl Known {
         };
         let one = match known {
             Some(one) => one,
-            None if identity.engine.started.is_some() || identity.engine.plans.is_empty() => {
-                return Ok(identity);
-            }
-            // It shows neither a start time nor what it had cached, and each call is whole by itself: that it
-            // drafts at all is the operator's word (`plans.allow: [native]`), and so is that it is one.
-            None if identity.engine.plans == [Plan::Native] => return Ok(identity),
+            None if shows_one(&identity.engine) => return Ok(identity),
             None => {
                 let Identity { engine, tokenizer, .. } = &*identity;
                 let (one, calls) =
