@@ -23,7 +23,7 @@ use serde_json::{Map, Value};
 
 use crate::draft::Tree;
 use crate::openai::{Additive, Request, Route, Sampling};
-use crate::session::StopOrder;
+use crate::session::{Hold, StopOrder};
 use crate::units::TokenId;
 use crate::words::BypassReason;
 use crate::words::{Plan, Verdict};
@@ -274,6 +274,11 @@ pub trait Codec: Sync {
     /// Which stop text counts if one token completes several.
     fn stop_order(&self) -> StopOrder {
         StopOrder::Listed
+    }
+
+    /// What it keeps back of a streamed text for the sake of stop texts.
+    fn stop_hold(&self) -> Hold {
+        Hold::Beginning
     }
 
     /// The member of a choice that says at its end which stop ended it, if there is one.

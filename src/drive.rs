@@ -49,7 +49,7 @@ use crate::gateway::handover::{BoxFuture, Drive, Exchange};
 use crate::http::body::{Body, BoxError};
 use crate::http::headers;
 use crate::observe::Finished;
-use crate::openai::{Path, Prompt, Request, Sampling};
+use crate::openai::{Path, Prompt, Request, Route, Sampling};
 use crate::session::{Action, ActionId, Decode, Ending, Limit, Permission, RidePlan, Session, Start};
 use crate::units::TokenId;
 use crate::words::BypassReason;
@@ -279,6 +279,7 @@ impl Prepared {
             ending: Ending {
                 stop: request.stop.clone(),
                 stop_order: engine.dialect.codec().stop_order(),
+                hold: engine.dialect.codec().stop_hold(),
                 include_stop: request.include_stop,
                 stop_token_ids: request.stop_token_ids.clone(),
                 eos: engine.eos.clone(),
@@ -287,6 +288,10 @@ impl Prepared {
             },
             temperature: self.sampling.temperature,
             decode: self.decoder(prompt, request.stream),
+            marks: match request.route {
+                Route::Chat => Arc::clone(self.identity.tokenizer.added()),
+                Route::Completions => Arc::default(),
+            },
             rules: self.ruling.rules.clone(),
             seed: self.seed,
         }

@@ -254,6 +254,7 @@ fn serve(
         ending: Ending::default(),
         temperature: 0.0,
         decode: Box::new(NoText),
+        marks: Arc::default(),
         rules,
         seed,
     };

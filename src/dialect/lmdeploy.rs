@@ -19,6 +19,7 @@ use super::{
     Question, Refusal, RideKind, Round, Unreadable,
 };
 use crate::openai::{Additive, Prompt, Request, Route, Sampling};
+use crate::session::Hold;
 use crate::units::TokenId;
 use crate::words::BypassReason;
 use crate::words::{Plan, Row, Verdict};
@@ -77,6 +78,10 @@ impl Codec for Lmdeploy {
             Route::Completions => MaxTokens::Tokens(COMPLETION_TOKENS),
             Route::Chat => MaxTokens::Unknown,
         }
+    }
+
+    fn stop_hold(&self) -> Hold {
+        Hold::Longest
     }
 
     fn counts_end(&self) -> bool {

@@ -26,6 +26,7 @@ use super::{
     Question, Refusal, RideKind, Round, Unreadable,
 };
 use crate::openai::{Additive, Prompt, Request, Route, Sampling, SamplingField};
+use crate::session::Hold;
 use crate::units::TokenId;
 use crate::words::BypassReason;
 use crate::words::{Plan, Row, Verdict};
@@ -86,6 +87,10 @@ impl Codec for TrtLlm {
     fn first_ride(&self, _: &Engine, request: &Request, _: u64) -> Call {
         let body = shared::streamed(request, shared::continuous_usage());
         Call { path: request.route.path(), body: bytes(&body) }
+    }
+
+    fn stop_hold(&self) -> Hold {
+        Hold::Longest
     }
 
     fn additive(&self, _: &Engine, request: &Request) -> Additive {

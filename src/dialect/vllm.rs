@@ -20,6 +20,7 @@ use super::{
     Refusal, RideKind, Round, RowShape, Unreadable, score,
 };
 use crate::openai::{Additive, Defaults, Request, Route, Sampling};
+use crate::session::Hold;
 use crate::units::TokenId;
 use crate::words::BypassReason;
 use crate::words::{Plan, Row, Verdict};
@@ -107,6 +108,10 @@ impl Codec for Vllm {
             Route::Chat if engine.defaults.is_none() => MaxTokens::Unknown,
             Route::Chat => MaxTokens::Context,
         }
+    }
+
+    fn stop_hold(&self) -> Hold {
+        Hold::Longest
     }
 
     fn stop_field(&self) -> Option<&'static str> {

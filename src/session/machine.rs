@@ -64,6 +64,7 @@ enum Phase {
 /// The state machine of one request.
 pub struct Session {
     rules: Rules,
+    marks: Arc<[TokenId]>,
     output: Output,
     pilot: Pilot,
     phase: Phase,
@@ -92,6 +93,7 @@ impl Session {
         let pilot = Pilot::new(control, &start.rules, start.temperature, start.seed);
         let mut session = Self {
             rules: start.rules,
+            marks: start.marks,
             output: Output::new(start.ending, start.limit, start.decode),
             pilot,
             phase: Phase::Over,

@@ -1,5 +1,6 @@
 //! What a session is started with: everything that the request, the policy and the replica decided.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::Decode;
@@ -19,6 +20,9 @@ pub struct Start {
     pub temperature: f64,
     /// Turns output tokens into text.
     pub decode: Box<dyn Decode>,
+    /// Tokens that a parser of the backend's may take out of its text (added tokens, in a chat), in rising
+    /// order. One of them in the first ride is doubt: what the backend makes of it is not known by its id.
+    pub marks: Arc<[TokenId]>,
     /// What policy, replica and client allow.
     pub rules: Rules,
     /// Seeds the session's own randomness, which decides what is explored and never what is emitted.
@@ -41,6 +45,8 @@ pub struct Ending {
     pub stop: Vec<String>,
     /// Which of them counts if one token completes several.
     pub stop_order: StopOrder,
+    /// What the backend keeps back for their sake.
+    pub hold: Hold,
     /// A matched stop text (or the text of a stop token) stays in the output.
     pub include_stop: bool,
     /// Tokens that end the output.
@@ -63,6 +69,16 @@ pub enum StopOrder {
     Listed,
     /// The one that begins first (llama.cpp).
     FirstBegun,
+}
+
+/// What a backend keeps back of its text because a stop text may be in it. Engines differ.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Hold {
+    /// The longest end of the text that is the beginning of a stop text, or nothing at all.
+    #[default]
+    Beginning,
+    /// Always one character less than the longest stop text has (vLLM).
+    Longest,
 }
 
 /// Whether the session may leap at all.

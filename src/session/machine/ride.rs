@@ -50,6 +50,7 @@ impl Session {
         let count = tokens.len();
         let ride = self.timed(ride, count, now);
         let delta = if ride.first {
+            self.doubt |= tokens.iter().any(|&token| self.is_mark(token));
             self.output.ride(tokens, text)
         } else {
             self.output.extend(&tokens, tail == Tail::Stop)
@@ -83,6 +84,11 @@ impl Session {
                 self.leap(step, now, now);
             }
         }
+    }
+
+    /// Whether a parser of the backend's may make something else than text of this token.
+    fn is_mark(&self, token: TokenId) -> bool {
+        self.marks.binary_search(&token).is_ok() && !self.output.is_end_of_text(token)
     }
 
     /// Notes the pace of riding.
