@@ -148,9 +148,6 @@ pub struct Round<'a> {
     pub sampling: &'a Sampling,
     /// How the draft is verified.
     pub plan: Plan,
-    /// Seeds what is drawn here where the engine tells probabilities and no sample ([`score`]); shared with
-    /// nobody.
-    pub dice: u64,
 }
 
 /// One HTTP call: `POST path` with a JSON body.

@@ -132,6 +132,7 @@ impl Inner {
         };
         let drafting = self.drafting(&ruling, &identity, &sampling);
         ruling.rules.model = drafting.is_there();
+        ruling.rules.vocabulary = identity.tokenizer.end();
         ruling.rules.verify_timeout = self.parts.verify_timeout;
         ruling.rules.draft_timeout = self.parts.draft_timeout;
         let key = (identity.epoch.clone(), ruling.name.clone());
@@ -139,11 +140,7 @@ impl Inner {
         if let Some(probe) = &identity.probe {
             control.with(|learnt| learnt.costs.take_prior(&probe.prior));
         }
-        let limits = CallLimits {
-            bytes_max: ruling.bytes_max,
-            verify: self.parts.verify_timeout,
-            vocabulary: identity.tokenizer.end(),
-        };
+        let limits = CallLimits { bytes_max: ruling.bytes_max, verify: self.parts.verify_timeout };
         Ok(Prepared { identity, ruling, sampling, control, drafting, limits, clock: self.clock, seed })
     }
 }
@@ -204,7 +201,6 @@ impl Prepared {
             id,
             request.model.clone(),
             self.sampling.clone(),
-            fresh_seed(),
             self.limits,
         );
         let call = self.identity.engine.first_ride(&request, self.seed);
@@ -294,6 +290,7 @@ impl Prepared {
             },
             rules: self.ruling.rules.clone(),
             seed: self.seed,
+            noise: fresh_seed(),
         }
     }
 

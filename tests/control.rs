@@ -257,6 +257,7 @@ fn serve(
         marks: Arc::default(),
         rules,
         seed,
+        noise: 2,
     };
     let mut session = Session::new(start, Arc::clone(control), tick(begin));
     loop {

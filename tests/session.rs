@@ -54,6 +54,7 @@ impl Desk {
             marks: marks.into(),
             rules,
             seed: 3,
+            noise: 2,
         };
         let now = Tick(1_000_000);
         let session = Session::new(start, Arc::clone(&control), now);

@@ -296,7 +296,7 @@ mod tests {
     fn a_fan_out_is_a_call_for_each_node() {
         let (draft, sampling) = (Tree::chain(&[4], Source::Model, Features::default()), Sampling::default());
         let context = Context { model: "m", prompt: &[1], output: &[3] };
-        let round = Round { context, draft: &draft, sampling: &sampling, plan: Plan::FanOut, dice: 0 };
+        let round = Round { context, draft: &draft, sampling: &sampling, plan: Plan::FanOut };
         let asked = Lmdeploy.verify(&engine(None), &round).unwrap();
         let bodies: Vec<_> =
             asked.calls.iter().map(|call| String::from_utf8(call.body.clone()).unwrap()).collect();

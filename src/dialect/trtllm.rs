@@ -299,7 +299,7 @@ mod tests {
         let said = Said::default().with(SamplingField::Temperature).with(SamplingField::PresencePenalty);
         let sampling = Sampling { presence_penalty: 0.5, said, ..greedy() };
         let context = Context { model: "m", prompt: &[1, 2], output: &[3] };
-        let round = Round { context, draft: &draft, sampling: &sampling, plan: Plan::FanOut, dice: 0 };
+        let round = Round { context, draft: &draft, sampling: &sampling, plan: Plan::FanOut };
         let asked = TrtLlm.verify(&engine(), &round).unwrap();
         assert_eq!(asked.calls[0].path, "/v1/completions");
         assert_eq!(
@@ -403,7 +403,7 @@ mod tests {
             let draft = Tree::chain(&draft, Source::Model, Features::default());
             let context = Context { model: "m", prompt: &[5], output: &[] };
             let round =
-                Round { context, draft: &draft, sampling: &request.sampling, plan: Plan::FanOut, dice: 0 };
+                Round { context, draft: &draft, sampling: &request.sampling, plan: Plan::FanOut };
             let mut calls = TrtLlm.verify(&engine(), &round).unwrap().calls;
             calls.push(TrtLlm.ride(&engine(), &context, &request.sampling, 3));
             calls.push(TrtLlm.first_ride(&engine(), &request, 3));

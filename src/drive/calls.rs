@@ -34,7 +34,6 @@ pub struct Calls {
     request_id: String,
     model: String,
     sampling: Sampling,
-    dice: u64,
     limits: CallLimits,
 }
 
@@ -53,13 +52,11 @@ pub struct CallLimits {
     pub bytes_max: usize,
     /// Longest time for a verify call.
     pub verify: Duration,
-    /// One more than the largest token id.
-    pub vocabulary: TokenId,
 }
 
 impl Calls {
     /// Calls for one request: `headers` are the client's end-to-end ones; `sampling` carries the seed that
-    /// the session's noise is drawn with; `dice` seeds what is drawn here ([`crate::dialect::score`]).
+    /// the session's noise is drawn with.
     #[expect(clippy::too_many_arguments, reason = "what the calls of one session have in common")]
     pub fn new(
         backend: Arc<Replica>,
@@ -69,7 +66,6 @@ impl Calls {
         request_id: String,
         model: String,
         sampling: Sampling,
-        dice: u64,
         limits: CallLimits,
     ) -> Self {
         let mut headers = headers;
@@ -80,7 +76,7 @@ impl Calls {
         }
         headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        Self { backend, engine, pulse, headers, request_id, model, sampling, dice, limits }
+        Self { backend, engine, pulse, headers, request_id, model, sampling, limits }
     }
 
     /// The engine that is spoken to.
@@ -153,7 +149,7 @@ impl Calls {
         round: u32,
     ) -> Event {
         let context = Context { model: &self.model, prompt: &prompt, output: &output };
-        let put = Round { context, draft: &draft, sampling: &self.sampling, plan, dice: self.dice };
+        let put = Round { context, draft: &draft, sampling: &self.sampling, plan };
         let asked = match self.engine.verify(&put, self.limits.bytes_max) {
             Ok(asked) => asked,
             Err(refusal) => {
@@ -206,11 +202,6 @@ impl Calls {
             let all = put.plan.prompt_tokens(put.context.len(), asked.nodes);
             let cached = all.saturating_sub(computed as usize);
             self.pulse.cached(cached, put.context.len(), self.engine.block);
-        }
-        // Once such an id were the past, no ride could go on from there.
-        if verdict.rows.iter().any(|row| row.sample >= self.limits.vocabulary) {
-            tracing::debug!("verdict refused: an id outside the vocabulary");
-            return Err(Fault::Verify);
         }
         Ok(verdict)
     }

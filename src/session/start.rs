@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Decode;
+use super::accept::Rule;
 use crate::draft::LookupSpec;
 use crate::units::TokenId;
 use crate::words::{Plan, RideReason};
@@ -27,6 +28,9 @@ pub struct Start {
     pub rules: Rules,
     /// Seeds the session's own randomness, which decides what is explored and never what is emitted.
     pub seed: u64,
+    /// Seeds what is drawn here for the output, where the backend tells distributions and no samples: fresh for
+    /// every request, and shared with nobody.
+    pub noise: u64,
 }
 
 /// How long the output may become.
@@ -100,6 +104,10 @@ pub struct Rules {
     /// Verify plans of the replica for this request, best first: a place that one of them cannot decide is
     /// taken by the next. None means ride.
     pub plans: Vec<Plan>,
+    /// By which rule draft tokens are judged.
+    pub rule: Rule,
+    /// One more than the largest id of a token.
+    pub vocabulary: TokenId,
     /// Most draft nodes of one round.
     pub gamma_max: usize,
     /// Leap at every token event with a draft of at most so many nodes, whatever it brings. A round with an
@@ -131,6 +139,8 @@ impl Default for Rules {
         Self {
             permission: Permission::Leap,
             plans: Vec::new(),
+            rule: Rule::Exact,
+            vocabulary: TokenId::MAX,
             gamma_max: 8,
             gamma_fixed: None,
             margin: 0.10,

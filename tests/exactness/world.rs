@@ -234,6 +234,7 @@ pub fn play_knowing(case: &Case, control: Control, hooks: &mut Hooks<'_>) -> Out
         marks: Arc::default(),
         rules: case.rules.clone(),
         seed: 1,
+        noise: 2,
     };
     let mut now = Tick(1);
     let mut session = Session::new(start, Arc::new(control), now);

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::{Phase, Ride, Session};
+use crate::session::accept::Walk;
 use crate::session::pilot::Step;
 use crate::session::{Action, Event, Fault, Finish, RidePlan, Tail};
 use crate::units::{Tick, TokenId};
@@ -16,7 +17,7 @@ const PAUSES_MAX: u32 = 6;
 const SEGMENT_SLOW: u32 = 16;
 const SEGMENT_OPEN: u32 = 512;
 
-impl Session {
+impl<W: Walk> Session<W> {
     pub(super) fn riding(&mut self, ride: Ride, event: Event, now: Tick) {
         match event {
             Event::Prompt(ids) => self.know_prompt(ids),
