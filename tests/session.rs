@@ -295,6 +295,19 @@ fn a_mark_in_the_first_ride_is_doubt() {
 }
 
 #[test]
+fn an_id_that_no_token_has_counts_on_the_accepted_path_alone() {
+    let mut desk = Desk::new(Rules { vocabulary: 20, ..rules() }, Ending::default());
+    let (verify, _) = desk.leap();
+    let asked = desk.tell(verify, rows(&[1, 7, 4_000_000]));
+    assert!(matches!(asked[..], [(_, Action::Verify(..))]), "{asked:?}");
+    assert_eq!(desk.text, "abh");
+    let mut desk = Desk::new(Rules { vocabulary: 20, ..rules() }, Ending::default());
+    let (verify, _) = desk.leap();
+    rides_on(&desk.tell(verify, rows(&[1, 4_000_000, 7])));
+    assert_eq!(desk.text, "a");
+}
+
+#[test]
 fn a_client_that_left_cancels_what_is_under_way() {
     let mut desk = desk();
     let (verify, _) = desk.leap();

@@ -52,7 +52,7 @@ pub fn walk(
     verdict: &Verdict,
     rule: Rule,
     _ledger: &mut Ledger,
-    noise: impl Fn(usize) -> f64,
+    mut noise: impl FnMut(usize) -> f64,
 ) -> Option<Accepted> {
     if verdict.rows.len() > draft.len() + 1 {
         return None;
@@ -61,7 +61,7 @@ pub fn walk(
     let mut place = None;
     while let Some(row) = verdict.rows.get(place.map_or(0, |node| node + 1)) {
         let token = match rule {
-            Rule::Exact => sampled(row, noise(accepted.tokens.len())),
+            Rule::Exact => sampled(row, || noise(accepted.tokens.len())),
         };
         let Some(token) = token else { break };
         accepted.tokens.push(token);
@@ -75,15 +75,13 @@ pub fn walk(
 }
 
 /// The token that the target takes at a place: its own sample, or one drawn for it.
-fn sampled(row: &Row, noise: f64) -> Option<TokenId> {
-    row.sample.or_else(|| drawn(row.dist.as_ref()?, noise))
+fn sampled(row: &Row, noise: impl FnOnce() -> f64) -> Option<TokenId> {
+    row.sample
+        .or_else(|| row.dist.as_ref().filter(|dist| dist.complete).and_then(|dist| drawn(dist, noise())))
 }
 
-/// The token on which `noise` falls; `None` if not all of the distribution is known.
+/// The token on which `noise` falls.
 fn drawn(dist: &Dist, noise: f64) -> Option<TokenId> {
-    if !dist.complete {
-        return None;
-    }
     let total: f64 = dist.top.iter().map(|entry| entry.1).sum();
     let mut left = noise * total;
     let fallen = dist.top.iter().find(|&&(_, p)| {
@@ -95,7 +93,7 @@ fn drawn(dist: &Dist, noise: f64) -> Option<TokenId> {
 
 /// Judges the rounds of a session. [`Judge`] does in production; a test can put one with a planted bug in its
 /// place, and everything around it is as shipped.
-pub trait Walk: Send {
+pub trait Walk {
     /// What a round brought whose first row follows `context` tokens of prompt and output; `None` if the verdict
     /// does not fit the draft.
     fn walk(&mut self, draft: &Tree, verdict: &Verdict, context: usize) -> Option<Accepted>;
