@@ -110,6 +110,7 @@ impl Inner {
         };
         let drafting = self.drafting(&ruling, &identity, &sampling);
         ruling.rules.model = drafting.is_there();
+        ruling.rules.vocabulary = identity.tokenizer.end();
         ruling.rules.verify_timeout = self.parts.verify_timeout;
         ruling.rules.draft_timeout = self.parts.draft_timeout;
         let key = (identity.epoch.clone(), ruling.name.clone());
@@ -117,11 +118,7 @@ impl Inner {
         if let Some(probe) = &identity.probe {
             control.with(|learnt| learnt.costs.take_prior(&probe.prior));
         }
-        let limits = CallLimits {
-            bytes_max: ruling.bytes_max,
-            verify: self.parts.verify_timeout,
-            vocabulary: identity.tokenizer.end(),
-        };
+        let limits = CallLimits { bytes_max: ruling.bytes_max, verify: self.parts.verify_timeout };
         Ok(Run { identity, ruling, sampling, control, drafting, limits, clock: self.clock, seed })
     }
 }

@@ -10,4 +10,4 @@ pub mod verdict;
 pub use bypass::BypassReason;
 pub use mode::Mode;
 pub use ride::RideReason;
-pub use verdict::{Plan, Row, Shape, Verdict};
+pub use verdict::{Dist, Plan, Row, Shape, Verdict};

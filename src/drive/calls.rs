@@ -15,7 +15,6 @@ use hyper::{Method, Request, Response, StatusCode};
 use crate::dialect::{Asked, Beside, Call, Context, Engine, Refusal, Round};
 use crate::draft::Tree;
 use crate::drive::exchange::Exchange;
-use crate::drive::fresh_seed;
 use crate::drive::run::Run;
 use crate::fleet::scrape::Pulse;
 use crate::fleet::{Answer, Replica, SendError};
@@ -37,8 +36,6 @@ pub struct Calls {
     model: String,
     /// Carries the seed that the session's noise is drawn with.
     sampling: Sampling,
-    /// Seeds what is drawn here ([`crate::dialect::score`]).
-    dice: u64,
     limits: CallLimits,
 }
 
@@ -57,8 +54,6 @@ pub struct CallLimits {
     pub bytes_max: usize,
     /// Longest time for a verify call.
     pub verify: Duration,
-    /// One more than the largest token id.
-    pub vocabulary: TokenId,
 }
 
 impl Calls {
@@ -80,7 +75,6 @@ impl Calls {
             request_id: exchange.slot.record.so_far().id.clone(),
             model: exchange.request.model.clone(),
             sampling: run.sampling.clone(),
-            dice: fresh_seed(),
             limits: run.limits,
         }
     }
@@ -156,7 +150,7 @@ impl Calls {
         round: u32,
     ) -> Event {
         let context = Context { model: &self.model, prompt: &prompt, output: &output };
-        let put = Round { context, draft: &draft, sampling: &self.sampling, plan, dice: self.dice };
+        let put = Round { context, draft: &draft, sampling: &self.sampling, plan };
         let asked = match self.engine.verify(&put, self.limits.bytes_max) {
             Ok(asked) => asked,
             Err(refusal) => {
@@ -209,11 +203,6 @@ impl Calls {
             let all = put.plan.prompt_tokens(put.context.len(), asked.nodes);
             let cached = all.saturating_sub(computed as usize);
             self.pulse.cached(cached, put.context.len(), self.engine.block);
-        }
-        // Once such an id were the past, no ride could go on from there.
-        if verdict.rows.iter().any(|row| row.sample >= self.limits.vocabulary) {
-            tracing::debug!("verdict refused: an id outside the vocabulary");
-            return Err(Fault::Verify);
         }
         Ok(verdict)
     }

@@ -13,7 +13,8 @@ use std::sync::Arc;
 
 use crate::draft::{Features, Source, Tree};
 use crate::drive::calls::Calls;
-use crate::session::{Decode, Event, Tail, accept};
+use crate::session::accept::{Judge, Rule, Walk};
+use crate::session::{Decode, Event, Tail};
 use crate::text::Tokenizer;
 use crate::units::TokenId;
 use crate::words::Plan;
@@ -89,7 +90,10 @@ impl Spelling<'_, Arc<Tokenizer>> {
             let (prompt, known) = (self.prompt.clone(), self.known.clone());
             let answer = calls.clone().verify(prompt, known, draft.clone(), plan, round).await;
             let Event::Verdict(verdict) = answer else { break };
-            let Some(said) = accept::walk(&draft, &verdict).filter(|said| !said.tokens.is_empty()) else {
+            // Ids are named at temperature 0 only, where nothing is drawn.
+            let said = Judge::new(Rule::Exact, 0).walk(&draft, &verdict, 0);
+            let end = self.words.end();
+            let Some(said) = said.filter(|said| !said.tokens.is_empty() && said.is_within(end)) else {
                 break;
             };
             // The token that ends the text spells none of it.
