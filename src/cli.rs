@@ -2,6 +2,7 @@
 //!
 //! 0 done, 1 could not start or could not reach, 2 a comparison fell short, 64 bad configuration or usage.
 
+pub mod access;
 pub mod bench;
 pub mod bench_relay;
 pub mod check;
@@ -11,6 +12,7 @@ pub mod probe;
 pub mod serve;
 pub mod target;
 
+use std::io::Write;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -105,11 +107,16 @@ fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()
 }
 
+/// Prints to standard error. A reader who is gone is no reason to fail.
+fn complain(what: &dyn std::fmt::Display) {
+    let _ = writeln!(std::io::stderr(), "{what}");
+}
+
 fn on_runtime(command: &str, work: impl Future<Output = Exit>) -> Exit {
     match runtime() {
         Ok(runtime) => runtime.block_on(work),
         Err(error) => {
-            eprintln!("foretell {command}: {error}");
+            complain(&format_args!("foretell {command}: {error}"));
             Exit::Unreachable
         }
     }
@@ -120,13 +127,13 @@ fn probed(args: &probe::ProbeArgs, out: &mut dyn std::io::Write) -> ExitCode {
     match runtime() {
         Ok(runtime) => told(runtime.block_on(probe::run(args, out))),
         Err(error) => {
-            eprintln!("foretell probe: {error}");
+            complain(&format_args!("foretell probe: {error}"));
             Exit::Unreachable.into()
         }
     }
 }
 
 fn not_built(command: &str) -> ExitCode {
-    eprintln!("foretell {command}: not built yet in version {}", env!("CARGO_PKG_VERSION"));
+    complain(&format_args!("foretell {command}: not built yet in version {}", env!("CARGO_PKG_VERSION")));
     Exit::Usage.into()
 }

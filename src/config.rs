@@ -3,8 +3,10 @@
 //! Parsing is pure and finds every error at once; reading files and the environment is a thin shell around
 //! it. What a flag says wins over `FORETELL_<FLAG>`, that over the file, and that over the default.
 
+pub mod effect;
 pub mod flags;
 pub mod load;
+pub mod named;
 pub mod policy;
 pub mod problem;
 pub mod process;
@@ -14,8 +16,8 @@ pub mod values;
 pub mod yaml;
 
 pub use flags::{Flags, Strings};
-pub use load::{Loaded, load, load_policies, reload};
-pub use policy::{Facts, Policy, PolicyMode, PolicySet};
+pub use load::{Attempt, Loaded, attempt, load, load_policies};
+pub use named::{FileKind, Named};
 pub use problem::Problem;
 pub use process::{Mode, Process};
 pub use store::PolicyStore;

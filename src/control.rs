@@ -20,8 +20,8 @@ pub use survival::{Heat, Survival, Tuning};
 use parking_lot::Mutex;
 
 use crate::draft::Source;
-use crate::session::{Plan, RideReason};
 use crate::units::Tick;
+use crate::words::{Plan, RideReason};
 
 /// Everything learnt about one (epoch, policy).
 #[derive(Debug, Default)]

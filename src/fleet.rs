@@ -4,18 +4,19 @@
 //! since a session that moved would have to compute its context again. A request picks a replica once, and
 //! what belongs to it stays there.
 
-pub mod backend;
+mod backend;
 pub mod breaker;
 mod dice;
 pub mod discover;
 pub mod error;
-mod group;
 mod health;
+pub mod identity;
 pub mod key;
 pub mod link;
 pub mod load;
 pub mod models;
 pub mod probe;
+pub mod replica;
 mod retry;
 pub mod scrape;
 mod silence;
@@ -30,18 +31,18 @@ use std::time::Duration;
 use prometheus::HistogramVec;
 use tokio::sync::watch as channel;
 
-pub use backend::{Auth, Backend, BackendSettings, Counters, Fresh, InvalidUrl, Local};
 pub use breaker::BreakerState;
 pub use discover::{Resolve, SystemResolver};
 pub use error::{SendError, SendErrorKind};
-pub use health::Standing;
+pub use health::{LastError, Standing};
 pub use key::KeyFile;
 pub use link::{Answer, BrokenOff};
 pub use load::Load;
 pub use models::ModelName;
+pub use replica::{Auth, Counters, Fresh, InvalidUrl, Local, Replica, ReplicaSettings};
 
+use backend::Backend;
 use dice::Dice;
-use group::Group;
 use retry::RetryBudget;
 
 /// Buckets of `foretell_replica_connect_seconds`.
@@ -50,7 +51,7 @@ const CONNECT: [f64; 10] = [1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 0.01, 0.05, 0.25, 
 /// All backends, in the order of the configuration, and their replicas as they are now.
 #[derive(Debug)]
 pub struct Fleet {
-    groups: Vec<Group>,
+    backends: Vec<Backend>,
     changed: channel::Sender<u64>,
     dice: Dice,
     budget: RetryBudget,
@@ -63,23 +64,23 @@ impl Fleet {
     ///
     /// # Errors
     /// An address that cannot be called.
-    pub fn new(settings: impl IntoIterator<Item = BackendSettings>) -> Result<Self, InvalidUrl> {
+    pub fn new(settings: impl IntoIterator<Item = ReplicaSettings>) -> Result<Self, InvalidUrl> {
         let connects = prometheus::HistogramOpts::new(
             "foretell_replica_connect_seconds",
             "Time to connect to a replica, TLS included.",
         );
         let connects = HistogramVec::new(connects.buckets(CONNECT.to_vec()), &["replica"])
             .map_err(|error| InvalidUrl { url: String::new(), detail: error.to_string() })?;
-        let mut groups: Vec<Group> = Vec::new();
+        let mut backends: Vec<Backend> = Vec::new();
         for settings in settings {
-            match groups.iter_mut().find(|group| group.name() == settings.name) {
-                Some(group) => group.add(settings),
-                None => groups.push(Group::new(settings)),
+            match backends.iter_mut().find(|backend| backend.name() == settings.name) {
+                Some(backend) => backend.add(settings),
+                None => backends.push(Backend::new(settings)),
             }
         }
-        groups.iter().try_for_each(|group| group.open(&connects))?;
+        backends.iter().try_for_each(|backend| backend.open(&connects))?;
         Ok(Self {
-            groups,
+            backends,
             changed: channel::Sender::new(0),
             dice: Dice::default(),
             budget: RetryBudget::default(),
@@ -89,19 +90,19 @@ impl Fleet {
 
     /// The names of the backends, in the order of the configuration.
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.groups.iter().map(Group::name)
+        self.backends.iter().map(Backend::name)
     }
 
     /// Every replica there is now, backend by backend.
-    pub fn replicas(&self) -> Vec<Arc<Backend>> {
+    pub fn replicas(&self) -> Vec<Arc<Replica>> {
         let mut all = Vec::new();
         self.each(|replica| all.push(Arc::clone(replica)));
         all
     }
 
     /// Shows every replica there is now.
-    pub fn each(&self, mut show: impl FnMut(&Arc<Backend>)) {
-        self.groups.iter().for_each(|group| group.replicas().iter().for_each(&mut show));
+    pub fn each(&self, mut show: impl FnMut(&Arc<Replica>)) {
+        self.backends.iter().for_each(|backend| backend.replicas().iter().for_each(&mut show));
     }
 
     /// Counts up whenever a replica has come or gone.
@@ -111,49 +112,71 @@ impl Fleet {
 
     /// Whether the model named in a body can change where the request goes.
     pub fn needs_model(&self) -> bool {
-        self.groups.len() > 1
+        self.backends.len() > 1
     }
 
     /// Whether some replica's dialect can verify drafts.
     pub fn speculates(&self) -> bool {
-        self.groups.iter().any(|group| group.replicas().iter().any(|replica| replica.speculates()))
+        self.backends.iter().any(|backend| backend.replicas().iter().any(|replica| replica.speculates()))
     }
 
     /// Whether some replica's engine refuses a request for the client's own `prediction`.
     pub fn refuses_prediction(&self) -> bool {
-        self.groups.iter().any(|group| group.replicas().iter().any(|replica| replica.refuses_prediction()))
+        self.backends
+            .iter()
+            .any(|backend| backend.replicas().iter().any(|replica| replica.refuses_prediction()))
     }
 
     /// Whether some hosted service may be sent predictions.
     pub fn predicts(&self) -> bool {
-        self.groups.iter().any(|group| group.replicas().iter().any(|replica| replica.predicts()))
+        self.backends.iter().any(|backend| backend.replicas().iter().any(|replica| replica.predicts()))
     }
 
     /// The replica for a new request for `model`. The backend: exact id, alias, glob; else the only one; else
     /// the one marked default; else the first, whose own 404 the client gets. Of its replicas: the less busy
     /// of two taken by chance. `None` only if there is no backend, or no address of it is known.
-    pub fn pick(&self, model: Option<&str>) -> Option<Arc<Backend>> {
+    pub fn pick(&self, model: Option<&str>) -> Option<Arc<Replica>> {
         self.budget.request();
-        let chosen = self.group(model)?.pick(&self.dice, None)?;
+        let chosen = self.backend(model)?.pick(&self.dice, None)?;
         chosen.chosen();
         Some(chosen)
     }
 
-    fn group(&self, model: Option<&str>) -> Option<&Group> {
-        if let [only] = self.groups.as_slice() {
+    /// The replica that a request for `model` would be given to now, without giving it one.
+    pub fn would_pick(&self, model: Option<&str>) -> Option<Arc<Replica>> {
+        self.backend(model)?.pick(&self.dice, None)
+    }
+
+    fn backend(&self, model: Option<&str>) -> Option<&Backend> {
+        if let [only] = self.backends.as_slice() {
             return Some(only);
         }
         let named = model.and_then(|model| {
-            let fits = self.groups.iter().filter_map(|group| Some((group.answers_for(model)?, group)));
-            fits.min_by_key(|(fit, _)| *fit).map(|(_, group)| group)
+            let fits =
+                self.backends.iter().filter_map(|backend| Some((backend.answers_for(model)?, backend)));
+            fits.min_by_key(|(fit, _)| *fit).map(|(_, backend)| backend)
         });
-        named.or_else(|| self.groups.iter().find(|group| group.is_default())).or_else(|| self.groups.first())
+        named
+            .or_else(|| self.backends.iter().find(|backend| backend.is_default()))
+            .or_else(|| self.backends.first())
     }
 
     /// Another replica of the same backend with nothing against it.
-    pub fn other(&self, than: &Arc<Backend>) -> Option<Arc<Backend>> {
-        let group = self.groups.iter().find(|group| group.name() == than.name())?;
-        group.pick(&self.dice, Some(than)).filter(|other| other.standing() == Standing::Ready)
+    pub fn other(&self, than: &Arc<Replica>) -> Option<Arc<Replica>> {
+        let backend = self.backends.iter().find(|backend| backend.name() == than.name())?;
+        backend.pick(&self.dice, Some(than)).filter(|other| other.standing() == Standing::Ready)
+    }
+
+    /// The first backend of which no replica can be reached.
+    pub fn unreachable(&self) -> Option<&str> {
+        let reachable = |backend: &Backend| backend.replicas().iter().any(|replica| replica.is_reachable());
+        self.backends.iter().find(|backend| !reachable(backend)).map(Backend::name)
+    }
+
+    /// Whether its backend has no other replica.
+    pub fn is_sole(&self, replica: &Arc<Replica>) -> bool {
+        let backend = self.backends.iter().find(|backend| backend.name() == replica.name());
+        backend.is_none_or(|backend| backend.replicas().iter().all(|other| Arc::ptr_eq(other, replica)))
     }
 
     /// The time that connecting took, by replica.
@@ -163,7 +186,7 @@ impl Fleet {
 
     /// The names whose addresses have to be asked for, and how often.
     fn discoveries(&self) -> Vec<(String, Duration)> {
-        self.groups.iter().flat_map(Group::discoveries).collect()
+        self.backends.iter().flat_map(Backend::discoveries).collect()
     }
 
     fn names_to_ask(&self) -> BTreeSet<String> {
@@ -172,8 +195,8 @@ impl Fleet {
 
     /// Takes over the addresses that a name has now.
     fn found(&self, name: &str, addresses: &BTreeSet<SocketAddr>) {
-        for group in &self.groups {
-            if group.found(name, addresses, &self.connects) {
+        for backend in &self.backends {
+            if backend.found(name, addresses, &self.connects) {
                 self.changed.send_modify(|changes| *changes += 1);
             }
         }

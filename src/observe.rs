@@ -2,16 +2,18 @@
 //!
 //! Every request ends in one [`Finished`] record, and every view is made from it, so they cannot disagree.
 
-pub mod admin;
+pub mod body;
 pub mod log;
 pub mod metrics;
-pub mod page;
 pub mod recent;
+pub mod record;
 pub mod replicas;
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
+pub use body::Recorded;
 pub use metrics::{Held, Metrics};
+pub use record::Record;
 
 use crate::openai::{Path, Route};
 use recent::Recent;
@@ -36,6 +38,10 @@ pub struct Round {
 pub struct Finished {
     /// `x-request-id` of the client, or Foretell's own.
     pub id: String,
+    /// `x-request-id` of the backend's answer, if it is another one.
+    pub backend_id: Option<String>,
+    /// When the request was accepted.
+    pub time: SystemTime,
     /// Name of the backend.
     pub backend: String,
     /// Model id as sent, where known.
@@ -62,6 +68,8 @@ pub struct Finished {
     pub duration: Duration,
     /// The client left before the end.
     pub client_gone: bool,
+    /// Why there was no answer, or why it ended suddenly, if that was not the client's doing.
+    pub error: Option<String>,
 }
 
 impl Finished {
@@ -70,6 +78,8 @@ impl Finished {
     pub fn new(path: Path, backend: impl Into<String>) -> Self {
         Self {
             id: String::new(),
+            backend_id: None,
+            time: SystemTime::now(),
             backend: backend.into(),
             model: None,
             route: None,
@@ -83,6 +93,7 @@ impl Finished {
             first_byte: None,
             duration: Duration::ZERO,
             client_gone: false,
+            error: None,
         }
     }
 

@@ -10,7 +10,6 @@ pub mod json;
 pub mod messages;
 pub mod parameters;
 pub mod prediction;
-pub mod reason;
 pub mod request;
 pub mod sampling;
 pub mod sse;
@@ -18,9 +17,8 @@ pub mod usage;
 
 pub use answer::{Additive, Template, fill, strip};
 pub use control_header::Control;
-pub use eligibility::{Finding, Judgement, judge, understand};
+pub use eligibility::{Finding, Judgement, judge, refusal, understand};
 pub use prediction::without_prediction;
-pub use reason::BypassReason;
 pub use request::{Prompt, PromptSize, Request, Route};
 pub use sampling::{Defaults, Said, Sampling, SamplingField};
 pub use usage::{Leapt, Path, Usage};

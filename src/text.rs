@@ -16,9 +16,9 @@ pub enum TextError {
     /// A file cannot be read.
     #[error("{path}: {source}")]
     Read {
-        /// The file.
+        /// Path of the file.
         path: std::path::PathBuf,
-        /// Why.
+        /// The system's error.
         source: std::io::Error,
     },
     /// A tokenizer that the library does not understand.

@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
+use super::access::{Access, Denied, Granted};
 use crate::lab::bench::{self, Bench, CostSource, TargetCosts};
-use crate::lab::client::Url;
+use crate::lab::client::{Entry, Url};
 use crate::lab::probed::{Probed, Useless};
 use crate::lab::require::Requirement;
 use crate::lab::tally::Run;
@@ -17,7 +18,7 @@ use crate::lab::{Exit, html, report};
 /// Compare a server asked directly with the same server asked through Foretell.
 #[derive(Clone, Debug, clap::Args)]
 pub struct BenchArgs {
-    /// The server itself.
+    /// Address of the server itself
     #[arg(long, value_name = "URL")]
     pub direct: Url,
     /// The same server through Foretell.
@@ -41,6 +42,12 @@ pub struct BenchArgs {
     /// Most output tokens of every prompt, instead of the workload's own.
     #[arg(long, value_name = "N")]
     pub max_tokens: Option<u32>,
+    /// The model of every prompt, instead of the workload's own.
+    #[arg(long, value_name = "M")]
+    pub model: Option<String>,
+    /// How both servers let us in.
+    #[command(flatten)]
+    pub access: Access,
     /// Metrics page of Foretell, for the gain that the formula gives; with one of the next two.
     #[arg(long, value_name = "URL", requires = "costs")]
     pub metrics_through: Option<Url>,
@@ -66,6 +73,8 @@ pub struct BenchArgs {
 /// Why a benchmark cannot start.
 #[derive(Debug, thiserror::Error)]
 enum Unusable {
+    #[error(transparent)]
+    Access(#[from] Denied),
     #[error(transparent)]
     Workload(#[from] crate::lab::workload::Error),
     #[error("--{flag}: allowed {allowed}, got {got}")]
@@ -129,7 +138,10 @@ impl BenchArgs {
         if self.alternations == 0 {
             return value("alternations", "at least 1", "0".into());
         }
+        let Granted { fields, tls } = self.access.granted()?;
         Ok(Bench {
+            entry: Entry { fields, tls },
+            model: self.model.clone(),
             direct: self.direct.clone(),
             through: self.through.clone(),
             costs: self.costs()?,

@@ -1,11 +1,10 @@
 //! `foretell check`: would `serve` take these settings? Every error at once.
 
 use std::io::{self, Write};
-use std::path::Path;
 
 use super::{OK, USAGE};
-use crate::config::process::{Process, Replicas};
-use crate::config::{Flags, Loaded, Strings, load};
+use crate::app::files;
+use crate::config::{Flags, Loaded, Strings};
 
 /// The arguments of `foretell check`.
 #[derive(clap::Args, Clone, Debug, Default)]
@@ -15,12 +14,12 @@ pub struct CheckArgs {
     pub flags: Flags,
 }
 
-/// Reads all settings and says what is wrong with them. Returns the exit code.
+/// Reads all settings, opens all files that they name, and writes what is wrong with them. Returns the exit code.
 ///
 /// # Errors
 /// If `out` cannot be written.
 pub fn run(args: &CheckArgs, environment: &dyn Strings, out: &mut dyn Write) -> io::Result<u8> {
-    match load(&args.flags, environment) {
+    match files::load(&args.flags, environment) {
         Ok(loaded) => good(&loaded, out).map(|()| OK),
         Err(problems) => {
             for problem in &problems {
@@ -40,24 +39,10 @@ fn good(loaded: &Loaded, out: &mut dyn Write) -> io::Result<()> {
     for warning in &loaded.warnings {
         writeln!(out, "warning: {warning}")?;
     }
-    if loaded.process.backends.is_empty() {
-        writeln!(out, "warning: no backends: every request will be answered with an error")?;
-    }
-    for folder in folders(&loaded.process).filter(|folder| !folder.join("model.onnx").is_file()) {
-        writeln!(out, "warning: no model in {}: `serve` would not start", folder.display())?;
-    }
     let policies: Vec<String> = loaded.policies.policies().iter().map(|policy| policy.label()).collect();
     let backends: Vec<&str> = loaded.process.backends.iter().map(|backend| backend.name.as_str()).collect();
     writeln!(out, "backends: {}", listed(&backends))?;
     writeln!(out, "policies: {}", listed(&policies))
-}
-
-/// Where the models are that `serve` opens at once.
-fn folders(process: &Process) -> impl Iterator<Item = &Path> {
-    process.backends.iter().filter_map(|backend| match &backend.replicas {
-        Replicas::Here(model) => Some(model.path.as_path()),
-        Replicas::Urls(_) | Replicas::Dns { .. } => None,
-    })
 }
 
 fn listed<T: AsRef<str>>(names: &[T]) -> String {

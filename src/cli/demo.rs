@@ -36,7 +36,7 @@ pub fn main(args: &DemoArgs) -> Exit {
         eprintln!("foretell demo: {error}");
         Exit::Unreachable
     };
-    crate::observe::log::init(crate::observe::log::Format::Plain, "warn");
+    crate::observe::log::init(crate::observe::log::Format::Text, "warn");
     let runtime = match super::runtime() {
         Ok(runtime) => runtime,
         Err(error) => return fail(&error),
@@ -110,11 +110,11 @@ mod servers {
     use serde_json::Value;
 
     use super::DemoArgs;
-    use crate::gateway::assemble::Running;
+    use crate::app::Running;
     use crate::lab::demo::{About, Stack};
     use crate::lab::local::{self, LocalTarget};
+    use crate::onnx_server::open::open;
     use crate::runtime::model::Options;
-    use crate::target::open::open;
 
     type Failed = Box<dyn std::error::Error>;
 

@@ -7,17 +7,18 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
+use super::access::Access;
 use super::{OK, USAGE};
 use crate::config::process::Dialect as Named;
 use crate::config::process::{PlanName, Plans, Probe};
 use crate::control::prospect::{ACCEPTANCES, Measured};
 use crate::dialect::Engine;
 use crate::dialect::probe::{Cache, Findings};
+use crate::fleet::identity::{self, Recognised, Unknown};
 use crate::fleet::probe::{self, Limits, Report, Seen};
-use crate::fleet::{Backend, BackendSettings, scrape};
-use crate::gateway::drive::identity::{self, Recognised, Unknown};
+use crate::fleet::{Replica, scrape};
 use crate::lab::Exit;
-use crate::openai::BypassReason;
+use crate::words::BypassReason;
 
 /// How long a server is given to become idle.
 const IDLE_WITHIN: Duration = Duration::from_secs(5);
@@ -42,6 +43,9 @@ pub struct ProbeArgs {
     /// The model to ask for, if the server has several
     #[arg(long, value_name = "M")]
     pub model: Option<String>,
+    /// How it lets us in
+    #[command(flatten)]
+    pub access: Access,
     /// It bills per token: ask for its models and nothing else
     #[arg(long)]
     pub billed: bool,
@@ -66,7 +70,14 @@ pub async fn run(args: &ProbeArgs, out: &mut dyn Write) -> io::Result<u8> {
         eprintln!("--dialect: unknown value, allowed {}, got {:?}", names.join("|"), args.dialect);
         return Ok(USAGE);
     };
-    let backend = match Backend::new(BackendSettings::new("probe", args.url.as_str())) {
+    let granted = match args.access.granted() {
+        Ok(granted) => granted,
+        Err(denied) => {
+            eprintln!("foretell probe: {denied}");
+            return Ok(USAGE);
+        }
+    };
+    let backend = match Replica::new(granted.settings("probe", &args.url)) {
         Ok(backend) => backend,
         Err(error) => {
             eprintln!("foretell probe: {error}");
@@ -76,6 +87,15 @@ pub async fn run(args: &ProbeArgs, out: &mut dyn Write) -> io::Result<u8> {
     let outcome = match look(args, *dialect, &backend).await {
         Ok(outcome) => outcome,
         Err(Unknown::Foreign(reason, why)) => Outcome::Relayed { reason, why },
+        Err(Unknown::Stranger(why)) => Outcome::Relayed { reason: BypassReason::NoPlan, why },
+        Err(Unknown::Locked(status)) => {
+            let key = match args.access.api_key_file {
+                None => "give a key with --api-key-file F, or other fields with --header",
+                Some(_) => "the key of --api-key-file is not one that it takes",
+            };
+            eprintln!("foretell probe: {} answers {status}: {key}", args.url);
+            return Ok(Exit::Unreachable.code());
+        }
         Err(Unknown::Unreachable(why)) => {
             eprintln!("foretell probe: {} cannot be reached: {why}", args.url);
             return Ok(Exit::Unreachable.code());
@@ -107,7 +127,7 @@ fn as_json(url: &str, outcome: &Outcome) -> Value {
     value
 }
 
-async fn look(args: &ProbeArgs, dialect: Named, backend: &Backend) -> Result<Outcome, Unknown> {
+async fn look(args: &ProbeArgs, dialect: Named, backend: &Replica) -> Result<Outcome, Unknown> {
     if args.billed {
         let models = identity::models(backend).await?;
         let why = format!("it bills per token, so it was asked for its models ({models}) and nothing else");
@@ -132,7 +152,7 @@ async fn look(args: &ProbeArgs, dialect: Named, backend: &Backend) -> Result<Out
 
 async fn measure(
     args: &ProbeArgs,
-    backend: &Backend,
+    backend: &Replica,
     recognised: Recognised,
     mut seen: Seen,
 ) -> Result<Outcome, Unknown> {
@@ -166,7 +186,7 @@ async fn measure(
 }
 
 /// Waits until nothing runs or waits there, for a while; a server that does not tell is taken to be idle.
-async fn idle(backend: &Backend, engine: &Engine, calls: &mut u32) -> bool {
+async fn idle(backend: &Replica, engine: &Engine, calls: &mut u32) -> bool {
     let Some(path) = engine.dialect.codec().load_path(engine) else { return true };
     let until = Instant::now() + IDLE_WITHIN;
     loop {

@@ -1,14 +1,19 @@
 //! `foretell serve`: the proxy.
+//!
+//! Whatever it has to say once the configuration is read goes into the log, the addresses included.
 
-use std::io::Write;
+use std::time::Duration;
 
+use crate::app::signals::Signals;
+use crate::app::{self, Ended, Gateway, Running, files};
 use crate::config::flags::{Environment, Flags};
-use crate::config::load::{self, Loaded};
+use crate::config::load::Loaded;
 use crate::config::process::LogFormat;
-use crate::gateway::assemble;
-use crate::gateway::{Ended, Gateway};
 use crate::lab::Exit;
 use crate::observe::log;
+
+/// How long the end of the process waits for the last lines of its log to be written.
+const LAST_LINES: Duration = Duration::from_secs(1);
 
 /// Run the proxy before a server. Flags win over `FORETELL_FLAG`, the file, and the defaults.
 #[derive(Clone, Debug, clap::Args)]
@@ -19,66 +24,85 @@ pub struct ServeArgs {
 
 /// Runs until a signal. Every problem of the configuration is told at once.
 pub fn run(args: &ServeArgs) -> Exit {
-    let loaded = match load::load(&args.flags, &Environment) {
+    let loaded = match files::load(&args.flags, &Environment) {
         Ok(loaded) => loaded,
         Err(problems) => {
-            for problem in &problems {
-                eprintln!("{problem}");
-            }
+            problems.iter().for_each(|problem| super::complain(problem));
             return Exit::Usage;
         }
     };
-    let format = match loaded.process.observe.log {
-        LogFormat::Json => log::Format::Json,
-        LogFormat::Text => log::Format::Plain,
-    };
-    log::init(format, loaded.process.observe.level.name());
-    loaded.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
     if loaded.process.backends.is_empty() {
-        eprintln!("foretell serve: no backend: give --backend URL, or backends in the process file");
+        super::complain(&"foretell serve: no backend: give --backend URL, or backends in the process file");
         return Exit::Usage;
     }
-    match super::runtime() {
+    log::init(format(loaded.process.observe.log), loaded.process.observe.level.name());
+    loaded.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
+    let exit = match super::runtime() {
         Ok(runtime) => runtime.block_on(serve(loaded)),
         Err(error) => {
-            eprintln!("foretell serve: {error}");
+            tracing::error!(%error, "cannot start");
             Exit::Unreachable
         }
+    };
+    log::flush(LAST_LINES);
+    exit
+}
+
+/// How log lines are written, as configured.
+pub(super) fn format(configured: LogFormat) -> log::Format {
+    match configured {
+        LogFormat::Auto => log::Format::Auto,
+        LogFormat::Json => log::Format::Json,
+        LogFormat::Text => log::Format::Text,
     }
 }
 
 async fn serve(loaded: Loaded) -> Exit {
-    let running = match assemble::start(loaded.process, loaded.policies).await {
+    // From here on a signal ends nothing by accident.
+    let mut signals = match Signals::catch() {
+        Ok(signals) => signals,
+        Err(error) => {
+            tracing::error!(%error, "signals cannot be caught");
+            return Exit::Unreachable;
+        }
+    };
+    let started = tokio::select! {
+        started = app::start(loaded.process, loaded.policies) => started,
+        _ = signals.wish() => return Exit::Done,
+    };
+    let running = match started {
         Ok(running) => running,
         Err(error) => {
-            eprintln!("foretell serve: {error}");
+            tracing::error!(%error, "cannot start");
             return Exit::Unreachable;
         }
     };
     announce(&running.gateway);
-    for (backend, identity) in running.identities.all() {
-        let known = identity.map_or_else(
-            || "relayed: not known to verify (yet)".to_owned(),
-            |identity| format!("{} serves {}", identity.engine.dialect.name(), identity.epoch.model),
-        );
-        eprintln!("backend {} at {}: {known}", backend.label(), backend.url());
-    }
-    match running.until_signal().await {
-        Ended::Drained { cut: 0 } => {}
+    announce_unknown(&running);
+    match running.until(signals).await {
+        Ended::Drained { cut: 0 } => tracing::info!("drained"),
         Ended::Drained { cut } => tracing::warn!(cut, "connections were cut after the grace"),
         Ended::AtOnce => tracing::warn!("ended by a second signal"),
     }
     Exit::Done
 }
 
-/// The ready line, for people and for scripts that wait.
+/// Where it listens, for people and for scripts: one line each for clients, then one for the operator.
 fn announce(gateway: &Gateway) {
-    let mut out = std::io::stdout();
     for address in &gateway.addresses {
-        let _ = writeln!(out, "foretell ready on http://{address}");
+        tracing::info!(%address, "listening");
     }
-    if let Some(admin) = gateway.admin {
-        let _ = writeln!(out, "admin on http://{admin}");
+    if let Some(address) = gateway.admin {
+        tracing::info!(%address, "admin");
     }
-    let _ = out.flush();
+    if let Some(address) = gateway.metrics {
+        tracing::info!(%address, "metrics");
+    }
+}
+
+/// Those of which nothing is known yet. The others are in the log already.
+fn announce_unknown(running: &Running) {
+    for (replica, _) in running.identities.all().iter().filter(|(_, identity)| identity.is_none()) {
+        tracing::info!(replica = replica.label(), url = replica.url(), "relayed: not known to verify yet");
+    }
 }

@@ -64,8 +64,8 @@ mod serve {
 
     use super::TargetArgs;
     use crate::config::process::ServedModel;
-    use crate::gateway::listen::Stop;
-    use crate::target::open::{Opened, open_as};
+    use crate::http::listen::Stop;
+    use crate::onnx_server::open::{Opened, open_as};
 
     /// How long open answers may go on after a signal.
     const GRACE: Duration = Duration::from_secs(30);

@@ -2,8 +2,11 @@
 
 use std::path::PathBuf;
 
+use super::named::{FileKind, Named};
 use super::problem::{Problem, Refusal};
-use super::process::{Backend, Connect, Dialect, Load, Plans, Process, Replicas, ServedModel};
+use super::process::{
+    Backend, Connect, Dialect, Load, LogFormat, LogLevel, Plans, Process, Replicas, ServedModel,
+};
 use super::read::{parse_address, parse_base};
 use super::yaml::quote;
 
@@ -51,6 +54,12 @@ pub struct Flags {
     /// The folder of the policies
     #[arg(long, value_name = "DIR")]
     pub policies: Option<String>,
+    /// Which lines are logged, from there up: error, warn, info, debug or trace [default: info]
+    #[arg(long, value_name = "LEVEL")]
+    pub log_level: Option<String>,
+    /// How they are written: json, text or auto, which is text on a terminal and JSON elsewhere [default: auto]
+    #[arg(long, value_name = "FORMAT")]
+    pub log_format: Option<String>,
 }
 
 /// A setting and where it was said.
@@ -69,6 +78,8 @@ pub struct Overrides {
     listen: Option<Said>,
     admin: Option<Said>,
     policies: Option<Said>,
+    log_level: Option<Said>,
+    log_format: Option<Said>,
 }
 
 impl Overrides {
@@ -78,7 +89,7 @@ impl Overrides {
             if let Some(text) = flag {
                 return Some(Said { text: text.clone(), place: format!("--{name}") });
             }
-            let place = format!("FORETELL_{}", name.to_uppercase());
+            let place = format!("FORETELL_{}", name.replace('-', "_").to_uppercase());
             let text = environment.get(&place).filter(|text| !text.is_empty())?;
             Some(Said { text, place })
         };
@@ -89,6 +100,8 @@ impl Overrides {
             listen: said(&flags.listen, "listen"),
             admin: said(&flags.admin, "admin"),
             policies: said(&flags.policies, "policies"),
+            log_level: said(&flags.log_level, "log-level"),
+            log_format: said(&flags.log_format, "log-format"),
         }
     }
 
@@ -102,6 +115,31 @@ impl Overrides {
         self.policies.as_ref().map(|said| PathBuf::from(&said.text))
     }
 
+    /// Where the folder of the policies is named, if it is named here.
+    pub fn policies_place(&self) -> Option<&str> {
+        self.policies.as_ref().map(|said| said.place.as_str())
+    }
+
+    /// The folder of the model that is named as the backend, if one is.
+    pub fn named(&self) -> Option<Named> {
+        let said = self.backend.as_ref()?;
+        let folder = model_folder(&said.text)?;
+        Some(Named {
+            path: folder.into(),
+            kind: FileKind::Model,
+            file: said.place.clone(),
+            line: None,
+            place: "backends".to_owned(),
+        })
+    }
+
+    /// Whether the setting of the process file at `place` still counts beside what is said here.
+    pub fn leaves(&self, place: &str) -> bool {
+        let replaced =
+            [(&self.backend, "backends["), (&self.listen, "listen["), (&self.policies, "policies.")];
+        !replaced.into_iter().any(|(said, prefix)| said.is_some() && place.starts_with(prefix))
+    }
+
     /// Sets what is said here.
     ///
     /// # Errors
@@ -111,6 +149,11 @@ impl Overrides {
         if let Some(dir) = self.policies() {
             process.policies = dir;
         }
+        let observe = &mut process.observe;
+        let level = |text: &str| one_of(text, LogLevel::NAMES);
+        set(self.log_level.as_ref(), "observe.level", &mut problems, level, |level| observe.level = level);
+        let format = |text: &str| one_of(text, LogFormat::NAMES);
+        set(self.log_format.as_ref(), "observe.log", &mut problems, format, |format| observe.log = format);
         set(self.listen.as_ref(), "listen", &mut problems, parse_address, |address| {
             process.listen = vec![super::process::Listen { address, tls: None }];
         });
@@ -126,7 +169,8 @@ impl Overrides {
         set(self.backend.as_ref(), "backends", &mut problems, parse_backend, |replicas| {
             process.backends = vec![one_backend(replicas)];
         });
-        set(self.dialect.as_ref(), "backends[0].dialect", &mut problems, parse_dialect, |dialect| {
+        let dialect = |text: &str| one_of(text, Dialect::NAMES);
+        set(self.dialect.as_ref(), "backends[0].dialect", &mut problems, dialect, |dialect| {
             process.backends.iter_mut().for_each(|backend| backend.dialect = dialect);
         });
         let here = |backend: &Backend| matches!(backend.replicas, Replicas::Here(_));
@@ -165,9 +209,14 @@ fn problem(said: &Said, path: &str, refusal: Refusal) -> Problem {
     }
 }
 
+/// The folder of `onnx:DIR`.
+fn model_folder(text: &str) -> Option<&str> {
+    text.strip_prefix("onnx:").filter(|folder| !folder.is_empty())
+}
+
 /// An address, or the folder of a model that is run here.
 fn parse_backend(text: &str) -> Result<Replicas, Refusal> {
-    match text.strip_prefix("onnx:").filter(|folder| !folder.is_empty()) {
+    match model_folder(text) {
         Some(folder) => Ok(Replicas::Here(ServedModel::of(folder.into()))),
         None => parse_base(text)
             .map(|url| Replicas::Urls(vec![url]))
@@ -175,11 +224,12 @@ fn parse_backend(text: &str) -> Result<Replicas, Refusal> {
     }
 }
 
-fn parse_dialect(text: &str) -> Result<Dialect, Refusal> {
-    let names: Vec<&str> = Dialect::NAMES.iter().map(|(name, _)| *name).collect();
-    let found = Dialect::NAMES.iter().find(|(name, _)| *name == text);
+/// The value of that name.
+fn one_of<T: Copy>(text: &str, all: &[(&str, T)]) -> Result<T, Refusal> {
+    let names: Vec<&str> = all.iter().map(|(name, _)| *name).collect();
+    let found = all.iter().find(|(name, _)| *name == text);
     found
-        .map(|(_, dialect)| *dialect)
+        .map(|(_, value)| *value)
         .ok_or_else(|| Refusal::new("unknown value", names.join("|")).near(text, &names))
 }
 

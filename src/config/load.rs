@@ -3,11 +3,14 @@
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
+use super::effect::{self, Kind};
 use super::flags::{Flags, Overrides, Strings};
-use super::policy::{self, Drafter, Placed, Policy, PolicySet, Rule};
+use super::named::{FileKind, Named, shown};
+use super::policy::{self, Placed};
 use super::problem::{Problem, Refusal};
-use super::process::{self, Process};
+use super::process::{self, Parsed, Process, Tenant};
 use super::yaml::FILE_BYTES;
+use crate::policy::{Drafter, Policy, PolicySet};
 
 /// The process file that is read if none is named and it is there.
 pub const CONFIG_FILE: &str = "foretell.yaml";
@@ -25,47 +28,126 @@ pub struct Loaded {
     pub warnings: Vec<String>,
 }
 
+/// What was found when the settings were read, good or not.
+#[derive(Clone, Debug, Default)]
+pub struct Attempt {
+    /// The process file, flags and environment; defaults stand where something is wrong.
+    pub process: Process,
+    /// The policies that can be read.
+    pub policies: PolicySet,
+    /// The files that were read; the process file, if there is one, is the first.
+    pub files: Vec<PathBuf>,
+    /// The process file, if there is one.
+    pub process_file: Option<PathBuf>,
+    /// The files that are named by settings that count.
+    pub named: Vec<Named>,
+    /// Everything that is wrong, in the order of files and lines.
+    pub problems: Vec<Problem>,
+}
+
+impl Attempt {
+    /// The settings, if nothing is wrong with them.
+    ///
+    /// # Errors
+    /// Everything that is wrong.
+    pub fn done(self) -> Result<Loaded, Vec<Problem>> {
+        let Self { process, policies, files, process_file, problems, .. } = self;
+        if !problems.is_empty() {
+            return Err(problems);
+        }
+        let warnings = warnings(&files, process_file.as_deref(), &process);
+        Ok(Loaded { process, policies, files, warnings })
+    }
+}
+
 /// Reads the process file and all policies.
 ///
 /// # Errors
 /// Everything that is wrong, in the order of files and lines.
 pub fn load(flags: &Flags, environment: &dyn Strings) -> Result<Loaded, Vec<Problem>> {
-    let overrides = Overrides::new(flags, environment);
-    let mut problems = Vec::new();
-    let mut files = Vec::new();
-    let named = overrides.config();
-    let file = named.or_else(|| Some(PathBuf::from(CONFIG_FILE)).filter(|path| path.exists()));
-    let mut process = Process::default();
-    if let Some(file) = &file {
-        files.push(file.clone());
-        match read(file).and_then(|text| process::parse(&file.display().to_string(), &text)) {
-            Ok(parsed) => process = parsed,
-            Err(found) => problems.extend(found),
-        }
-    }
-    let process_is_good = problems.is_empty();
-    problems.extend(overrides.apply(&mut process).err().into_iter().flatten());
-    let policies = load_policies_into(&process, process_is_good, &mut files, &mut problems);
-    if !problems.is_empty() {
-        return Err(problems);
-    }
-    let warnings = warnings(&policies);
-    Ok(Loaded { process, policies, files, warnings })
+    attempt(flags, environment).done()
 }
 
-/// Reads everything again while a process runs with `current`.
-///
-/// # Errors
-/// Everything that is wrong, and every setting that cannot change while the process runs, by its name.
-pub fn reload(flags: &Flags, environment: &dyn Strings, current: &Process) -> Result<Loaded, Vec<Problem>> {
-    let loaded = load(flags, environment)?;
-    let file = loaded.files.first().map_or_else(String::new, |file| file.display().to_string());
-    let refused = |name: &str| {
-        let refusal = Refusal::new("cannot change while running", "what the process started with");
-        problem(&file, None, name, refusal, "another value".to_owned())
-    };
-    let problems: Vec<Problem> = current.fixed_changes(&loaded.process).into_iter().map(refused).collect();
-    if problems.is_empty() { Ok(loaded) } else { Err(problems) }
+/// Reads the process file and all policies, as far as they can be read.
+pub fn attempt(flags: &Flags, environment: &dyn Strings) -> Attempt {
+    let overrides = Overrides::new(flags, environment);
+    let file = overrides.config().or_else(|| Some(PathBuf::from(CONFIG_FILE)).filter(|path| path.exists()));
+    let mut parsed = Parsed::default();
+    if let Some(file) = &file {
+        parsed = match read(file) {
+            Ok(text) => process::parse_all(&file.display().to_string(), &text),
+            Err(problems) => Parsed { problems, ..Parsed::default() },
+        };
+    }
+    let Parsed { mut process, mut named, mut problems } = parsed;
+    let process_is_good = problems.is_empty();
+    problems.extend(overrides.apply(&mut process).err().into_iter().flatten());
+    named.retain(|named| overrides.leaves(&named.place));
+    named.extend(overrides.named());
+    let place = settle_policies(&overrides, file.as_deref(), &named, &mut process);
+    let mut files: Vec<PathBuf> = file.iter().cloned().collect();
+    let policies = load_policies_into(&process, &place, process_is_good, &mut files, &mut problems);
+    process.policies_must_exist |= process.policies.is_dir();
+    Attempt { process, policies, files, process_file: file, named, problems }
+}
+
+/// Where the folder of the policies was named.
+#[derive(Clone, Debug, Default)]
+struct Place {
+    file: String,
+    line: Option<u64>,
+    path: &'static str,
+}
+
+/// Finds the folder of the policies: as the command line or the environment names it; else as the process file names
+/// it, from its own folder; else `policies` beside the process file. One that is named must be there.
+fn settle_policies(
+    overrides: &Overrides,
+    file: Option<&Path>,
+    named: &[Named],
+    process: &mut Process,
+) -> Place {
+    const PATH: &str = "policies.dir";
+    if let Some(place) = overrides.policies_place() {
+        process.policies_must_exist = true;
+        return Place { file: place.to_owned(), line: None, path: PATH };
+    }
+    let folder = file.and_then(Path::parent).unwrap_or(Path::new(""));
+    process.policies = folder.join(&process.policies);
+    match named.iter().find(|named| named.kind == FileKind::Policies) {
+        Some(named) => {
+            process.policies_must_exist = true;
+            Place { file: named.file.clone(), line: named.line, path: PATH }
+        }
+        None => Place { file: process.policies.display().to_string(), line: None, path: PATH },
+    }
+}
+
+fn warnings(files: &[PathBuf], process_file: Option<&Path>, process: &Process) -> Vec<String> {
+    let kind = |path: &Path| if Some(path) == process_file { Kind::Process } else { Kind::Policy };
+    let settings = files.iter().flat_map(|path| effect::warnings(kind(path), path));
+    settings.chain(unbelieved(process)).chain(unruled(process)).collect()
+}
+
+/// A folder of policies without a policy leaves the built-in one in force.
+fn unruled(process: &Process) -> Option<String> {
+    let empty =
+        process.policies_must_exist && policy_files(&process.policies).is_ok_and(|files| files.is_empty());
+    let dir = process.policies.display();
+    empty.then(|| format!("no policy files in {dir}: the built-in policy `default` (mode auto) is in force"))
+}
+
+/// A header that nobody is trusted to send names no tenant.
+fn unbelieved(process: &Process) -> Option<String> {
+    let Tenant { header, trusted_peers, .. } = &process.tenant;
+    let header = header.as_ref().filter(|_| trusted_peers.is_empty())?;
+    Some(format!("tenant.header: {header} is never believed: tenant.trusted_peers names nobody"))
+}
+
+/// What is to be said about the settings of the policy files as they are now.
+pub fn policy_warnings(process: &Process) -> Vec<String> {
+    let files = policy_files(&process.policies).unwrap_or_default();
+    files.iter().flat_map(|path| effect::warnings(Kind::Policy, path)).collect()
 }
 
 /// Reads all policies again.
@@ -74,7 +156,8 @@ pub fn reload(flags: &Flags, environment: &dyn Strings, current: &Process) -> Re
 /// Everything that is wrong, in the order of files and lines.
 pub fn load_policies(process: &Process) -> Result<PolicySet, Vec<Problem>> {
     let mut problems = Vec::new();
-    let policies = load_policies_into(process, true, &mut Vec::new(), &mut problems);
+    let place = Place { file: process.policies.display().to_string(), line: None, path: "policies.dir" };
+    let policies = load_policies_into(process, &place, true, &mut Vec::new(), &mut problems);
     if problems.is_empty() { Ok(policies) } else { Err(problems) }
 }
 
@@ -90,11 +173,18 @@ pub fn parse_policies(sources: &[(String, String)], process: &Process) -> Result
 
 fn load_policies_into(
     process: &Process,
+    place: &Place,
     process_is_good: bool,
     files: &mut Vec<PathBuf>,
     problems: &mut Vec<Problem>,
 ) -> PolicySet {
-    let paths = policy_files(&process.policies).unwrap_or_else(|found| {
+    let missing = process.policies_must_exist && !process.policies.is_dir();
+    if missing {
+        let refusal = Refusal::new("no such folder", "a folder with policy files");
+        problems.push(problem(&place.file, place.line, place.path, refusal, shown(&process.policies)));
+    }
+    let dir = Some(&process.policies).filter(|_| !missing);
+    let paths = dir.map_or(Ok(Vec::new()), |dir| policy_files(dir)).unwrap_or_else(|found| {
         problems.extend(found);
         Vec::new()
     });
@@ -127,7 +217,7 @@ fn parse_all(
         }
     }
     if sources.is_empty() {
-        return PolicySet::built_in().unwrap_or_else(|found| {
+        return policy::built_in().unwrap_or_else(|found| {
             problems.extend(found);
             PolicySet::default()
         });
@@ -155,28 +245,6 @@ fn undeclared(file: &str, placed: &Placed, process: &Process) -> Vec<Problem> {
         _ => None,
     };
     placed.policy.drafters.iter().enumerate().filter_map(missing).collect()
-}
-
-fn warnings(policies: &PolicySet) -> Vec<String> {
-    let of = |policy: &Policy| {
-        let fixed = policy
-            .gamma
-            .fixed
-            .map(|gamma| format!("gamma.fixed: {gamma} leaps whatever it costs; it is for tests and sweeps"));
-        let drafters = policy.drafters.iter().filter(|drafter| !drafter.is_built());
-        let missing = drafters.map(|drafter| match drafter {
-            Drafter::Model { .. } => {
-                "this vocabulary of a model is not built yet; it drafts nothing".to_owned()
-            }
-            other => format!("drafter {} is not built yet; it drafts nothing", other.kind()),
-        });
-        let rule = policy.accept.rule;
-        let lossy = (rule != Rule::Exact)
-            .then(|| format!("accept.rule {} is not built yet; the exact rule holds", rule.name()));
-        let told = fixed.into_iter().chain(missing).chain(lossy);
-        told.map(|warning| format!("policy {}: {warning}", policy.name)).collect::<Vec<_>>()
-    };
-    policies.policies().iter().flat_map(|policy| of(policy)).collect()
 }
 
 /// The policy files of a folder, by name. A folder that is not there has none.

@@ -5,6 +5,8 @@ use std::fmt;
 
 use serde_json::{Value, json};
 
+use super::named::Named;
+
 /// One thing that is wrong.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
@@ -50,17 +52,18 @@ impl Problem {
     }
 }
 
-/// Collects the problems of one file.
+/// Collects the problems of one file, and the files that it names.
 #[derive(Debug)]
 pub struct Problems {
     file: String,
     found: RefCell<Vec<Problem>>,
+    named: RefCell<Vec<Named>>,
 }
 
 impl Problems {
     /// None so far.
     pub fn new(file: &str) -> Self {
-        Self { file: file.to_owned(), found: RefCell::default() }
+        Self { file: file.to_owned(), found: RefCell::default(), named: RefCell::default() }
     }
 
     /// The file that is looked at.
@@ -79,6 +82,16 @@ impl Problems {
             got,
             suggestion: refusal.suggestion,
         });
+    }
+
+    /// Notes a file that this one names.
+    pub fn name(&self, named: Named) {
+        self.named.borrow_mut().push(named);
+    }
+
+    /// The files that this one names, in the order in which they were read.
+    pub fn named(&self) -> Vec<Named> {
+        self.named.borrow().clone()
     }
 
     /// All, in the order of the lines.

@@ -17,7 +17,7 @@ pub use backend::{
     Backend, Budget, Connect, Dialect, HostHeader, HttpVersion, Load, Model, PlanName, Plans, Probe,
     ProbeWhen, Replicas, ServedModel, Switchback, TokenizerSource,
 };
-pub use file::parse;
+pub use file::{Parsed, parse, parse_all};
 
 /// What the whole process does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -74,8 +74,12 @@ pub struct Process {
     pub drafters: IndexMap<String, DrafterModel>,
     /// What drafters may remember across requests.
     pub memory: Memory,
+    /// When the process says that it is ready.
+    pub ready: Ready,
     /// The folder of the policies.
     pub policies: PathBuf,
+    /// That folder is named, or was there when it was read first: without it nothing is read.
+    pub policies_must_exist: bool,
     /// Logs and traces.
     pub observe: Observe,
 }
@@ -107,6 +111,8 @@ pub struct Admin {
     pub address: SocketAddr,
     /// The file with the bearer token.
     pub token_file: Option<PathBuf>,
+    /// Host names by which it is asked, besides `localhost` and addresses.
+    pub hosts: Vec<String>,
 }
 
 /// Bounds on clients.
@@ -152,8 +158,17 @@ pub struct Timeouts {
 pub struct Drain {
     /// Not ready, but still accepting.
     pub delay: Duration,
+    /// Nobody has set `delay`: it ends as soon as no client is connected.
+    pub early: bool,
     /// Then open requests may end within this.
     pub grace: Duration,
+}
+
+/// When the process says that it is ready.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ready {
+    /// `/readyz` waits until a replica of every backend can be reached.
+    pub require_backend: bool,
 }
 
 /// Who a request belongs to.
@@ -247,11 +262,19 @@ pub struct Observe {
 /// How a log line is written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LogFormat {
-    /// One JSON object.
+    /// Text on a terminal, JSON elsewhere.
     #[default]
+    Auto,
+    /// One JSON object.
     Json,
     /// For people.
     Text,
+}
+
+impl LogFormat {
+    /// All, with their names in files and flags.
+    pub const NAMES: &'static [(&'static str, Self)] =
+        &[("auto", Self::Auto), ("json", Self::Json), ("text", Self::Text)];
 }
 
 /// Which log lines are written.
@@ -279,75 +302,5 @@ impl LogLevel {
     /// The name in files and filters.
     pub fn name(self) -> &'static str {
         name_of(Self::NAMES, self)
-    }
-}
-
-/// Which backend a request goes to.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Routing<'a> {
-    /// The backend.
-    pub backend: &'a Backend,
-    /// Its model, if it names one for this id.
-    pub model: Option<&'a Model>,
-    /// Whether the backend is meant; otherwise the request is only relayed there, for its own 404.
-    pub known: bool,
-}
-
-impl Process {
-    /// The settings in which `new` differs and which cannot change while the process runs: all but `mode`
-    /// and what stands in the policies.
-    pub fn fixed_changes(&self, new: &Self) -> Vec<&'static str> {
-        let Self {
-            mode: _,
-            listen,
-            admin,
-            metrics,
-            limits,
-            timeouts,
-            drain,
-            tenant,
-            client,
-            backends,
-            drafters,
-            memory,
-            policies,
-            observe,
-        } = self;
-        let differs = [
-            ("listen", *listen != new.listen),
-            ("admin", *admin != new.admin),
-            ("metrics", *metrics != new.metrics),
-            ("limits", *limits != new.limits),
-            ("timeouts", *timeouts != new.timeouts),
-            ("drain", *drain != new.drain),
-            ("tenant", *tenant != new.tenant),
-            ("client", *client != new.client),
-            ("backends", *backends != new.backends),
-            ("drafters", *drafters != new.drafters),
-            ("memory", *memory != new.memory),
-            ("policies", *policies != new.policies),
-            ("observe", *observe != new.observe),
-        ];
-        differs.into_iter().filter_map(|(name, differs)| differs.then_some(name)).collect()
-    }
-
-    /// Where a request for `model` goes: exact id, alias, pattern; else the only backend, else the default;
-    /// else relayed to the first. `None` if there are no backends.
-    pub fn route(&self, model: &str) -> Option<Routing<'_>> {
-        let find = |is: &dyn Fn(&Model) -> bool| {
-            self.backends.iter().find_map(|backend| {
-                let model = backend.models.iter().find(|model| is(model))?;
-                Some(Routing { backend, model: Some(model), known: true })
-            })
-        };
-        let fallback = |backend, known| Routing { backend, model: None, known };
-        find(&|own| own.id.is_exact() && own.id.as_str() == model)
-            .or_else(|| find(&|own| own.aliases.iter().any(|alias| alias == model)))
-            .or_else(|| find(&|own| !own.id.is_exact() && own.id.matches(model)))
-            .or_else(|| match self.backends.as_slice() {
-                [only] => Some(fallback(only, true)),
-                several => several.iter().find(|backend| backend.default).map(|it| fallback(it, true)),
-            })
-            .or_else(|| self.backends.first().map(|first| fallback(first, false)))
     }
 }

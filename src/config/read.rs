@@ -2,8 +2,10 @@
 
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use super::named::{FileKind, Named};
 use super::problem::{Problems, Refusal};
 use super::values;
 use super::yaml::{Key, Node, Value};
@@ -188,6 +190,31 @@ impl<'n> Section<'n> {
         self.problems.add(self.line(key), &self.place(key), refusal, got.to_owned());
     }
 
+    /// The file that `key` names, where `null` stands for none. It is noted as one to be opened.
+    pub fn file(&mut self, key: &'static str, kind: FileKind) -> Option<PathBuf> {
+        let named = self.maybe(key, None, path)?;
+        self.names(key, kind, &named);
+        Some(named)
+    }
+
+    /// The file that `key` must name. It is noted as one to be opened.
+    pub fn must_file(&mut self, key: &'static str, kind: FileKind) -> Option<PathBuf> {
+        let named = self.must(key, "a path", path)?;
+        self.names(key, kind, &named);
+        Some(named)
+    }
+
+    /// Notes that `key` names a file.
+    pub fn names(&self, key: &str, kind: FileKind, named: &Path) {
+        self.problems.name(Named {
+            path: named.to_owned(),
+            kind,
+            file: self.problems.file().to_owned(),
+            line: Some(self.line(key)),
+            place: self.place(key),
+        });
+    }
+
     /// Refuses `key`, which has no meaning here.
     pub fn forbid(&mut self, key: &'static str, allowed: &str) {
         if let Some(item) = self.item(key) {
@@ -232,6 +259,11 @@ pub fn text(node: &Node) -> Result<String, Refusal> {
         Value::Text(text) if !text.is_empty() => Ok(text.clone()),
         _ => Err(Refusal::new("wrong type", "a text")),
     }
+}
+
+/// A path.
+pub fn path(node: &Node) -> Result<PathBuf, Refusal> {
+    text(node).map(PathBuf::from).map_err(|_| Refusal::new("wrong type", "a path"))
 }
 
 /// One of these words.

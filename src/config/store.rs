@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use arc_swap::ArcSwap;
 
-use super::policy::PolicySet;
 use super::problem::Problem;
+use crate::policy::PolicySet;
 
 /// The policies in force, and whether they are those of the files.
 #[derive(Debug)]

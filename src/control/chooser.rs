@@ -5,7 +5,7 @@
 
 use super::Learnt;
 use super::run::Run;
-use crate::session::Plan;
+use crate::words::Plan;
 
 /// What a round is expected to bring and to cost.
 #[derive(Clone, Copy, Debug, PartialEq)]

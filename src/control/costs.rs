@@ -8,8 +8,8 @@
 use std::sync::Arc;
 
 use super::prospect::Prior;
-use crate::session::Plan;
 use crate::units::Tick;
+use crate::words::Plan;
 
 /// Most nodes told apart in the verify table.
 pub const NODES_MAX: usize = 32;

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use crate::session::RideReason;
+use crate::words::RideReason;
 
 /// What an engine said about its load.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -4,7 +4,7 @@
 //! tokens and takes V(g) and the time of the draft; riding takes t_AR for each token. Nothing else is assumed, so the
 //! same figures tell an operator what to expect and a chooser where to begin.
 
-use crate::session::Plan;
+use crate::words::Plan;
 
 /// Acceptances of a single token for which a gain is told.
 pub const ACCEPTANCES: [f64; 3] = [0.5, 0.7, 0.9];

@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 
 use super::costs::Costs;
-use crate::session::Plan;
+use crate::words::Plan;
 
 /// Rounds remembered.
 const ROUNDS: usize = 24;

@@ -1,9 +1,10 @@
 //! An engine as it was found: everything about one server that decides how it may be asked.
 
 use super::{Asked, Beside, Call, Chunk, Context, Dialect, Refusal, RideKind, Round, Unreadable};
-use crate::openai::{Additive, BypassReason, Defaults, Request, Sampling};
-use crate::session::{Plan, Verdict};
+use crate::openai::{Additive, Defaults, Request, Sampling};
 use crate::units::TokenId;
+use crate::words::BypassReason;
+use crate::words::{Plan, Verdict};
 use serde_json::Value;
 
 /// What the noise of a seeded request depends on.
@@ -31,20 +32,20 @@ pub enum RowShape {
 /// How long an output becomes that the client does not limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MaxTokens {
-    /// So many tokens.
+    /// This many tokens.
     Tokens(u32),
     /// Up to the end of the context.
     Context,
-    /// Nobody knows.
+    /// Not known: neither the request nor the engine says.
     Unknown,
 }
 
 /// How busy an engine says it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Load {
-    /// Requests being computed.
+    /// Number of requests being computed.
     pub running: u32,
-    /// Requests that wait.
+    /// Number of requests that wait to be computed.
     pub waiting: u32,
     /// Share of the KV memory in use, 0 to 1, where it tells.
     pub kv_usage: Option<f64>,

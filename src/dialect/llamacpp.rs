@@ -20,11 +20,13 @@ use super::recognise::PROPS;
 use super::shared::{self, bytes, said_fields};
 use super::{
     Answers, Asked, Beside, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise,
-    Question, Refusal, RideKind, Round, Unreadable,
+    Question, Quirks, Refusal, RideKind, Round, Unreadable,
 };
-use crate::openai::{Additive, BypassReason, Defaults, Prompt, Request, Route, Sampling};
-use crate::session::{Plan, Row, StopOrder, Verdict};
+use crate::openai::{Additive, Defaults, Prompt, Request, Route, Sampling};
+use crate::session::StopOrder;
 use crate::units::TokenId;
+use crate::words::BypassReason;
+use crate::words::{Plan, Row, Verdict};
 
 const COMPLETION: &str = "/completion";
 const TEMPLATE: &str = "/apply-template";
@@ -43,7 +45,18 @@ const WANTED: [&str; 4] = ["index", "tokens", "stop_type", "timings"];
 /// How the server of llama.cpp is spoken to.
 pub struct LlamaCpp;
 
+const QUIRKS: Quirks = Quirks {
+    stop_order: StopOrder::FirstBegun,
+    unasked_usage: Some(Route::Completions),
+    time_report: Some("timings"),
+    ..Quirks::COMMON
+};
+
 impl Codec for LlamaCpp {
+    fn quirks(&self) -> &'static Quirks {
+        &QUIRKS
+    }
+
     fn questions(&self, answers: &Answers) -> Vec<Question> {
         answers.unasked(&[METRICS, SLOTS])
     }
@@ -101,18 +114,6 @@ impl Codec for LlamaCpp {
 
     fn max_tokens(&self, engine: &Engine, _: &Request) -> MaxTokens {
         engine.default_tokens.map_or(MaxTokens::Context, MaxTokens::Tokens)
-    }
-
-    fn stop_order(&self) -> StopOrder {
-        StopOrder::FirstBegun
-    }
-
-    fn account(&self) -> Option<&'static str> {
-        Some("timings")
-    }
-
-    fn usage_unasked(&self, route: Route) -> bool {
-        route == Route::Completions
     }
 
     fn first_ride(&self, _: &Engine, request: &Request, _: u64) -> Call {

@@ -16,11 +16,12 @@ use serde_json::{Value, json};
 use super::shared::{self, COMPLETION_TOKENS, bytes};
 use super::{
     Answers, Asked, Beside, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise,
-    Question, Refusal, RideKind, Round, Unreadable,
+    Question, Quirks, Refusal, RideKind, Round, Unreadable,
 };
-use crate::openai::{Additive, BypassReason, Prompt, Request, Route, Sampling};
-use crate::session::{Plan, Row, Verdict};
+use crate::openai::{Additive, Prompt, Request, Route, Sampling};
 use crate::units::TokenId;
+use crate::words::BypassReason;
+use crate::words::{Plan, Row, Verdict};
 
 const GENERATE: &str = "/generate";
 const ENCODE: &str = "/v1/encode";
@@ -37,7 +38,13 @@ const BLOCK: usize = 64;
 /// How LMDeploy is spoken to.
 pub struct Lmdeploy;
 
+const QUIRKS: Quirks = Quirks { usage_counts_end: false, ..Quirks::COMMON };
+
 impl Codec for Lmdeploy {
+    fn quirks(&self) -> &'static Quirks {
+        &QUIRKS
+    }
+
     fn questions(&self, answers: &Answers) -> Vec<Question> {
         answers.unasked(&[METRICS])
     }
@@ -76,10 +83,6 @@ impl Codec for Lmdeploy {
             Route::Completions => MaxTokens::Tokens(COMPLETION_TOKENS),
             Route::Chat => MaxTokens::Unknown,
         }
-    }
-
-    fn counts_end(&self) -> bool {
-        false
     }
 
     fn first_ride(&self, _: &Engine, request: &Request, _: u64) -> Call {

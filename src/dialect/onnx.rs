@@ -12,11 +12,13 @@ use super::recognise::{MODELS, VERSION};
 use super::shared::{self, COMPLETION_TOKENS, PromptUsage, bytes, full_fields};
 use super::{
     Answers, Asked, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise, Question,
-    Refusal, RideKind, Round, Unreadable,
+    Quirks, Refusal, RideKind, Round, Unreadable,
 };
-use crate::openai::{Additive, BypassReason, Defaults, Request, Route, Sampling};
-use crate::session::{Plan, Row, StopOrder, Verdict};
+use crate::openai::{Additive, Defaults, Request, Route, Sampling};
+use crate::session::StopOrder;
 use crate::units::TokenId;
+use crate::words::BypassReason;
+use crate::words::{Plan, Row, Verdict};
 
 const VERIFY: &str = "/v1/verify";
 const TOKENIZER_INFO: &str = "/tokenizer_info";
@@ -24,7 +26,13 @@ const TOKENIZER_INFO: &str = "/tokenizer_info";
 /// How `foretell target` is spoken to.
 pub struct Onnx;
 
+const QUIRKS: Quirks = Quirks { stop_order: StopOrder::FirstComplete, ..Quirks::COMMON };
+
 impl Codec for Onnx {
+    fn quirks(&self) -> &'static Quirks {
+        &QUIRKS
+    }
+
     fn questions(&self, answers: &Answers) -> Vec<Question> {
         answers.unasked(&[TOKENIZER_INFO])
     }
@@ -61,10 +69,6 @@ impl Codec for Onnx {
             Route::Completions => MaxTokens::Tokens(COMPLETION_TOKENS),
             Route::Chat => MaxTokens::Context,
         }
-    }
-
-    fn stop_order(&self) -> StopOrder {
-        StopOrder::FirstComplete
     }
 
     /// With `return_token_ids` and, where it matters and the client sent none, `seed`.

@@ -13,8 +13,8 @@ use super::{Asked, Call, Context, Dialect, Engine, RideKind, Round};
 use crate::control::prospect::Measured;
 use crate::draft::{Features, Source, Tree};
 use crate::openai::{Said, Sampling, SamplingField};
-use crate::session::Plan;
 use crate::units::{Tick, TokenId};
+use crate::words::Plan;
 
 use learn::Learning;
 use script::{Script, Task};
@@ -38,7 +38,7 @@ const REFUSALS: u32 = 2;
 /// Bounds of a probe.
 #[derive(Clone, Debug)]
 pub struct Bounds {
-    /// Most calls.
+    /// Most calls of one probe.
     pub calls: u32,
     /// No call begins after this.
     pub until: Tick,
@@ -55,26 +55,26 @@ pub struct Bounds {
 pub enum Step {
     /// Make all these calls at once, and time them from the first byte sent to the last byte read.
     Round {
-        /// The calls.
+        /// Calls to be made at once.
         calls: Vec<Call>,
         /// On a connection that was never used before.
         fresh: bool,
     },
     /// Stream, and hang up after so many events that carry tokens.
     Ride {
-        /// The call.
+        /// The call to be made.
         call: Call,
         /// Events with tokens after which to hang up.
         leave: usize,
     },
 }
 
-/// What came back.
+/// Outcome of a step.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Heard {
     /// The answers to a round, in the order of its calls.
     Round {
-        /// The bodies.
+        /// Bodies of the answers, in the order of the calls.
         bodies: Vec<Vec<u8>>,
         /// How long it took.
         seconds: f64,
@@ -107,9 +107,9 @@ pub struct Cache {
 pub struct Findings {
     /// The engine as it is now known: without plans that do not work, with rows and noise as measured.
     pub engine: Engine,
-    /// Times.
+    /// Measured call times, seconds.
     pub measured: Measured,
-    /// The prefix cache.
+    /// What was seen of the engine's prefix cache.
     pub cache: Cache,
     /// More than one engine seems to answer, or it could not be shown that it is one.
     pub balanced: bool,
@@ -117,7 +117,7 @@ pub struct Findings {
     pub removed: Vec<(Plan, String)>,
     /// Anything else that an operator should know.
     pub notes: Vec<String>,
-    /// Calls made.
+    /// Number of calls made.
     pub calls: u32,
 }
 

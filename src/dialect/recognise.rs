@@ -20,7 +20,7 @@ pub struct Question {
 }
 
 impl Question {
-    /// `GET path`.
+    /// The question `GET path`.
     pub fn get(path: &'static str) -> Self {
         Self { path: path.into(), body: None }
     }
@@ -34,11 +34,11 @@ impl Question {
 /// What a server said to one question.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Told {
-    /// The HTTP status.
+    /// HTTP status of the answer.
     pub status: u16,
-    /// The `server` header.
+    /// Value of the `server` header.
     pub server: Option<String>,
-    /// The body.
+    /// Bytes of the body.
     pub body: Vec<u8>,
 }
 
@@ -47,7 +47,7 @@ pub struct Told {
 pub struct Answers(IndexMap<String, Told>);
 
 impl Answers {
-    /// Adds an answer.
+    /// Adds the answer to `GET path`.
     pub fn add(&mut self, path: &str, told: Told) {
         self.0.insert(path.to_owned(), told);
     }
@@ -77,6 +77,11 @@ impl Answers {
     /// The questions for those of `paths` that have not been asked.
     pub fn unasked(&self, paths: &[&'static str]) -> Vec<Question> {
         paths.iter().filter(|path| !self.has(path)).copied().map(Question::get).collect()
+    }
+
+    /// The paths that were asked.
+    pub fn paths(&self) -> impl Iterator<Item = &str> {
+        self.0.keys().map(String::as_str)
     }
 
     /// The status that `path` was answered with.
@@ -142,15 +147,15 @@ impl Foreign {
 pub const MODELS: &str = "/v1/models";
 /// Tells the version of vLLM, TensorRT-LLM and our own target.
 pub const VERSION: &str = "/version";
-/// Tells about llama.cpp.
+/// Page by which llama-server is recognised.
 pub const PROPS: &str = "/props";
-/// Tells about SGLang.
+/// Page by which SGLang is recognised.
 pub const SERVER_INFO: &str = "/server_info";
-/// Tells about TGI.
+/// Page by which TGI is recognised.
 pub const INFO: &str = "/info";
 /// Tells the version of Ollama.
 pub const OLLAMA_VERSION: &str = "/api/version";
-/// Tells about Triton.
+/// Page by which Triton is recognised.
 pub const KSERVE: &str = "/v2";
 
 /// What a server is asked of which nothing is known. None of it computes a token anywhere.
@@ -200,15 +205,29 @@ fn by_habit(answers: &Answers) -> Option<Dialect> {
     let router = answers.word(INFO, "/router");
     let is_tgi = router.as_deref() == Some("text-generation-router")
         || (answers.word(INFO, "/model_id").is_some() && answers.number(INFO, "/max_total_tokens").is_some());
+    // Python's own HTTP server is what anybody writes a small server with.
+    let by_python = answers.served_by("BaseHTTP/");
     let habits = [
         (Dialect::Triton, answers.word(KSERVE, "/name").as_deref() == Some("triton")),
         (Dialect::Tgi, is_tgi),
         (Dialect::Ollama, answers.word(OLLAMA_VERSION, "/version").is_some()),
-        // Python's own HTTP server, which no other engine is built on.
-        (Dialect::Mlx, answers.at(MODELS, "/data").is_some() && answers.served_by("BaseHTTP/")),
-        (Dialect::OpenAi, answers.at(MODELS, "/data").is_some_and(|data| data.is_array())),
+        (Dialect::Mlx, is_mlx(answers)),
+        (Dialect::OpenAi, !by_python && answers.at(MODELS, "/data").is_some_and(|data| data.is_array())),
     ];
     habits.into_iter().find_map(|(dialect, is)| is.then_some(dialect))
+}
+
+/// mlx-lm's server is built on Python's own, names nobody as the owner of its models and says `Not Found` in plain
+/// words, where Python's own says it in HTML.
+fn is_mlx(answers: &Answers) -> bool {
+    let own = |model: &Value| {
+        let keys = model.as_object().into_iter().flatten().map(|(key, _)| key.as_str());
+        keys.eq(["id", "object", "created"])
+    };
+    let models = answers.at(MODELS, "/data");
+    let lists = models.as_ref().and_then(Value::as_array).is_some_and(|models| models.iter().all(own));
+    let refuses = answers.0.get(VERSION).is_some_and(|told| told.status == 404 && told.body == b"Not Found");
+    lists && refuses && answers.served_by("BaseHTTP/")
 }
 
 #[cfg(test)]
@@ -252,7 +271,16 @@ mod tests {
         let ollama = (OLLAMA_VERSION, json!({"version": "0.12.1"}));
         assert_eq!(of(None, &[listed(Some("library")), ollama]), Some(Dialect::Ollama));
         let python = Some("BaseHTTP/0.6 Python/3.12.3");
-        assert_eq!(of(python, &[listed(None)]), Some(Dialect::Mlx));
+        assert_eq!(of(python, &[listed(None)]), None, "anybody's server");
+        let mlx = |data: Value| {
+            let mut answers = told(python, &[(MODELS, json!({"object": "list", "data": data}))]);
+            let refused = Told { status: 404, server: python.map(Into::into), body: b"Not Found".to_vec() };
+            answers.add(VERSION, refused);
+            dialect_of(&answers)
+        };
+        assert_eq!(mlx(json!([{"id": "m", "object": "model", "created": 1}])), Some(Dialect::Mlx));
+        assert_eq!(mlx(json!([])), Some(Dialect::Mlx));
+        assert_eq!(mlx(json!([{"id": "m"}])), None);
         assert_eq!(of(None, &[listed(Some("system"))]), Some(Dialect::OpenAi));
         assert_eq!(of(python, &[]), None);
         assert_eq!(of(None, &[]), None);

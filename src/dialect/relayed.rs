@@ -21,8 +21,12 @@ use super::{
     Answers, Asked, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Question,
     Refusal, RideKind, Round, Unreadable, shared,
 };
-use crate::openai::{Additive, BypassReason, Request, Sampling};
-use crate::session::{Plan, Verdict};
+use crate::openai::{Additive, Request, Sampling};
+use crate::words::BypassReason;
+use crate::words::{Plan, Verdict};
+
+/// The dialects of servers that are relayed to, whatever they answer.
+pub const RELAYED: [Dialect; 4] = [Dialect::Ollama, Dialect::Mlx, Dialect::OpenAi, Dialect::Tgi];
 
 /// How a server of this dialect is relayed.
 pub struct Relayed(pub Dialect);
@@ -90,8 +94,6 @@ mod tests {
     use super::*;
     use crate::dialect::recognise::{MODELS, Told};
     use crate::openai::{Judgement, Route, judge};
-
-    const RELAYED: [Dialect; 4] = [Dialect::Ollama, Dialect::Mlx, Dialect::OpenAi, Dialect::Tgi];
 
     #[test]
     fn a_relayed_server_has_a_name_a_version_and_no_plan() {

@@ -6,8 +6,8 @@
 
 use super::{Engine, Round};
 use crate::openai::Sampling;
-use crate::session::Row;
 use crate::units::TokenId;
+use crate::words::Row;
 
 /// Two log-probabilities closer than this are told apart by nobody.
 const TIE: f64 = 1e-6;

@@ -18,11 +18,12 @@ use super::recognise::{MODELS, SERVER_INFO};
 use super::shared::{self, COMPLETION_TOKENS, bytes};
 use super::{
     Answers, Asked, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise, Question,
-    Refusal, RideKind, Round, RowShape, Unreadable, score,
+    Quirks, Refusal, RideKind, Round, RowShape, Unreadable, score,
 };
-use crate::openai::{Additive, BypassReason, Defaults, Request, Route, Sampling, SamplingField as F};
-use crate::session::{Plan, Row, Verdict};
+use crate::openai::{Additive, Defaults, Request, Route, Sampling, SamplingField as F};
 use crate::units::TokenId;
+use crate::words::BypassReason;
+use crate::words::{Plan, Row, Verdict};
 
 const GENERATE: &str = "/generate";
 const TOKENIZE: &str = "/tokenize";
@@ -40,7 +41,14 @@ const ENDS_FIRST: [u32; 3] = [0, 5, 18];
 /// How SGLang is spoken to.
 pub struct Sglang;
 
+const QUIRKS: Quirks =
+    Quirks { stop_field: Some("matched_stop"), stop_field_names_end: true, ..Quirks::COMMON };
+
 impl Codec for Sglang {
+    fn quirks(&self) -> &'static Quirks {
+        &QUIRKS
+    }
+
     fn questions(&self, answers: &Answers) -> Vec<Question> {
         answers.unasked(&[LOADS, METRICS])
     }
@@ -99,14 +107,6 @@ impl Codec for Sglang {
             Route::Completions => MaxTokens::Tokens(COMPLETION_TOKENS),
             Route::Chat => MaxTokens::Context,
         }
-    }
-
-    fn stop_field(&self) -> Option<&'static str> {
-        Some("matched_stop")
-    }
-
-    fn names_end(&self) -> bool {
-        true
     }
 
     fn first_ride(&self, _: &Engine, request: &Request, _: u64) -> Call {

@@ -6,9 +6,10 @@ use serde_json::{Map, Value, json};
 
 use super::{Asked, Call, Chunk, Context, Engine, Load, RideKind, Round, Unreadable};
 use crate::draft::Tree;
-use crate::openai::{BypassReason, Request, Route, Sampling, SamplingField as F};
-use crate::session::{Row, Verdict};
+use crate::openai::{Request, Route, Sampling, SamplingField as F};
 use crate::units::TokenId;
+use crate::words::BypassReason;
+use crate::words::{Row, Verdict};
 
 /// What a completion is limited to whose client does not say.
 pub const COMPLETION_TOKENS: u32 = 16;

@@ -24,11 +24,12 @@ use super::recognise::{KSERVE, MODELS};
 use super::shared::{self, bytes};
 use super::{
     Answers, Asked, Beside, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise,
-    Question, Refusal, RideKind, Round, Unreadable,
+    Question, Quirks, Refusal, RideKind, Round, Unreadable,
 };
-use crate::openai::{Additive, BypassReason, Prompt, Request, Route, Sampling};
-use crate::session::{Plan, Row, Verdict};
+use crate::openai::{Additive, Prompt, Request, Route, Sampling};
 use crate::units::TokenId;
+use crate::words::BypassReason;
+use crate::words::{Plan, Row, Verdict};
 
 const PREPROCESSING: &str = "/v2/models/preprocessing/infer";
 const MODEL: &str = "/v2/models/tensorrt_llm";
@@ -43,7 +44,13 @@ const DRAFT_MOST: usize = 10;
 /// How Triton is spoken to.
 pub struct Triton;
 
+const QUIRKS: Quirks = Quirks { ride_ids: false, ..Quirks::COMMON };
+
 impl Codec for Triton {
+    fn quirks(&self) -> &'static Quirks {
+        &QUIRKS
+    }
+
     fn questions(&self, answers: &Answers) -> Vec<Question> {
         let mut questions = answers.unasked(&[MODEL]);
         if !answers.has(PREPROCESSING) {
@@ -67,10 +74,6 @@ impl Codec for Triton {
             eos: eos.unwrap_or_default(),
             ..Engine::new(Dialect::Triton, model, version)
         })
-    }
-
-    fn names(&self) -> bool {
-        false
     }
 
     fn refuses(&self, engine: &Engine, request: &Request, sampling: &Sampling) -> Option<BypassReason> {

@@ -23,11 +23,12 @@ use super::recognise::VERSION;
 use super::shared::{self, PromptUsage, bytes, said_fields};
 use super::{
     Answers, Asked, Beside, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise,
-    Question, Refusal, RideKind, Round, Unreadable,
+    Question, Quirks, Refusal, RideKind, Round, Unreadable,
 };
-use crate::openai::{Additive, BypassReason, Prompt, Request, Route, Sampling, SamplingField};
-use crate::session::{Plan, Row, Verdict};
+use crate::openai::{Additive, Prompt, Request, Route, Sampling, SamplingField};
 use crate::units::TokenId;
+use crate::words::BypassReason;
+use crate::words::{Plan, Row, Verdict};
 
 const TOKENIZE: &str = "/_internal/tokenize";
 const METRICS: &str = "/prometheus/metrics";
@@ -37,7 +38,14 @@ const BLOCK: usize = 32;
 /// How `trtllm-serve` is spoken to.
 pub struct TrtLlm;
 
+const QUIRKS: Quirks =
+    Quirks { ride_ids: false, refuses_prediction: true, prompt_ids_need_count: true, ..Quirks::COMMON };
+
 impl Codec for TrtLlm {
+    fn quirks(&self) -> &'static Quirks {
+        &QUIRKS
+    }
+
     fn questions(&self, answers: &Answers) -> Vec<Question> {
         answers.unasked(&[METRICS])
     }
@@ -54,10 +62,6 @@ impl Codec for TrtLlm {
             block: block.map_or(BLOCK, |block| (block as usize).max(1)),
             ..Engine::new(Dialect::TrtLlm, model, version)
         })
-    }
-
-    fn names(&self) -> bool {
-        false
     }
 
     fn refuses(&self, _: &Engine, request: &Request, sampling: &Sampling) -> Option<BypassReason> {
@@ -91,18 +95,9 @@ impl Codec for TrtLlm {
         Additive { usage: true, ..Additive::of(request) }
     }
 
-    fn refuses_prediction(&self) -> bool {
-        true
-    }
-
     fn beside(&self, _: &Engine, request: &Request) -> Option<Call> {
         let Prompt::Text(text) = &request.prompt else { return None };
         Some(Call { path: TOKENIZE, body: bytes(&json!({ "prompt": text })) })
-    }
-
-    /// Whether that route adds special tokens as completions do is nowhere said.
-    fn counts(&self) -> bool {
-        true
     }
 
     fn read_beside(&self, _: &Engine, _: &Request, body: &[u8]) -> Result<Beside, Unreadable> {

@@ -17,11 +17,12 @@ use super::recognise::{MODELS, VERSION};
 use super::shared::{self, COMPLETION_TOKENS, PromptUsage, bytes};
 use super::{
     Answers, Asked, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise, Question,
-    Refusal, RideKind, Round, RowShape, Unreadable, score,
+    Quirks, Refusal, RideKind, Round, RowShape, Unreadable, score,
 };
-use crate::openai::{Additive, BypassReason, Defaults, Request, Route, Sampling};
-use crate::session::{Plan, Row, Verdict};
+use crate::openai::{Additive, Defaults, Request, Route, Sampling};
 use crate::units::TokenId;
+use crate::words::BypassReason;
+use crate::words::{Plan, Row, Verdict};
 
 const GENERATE: &str = "/inference/v1/generate";
 const RENDER: &str = "/v1/completions/render";
@@ -29,7 +30,7 @@ const TOKENIZE: &str = "/tokenize";
 const METRICS: &str = "/metrics";
 /// `--max-logprobs` unless somebody changed it.
 const LOGPROBS_MOST: usize = 20;
-/// `VLLM_MAX_COMPLETION_PROMPTS`.
+/// Most prompts of one call: vLLM's `VLLM_MAX_COMPLETION_PROMPTS`.
 const PROMPTS_MOST: usize = 1024;
 /// Tokens per block where the server does not tell.
 const BLOCK: usize = 16;
@@ -41,7 +42,13 @@ const TOKEN_IDS: [u32; 2] = [0, 11];
 /// How vLLM is spoken to.
 pub struct Vllm;
 
+const QUIRKS: Quirks = Quirks { stop_field: Some("stop_reason"), ..Quirks::COMMON };
+
 impl Codec for Vllm {
+    fn quirks(&self) -> &'static Quirks {
+        &QUIRKS
+    }
+
     fn questions(&self, answers: &Answers) -> Vec<Question> {
         let mut questions = answers.unasked(&[METRICS]);
         let (Some(model), Some(context)) = (answers.model(), context(answers)) else { return questions };
@@ -106,10 +113,6 @@ impl Codec for Vllm {
             Route::Chat if engine.defaults.is_none() => MaxTokens::Unknown,
             Route::Chat => MaxTokens::Context,
         }
-    }
-
-    fn stop_field(&self) -> Option<&'static str> {
-        Some("stop_reason")
     }
 
     fn first_ride(&self, _: &Engine, request: &Request, _: u64) -> Call {

@@ -4,6 +4,7 @@
 //! set of children that was fixed before the sample was drawn.
 
 use super::{Budget, Node, Tree};
+use crate::words::Shape;
 
 /// One node of the merged draft and the probability that it and all its ancestors are accepted.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -12,15 +13,6 @@ pub struct Merged {
     pub tree: Tree,
     /// Survival of each node, never rising.
     pub survival: Vec<f64>,
-}
-
-/// What may be made of several drafts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Shape {
-    /// A tree.
-    Tree,
-    /// A chain: the likeliest path.
-    Chain,
 }
 
 /// Merges drafts. `accept(node, depth)` is the probability that a node is accepted given that its parent

@@ -1,545 +1,205 @@
-//! One replica of a backend and its connections.
-//!
-//! Every network thread has its own pool: a connection lives on the thread that opened it, so a request
-//! that finds one there is answered without waking another thread.
+//! The replicas of one backend, and which of them a new request gets.
 
-mod address;
-mod local;
-mod settings;
-
-use std::cell::Cell;
-use std::collections::HashSet;
-use std::fmt;
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use arc_swap::{ArcSwap, ArcSwapOption};
-use http::header::{AUTHORIZATION, HOST};
-use http::uri::{PathAndQuery, Scheme};
-use http::{HeaderName, HeaderValue, Method, Request, Response, Uri, Version};
+use arc_swap::{ArcSwap, Guard};
+use http::Uri;
+use http::uri::Scheme;
 use parking_lot::Mutex;
-use tower::ServiceExt;
+use prometheus::HistogramVec;
 
-pub use local::Local;
-pub use settings::{Auth, BackendSettings, InvalidUrl};
+use super::dice::Dice;
+use super::models::Fit;
+use super::replica::{InvalidUrl, Place, Replica, ReplicaSettings};
 
-use self::address::{Connector, address, connector, host_of};
-use super::breaker::BreakerState;
-use super::error::{SendError, SendErrorKind};
-use super::health::{Failing, Health, Outcome, Standing};
-use super::link::{Answer, Link, Pool, Proof, Source};
-use super::load::{Load, Told};
-use super::models::{Fit, ModelName};
-use crate::gateway::listen::Body;
-
-/// Which data-parallel rank of an engine is to compute a request. vLLM and SGLang both know it.
-const RANK: HeaderName = HeaderName::from_static("x-data-parallel-rank");
-/// Where a server in this process believes to be asked.
-const LOCAL: &str = "http://localhost";
-/// Most models that are remembered to take no prediction; beyond that each is tried anew.
-const UNPREDICTED: usize = 256;
-
-thread_local! {
-    static LANE: Cell<Option<usize>> = const { Cell::new(None) };
-}
-
-/// Says which pool the calling thread uses from now on. Threads that never say share one of their own.
-pub fn set_lane(lane: usize) {
-    LANE.set(Some(lane));
-}
-
-/// On a request: it goes out on a connection that was never used before.
-#[derive(Clone, Copy, Debug)]
-pub struct Fresh;
-
-/// Which of a backend's replicas one is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Place {
-    /// The number in its label.
-    pub(super) number: usize,
-    /// The address behind a name that has several.
-    pub(super) address: Option<SocketAddr>,
-    /// The data-parallel rank at its address.
-    pub(super) rank: Option<u32>,
-}
-
-/// One replica: its address, its connections, and what is known about it.
-pub struct Backend {
-    settings: BackendSettings,
-    place: Place,
-    label: String,
-    url: String,
-    address: Uri,
-    connector: Connector,
-    host: HeaderValue,
-    rank: Option<HeaderValue>,
-    prefix: String,
-    pools: Vec<Arc<Pool>>,
-    dialect: ArcSwap<String>,
-    speculates: AtomicBool,
-    refuses_prediction: AtomicBool,
-    health: Arc<Health>,
-    told: ArcSwapOption<Told>,
-    retries: [AtomicU64; 2],
-    connects: prometheus::Histogram,
-    unpredicted: Mutex<HashSet<String>>,
-}
-
-/// A request that got no answer.
-pub(super) struct Unanswered {
-    pub(super) error: SendError,
-    /// The request, if not a byte of it was sent.
-    pub(super) unsent: Option<Box<Request<Body>>>,
-    /// It was given to a connection that had been used before.
-    pub(super) pooled: bool,
-}
-
-impl fmt::Debug for Backend {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Backend").field("label", &self.label).field("url", &self.url).finish_non_exhaustive()
-    }
+/// The replicas of one backend.
+#[derive(Debug)]
+pub(super) struct Backend {
+    /// Each address of the configuration; those with `discover` stand for the addresses behind them.
+    settings: Vec<ReplicaSettings>,
+    replicas: ArcSwap<Vec<Arc<Replica>>>,
+    /// Taken by whoever changes `replicas`.
+    changing: Mutex<()>,
 }
 
 impl Backend {
-    /// The only replica, at `settings.url`. Nothing is connected yet.
-    ///
-    /// # Errors
-    /// The address has no host, or a scheme other than http and https.
-    pub fn new(settings: BackendSettings) -> Result<Self, InvalidUrl> {
-        let buckets = prometheus::HistogramOpts::new("connects", "connects");
-        let connects = prometheus::Histogram::with_opts(buckets);
-        let connects =
-            connects.map_err(|error| InvalidUrl { url: settings.url.clone(), detail: error.to_string() })?;
-        Self::at(settings, Place::default(), connects)
+    pub(super) fn new(settings: ReplicaSettings) -> Self {
+        Self { settings: vec![settings], replicas: ArcSwap::default(), changing: Mutex::new(()) }
     }
 
-    /// The replica at `place`; `connects` takes the seconds of each connecting.
-    pub(super) fn at(
-        settings: BackendSettings,
-        place: Place,
-        connects: prometheus::Histogram,
-    ) -> Result<Self, InvalidUrl> {
-        let invalid = |detail: &str| InvalidUrl { url: settings.url.clone(), detail: detail.to_owned() };
-        let url = if settings.local.is_some() { LOCAL } else { &settings.url };
-        let uri: Uri = url.parse().map_err(|error| invalid(&format!("{error}")))?;
-        let parts = uri.into_parts();
-        let scheme = parts.scheme.ok_or_else(|| invalid("no scheme"))?;
-        if scheme != Scheme::HTTP && scheme != Scheme::HTTPS {
-            return Err(invalid("not http or https"));
-        }
-        let authority = parts.authority.ok_or_else(|| invalid("no host"))?;
-        if parts.path_and_query.as_ref().is_some_and(|path| path.query().is_some()) {
-            return Err(invalid("has a query"));
-        }
-        let host = host_of(&scheme, &authority).ok_or_else(|| invalid("host cannot be a header"))?;
-        let path = parts.path_and_query.as_ref().map_or("", PathAndQuery::path).trim_end_matches('/');
-        let prefix = path.strip_suffix("/v1").unwrap_or(path).to_owned();
-        let connector = connector(&settings, &scheme, &authority, place)?;
-        let (url, authority) = match place.address {
-            None => (settings.url.clone(), authority),
-            Some(address) => {
-                let authority = address.to_string().parse();
-                (format!("{scheme}://{address}{path}"), authority.map_err(|_| invalid("no such address"))?)
+    pub(super) fn add(&mut self, settings: ReplicaSettings) {
+        self.settings.push(settings);
+    }
+
+    /// Makes the replicas whose addresses need not be asked for.
+    pub(super) fn open(&self, connects: &HistogramVec) -> Result<(), InvalidUrl> {
+        let mut replicas: Vec<Arc<Replica>> = Vec::new();
+        for settings in &self.settings {
+            // A name that will be asked for must be callable too: better told at the start than later.
+            for rank in ranks(settings) {
+                let place = Place { number: replicas.len(), address: None, rank };
+                let replica = replica(settings, place, connects)?;
+                if settings.discover.is_none() {
+                    replicas.push(replica);
+                }
             }
-        };
-        let health = Arc::new(Health::default());
-        let pool = || Arc::new(Pool::new(settings.pool_idle, settings.idle, Arc::clone(&health)));
-        Ok(Self {
-            label: format!("{}/{}", settings.name, place.number),
-            url,
-            address: address(scheme, authority).map_err(|error| invalid(&error.to_string()))?,
-            connector,
-            host,
-            rank: place.rank.map(HeaderValue::from),
-            prefix,
-            pools: (0..=settings.lanes).map(|_| pool()).collect(),
-            dialect: ArcSwap::from_pointee(settings.dialect.clone()),
-            speculates: AtomicBool::new(settings.speculates),
-            refuses_prediction: AtomicBool::new(false),
-            health,
-            told: ArcSwapOption::empty(),
-            retries: Default::default(),
-            connects,
-            place,
-            unpredicted: Mutex::default(),
-            settings,
-        })
-    }
-
-    /// The name of the backend that it is a replica of.
-    pub fn name(&self) -> &str {
-        &self.settings.name
-    }
-
-    /// Its own name in metrics, logs and the admin API: `backend/0`, `backend/1`, …
-    pub fn label(&self) -> &str {
-        &self.label
-    }
-
-    /// Its address: as configured, or one of those behind the configured name.
-    pub fn url(&self) -> &str {
-        &self.url
-    }
-
-    /// Its data-parallel rank, where its engine has several.
-    pub fn rank(&self) -> Option<u32> {
-        self.place.rank
-    }
-
-    /// Whether it comes of these settings.
-    pub(super) fn is_of(&self, settings: &BackendSettings) -> bool {
-        self.settings.name == settings.name && self.settings.url == settings.url
-    }
-
-    pub(super) fn place(&self) -> Place {
-        self.place
-    }
-
-    /// The dialect as far as it is known.
-    pub fn dialect(&self) -> Arc<String> {
-        self.dialect.load_full()
-    }
-
-    /// Says which dialect was found, and whether it can verify drafts.
-    pub fn set_dialect(&self, dialect: impl Into<String>, speculates: bool) {
-        self.dialect.store(Arc::new(dialect.into()));
-        self.speculates.store(speculates, Ordering::Release);
-    }
-
-    /// Counts a call that a session gave up because nothing came.
-    pub fn fell_silent(&self) {
-        self.health.count(Failing::Call(SendErrorKind::Timeout));
-    }
-
-    /// Longest wait for a byte in the middle of an answer.
-    pub fn idle(&self) -> Option<Duration> {
-        self.settings.idle
-    }
-
-    /// Whether its dialect can verify drafts.
-    pub fn speculates(&self) -> bool {
-        self.speculates.load(Ordering::Acquire)
-    }
-
-    /// Whether it bills per token.
-    pub fn is_billed(&self) -> bool {
-        self.settings.billed
-    }
-
-    /// Whether a likely answer may be sent along for some model.
-    pub fn predicts(&self) -> bool {
-        self.settings.predicts
-    }
-
-    /// Whether a likely answer may be sent along for this model.
-    pub fn predicts_for(&self, model: &str) -> bool {
-        self.settings.predicts && !self.unpredicted.lock().contains(model)
-    }
-
-    /// Whether its engine refuses a request for the client's own `prediction`.
-    pub fn refuses_prediction(&self) -> bool {
-        self.refuses_prediction.load(Ordering::Acquire)
-    }
-
-    /// Says so.
-    pub fn set_refuses_prediction(&self, refuses: bool) {
-        self.refuses_prediction.store(refuses, Ordering::Release);
-    }
-
-    /// Notes that it takes no prediction for this model.
-    pub fn note_unpredicted(&self, model: &str) {
-        let mut unpredicted = self.unpredicted.lock();
-        if unpredicted.len() < UNPREDICTED {
-            unpredicted.insert(model.to_owned());
         }
+        self.replicas.store(Arc::new(replicas));
+        Ok(())
     }
 
-    /// Whether the last call, or health check, reached it. True until something is known.
-    pub fn is_up(&self) -> bool {
-        self.health.is_up()
+    pub(super) fn name(&self) -> &str {
+        self.settings.first().map_or("", |settings| &settings.name)
     }
 
-    /// What keeps new requests away from it.
-    pub fn standing(&self) -> Standing {
-        self.health.standing()
-    }
-
-    /// The state of its circuit breaker.
-    pub fn breaker(&self) -> BreakerState {
-        self.health.state()
-    }
-
-    /// Takes it out (or back in): no new requests as long as another replica is there.
-    pub fn disable(&self, disabled: bool) {
-        self.health.disable(disabled);
-    }
-
-    /// Our own calls under way.
-    pub fn in_flight(&self) -> usize {
-        self.pools.iter().map(|pool| pool.in_flight()).sum()
-    }
-
-    /// What its engine last said about its load, however long ago.
-    pub fn load(&self) -> Option<Load> {
-        self.told.load().as_ref().map(|told| told.load)
-    }
-
-    /// Notes what its engine says about its load.
-    pub fn set_load(&self, load: Load) {
-        self.told.store(Some(Arc::new(Told { load, ours: self.in_flight() })));
-    }
-
-    /// Requests there now by the engine's word, if that is fresh.
-    pub(super) fn engine_requests(&self) -> Option<usize> {
-        let told = self.told.load();
-        told.as_ref().filter(|told| told.is_fresh()).map(|told| told.requests(self.in_flight()))
-    }
-
-    /// A request is given to it.
-    pub(super) fn chosen(&self) {
-        self.health.chosen();
-    }
-
-    #[cfg(test)]
-    pub(super) fn ended(&self, outcome: Outcome) {
-        self.health.ended(outcome);
-    }
-
-    pub(super) fn wants_check(&self) -> bool {
-        self.health.wants_check()
-    }
-
-    pub(super) fn checked(&self, healthy: bool) {
-        self.health.checked(healthy);
-    }
-
-    pub(super) fn retried(&self, sent: bool) {
-        let [refused, again] = &self.retries;
-        (if sent { again } else { refused }).fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Its counters, for the metrics.
-    pub fn counters(&self) -> Counters {
-        let [refused, again] = &self.retries;
-        Counters {
-            calls: self.pools.iter().map(|pool| pool.calls()).sum(),
-            retries: again.load(Ordering::Relaxed),
-            retries_refused: refused.load(Ordering::Relaxed),
-            errors: self.health.errors().collect(),
-            breaker_transitions: self.health.transitions(),
-        }
-    }
-
-    /// Takes what no entry of any backend's models fits.
-    pub fn is_default(&self) -> bool {
-        self.settings.default
+    pub(super) fn is_default(&self) -> bool {
+        self.settings.iter().any(|settings| settings.default)
     }
 
     /// How well it fits `model`, if at all.
-    pub fn answers_for(&self, model: &str) -> Option<Fit> {
-        self.settings.models.iter().filter_map(|name| name.fit(model)).min()
+    pub(super) fn answers_for(&self, model: &str) -> Option<Fit> {
+        let names = self.settings.iter().flat_map(|settings| &settings.models);
+        names.filter_map(|name| name.fit(model)).min()
     }
 
-    /// The entry of its models that `model` fits best.
-    pub fn model(&self, model: &str) -> Option<&ModelName> {
-        let fits = self.settings.models.iter().filter_map(|name| Some((name.fit(model)?, name)));
-        fits.min_by_key(|(fit, _)| *fit).map(|(_, name)| name)
+    pub(super) fn replicas(&self) -> Guard<Arc<Vec<Arc<Replica>>>> {
+        self.replicas.load()
     }
 
-    /// Sends `request`, whose target is a path of this server (its own scheme and host are ignored), and
-    /// returns when the answer's head is there. Dropping the future or the answer gives the call up. A
-    /// pooled connection that turns out dead before a byte was written is replaced by a fresh one.
-    ///
-    /// # Errors
-    /// See [`SendError`]; none of them means that the backend answered.
-    pub async fn send(&self, request: Request<Body>) -> Result<Response<Answer>, SendError> {
-        self.try_send(request).await.map_err(|unanswered| unanswered.error)
+    pub(super) fn discoveries(&self) -> Vec<(String, Duration)> {
+        let asked = self.settings.iter();
+        asked.filter_map(|settings| Some((host_and_port(settings)?, settings.discover?))).collect()
     }
 
-    /// As [`Self::send`]; what was not sent comes back as it was given.
-    pub(super) async fn try_send(&self, request: Request<Body>) -> Result<Response<Answer>, Unanswered> {
-        let proof = if is_work(&request) { Proof::Work } else { Proof::Life };
-        let sent = self.exchange(request, proof).await;
-        if let Err(unanswered) = &sent {
-            let kind = unanswered.kind();
-            self.health.ended(match kind {
-                SendErrorKind::Request => Outcome::Undecided,
-                kind => Outcome::Failed(Failing::Call(kind)),
-            });
+    /// The less busy of two replicas taken by chance from those with the least against them, `not` left out.
+    pub(super) fn pick(&self, dice: &Dice, not: Option<&Arc<Replica>>) -> Option<Arc<Replica>> {
+        let replicas = self.replicas.load();
+        if let ([only], None) = (replicas.as_slice(), not) {
+            return Some(Arc::clone(only));
         }
-        sent
+        let others = || replicas.iter().filter(|replica| not.is_none_or(|not| !Arc::ptr_eq(not, replica)));
+        let least = others().map(|replica| replica.standing()).min()?;
+        // Standings may change between the two looks; one that was counted and is gone costs a weaker choice.
+        let equal = || others().filter(|replica| replica.standing() <= least);
+        let count = equal().count();
+        if count < 2 {
+            return equal().next().or_else(|| others().next()).map(Arc::clone);
+        }
+        let (first, second) = dice.two(count);
+        let (first, second) = (equal().nth(first)?, equal().nth(second).or_else(|| equal().next())?);
+        Some(Arc::clone(less_busy(first, second)))
     }
 
-    /// As [`Self::send`], but nothing that comes of it is held for or against the replica: it is judged by what
-    /// clients ask of it, not by what Foretell asks besides.
-    ///
-    /// # Errors
-    /// As [`Self::send`].
-    pub async fn ask(&self, request: Request<Body>) -> Result<Response<Answer>, SendError> {
-        self.exchange(request, Proof::Nothing).await.map_err(|unanswered| unanswered.error)
-    }
-
-    async fn exchange(
+    /// Takes over the addresses that `name` has now. Returns whether a replica has come or gone.
+    pub(super) fn found(
         &self,
-        mut request: Request<Body>,
-        proof: Proof,
-    ) -> Result<Response<Answer>, Unanswered> {
-        let asked = request.uri().clone();
-        *request.uri_mut() = self.target(&asked).map_err(Unanswered::lost)?;
-        *request.version_mut() = Version::HTTP_11;
-        self.sign(&mut request);
-        let answer = self.call(request, proof);
-        let answer = match self.settings.first_byte {
-            None => answer.await,
-            Some(after) => tokio::time::timeout(after, answer).await.unwrap_or_else(|_| {
-                let backend = self.settings.name.clone();
-                Err(Unanswered::lost(SendError::FirstByteTimeout { backend, after }))
-            }),
-        };
-        answer.map_err(|mut unanswered| {
-            if let Some(unsent) = &mut unanswered.unsent {
-                *unsent.uri_mut() = asked;
+        name: &str,
+        addresses: &BTreeSet<SocketAddr>,
+        connects: &HistogramVec,
+    ) -> bool {
+        let _changing = self.changing.lock();
+        let before = self.replicas.load();
+        let mut now: Vec<Arc<Replica>> = Vec::new();
+        for settings in &self.settings {
+            let own = |replica: &&Arc<Replica>| replica.is_of(settings);
+            if settings.discover.is_none() || host_and_port(settings).as_deref() != Some(name) {
+                now.extend(before.iter().filter(own).cloned());
+                continue;
             }
-            unanswered
-        })
-    }
-
-    /// The fields that say to whom the request goes, and from whom.
-    fn sign(&self, request: &mut Request<Body>) {
-        let fields = request.headers_mut();
-        if !self.settings.keep_client_host || !fields.contains_key(HOST) {
-            fields.insert(HOST, self.host.clone());
+            now.extend(before.iter().filter(own).filter(|replica| is_among(replica, addresses)).cloned());
         }
-        match &self.settings.auth {
-            Auth::Pass => {}
-            Auth::Strip => drop(fields.remove(AUTHORIZATION)),
-            Auth::Replace(key) => drop(fields.insert(AUTHORIZATION, key.value())),
-        }
-        if let Some(rank) = &self.rank {
-            fields.insert(RANK, rank.clone());
-        }
-    }
-
-    async fn call(&self, mut request: Request<Body>, proof: Proof) -> Result<Response<Answer>, Unanswered> {
-        let lane = LANE.get().unwrap_or(self.settings.lanes).min(self.settings.lanes);
-        let Some(pool) = self.pools.get(lane) else {
-            return Err(Unanswered::lost(self.unsendable("no connection pool")));
-        };
-        let busy = pool.begin();
-        if let Some(local) = &self.settings.local {
-            let response = local.ask(request).await.map_err(Unanswered::lost)?;
-            return Ok(Answer::response(response.map(Source::Here), None, busy, proof));
-        }
-        loop {
-            let idle = if request.extensions().get::<Fresh>().is_some() { None } else { pool.take() };
-            let pooled = idle.is_some();
-            let mut link = match idle {
-                Some(link) => link,
-                None => match self.connect().await {
-                    Ok(link) => link,
-                    Err(error) => {
-                        let unsent = Some(Box::new(request));
-                        return Err(Unanswered { error, unsent, pooled });
+        let new = self.settings.iter().filter(|settings| {
+            settings.discover.is_some() && host_and_port(settings).as_deref() == Some(name)
+        });
+        for settings in new {
+            for address in addresses {
+                for rank in ranks(settings) {
+                    let there = |replica: &Arc<Replica>| {
+                        let place = replica.place();
+                        replica.is_of(settings) && place.address == Some(*address) && place.rank == rank
+                    };
+                    if now.iter().any(there) {
+                        continue;
                     }
-                },
-            };
-            let mut error = match link.call(request).await {
-                Ok(response) => {
-                    return Ok(Answer::response(response.map(Source::There), Some(link), busy, proof));
+                    let place = Place { number: free_number(&now), address: Some(*address), rank };
+                    match replica(settings, place, connects) {
+                        Ok(replica) => now.push(replica),
+                        Err(error) => tracing::warn!(%error, %address, "address left out"),
+                    }
                 }
-                Err(error) => error,
-            };
-            request = match error.take_message() {
-                Some(unsent) if pooled => unsent,
-                _ => {
-                    let error = SendError::of_call(&self.settings.name, error.error());
-                    return Err(Unanswered { error, unsent: None, pooled });
-                }
-            };
+            }
         }
+        now.sort_by_key(|replica| replica.place().number);
+        self.change(&before, now, connects)
     }
 
-    /// Connects, TLS included, within the time for it.
-    async fn connect(&self) -> Result<Link, SendError> {
-        let name = &self.settings.name;
-        let begun = tokio::time::Instant::now();
-        let connecting = self.connector.clone().oneshot(self.address.clone());
-        let stream = tokio::time::timeout(self.settings.connect_timeout, connecting).await;
-        let stream = stream
-            .map_err(|_| SendError::ConnectTimeout { backend: name.clone() })?
-            .map_err(|error| SendError::of_connecting(name, error.as_ref()))?;
-        self.connects.observe(begun.elapsed().as_secs_f64());
-        Link::new(stream).await.map_err(|error| SendError::of_call(name, &error))
-    }
-
-    fn target(&self, asked: &Uri) -> Result<Uri, SendError> {
-        let path = asked.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
-        Ok(Uri::from(match self.prefix.as_str() {
-            "" => path,
-            prefix => format!("{prefix}{path}").parse().map_err(|error| self.unsendable(error))?,
-        }))
-    }
-
-    fn unsendable(&self, detail: impl fmt::Display) -> SendError {
-        SendError::Unsendable { backend: self.settings.name.clone(), detail: detail.to_string() }
-    }
-}
-
-/// Whether a good answer needs the model. Engines answer much else by a front that outlives it.
-fn is_work(request: &Request<Body>) -> bool {
-    const BESIDE: [&str; 4] = ["/tokenize", "/detokenize", "/apply-template", "/render"];
-    *request.method() == Method::POST && !BESIDE.iter().any(|page| request.uri().path().ends_with(page))
-}
-
-impl Unanswered {
-    fn lost(error: SendError) -> Self {
-        Self { error, unsent: None, pooled: false }
+    fn change(&self, before: &[Arc<Replica>], now: Vec<Arc<Replica>>, connects: &HistogramVec) -> bool {
+        let is_in =
+            |all: &[Arc<Replica>], one: &Arc<Replica>| all.iter().any(|other| Arc::ptr_eq(other, one));
+        let gone = before.iter().filter(|replica| !is_in(&now, replica));
+        let mut changed = false;
+        for replica in gone {
+            tracing::info!(replica = replica.label(), url = replica.url(), "replica is gone");
+            if !now.iter().any(|other| other.label() == replica.label()) {
+                let _ = connects.remove_label_values(&[replica.label()]);
+            }
+            changed = true;
+        }
+        for replica in now.iter().filter(|replica| !is_in(before, replica)) {
+            tracing::info!(replica = replica.label(), url = replica.url(), "replica has come");
+            changed = true;
+        }
+        if changed {
+            self.replicas.store(Arc::new(now));
+        }
+        changed
     }
 }
 
-/// What has happened at a replica since it is known.
-#[derive(Clone, Debug)]
-pub struct Counters {
-    /// Calls, health checks included.
-    pub calls: u64,
-    /// Requests that got no byte from it and were sent again.
-    pub retries: u64,
-    /// Requests that could have been sent again, had the budget not been spent.
-    pub retries_refused: u64,
-    /// Failures by kind.
-    pub errors: Vec<(&'static str, u64)>,
-    /// Changes of the breaker by the state it went to.
-    pub breaker_transitions: [(BreakerState, u64); 3],
+fn replica(
+    settings: &ReplicaSettings,
+    place: Place,
+    connects: &HistogramVec,
+) -> Result<Arc<Replica>, InvalidUrl> {
+    let label = format!("{}/{}", settings.name, place.number);
+    Replica::at(settings.clone(), place, connects.with_label_values(&[label])).map(Arc::new)
+}
+
+fn ranks(settings: &ReplicaSettings) -> Vec<Option<u32>> {
+    match settings.ranks {
+        0 => vec![None],
+        ranks => (0..ranks).map(Some).collect(),
+    }
+}
+
+fn is_among(replica: &Replica, addresses: &BTreeSet<SocketAddr>) -> bool {
+    replica.place().address.is_some_and(|address| addresses.contains(&address))
+}
+
+/// The smallest number that no replica has, so that labels stay few although addresses come and go.
+fn free_number(replicas: &[Arc<Replica>]) -> usize {
+    let taken: BTreeSet<usize> = replicas.iter().map(|replica| replica.place().number).collect();
+    (0..taken.len()).find(|number| !taken.contains(number)).unwrap_or(taken.len())
+}
+
+fn host_and_port(settings: &ReplicaSettings) -> Option<String> {
+    let uri: Uri = settings.url.parse().ok()?;
+    let usual = if uri.scheme() == Some(&Scheme::HTTPS) { 443 } else { 80 };
+    Some(format!("{}:{}", uri.host()?, uri.port_u16().unwrap_or(usual)))
+}
+
+/// By the engines' own word where both have spoken lately, else by our own calls: figures of two kinds cannot
+/// be compared.
+fn less_busy<'a>(first: &'a Arc<Replica>, second: &'a Arc<Replica>) -> &'a Arc<Replica> {
+    let busy = match (first.engine_requests(), second.engine_requests()) {
+        (Some(first), Some(second)) => (first, second),
+        _ => (first.in_flight(), second.in_flight()),
+    };
+    if busy.1 < busy.0 { second } else { first }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn target(url: &str, path: &str) -> String {
-        let backend = Backend::new(BackendSettings::new("b", url)).unwrap();
-        backend.target(&path.parse().unwrap()).unwrap().to_string()
-    }
-
-    #[rstest::rstest]
-    #[case("http://h:8000", "/v1/models?a=%20b", "/v1/models?a=%20b")]
-    #[case("http://h:8000/", "/x", "/x")]
-    #[case("http://h/v1", "/v1/models", "/v1/models")]
-    #[case("https://h/base/", "/v1/models", "/base/v1/models")]
-    #[case("https://h/base/v1/", "/v1/models", "/base/v1/models")]
-    #[case("http://h", "http://other/p?q", "/p?q")]
-    fn the_path_goes_below_the_base(#[case] url: &str, #[case] path: &str, #[case] wanted: &str) {
-        assert_eq!(target(url, path), wanted);
-    }
-
-    #[rstest::rstest]
-    #[case("h:8000")]
-    #[case("ftp://h")]
-    #[case("/path")]
-    #[case("http://h/?q")]
-    fn an_address_that_cannot_be_called_is_refused(#[case] url: &str) {
-        assert!(Backend::new(BackendSettings::new("b", url)).is_err());
-    }
-}
+mod tests;

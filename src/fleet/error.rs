@@ -1,11 +1,17 @@
 //! How a call to a backend fails before its answer begins.
 
 use std::error::Error as StdError;
+use std::io;
 use std::time::Duration;
 
 use http::StatusCode;
+use rustls::CertificateError;
 
-use super::link::chain;
+use super::link::{chain, root};
+
+/// What a certificate that `openssl req -x509` makes by default is refused with.
+const OWN_AUTHORITY: &str = "TLS refused: the server shows an authority's own certificate (CA:TRUE), which no server may \
+     show: make it with `-addext basicConstraints=critical,CA:FALSE`, or sign one of the server's own by that authority";
 
 /// A call to a backend that got no answer.
 #[derive(Debug, thiserror::Error)]
@@ -19,7 +25,7 @@ pub enum SendError {
         detail: String,
     },
     /// Connecting took too long.
-    #[error("connecting to backend `{backend}` took too long")]
+    #[error("connecting to backend `{backend}` took too long (TLS included, where the address is https)")]
     ConnectTimeout {
         /// The backend's name.
         backend: String,
@@ -125,8 +131,12 @@ impl SendError {
 
     pub(super) fn of_connecting(backend: &str, error: &(dyn StdError + 'static)) -> Self {
         let backend = backend.to_owned();
-        let late = find::<std::io::Error>(error).is_some_and(|io| io.kind() == std::io::ErrorKind::TimedOut);
-        if late { Self::ConnectTimeout { backend } } else { Self::Connect { backend, detail: root(error) } }
+        let late = find::<io::Error>(error).is_some_and(|io| io.kind() == io::ErrorKind::TimedOut);
+        if late {
+            return Self::ConnectTimeout { backend };
+        }
+        let detail = refused_tls(error).unwrap_or_else(|| root(error));
+        Self::Connect { backend, detail }
     }
 
     /// The body of the request has failed.
@@ -154,6 +164,28 @@ fn find<'a, E: StdError + 'static>(error: &'a (dyn StdError + 'static)) -> Optio
     chain(error).find_map(|error| error.downcast_ref::<E>())
 }
 
-fn root(error: &(dyn StdError + 'static)) -> String {
-    chain(error).last().map(ToString::to_string).unwrap_or_default()
+/// The TLS error that `error` is, or that it wraps as an I/O error does, whose content is not its source.
+fn tls_error<'a>(error: &'a (dyn StdError + 'static)) -> Option<&'a rustls::Error> {
+    match error.downcast_ref::<io::Error>() {
+        Some(io) => tls_error(io.get_ref()?),
+        None => error.downcast_ref::<rustls::Error>(),
+    }
+}
+
+/// Why TLS could not be agreed on, and what to do about it, if that is what failed.
+pub fn refused_tls(error: &(dyn StdError + 'static)) -> Option<String> {
+    let refused = chain(error).find_map(tls_error)?;
+    let hint = match refused {
+        rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer) => {
+            ": name the authority that has signed it as connect.tls.ca, or by --ca"
+        }
+        rustls::Error::InvalidCertificate(CertificateError::Other(other))
+            if format!("{other:?}").contains("CaUsedAsEndEntity") =>
+        {
+            return Some(OWN_AUTHORITY.to_owned());
+        }
+        rustls::Error::InvalidMessage(_) => ": it seems to speak plain http",
+        _ => "",
+    };
+    Some(format!("TLS refused: {refused}{hint}"))
 }

@@ -1,17 +1,19 @@
 //! What is held against a replica: unreachable, breaker open, taken out by the operator.
 //!
 //! A request that goes well reads one atomic and writes none; the lock is taken only while something is
-//! wrong, and never across an await.
+//! wrong, and never across an await. Every change of what is held against a replica is one line of the log, with its
+//! cause.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use parking_lot::Mutex;
+use tokio::sync::watch;
 
 use super::breaker::{Breaker, BreakerState};
 use super::dice::Dice;
 use super::error::SendErrorKind;
-use crate::gateway::clock::Clock;
+use crate::clock::Clock;
 use crate::units::Tick;
 
 /// How often a replica that is down is asked for its health, before jitter.
@@ -42,8 +44,24 @@ impl Standing {
     }
 }
 
+/// The last thing that went wrong at a replica.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LastError {
+    /// What it was, in words for the operator.
+    pub text: String,
+    /// When.
+    pub at: SystemTime,
+}
+
+impl LastError {
+    /// How long ago.
+    pub fn age(&self) -> Duration {
+        self.at.elapsed().unwrap_or_default()
+    }
+}
+
 /// How a call ended, as far as it tells about the replica.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
     /// It did its work to the end.
     Good,
@@ -53,8 +71,8 @@ pub(super) enum Outcome {
     Reached,
     /// Nobody knows: the client's own fault, or it left.
     Undecided,
-    /// It failed.
-    Failed(Failing),
+    /// It failed, and the cause.
+    Failed(Failing, String),
 }
 
 /// How a replica failed, for the label of the metric.
@@ -92,12 +110,20 @@ impl Failing {
 /// The health of one replica.
 #[derive(Debug)]
 pub(super) struct Health {
+    /// The replica's name and address, for the log.
+    label: String,
+    url: String,
     breaker: Mutex<Breaker>,
     /// The breaker's state, to be read without its lock.
     state: AtomicU8,
     calm: AtomicBool,
     up: AtomicBool,
+    /// It has answered a request, if only by refusing it.
+    answered: AtomicBool,
     disabled: AtomicBool,
+    last_error: Mutex<Option<LastError>>,
+    /// Counts up whenever it can be reached again.
+    returned: watch::Sender<u64>,
     /// When it may be asked for its health again.
     check_at: AtomicU64,
     transitions: [AtomicU64; 3],
@@ -106,13 +132,19 @@ pub(super) struct Health {
     clock: Clock,
 }
 
-impl Default for Health {
-    fn default() -> Self {
+impl Health {
+    /// Of the replica of this name and address: nothing is held against it yet.
+    pub(super) fn new(label: &str, url: &str) -> Self {
         Self {
+            label: label.to_owned(),
+            url: url.to_owned(),
             breaker: Mutex::default(),
             state: AtomicU8::new(0),
             calm: AtomicBool::new(true),
             up: AtomicBool::new(true),
+            answered: AtomicBool::new(false),
+            last_error: Mutex::default(),
+            returned: watch::Sender::new(0),
             disabled: AtomicBool::new(false),
             check_at: AtomicU64::new(0),
             transitions: Default::default(),
@@ -121,16 +153,47 @@ impl Default for Health {
             clock: Clock::start(),
         }
     }
-}
 
-impl Health {
     pub(super) fn is_up(&self) -> bool {
         self.up.load(Ordering::Relaxed)
     }
 
-    pub(super) fn mark(&self, up: bool) {
-        if self.is_up() != up {
-            self.up.store(up, Ordering::Relaxed);
+    /// Whether it has answered, and nothing that happened since says that it would not do so again.
+    pub(super) fn is_reachable(&self) -> bool {
+        self.answered.load(Ordering::Relaxed) && self.is_up() && self.state() != BreakerState::Open
+    }
+
+    /// Counts up whenever it can be reached again.
+    pub(super) fn returns(&self) -> watch::Receiver<u64> {
+        self.returned.subscribe()
+    }
+
+    pub(super) fn last_error(&self) -> Option<LastError> {
+        self.last_error.lock().clone()
+    }
+
+    /// Notes what went wrong.
+    pub(super) fn note(&self, text: &str) {
+        *self.last_error.lock() = Some(LastError { text: text.to_owned(), at: SystemTime::now() });
+    }
+
+    /// It has answered.
+    pub(super) fn reached(&self) {
+        if !self.answered.load(Ordering::Relaxed) {
+            self.answered.store(true, Ordering::Relaxed);
+        }
+        if !self.is_up() && !self.up.swap(true, Ordering::Relaxed) {
+            tracing::info!(replica = self.label, url = self.url, "replica is up again");
+            self.returned.send_modify(|returned| *returned += 1);
+        }
+    }
+
+    /// It cannot be reached.
+    pub(super) fn unreached(&self, cause: &str) {
+        self.note(cause);
+        self.check_again();
+        if self.up.swap(false, Ordering::Relaxed) {
+            tracing::warn!(replica = self.label, url = self.url, cause, "replica is down");
         }
     }
 
@@ -171,33 +234,34 @@ impl Health {
     pub(super) fn ended(&self, outcome: Outcome) {
         match outcome {
             Outcome::Good => {
-                self.mark(true);
+                self.reached();
                 if !self.calm.load(Ordering::Relaxed) {
-                    self.change(Breaker::succeeded);
+                    self.change("", Breaker::succeeded);
                 }
             }
             Outcome::Answering => {
-                self.mark(true);
+                self.reached();
                 if self.state() != BreakerState::Closed {
                     let now = self.clock.now();
-                    self.change(|breaker| breaker.answering(now));
+                    self.change("", |breaker| breaker.answering(now));
                 }
             }
             Outcome::Reached | Outcome::Undecided => {
                 if outcome == Outcome::Reached {
-                    self.mark(true);
+                    self.reached();
                 }
                 if self.state() == BreakerState::HalfOpen {
-                    self.change(Breaker::undecided);
+                    self.change("", Breaker::undecided);
                 }
             }
-            Outcome::Failed(failing) => {
+            Outcome::Failed(failing, cause) => {
                 self.count(failing);
                 if failing == Failing::Call(SendErrorKind::Connect) {
-                    self.mark(false);
-                    self.check_again();
+                    self.unreached(&cause);
+                } else {
+                    self.note(&cause);
                 }
-                self.failed();
+                self.failed(&cause);
             }
         }
     }
@@ -209,22 +273,41 @@ impl Health {
         }
     }
 
-    fn failed(&self) {
+    fn failed(&self, cause: &str) {
         let (now, jitter) = (self.clock.now(), self.dice.fraction());
-        self.change(|breaker| breaker.failed(now, jitter));
+        self.change(cause, |breaker| breaker.failed(now, jitter));
     }
 
-    fn change(&self, change: impl FnOnce(&mut Breaker)) {
+    fn change(&self, cause: &str, change: impl FnOnce(&mut Breaker)) {
         let mut breaker = self.breaker.lock();
         let before = breaker.state();
         change(&mut breaker);
         let after = breaker.state();
         self.calm.store(breaker.is_calm(), Ordering::Relaxed);
         self.state.store(after as u8, Ordering::Relaxed);
-        if before != after
-            && let Some(count) = self.transitions.get(after as usize)
-        {
-            count.fetch_add(1, Ordering::Relaxed);
+        drop(breaker);
+        if before != after {
+            if let Some(count) = self.transitions.get(after as usize) {
+                count.fetch_add(1, Ordering::Relaxed);
+            }
+            self.say(before, after, cause);
+        }
+    }
+
+    /// One line for a change of the breaker. Only the first opening is news: trials that fail are what it is for.
+    fn say(&self, before: BreakerState, after: BreakerState, cause: &str) {
+        let (replica, url) = (&self.label, &self.url);
+        match (before, after) {
+            (BreakerState::Closed, BreakerState::Open) => {
+                tracing::warn!(replica, url, cause, "breaker is open: the replica failed again and again");
+            }
+            (_, BreakerState::Open) => {
+                tracing::info!(replica, url, cause, "breaker stays open: the trial failed")
+            }
+            (_, BreakerState::HalfOpen) => {
+                tracing::info!(replica, url, "breaker is half open: one request tries")
+            }
+            (_, BreakerState::Closed) => tracing::info!(replica, url, "breaker is closed"),
         }
     }
 
@@ -251,10 +334,10 @@ impl Health {
     /// A health check has ended.
     pub(super) fn checked(&self, healthy: bool) {
         if healthy {
-            self.mark(true);
-            self.change(Breaker::healthy);
+            self.reached();
+            self.change("", Breaker::healthy);
         } else if self.state() == BreakerState::Open {
-            self.failed();
+            self.failed("the health check failed");
         }
     }
 

@@ -46,8 +46,8 @@ impl KeyFile {
         Ok(Self { path: path.to_owned(), kept })
     }
 
-    /// The key as the file has it, at most a second ago. A file that has become unreadable changes nothing.
-    pub(super) fn value(&self) -> HeaderValue {
+    /// `Bearer` and the key as the file had it at most a second ago. A file that has become unreadable changes nothing.
+    pub fn value(&self) -> HeaderValue {
         let mut kept = self.kept.lock();
         if kept.looked.elapsed() >= LOOK_EVERY {
             kept.looked = Instant::now();
@@ -69,20 +69,39 @@ impl KeyFile {
     }
 }
 
-fn stamp(found: &fs::Metadata) -> Stamp {
-    (found.modified().ok(), found.len())
-}
-
-fn read(path: &Path) -> io::Result<(HeaderValue, Stamp)> {
-    let stamp = stamp(&fs::metadata(path)?);
+/// The secret in a file: what stands in it, without the space around it.
+///
+/// # Errors
+/// It cannot be read, there is nothing but space in it, or it has characters that no header can carry.
+pub fn secret(path: &Path) -> io::Result<String> {
     let text = fs::read_to_string(path)?;
     let key = text.trim();
     let invalid = |what: &'static str| io::Error::new(io::ErrorKind::InvalidData, what);
     if key.is_empty() {
         return Err(invalid("the file is empty"));
     }
+    if HeaderValue::from_str(key).is_err() {
+        return Err(invalid("it has characters that no header can carry"));
+    }
+    Ok(key.to_owned())
+}
+
+/// Whether two secrets are the same, in the same time wherever the difference is. Nothing is never the same.
+pub fn is_same(given: &[u8], wanted: &[u8]) -> bool {
+    !wanted.is_empty()
+        && given.len() == wanted.len()
+        && given.iter().zip(wanted).fold(0, |all, (a, b)| all | (a ^ b)) == 0
+}
+
+fn stamp(found: &fs::Metadata) -> Stamp {
+    (found.modified().ok(), found.len())
+}
+
+fn read(path: &Path) -> io::Result<(HeaderValue, Stamp)> {
+    let stamp = stamp(&fs::metadata(path)?);
+    let key = secret(path)?;
     let value = HeaderValue::try_from(format!("Bearer {key}"));
-    let mut value = value.map_err(|_| invalid("the key has characters that no header can carry"))?;
+    let mut value = value.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
     value.set_sensitive(true);
     Ok((value, stamp))
 }
@@ -90,6 +109,13 @@ fn read(path: &Path) -> io::Result<(HeaderValue, Stamp)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_secret_is_right_only_as_a_whole_and_nothing_is_none() {
+        assert!(is_same(b"abc", b"abc"));
+        assert!(!is_same(b"abd", b"abc") && !is_same(b"ab", b"abc") && !is_same(b"", b"abc"));
+        assert!(!is_same(b"", b""));
+    }
 
     #[tokio::test(start_paused = true)]
     async fn a_new_key_is_taken_within_a_second_and_an_unreadable_file_changes_nothing() {

@@ -26,7 +26,7 @@ use tokio::net::TcpStream;
 use super::error::SendErrorKind;
 use super::health::{Failing, Health, Outcome};
 use super::silence::Silence;
-use crate::gateway::listen::{Body, BoxError};
+use crate::http::body::{Body, BoxError};
 
 /// How much of an error's text is read to judge whose fault it is.
 const JUDGED: usize = 4 << 10;
@@ -206,6 +206,17 @@ pub enum BrokenOff {
     Silent(Duration),
 }
 
+impl BrokenOff {
+    /// The cause in words for the operator.
+    pub fn cause(&self) -> String {
+        match self {
+            Self::Closed(error) => format!("the answer broke off: {}", root(error)),
+            Self::Gone(error) => format!("the answer broke off: {error}"),
+            Self::Silent(_) => self.to_string(),
+        }
+    }
+}
+
 /// What a backend's answer is read from.
 pub(super) enum Source {
     /// A connection, which has to be driven.
@@ -250,8 +261,8 @@ pub struct Answer {
     counts: bool,
     /// Its end will prove that the replica does its work.
     working: bool,
-    /// The beginning of a server error, until it is clear whose fault it is.
-    judged: Option<BytesMut>,
+    /// The status and the beginning of a server error, until it is clear whose fault it is.
+    judged: Option<(StatusCode, BytesMut)>,
     /// Watches for the longest silence, if there is one.
     silence: Option<Silence>,
 }
@@ -275,7 +286,7 @@ impl Answer {
         }
         response.map(|body| {
             let working = proof == Proof::Work && !refused;
-            let judged = suspect.then(BytesMut::new);
+            let judged = suspect.then(|| (status, BytesMut::new()));
             let counts = proof != Proof::Nothing;
             let silence = busy.0.silence.map(Silence::new);
             let mut answer = Self { body, link, busy, counts, working, judged, silence };
@@ -307,17 +318,17 @@ impl Answer {
 
     /// Whose fault a server error was. Errors about the prompt would come from any replica.
     fn judge(&mut self) {
-        let Some(text) = self.judged.take() else { return };
+        let Some((status, text)) = self.judged.take() else { return };
         let too_long = TOO_LONG.iter().any(|words| text.windows(words.len()).any(|found| found == *words));
         self.busy.0.health.ended(if too_long {
             Outcome::Undecided
         } else {
-            Outcome::Failed(Failing::Status)
+            Outcome::Failed(Failing::Status, format!("status {status}"))
         });
     }
 
     fn read(&mut self, frame: &Frame<Bytes>) {
-        let Some(judged) = &mut self.judged else { return };
+        let Some((_, judged)) = &mut self.judged else { return };
         let room = JUDGED.saturating_sub(judged.len());
         judged.extend(frame.data_ref().into_iter().flatten().take(room));
     }
@@ -327,19 +338,17 @@ impl Answer {
         self.link = None;
         self.judged = None;
         self.working = false;
-        let outcome = match error {
-            BrokenOff::Closed(error) if error.is_user() => Outcome::Undecided,
-            BrokenOff::Closed(_) | BrokenOff::Gone(_) => {
-                Outcome::Failed(Failing::Call(SendErrorKind::Closed))
-            }
-            BrokenOff::Silent(_) => Outcome::Failed(Failing::Call(SendErrorKind::Timeout)),
+        let failing = match error {
+            BrokenOff::Closed(error) if error.is_user() => None,
+            BrokenOff::Closed(_) | BrokenOff::Gone(_) => Some(Failing::Call(SendErrorKind::Closed)),
+            BrokenOff::Silent(_) => Some(Failing::Call(SendErrorKind::Timeout)),
         };
-        match outcome {
-            outcome if self.counts => self.busy.0.health.ended(outcome),
-            Outcome::Failed(failing @ Failing::Call(SendErrorKind::Timeout)) => {
-                self.busy.0.health.count(failing);
-            }
-            _ => {}
+        let health = &self.busy.0.health;
+        match failing {
+            None if self.counts => health.ended(Outcome::Undecided),
+            Some(failing) if self.counts => health.ended(Outcome::Failed(failing, error.cause())),
+            Some(failing @ Failing::Call(SendErrorKind::Timeout)) => health.count(failing),
+            Some(_) | None => {}
         }
     }
 
@@ -397,12 +406,17 @@ impl http_body::Body for Answer {
 /// A server error that nobody read to its end is judged by what was read, if anything was.
 impl Drop for Answer {
     fn drop(&mut self) {
-        if self.judged.as_ref().is_some_and(BytesMut::is_empty) {
+        if self.judged.as_ref().is_some_and(|(_, text)| text.is_empty()) {
             self.judged = None;
             self.busy.0.health.ended(Outcome::Undecided);
         }
         self.judge();
     }
+}
+
+/// What an error stems from in the end.
+pub(super) fn root(error: &(dyn StdError + 'static)) -> String {
+    chain(error).last().map(ToString::to_string).unwrap_or_default()
 }
 
 /// The errors that `error` stems from, itself first.

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 pub const STALE: Duration = Duration::from_secs(2);
 
 /// What an engine said about its load. Whoever reads its metrics sets it by
-/// [`Backend::set_load`](super::Backend::set_load).
+/// [`Replica::set_load`](super::Replica::set_load).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Load {
     /// Requests being computed.

@@ -29,6 +29,12 @@ pub enum Fit {
 }
 
 impl ModelName {
+    /// The names that it says in full.
+    pub fn exact(&self) -> impl Iterator<Item = &str> {
+        let id = Some(self.id.as_str()).filter(|id| Glob::new(id).is_exact());
+        id.into_iter().chain(self.aliases.iter().map(String::as_str))
+    }
+
     /// How well this entry fits `model`, if at all.
     pub fn fit(&self, model: &str) -> Option<Fit> {
         if self.id == model {

@@ -13,16 +13,16 @@ use http::{HeaderValue, Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Limited};
 use tokio::time::Instant;
 
-use super::backend::Fresh;
-use super::{Answer, Backend};
+use super::replica::Fresh;
+use super::{Answer, Replica};
+use crate::clock::Clock;
 use crate::dialect::probe::{Bounds, Findings, Heard, Prober, Step, TEXT};
 use crate::dialect::{Call, Engine, RideKind};
-use crate::gateway::clock::Clock;
-use crate::gateway::errors::full;
+use crate::http::body::full;
 use crate::openai::sse;
-use crate::session::Plan;
 use crate::text::Tokenizer;
 use crate::units::TokenId;
+use crate::words::Plan;
 
 pub use report::{Report, Seen, noise};
 
@@ -55,7 +55,7 @@ pub fn nonce() -> u64 {
 
 /// Measures an engine. `nonce` makes the text one that it has not seen.
 pub async fn measure(
-    backend: &Backend,
+    backend: &Replica,
     engine: &Engine,
     tokenizer: &Tokenizer,
     limits: &Limits,
@@ -69,7 +69,7 @@ pub async fn measure(
 /// Whether one engine answers at an address that does not tell when it was started: four calls, eight at most.
 /// Returns that, and how many calls it took.
 pub async fn is_one(
-    backend: &Backend,
+    backend: &Replica,
     engine: &Engine,
     tokenizer: &Tokenizer,
     limits: &Limits,
@@ -116,7 +116,7 @@ fn text(tokenizer: &Tokenizer, nonce: u64) -> Vec<TokenId> {
 }
 
 async fn drive(
-    backend: &Backend,
+    backend: &Replica,
     engine: &Engine,
     mut prober: Prober,
     clock: &Clock,
@@ -137,7 +137,7 @@ async fn drive(
     prober.findings()
 }
 
-async fn round(backend: &Backend, calls: &[Call], fresh: bool, bytes_max: usize) -> Heard {
+async fn round(backend: &Replica, calls: &[Call], fresh: bool, bytes_max: usize) -> Heard {
     let begun = Instant::now();
     let answers = calls.iter().map(|call| whole(backend, call, fresh, bytes_max));
     match futures_util::future::try_join_all(answers).await {
@@ -146,14 +146,14 @@ async fn round(backend: &Backend, calls: &[Call], fresh: bool, bytes_max: usize)
     }
 }
 
-async fn whole(backend: &Backend, call: &Call, fresh: bool, most: usize) -> Result<Vec<u8>, Heard> {
+async fn whole(backend: &Replica, call: &Call, fresh: bool, most: usize) -> Result<Vec<u8>, Heard> {
     let response = send(backend, call, fresh).await?;
     let body = Limited::new(response.into_body(), most).collect().await;
     Ok(body.map_err(|_| Heard::Silence)?.to_bytes().to_vec())
 }
 
 /// Reads a stream until so many events with tokens have come, and hangs up; or an answer that comes whole.
-async fn ride(backend: &Backend, engine: &Engine, call: &Call, leave: usize) -> Heard {
+async fn ride(backend: &Replica, engine: &Engine, call: &Call, leave: usize) -> Heard {
     let begun = Instant::now();
     let response = match send(backend, call, false).await {
         Ok(response) => response,
@@ -187,7 +187,7 @@ async fn ride(backend: &Backend, engine: &Engine, call: &Call, leave: usize) -> 
     Heard::Ride(events)
 }
 
-async fn send(backend: &Backend, call: &Call, fresh: bool) -> Result<Response<Answer>, Heard> {
+async fn send(backend: &Replica, call: &Call, fresh: bool) -> Result<Response<Answer>, Heard> {
     let mut request = Request::new(full(call.body.clone()));
     *request.method_mut() = Method::POST;
     *request.uri_mut() = call.path.parse().map_err(|_| Heard::Silence)?;
@@ -196,7 +196,7 @@ async fn send(backend: &Backend, call: &Call, fresh: bool) -> Result<Response<An
     if fresh {
         request.extensions_mut().insert(Fresh);
     }
-    let response = backend.ask(request).await.map_err(|_| Heard::Silence)?;
+    let response = backend.own(request).await.map_err(|_| Heard::Silence)?;
     match response.status() {
         StatusCode::OK => Ok(response),
         status => Err(Heard::Refused(status.as_u16())),

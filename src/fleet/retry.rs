@@ -10,11 +10,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use bytes::Bytes;
 use http::{Request, Response};
 
-use super::backend::{Backend, Unanswered};
 use super::error::SendErrorKind;
+use super::replica::{Replica, Unanswered};
 use super::{Answer, Fleet, SendError};
-use crate::gateway::errors::full;
-use crate::gateway::listen::Body;
+use crate::http::body::Body;
+use crate::http::body::full;
 
 /// What a request adds to the budget; a retry takes [`RETRY`].
 const REQUEST: u32 = 1;
@@ -53,10 +53,10 @@ impl Fleet {
     /// body if it may be sent again although it may have arrived.
     ///
     /// # Errors
-    /// As [`Backend::send`]; of the second try if there was one.
+    /// As [`Replica::send`]; of the second try if there was one.
     pub async fn send(
         &self,
-        backend: &mut Arc<Backend>,
+        backend: &mut Arc<Replica>,
         request: Request<Body>,
         repeatable: Option<&Bytes>,
     ) -> Result<Response<Answer>, SendError> {
@@ -83,7 +83,7 @@ impl Fleet {
 
     /// Who may answer a request instead of `backend`, where its call ended by `error` before an answer had
     /// begun: as in [`Self::send`], for those who call a replica by themselves. Counts as a retry.
-    pub fn elsewhere(&self, backend: &Arc<Backend>, error: &SendError) -> Option<Arc<Backend>> {
+    pub fn elsewhere(&self, backend: &Arc<Replica>, error: &SendError) -> Option<Arc<Replica>> {
         let hung_up = matches!(
             error,
             SendError::Connect { .. } | SendError::ConnectTimeout { .. } | SendError::Closed { .. }
@@ -97,14 +97,26 @@ impl Fleet {
         })
     }
 
+    /// Who may answer a request once more whose answer from `backend` ended before it held anything: another replica,
+    /// else the same one. Counts as a retry.
+    pub fn once_more(&self, backend: &Arc<Replica>) -> Option<Arc<Replica>> {
+        let granted = self.budget.retry();
+        backend.retried(granted);
+        granted.then(|| {
+            let to = self.other(backend).unwrap_or_else(|| Arc::clone(backend));
+            to.chosen();
+            to
+        })
+    }
+
     /// What may be sent again, and to whom.
     fn again(
         &self,
-        backend: &Arc<Backend>,
+        backend: &Arc<Replica>,
         kind: SendErrorKind,
         pooled: bool,
         request: impl FnOnce() -> Option<Request<Body>>,
-    ) -> Option<(Request<Body>, Arc<Backend>)> {
+    ) -> Option<(Request<Body>, Arc<Replica>)> {
         let to = match kind {
             SendErrorKind::Closed if pooled => self.other(backend).unwrap_or_else(|| Arc::clone(backend)),
             SendErrorKind::Connect | SendErrorKind::Closed => self.other(backend)?,

@@ -12,11 +12,11 @@ use http::{Request, StatusCode, Uri};
 use http_body_util::{BodyExt, Limited};
 use tokio::time::Instant;
 
-use super::Backend;
+use super::Replica;
 use super::load::Load;
 use crate::control::gates::Signal;
 use crate::dialect::{self, Dialect};
-use crate::gateway::errors::full;
+use crate::http::body::full;
 
 /// A metrics page larger than this is none.
 const PAGE_BYTES: usize = 8 << 20;
@@ -92,7 +92,7 @@ impl Pulse {
     }
 
     /// Asks once, and keeps the answer. Returns whether there was one.
-    pub async fn take(&self, backend: &Backend, dialect: Dialect, path: &str) -> bool {
+    pub async fn take(&self, backend: &Replica, dialect: Dialect, path: &str) -> bool {
         let before = self.own.load(Ordering::Relaxed);
         let looked = tokio::time::timeout(WITHIN, look(backend, dialect, path)).await;
         let Ok(Some(load)) = looked else { return false };
@@ -106,10 +106,10 @@ impl Pulse {
 }
 
 /// How busy an engine says it is.
-pub async fn look(backend: &Backend, dialect: Dialect, path: &str) -> Option<dialect::Load> {
+pub async fn look(backend: &Replica, dialect: Dialect, path: &str) -> Option<dialect::Load> {
     let mut request = Request::new(full(""));
     *request.uri_mut() = path.parse::<Uri>().ok()?;
-    let response = backend.ask(request).await.ok()?;
+    let response = backend.own(request).await.ok()?;
     if response.status() != StatusCode::OK {
         return None;
     }

@@ -8,6 +8,7 @@ use std::sync::{Arc, OnceLock};
 use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
+use rustls::sign::CertifiedKey;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 
 /// Certificates that cannot be used.
@@ -35,6 +36,17 @@ pub enum TlsError {
         /// Why.
         detail: String,
     },
+}
+
+impl TlsError {
+    /// What is wrong, without the name of the file.
+    pub fn detail(&self) -> String {
+        match self {
+            Self::File { error, .. } => error.to_string(),
+            Self::Empty { .. } => "no certificate in it".to_owned(),
+            Self::Unusable { detail, .. } => detail.clone(),
+        }
+    }
 }
 
 /// How to connect to a backend by TLS: `ca` is who must have signed its certificate (the usual public
@@ -94,6 +106,17 @@ pub(super) fn public() -> Result<Arc<ClientConfig>, TlsError> {
     Ok(Arc::clone(PUBLIC.get_or_init(|| config)))
 }
 
+/// Whether the private key in `key` is that of the certificate in `chain`, as far as `chain` can be read.
+///
+/// # Errors
+/// The key cannot be read, or is another certificate's.
+pub fn key_of(chain: &Path, key: &Path) -> Result<(), TlsError> {
+    let read = private_key(key)?;
+    // What is wrong with the certificate is reported where that is named.
+    let Ok(chain) = certificates(chain) else { return Ok(()) };
+    CertifiedKey::from_der(chain, read, &provider()).map(|_| ()).map_err(|error| unusable(key, error))
+}
+
 fn provider() -> Arc<rustls::crypto::CryptoProvider> {
     Arc::new(rustls::crypto::ring::default_provider())
 }
@@ -102,7 +125,11 @@ fn unusable(path: &Path, error: impl std::fmt::Display) -> TlsError {
     TlsError::Unusable { path: path.to_owned(), detail: error.to_string() }
 }
 
-fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+/// The certificates in a file.
+///
+/// # Errors
+/// It cannot be read, or holds none.
+pub fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let fault = |error| TlsError::File { path: path.to_owned(), error };
     let read = CertificateDer::pem_file_iter(path).map_err(fault)?;
     let read: Vec<_> = read.collect::<Result<_, _>>().map_err(fault)?;
@@ -113,7 +140,11 @@ fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
     PrivateKeyDer::from_pem_file(path).map_err(|error| TlsError::File { path: path.to_owned(), error })
 }
 
-fn authorities(path: &Path) -> Result<RootCertStore, TlsError> {
+/// The authorities in a file.
+///
+/// # Errors
+/// It cannot be read, or holds none.
+pub fn authorities(path: &Path) -> Result<RootCertStore, TlsError> {
     let mut roots = RootCertStore::empty();
     for certificate in certificates(path)? {
         roots.add(certificate).map_err(|error| unusable(path, error))?;

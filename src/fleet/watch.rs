@@ -7,9 +7,9 @@ use http::{Request, StatusCode, Uri};
 use tokio_util::sync::CancellationToken;
 
 use super::Fleet;
-use super::backend::Backend;
 use super::discover::Resolve;
-use crate::gateway::errors::full;
+use super::replica::Replica;
+use crate::http::body::full;
 
 /// How often it is looked whether a replica is due; the replicas themselves are asked seldom.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
@@ -41,14 +41,14 @@ impl Fleet {
 }
 
 /// Asks a replica for its health, and notes it.
-async fn check(replica: &Arc<Backend>) {
+async fn check(replica: &Arc<Replica>) {
     let healthy = tokio::time::timeout(WITHIN, healthy(replica)).await.unwrap_or(false);
     tracing::debug!(replica = replica.label(), healthy, "health check");
     replica.checked(healthy);
 }
 
 /// By `/health`, or by `/v1/models` where an engine has no such page.
-async fn healthy(replica: &Arc<Backend>) -> bool {
+async fn healthy(replica: &Arc<Replica>) -> bool {
     match status(replica, "/health").await {
         Some(StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_IMPLEMENTED) => {
             status(replica, "/v1/models").await.is_some_and(|status| !status.is_server_error())
@@ -59,8 +59,8 @@ async fn healthy(replica: &Arc<Backend>) -> bool {
     }
 }
 
-async fn status(replica: &Arc<Backend>, path: &'static str) -> Option<StatusCode> {
+async fn status(replica: &Arc<Replica>, path: &'static str) -> Option<StatusCode> {
     let mut request = Request::new(full(""));
     *request.uri_mut() = Uri::from_static(path);
-    Some(replica.ask(request).await.ok()?.status())
+    Some(replica.own(request).await.ok()?.status())
 }

@@ -3,131 +3,49 @@
 //! Nothing is collected and nothing is timed out unless the operator asked for it. Dropping the answer is
 //! how a client's leaving reaches the backend: its connection is closed at once.
 
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
-use std::time::Instant;
 
 use bytes::Bytes;
-use http::header::{CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, UPGRADE};
+use http::header::{CONNECTION, CONTENT_LENGTH, UPGRADE};
 use http::{HeaderValue, Request, Response, StatusCode, request};
-use http_body::{Body as _, Frame, SizeHint};
+use http_body::Body as _;
 use http_body_util::BodyExt;
 use hyper::upgrade::OnUpgrade;
 
-use super::errors::Failure;
-use super::headers;
-use super::listen::{Body, BoxError, Peer};
 use super::tunnel::Tunnels;
-use crate::fleet::{self, Backend, Fleet};
+use crate::drive::failure::Failure;
+use crate::fleet::{self, Fleet, Replica};
+use crate::http::body::Body;
+use crate::http::headers;
+use crate::http::listen::Peer;
 use crate::observe::metrics::Prediction;
-use crate::observe::{Finished, Held, Observer};
-use crate::openai::{self, BypassReason, Path, Route};
+use crate::observe::{Record, Recorded};
 
-/// Everything that is to be said about one request; says it exactly once, at the latest when dropped.
-pub struct Record {
-    observer: Arc<Observer>,
-    started: Instant,
-    finished: Option<Finished>,
-    held: Option<Held>,
-    stream: Option<Held>,
-}
-
-impl Record {
-    /// A request that is no completion, until told otherwise.
-    pub fn new(observer: Arc<Observer>, started: Instant) -> Self {
-        let held = Some(observer.metrics().hold_request());
-        let mut finished = Finished::new(Path::Relayed, "");
-        finished.reason = Some(BypassReason::Route.name());
-        Self { observer, started, finished: Some(finished), held, stream: None }
+/// Notes how a request is answered, and says on the answer how the request went.
+fn answered(record: &mut Record, response: &mut Response<impl Sized>) {
+    record.answered(response.status(), response.headers());
+    let so_far = record.so_far();
+    let fields = response.headers_mut();
+    fields.insert(headers::PATH, HeaderValue::from_static(so_far.path.name()));
+    if let Some(reason) = so_far.reason {
+        fields.insert(headers::REASON, HeaderValue::from_static(reason));
     }
-
-    /// It is a completion that is bypassed.
-    pub fn completion(&mut self, route: Route, id: String, reason: BypassReason, parameter: Option<String>) {
-        if let Some(finished) = &mut self.finished {
-            finished.path = Path::Bypassed;
-            finished.route = Some(route);
-            finished.id = id;
-            finished.reason = Some(reason.name());
-            finished.parameter = parameter;
-        }
-    }
-
-    /// The model that it names.
-    pub fn model(&mut self, model: String) {
-        if let Some(finished) = &mut self.finished {
-            finished.model = Some(model);
-        }
-    }
-
-    /// Someone else will say it; returns what counts the request as in flight.
-    pub(super) fn hand_over(mut self) -> Held {
-        self.finished = None;
-        self.held.take().unwrap_or_else(|| self.observer.metrics().hold_request())
-    }
-
-    fn to(&mut self, backend: &str) {
-        if let Some(finished) = &mut self.finished {
-            backend.clone_into(&mut finished.backend);
-        }
-    }
-
-    fn answered(&mut self, response: &mut Response<impl Sized>) {
-        let Some(finished) = &mut self.finished else { return };
-        finished.status = response.status().as_u16();
-        let stream = response.headers().get(CONTENT_TYPE);
-        if stream.is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream")) {
-            self.stream = Some(self.observer.metrics().hold_stream());
-        }
-        let fields = response.headers_mut();
-        fields.insert(headers::PATH, HeaderValue::from_static(finished.path.name()));
-        if let Some(reason) = finished.reason {
-            fields.insert(headers::REASON, HeaderValue::from_static(reason));
-        }
-    }
-
-    fn first_byte(&mut self) {
-        if let Some(finished) = &mut self.finished {
-            finished.first_byte.get_or_insert_with(|| self.started.elapsed());
-        }
-    }
-
-    /// Says it.
-    fn end(&mut self, client_gone: bool) {
-        if let Some(mut finished) = self.finished.take() {
-            finished.duration = self.started.elapsed();
-            finished.client_gone = client_gone;
-            self.observer.finish(finished);
-        }
-        self.stream = None;
-        self.held = None;
-    }
-
-    /// Answers with an error of Foretell's own.
-    pub fn fail(mut self, failure: &Failure) -> Response<Body> {
-        let mut response = failure.response();
-        self.answered(&mut response);
-        self.end(false);
-        response
+    if let Some(parameter) = so_far.parameter.as_deref().and_then(headers::parameter) {
+        fields.insert(headers::PARAMETER, parameter);
     }
 }
 
-impl Drop for Record {
-    fn drop(&mut self) {
-        self.end(true);
+/// Answers with an error of Foretell's own.
+pub(super) fn fail(mut record: Record, failure: &Failure) -> Response<Body> {
+    let mut response = failure.response();
+    if failure.is_unreachable() {
+        record.unreachable(failure.to_string());
+    } else {
+        record.failed(failure.to_string());
     }
-}
-
-/// A completion's body as `backend` takes it: without the client's own `prediction`, where its engine would refuse
-/// the whole request for it.
-pub(super) fn fit(backend: &Backend, parts: &mut request::Parts, body: Bytes) -> Bytes {
-    match backend.refuses_prediction().then(|| openai::without_prediction(&body)).flatten() {
-        Some(without) => {
-            parts.headers.remove(CONTENT_LENGTH);
-            without.into()
-        }
-        None => body,
-    }
+    answered(&mut record, &mut response);
+    record.end(false);
+    response
 }
 
 /// One request on its way to a backend.
@@ -135,7 +53,7 @@ pub struct Relay {
     /// What will be said about it.
     pub record: Record,
     /// Where it goes.
-    pub backend: Arc<Backend>,
+    pub backend: Arc<Replica>,
     /// Who can answer instead, if it gives no answer.
     pub fleet: Arc<Fleet>,
     /// `limits.relay_body`.
@@ -168,10 +86,10 @@ impl Relay {
     /// As [`Self::send`] for a head that is fit for the backend already.
     pub async fn send_prepared(mut self, parts: request::Parts, body: Body) -> Response<Body> {
         match self.exchange(parts, body).await {
-            Err(failure) => self.record.fail(&failure),
+            Err(failure) => fail(self.record, &failure),
             Ok(response) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
                 let backend = self.backend.name().to_owned();
-                self.record.fail(&Failure::UnaskedUpgrade { backend })
+                fail(self.record, &Failure::UnaskedUpgrade { backend })
             }
             Ok(response) => self.pass_back(response),
         }
@@ -186,7 +104,7 @@ impl Relay {
         tunnels: &Tunnels,
     ) -> Response<Body> {
         let mut response = match self.exchange(parts, body).await {
-            Err(failure) => return self.record.fail(&failure),
+            Err(failure) => return fail(self.record, &failure),
             Ok(response) => response,
         };
         if response.status() != StatusCode::SWITCHING_PROTOCOLS {
@@ -198,8 +116,8 @@ impl Relay {
             parts.headers.insert(UPGRADE, protocol);
         }
         parts.headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
-        let mut response = Response::from_parts(parts, super::errors::full(Bytes::new()));
-        self.record.answered(&mut response);
+        let mut response = Response::from_parts(parts, crate::http::body::full(Bytes::new()));
+        answered(&mut self.record, &mut response);
         tunnels.join(client, backend, self.record);
         response
     }
@@ -220,7 +138,7 @@ impl Relay {
         for name in [CONTENT_LENGTH, CONNECTION, UPGRADE] {
             parts.headers.remove(name);
         }
-        let first = self.exchange(parts.clone(), super::errors::full(altered)).await;
+        let first = self.exchange(parts.clone(), crate::http::body::full(altered)).await;
         let refused = match &first {
             // Neither costs anything; a pause that is asked for is another matter.
             Ok(response) => {
@@ -229,13 +147,13 @@ impl Relay {
             Err(_) => false,
         };
         let backend = Arc::clone(&self.backend);
-        let metrics = |result| self.record.observer.metrics().prediction(result);
+        let metrics = |result| self.record.observer().metrics().prediction(result);
         if !refused {
             metrics(Prediction::Sent);
             return self.answer_with(first);
         }
         metrics(Prediction::Refused);
-        let second = self.exchange(parts, super::errors::full(own)).await;
+        let second = self.exchange(parts, crate::http::body::full(own)).await;
         if second.as_ref().is_ok_and(|response| response.status().is_success()) {
             backend.note_unpredicted(model);
         }
@@ -244,7 +162,7 @@ impl Relay {
 
     fn answer_with(self, answer: Result<Response<fleet::Answer>, Failure>) -> Response<Body> {
         match answer {
-            Err(failure) => self.record.fail(&failure),
+            Err(failure) => fail(self.record, &failure),
             Ok(response) => self.pass_back(response),
         }
     }
@@ -277,53 +195,7 @@ impl Relay {
         // Extensions of the backend's connection mean nothing on the client's.
         parts.extensions.clear();
         let mut response = Response::from_parts(parts, ());
-        self.record.answered(&mut response);
-        if body.is_end_stream() {
-            self.record.end(false);
-        }
-        response.map(|()| Relayed { body, record: self.record }.boxed_unsync())
-    }
-}
-
-/// The body of a backend's answer on its way to the client.
-struct Relayed {
-    body: fleet::Answer,
-    record: Record,
-}
-
-impl http_body::Body for Relayed {
-    type Data = Bytes;
-    type Error = BoxError;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
-        Poll::Ready(match frame {
-            Some(Ok(frame)) => {
-                self.record.first_byte();
-                if self.body.is_end_stream() {
-                    self.record.end(false);
-                }
-                Some(Ok(frame))
-            }
-            Some(Err(error)) => {
-                self.record.end(false);
-                Some(Err(error.into()))
-            }
-            None => {
-                self.record.end(false);
-                None
-            }
-        })
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
+        answered(&mut self.record, &mut response);
+        response.map(|()| Recorded::new(body, self.record).map_err(Into::into).boxed_unsync())
     }
 }

@@ -15,7 +15,7 @@ use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use serde::Deserialize;
 
-use super::listen::{Body, BoxError};
+use crate::http::body::{Body, BoxError};
 use crate::openai::Route;
 
 /// The completion route that a request asks for.

@@ -4,8 +4,9 @@ use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use tracing::Instrument;
 
-use super::relay::Record;
+use crate::observe::Record;
 
 /// All open tunnels, so that draining can wait for them and cut them.
 #[derive(Clone, Debug, Default)]
@@ -24,8 +25,9 @@ impl Tunnels {
     /// Joins two connections as soon as both sides have switched.
     pub(super) fn join(&self, client: OnUpgrade, backend: OnUpgrade, record: Record) {
         let cut = self.cut.clone();
-        self.tasks.spawn(async move {
-            let _record = record;
+        let span = record.span().clone();
+        let joined = async move {
+            let mut record = record;
             tokio::select! {
                 () = cut.cancelled() => {}
                 ended = copy(client, backend) => {
@@ -34,7 +36,9 @@ impl Tunnels {
                     }
                 }
             }
-        });
+            record.end(false);
+        };
+        self.tasks.spawn(joined.instrument(span));
     }
 
     /// Waits until all tunnels have ended.
@@ -49,7 +53,7 @@ impl Tunnels {
     }
 }
 
-async fn copy(client: OnUpgrade, backend: OnUpgrade) -> Result<(), super::listen::BoxError> {
+async fn copy(client: OnUpgrade, backend: OnUpgrade) -> Result<(), crate::http::body::BoxError> {
     let (client, backend) = tokio::try_join!(client, backend)?;
     tokio::io::copy_bidirectional(&mut TokioIo::new(client), &mut TokioIo::new(backend)).await?;
     Ok(())

@@ -23,7 +23,7 @@ impl Side {
         }
     }
 
-    /// The other way.
+    /// The opposite side.
     #[must_use]
     pub const fn other(self) -> Self {
         match self {
@@ -49,7 +49,7 @@ pub struct Plan {
     pub prompts: usize,
     /// Clients that ask at the same time.
     pub concurrency: usize,
-    /// Alternations that count.
+    /// Number of measured alternations, warm-up not included.
     pub alternations: usize,
 }
 

@@ -10,7 +10,7 @@ use serde::Deserialize;
 use serde_json::json;
 
 use super::alternate::{Plan, Side};
-use super::client::{Client, Url};
+use super::client::{Client, Entry, Url};
 use super::counters::Counters;
 use super::formula::{Costs, Unknown};
 use super::looping;
@@ -27,7 +27,7 @@ const JUDGED: usize = 200;
 /// What is to be measured.
 #[derive(Clone, Debug)]
 pub struct Bench {
-    /// The server itself.
+    /// Address of the server without Foretell.
     pub direct: Url,
     /// The same server through Foretell.
     pub through: Url,
@@ -45,6 +45,10 @@ pub struct Bench {
     pub seeded: bool,
     /// Replaces `max_tokens` of every prompt.
     pub max_tokens: Option<u32>,
+    /// Replaces `model` of every prompt.
+    pub model: Option<String>,
+    /// How both sides let us in.
+    pub entry: Entry,
 }
 
 /// Where the formula's costs come from.
@@ -61,7 +65,7 @@ pub struct CostSource {
 pub enum TargetCosts {
     /// Its own metrics page.
     Page(Url),
-    /// A probe.
+    /// The costs that a probe has measured.
     Probed(Probed),
 }
 
@@ -73,7 +77,7 @@ pub struct Stopped {
     pub side: Side,
     /// Where it was asked.
     pub url: String,
-    /// The first failure.
+    /// Why the first of them failed.
     pub failure: Failure,
 }
 
@@ -101,7 +105,7 @@ pub async fn run(bench: &Bench, progress: &ProgressBar) -> Result<Vec<Run>, Stop
 struct Case<'a> {
     bench: &'a Bench,
     workload: &'a Workload,
-    settings: Settings,
+    settings: Settings<'a>,
     plan: Plan,
     direct: Vec<Client>,
     through: Vec<Client>,
@@ -110,13 +114,15 @@ struct Case<'a> {
 
 impl<'a> Case<'a> {
     fn new(bench: &'a Bench, workload: &'a Workload, temperature: f64, clients: usize) -> Self {
-        let connect = |url: &Url| (0..clients).map(|_| Client::new(url.clone())).collect();
+        let connect =
+            |url: &Url| (0..clients).map(|_| Client::entering(url.clone(), bench.entry.clone())).collect();
         Self {
             bench,
             workload,
             settings: Settings {
                 temperature,
                 max_tokens: bench.max_tokens,
+                model: bench.model.as_deref(),
                 seeded: bench.seeded && temperature > 0.0,
             },
             plan: Plan {
@@ -126,7 +132,7 @@ impl<'a> Case<'a> {
             },
             direct: connect(&bench.direct),
             through: connect(&bench.through),
-            meter: Meter::new(bench.costs.as_ref()),
+            meter: Meter::new(bench.costs.as_ref(), &bench.entry),
         }
     }
 
@@ -258,11 +264,12 @@ enum Target {
 }
 
 impl Meter {
-    fn new(source: Option<&CostSource>) -> Self {
+    fn new(source: Option<&CostSource>, entry: &Entry) -> Self {
+        let client = |url: &Url| Client::entering(url.clone(), entry.clone());
         Self(source.map(|CostSource { through, target }| Pages {
-            proxy: Client::new(through.clone()),
+            proxy: client(through),
             target: match target {
-                TargetCosts::Page(url) => Target::Page(Client::new(url.clone())),
+                TargetCosts::Page(url) => Target::Page(client(url)),
                 TargetCosts::Probed(probed) => Target::Probed(probed.clone()),
             },
         }))
@@ -293,6 +300,7 @@ impl Meter {
 /// a block runs, and without changing what is asked in one.
 struct Judge<'a> {
     workload: &'a Workload,
+    model: Option<&'a str>,
     server: Option<Client>,
     known: HashMap<String, Vec<TokenId>>,
 }
@@ -303,8 +311,9 @@ struct Tokenized {
 }
 
 impl<'a> Judge<'a> {
-    fn new(bench: &Bench, workload: &'a Workload) -> Self {
-        Self { workload, server: Some(Client::new(bench.direct.clone())), known: HashMap::new() }
+    fn new(bench: &'a Bench, workload: &'a Workload) -> Self {
+        let server = Client::entering(bench.direct.clone(), bench.entry.clone());
+        Self { workload, model: bench.model.as_deref(), server: Some(server), known: HashMap::new() }
     }
 
     async fn judge(mut self, alternations: &[Vec<Pair>]) -> Looping {
@@ -320,7 +329,9 @@ impl<'a> Judge<'a> {
                 continue;
             };
             judged += 1;
-            looping += u32::from(self.loops(&prompt.text(), &answer.text, prompt.model()).await);
+            looping += u32::from(
+                self.loops(&prompt.text(), &answer.text, self.model.unwrap_or(prompt.model())).await,
+            );
         }
         (judged > 0).then(|| f64::from(looping) / f64::from(judged))
     }

@@ -5,11 +5,11 @@
 
 /// Green, as most terminals draw it.
 const LEAPT: &str = "\x1b[32m";
-/// Faint.
+/// Terminal escape: faint text.
 const FAINT: &str = "\x1b[2m";
-/// Bold.
+/// Terminal escape: bold text.
 const BOLD: &str = "\x1b[1m";
-/// Back to normal.
+/// Terminal escape: normal text.
 const PLAIN: &str = "\x1b[0m";
 
 /// A character and whether a leap brought it.
@@ -18,7 +18,7 @@ type Inked = (char, bool);
 /// What the output can show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Canvas {
-    /// Columns.
+    /// Width, in columns.
     pub width: usize,
     /// Whether colours may be used.
     pub colour: bool,

@@ -5,17 +5,25 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use http::{HeaderValue, Method, Request, Response, StatusCode, header};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper_util::rt::TokioIo;
+use rustls::ClientConfig;
+use rustls::pki_types::ServerName;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
 
 use super::stream::{Answer, Arrival, Events, Failure, message, understand};
+use crate::fleet::error::refused_tls;
+use crate::fleet::tls;
 use crate::openai::Route;
 
 /// Longest wait for a connection.
@@ -23,9 +31,10 @@ const CONNECT: Duration = Duration::from_secs(5);
 /// Longest wait for a whole answer.
 const ANSWER: Duration = Duration::from_mins(5);
 
-/// The root of a server: `http://host:port`, perhaps with a path before `/v1`.
+/// The root of a server: `http(s)://host:port`, perhaps with a path before `/v1`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Url {
+    secure: bool,
     host: String,
     port: u16,
     path: String,
@@ -33,7 +42,7 @@ pub struct Url {
 
 /// Why a text is no [`Url`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("allowed http://HOST[:PORT][/PATH], got {0:?}")]
+#[error("allowed http(s)://HOST[:PORT][/PATH], got {0:?}")]
 pub struct NoUrl(String);
 
 impl FromStr for Url {
@@ -42,19 +51,25 @@ impl FromStr for Url {
     fn from_str(text: &str) -> Result<Self, NoUrl> {
         let no_url = || NoUrl(text.to_owned());
         let uri: http::Uri = text.parse().map_err(|_| no_url())?;
-        if uri.scheme_str() != Some("http") || uri.query().is_some() {
+        let secure = match uri.scheme_str() {
+            Some("http") => false,
+            Some("https") => true,
+            _ => return Err(no_url()),
+        };
+        if uri.query().is_some() {
             return Err(no_url());
         }
         let host = uri.host().filter(|host| !host.is_empty()).ok_or_else(no_url)?.to_owned();
         let path = uri.path().trim_end_matches('/');
         let path = path.strip_suffix("/v1").unwrap_or(path).to_owned();
-        Ok(Self { host, port: uri.port_u16().unwrap_or(80), path })
+        Ok(Self { secure, host, port: uri.port_u16().unwrap_or(if secure { 443 } else { 80 }), path })
     }
 }
 
 impl fmt::Display for Url {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "http://{}:{}{}", self.host, self.port, self.path)
+        let scheme = if self.secure { "https" } else { "http" };
+        write!(f, "{scheme}://{}:{}{}", self.host, self.port, self.path)
     }
 }
 
@@ -64,7 +79,7 @@ impl From<std::net::SocketAddr> for Url {
             std::net::SocketAddr::V4(v4) => v4.ip().to_string(),
             std::net::SocketAddr::V6(v6) => format!("[{}]", v6.ip()),
         };
-        Self { host, port: address.port(), path: String::new() }
+        Self { secure: false, host, port: address.port(), path: String::new() }
     }
 }
 
@@ -75,17 +90,32 @@ impl Url {
     }
 }
 
+/// How a server lets us in.
+#[derive(Clone, Debug, Default)]
+pub struct Entry {
+    /// The fields of every request, a key among them.
+    pub fields: HeaderMap,
+    /// How TLS is done where the address is https.
+    pub tls: Option<Arc<ClientConfig>>,
+}
+
 /// One client of one server.
 #[derive(Debug)]
 pub struct Client {
     url: Url,
+    entry: Entry,
     sender: Option<SendRequest<Full<Bytes>>>,
 }
 
 impl Client {
     /// A client that connects with its first request.
     pub fn new(url: Url) -> Self {
-        Self { url, sender: None }
+        Self::entering(url, Entry::default())
+    }
+
+    /// As [`Self::new`], for a server that does not let everybody in.
+    pub fn entering(url: Url, entry: Entry) -> Self {
+        Self { url, entry, sender: None }
     }
 
     /// Asks for a completion and reads the stream to its end.
@@ -168,13 +198,15 @@ impl Client {
     }
 
     fn request(&self, method: Method, path: &str, body: Bytes) -> Result<Request<Full<Bytes>>, Failure> {
-        Request::builder()
+        let request = Request::builder()
             .method(method)
             .uri(path)
             .header(header::HOST, format!("{}:{}", self.url.host, self.url.port))
             .header(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))
-            .body(Full::new(body))
-            .map_err(|error| Failure::Unreachable(error.to_string()))
+            .body(Full::new(body));
+        let mut request = request.map_err(|error| Failure::Unreachable(error.to_string()))?;
+        request.headers_mut().extend(self.entry.fields.clone());
+        Ok(request)
     }
 
     async fn connect(&self) -> Result<SendRequest<Full<Bytes>>, Failure> {
@@ -185,12 +217,36 @@ impl Client {
             .map_err(|_| unreachable(&"no connection in time"))?
             .map_err(|error| unreachable(&error))?;
         stream.set_nodelay(true).map_err(|error| unreachable(&error))?;
-        let (sender, connection) =
-            http1::handshake(TokioIo::new(stream)).await.map_err(|error| unreachable(&error))?;
-        // Ends with the connection; what went wrong is told to the request that was under way.
-        tokio::spawn(connection);
-        Ok(sender)
+        if !self.url.secure {
+            return speak(stream).await.map_err(|error| unreachable(&error));
+        }
+        let stream = tokio::time::timeout(CONNECT, self.encrypted(host, stream))
+            .await
+            .map_err(|_| unreachable(&"no TLS handshake in time"))?
+            .map_err(|error| unreachable(&error))?;
+        speak(stream).await.map_err(|error| unreachable(&error))
     }
+
+    async fn encrypted(&self, host: &str, stream: TcpStream) -> Result<TlsStream<TcpStream>, String> {
+        let config = match &self.entry.tls {
+            Some(config) => Arc::clone(config),
+            None => tls::client(None, None).map_err(|error| error.to_string())?,
+        };
+        let name = ServerName::try_from(host.to_owned()).map_err(|error| error.to_string())?;
+        let shaken = TlsConnector::from(config).connect(name, stream).await;
+        shaken.map_err(|error| refused_tls(&error).unwrap_or_else(|| error.to_string()))
+    }
+}
+
+/// Speaks HTTP/1.1 over a connection.
+async fn speak<S>(stream: S) -> hyper::Result<SendRequest<Full<Bytes>>>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let (sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+    // Ends with the connection; what went wrong is told to the request that was under way.
+    tokio::spawn(connection);
+    Ok(sender)
 }
 
 fn refused(status: StatusCode, body: &[u8]) -> Failure {
@@ -212,6 +268,7 @@ mod tests {
             ("http://host/v1/", "http://host:80"),
             ("http://host:1/llm/v1", "http://host:1/llm"),
             ("http://[::1]:9/", "http://[::1]:9"),
+            ("https://host/v1", "https://host:443"),
         ] {
             assert_eq!(text.parse::<Url>().unwrap().to_string(), shown);
         }
@@ -221,7 +278,7 @@ mod tests {
 
     #[test]
     fn other_schemes_and_nonsense_are_refused() {
-        for text in ["https://host", "host:80", "", "http://", "http://h/?q=1"] {
+        for text in ["ftp://host", "host:80", "", "http://", "http://h/?q=1"] {
             assert!(text.parse::<Url>().is_err(), "{text}");
         }
     }

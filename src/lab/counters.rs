@@ -9,9 +9,9 @@ use std::ops::{AddAssign, Sub};
 /// A histogram's sum in seconds and its count.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Spent {
-    /// Seconds in all.
+    /// Sum of the measured times, seconds.
     pub seconds: f64,
-    /// How often.
+    /// Number of measured times.
     pub times: f64,
 }
 
@@ -44,7 +44,7 @@ pub struct Counters {
     pub decode: Spent,
     /// Runs that verified drafts.
     pub verify: Spent,
-    /// Runs over prompts.
+    /// Model runs that read prompts.
     pub prefill: Spent,
     /// Drafts made by the proxy.
     pub draft: Spent,

@@ -25,7 +25,7 @@ const WARM_UP: usize = 3;
 /// The servers of a demonstration, running.
 #[derive(Clone, Debug)]
 pub struct Stack {
-    /// The target itself.
+    /// Address of the target, asked directly.
     pub direct: Url,
     /// The target through the proxy.
     pub through: Url,
@@ -194,7 +194,7 @@ impl<'a> Duo<'a> {
         temperature: f64,
         max_tokens: Option<u32>,
     ) -> Result<Answer, Stopped> {
-        let settings = Settings { temperature, max_tokens, seeded: temperature > 0.0 };
+        let settings = Settings { temperature, max_tokens, model: None, seeded: temperature > 0.0 };
         let mut prompt = prompt.clone();
         // Tells which text came in one step.
         prompt.body.insert("return_token_ids".into(), true.into());

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::report::{label, latency, number, speed};
+use super::report::{ends, label, latency, number, speed};
 use super::tally::{Figures, Run};
 
 const STYLE: &str = "\
@@ -35,7 +35,7 @@ struct Bar {
     high: f64,
     /// A diamond beside the range: what the formula gives.
     mark: Option<f64>,
-    /// Shown on hovering.
+    /// Text shown on hovering.
     says: String,
 }
 
@@ -45,7 +45,7 @@ struct Group {
     bars: Vec<Bar>,
 }
 
-/// The whole page.
+/// The report as one HTML page.
 pub fn page(runs: &[Run]) -> String {
     let mut page = format!(
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
@@ -58,8 +58,8 @@ pub fn page(runs: &[Run]) -> String {
     section(
         &mut page,
         "Speed ratio",
-        "Through ÷ direct tokens/s: median over alternations and its 95 % interval. Right of 1 is faster. \
-         The diamond is the gain that the runtimes' own costs allow at the measured acceptance.",
+        "Through ÷ direct tokens/s: median over alternations, with its interval or the range of few alternations. \
+         Right of 1 is faster. The diamond is the gain that the runtimes' own costs allow at the measured acceptance.",
         &plot(&runs.iter().map(ratio).collect::<Vec<_>>(), Some(1.0), "×"),
     );
     section(
@@ -98,10 +98,9 @@ fn ratio(run: &Run) -> Group {
         high: interval.high.unwrap_or(median),
         mark: run.formula,
         says: format!(
-            "{} ({} – {}), formula {}",
+            "{}, {}, formula {}",
             number(interval.median, 2),
-            number(interval.low, 2),
-            number(interval.high, 2),
+            ends(interval),
             number(run.formula, 2)
         ),
     });

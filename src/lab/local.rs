@@ -7,18 +7,19 @@ use std::net::SocketAddr;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
+use crate::app::{self, AssembleError, Running};
 use crate::config::load::parse_policies;
-use crate::config::policy::PolicySet;
 use crate::config::problem::Problem;
 use crate::config::process::{self, Process};
-use crate::gateway::assemble::{self, AssembleError, Drafters, Running};
-use crate::gateway::listen::Stop;
-use crate::target::server::App;
+use crate::drive::drafters::Drafters;
+use crate::http::listen::Stop;
+use crate::onnx_server::server::App;
+use crate::policy::PolicySet;
 
 /// Why it could not start.
 #[derive(Debug, thiserror::Error)]
 pub enum LocalError {
-    /// No free port.
+    /// No loopback port is free.
     #[error("cannot listen on loopback: {0}")]
     Listen(#[from] std::io::Error),
     /// The configuration is not one; every problem on a line.
@@ -38,17 +39,17 @@ impl From<Vec<Problem>> for LocalError {
 
 /// A target that serves on a free port of loopback until it is dropped.
 pub struct LocalTarget {
-    /// Where.
+    /// The loopback address that it listens on.
     pub address: SocketAddr,
     stop: Stop,
     _serving: JoinHandle<usize>,
 }
 
 impl LocalTarget {
-    /// Serves `app`.
+    /// Serves `app` on a free loopback port.
     ///
     /// # Errors
-    /// No free port.
+    /// No loopback port is free.
     pub async fn start(app: App) -> Result<Self, LocalError> {
         let listener = TcpListener::bind(SocketAddr::from(([127, 0, 0, 1], 0))).await?;
         let address = listener.local_addr()?;
@@ -84,7 +85,7 @@ pub async fn proxy_with(process: &str, policies: &[&str], drafters: Drafters) ->
     let free = SocketAddr::from(([127, 0, 0, 1], 0));
     process.listen.iter_mut().for_each(|listen| listen.address = free);
     process.admin.address = free;
-    Ok(assemble::start_with(process, policies, drafters).await?)
+    Ok(app::start_with(process, policies, drafters).await?)
 }
 
 fn parse(policies: &[&str], process: &Process) -> Result<PolicySet, Vec<Problem>> {

@@ -5,7 +5,7 @@
 
 use serde::Deserialize;
 
-/// A probe's figures.
+/// Call times that a probe has measured, seconds.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Probed {
     /// Seconds of a plain step.

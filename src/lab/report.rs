@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
+use super::stats::Interval;
 use super::tally::Run;
 
 /// `{"runs": [...]}`, ended by a newline.
@@ -45,7 +46,7 @@ pub fn speed(runs: &[Run]) -> Vec<Vec<String>> {
         "direct",
         "through",
         "ratio",
-        "95 % interval",
+        "interval",
         "n",
         "E[N]",
         "formula",
@@ -61,7 +62,7 @@ pub fn speed(runs: &[Run]) -> Vec<Vec<String>> {
             number(run.direct.tokens_per_second, 1),
             number(run.through.tokens_per_second, 1),
             number(ratio.median, 2),
-            format!("{} – {}", number(ratio.low, 2), number(ratio.high, 2)),
+            ends(ratio),
             ratio.n.to_string(),
             number(run.e_n, 2),
             number(run.formula, 2),
@@ -93,6 +94,12 @@ pub fn latency(runs: &[Run]) -> Vec<Vec<String>> {
         ]
     }));
     rows
+}
+
+/// The ends of an interval, and what they are.
+pub fn ends(ratio: &Interval) -> String {
+    let what = if ratio.is_confident() { "95 %" } else { "range" };
+    format!("{} – {} ({what})", number(ratio.low, 2), number(ratio.high, 2))
 }
 
 fn both(one: &str, other: &str) -> String {
@@ -143,7 +150,6 @@ pub fn aligned(rows: &[Vec<String>]) -> String {
 pub(super) mod tests {
     use serde_json::json;
 
-    use super::super::stats::Interval;
     use super::super::tally::{Figures, FirstToken, Gaps};
     use super::*;
 

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use super::tally::Run;
 
-/// One threshold.
+/// One required figure and its threshold.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Requirement {
     /// Name of a workload; `None` is every one.

@@ -2,7 +2,9 @@
 //!
 //! Latencies go into HDR histograms (constant memory, 0.1 % resolution, whatever the run's length). A ratio
 //! is judged by its median over alternations, with a bootstrap interval: nothing is assumed about how the
-//! noise is distributed, and a fixed seed makes the same measurements give the same interval.
+//! noise is distributed, and a fixed seed makes the same measurements give the same interval. Fewer than six
+//! alternations allow no such interval: even from the smallest to the largest of five, the true median lies outside in
+//! one case of sixteen. There the range is reported, and called so.
 
 use std::time::Duration;
 
@@ -26,7 +28,7 @@ impl Default for Durations {
 }
 
 impl Durations {
-    /// Adds one duration.
+    /// Adds one measured duration.
     pub fn record(&mut self, duration: Duration) {
         let nanos = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
         if let Some(histogram) = &mut self.0 {
@@ -41,21 +43,36 @@ impl Durations {
     }
 }
 
-/// A median with the interval that it lies in with 95 % confidence.
+/// Fewest measurements that allow an interval of 95 % for their median, whatever their distribution.
+const LEAST: usize = 6;
+
+/// A median, and either the interval that it lies in with 95 % confidence or the range of few measurements.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Interval {
     /// The median; `None` if nothing was measured.
     pub median: Option<f64>,
-    /// Lower end.
+    /// Lower end of the interval, in the unit of the value.
     pub low: Option<f64>,
-    /// Upper end.
+    /// Upper end of the interval, in the unit of the value.
     pub high: Option<f64>,
-    /// How many measurements.
+    /// Number of measurements.
     pub n: usize,
 }
 
-/// The median of `values` and its bootstrap 95 % interval.
+impl Interval {
+    /// Whether the ends are those of a 95 % interval; otherwise they are the smallest and the largest measurement.
+    pub const fn is_confident(&self) -> bool {
+        self.n >= LEAST
+    }
+}
+
+/// The median of `values` and its bootstrap 95 % interval; of fewer than six values, their range.
 pub fn interval(values: &[f64]) -> Interval {
+    let median = quantile(values.to_vec(), 0.5);
+    if values.len() < LEAST {
+        let end = |q| quantile(values.to_vec(), q);
+        return Interval { median, low: end(0.0), high: end(1.0), n: values.len() };
+    }
     let mut state = SEED;
     let mut medians: Vec<f64> = (0..RESAMPLES)
         .filter_map(|_| {
@@ -67,7 +84,7 @@ pub fn interval(values: &[f64]) -> Interval {
         .collect();
     medians.sort_by(f64::total_cmp);
     Interval {
-        median: quantile(values.to_vec(), 0.5),
+        median,
         low: quantile(medians.clone(), 0.025),
         high: quantile(medians, 0.975),
         n: values.len(),
@@ -129,6 +146,17 @@ mod tests {
             })
             .count();
         assert!((178..=200).contains(&covered), "{covered} of 200");
+    }
+
+    #[test]
+    fn of_few_values_the_range_is_reported_and_not_called_an_interval() {
+        for n in 1..=5 {
+            let values: Vec<f64> = (1..=n).map(f64::from).collect();
+            let found = interval(&values);
+            assert_eq!((found.low, found.high), (Some(1.0), Some(f64::from(n))));
+            assert!(!found.is_confident());
+        }
+        assert!(interval(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]).is_confident());
     }
 
     #[test]

@@ -43,7 +43,7 @@ impl Events {
 pub struct Arrival {
     /// Since the request was sent.
     pub at: Duration,
-    /// The payload.
+    /// Bytes of the event's `data` fields.
     pub data: Vec<u8>,
 }
 
@@ -58,16 +58,16 @@ pub struct Piece {
     pub tokens: usize,
 }
 
-/// A whole answer.
+/// An answer, read to its end.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Answer {
-    /// The output.
+    /// The output text.
     pub text: String,
     /// The events that brought output, in order.
     pub pieces: Vec<Piece>,
     /// Since the request was sent: the last event of all.
     pub last: Duration,
-    /// Why it ended.
+    /// `finish_reason`.
     pub finish: String,
     /// Output tokens as the server counted them.
     pub completion_tokens: u64,
@@ -100,7 +100,7 @@ pub enum Failure {
     /// No connection, or it broke before the answer began.
     #[error("unreachable: {0}")]
     Unreachable(String),
-    /// The server refused.
+    /// The server answered with an error status.
     #[error("HTTP {0}: {1}")]
     Status(u16, String),
     /// The stream ended before the answer did.

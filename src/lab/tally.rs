@@ -56,9 +56,9 @@ pub struct Measured {
 /// Share of looping outputs of each side; `None` if there were none to judge.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Looping {
-    /// Asked directly.
+    /// Measured without Foretell.
     pub direct: Option<f64>,
-    /// Asked through Foretell.
+    /// Measured through Foretell.
     pub through: Option<f64>,
     /// Counted in words, for want of token ids.
     pub by_words: bool,
@@ -67,20 +67,20 @@ pub struct Looping {
 /// Median and 95th percentile in milliseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct FirstToken {
-    /// Median.
+    /// Median, seconds.
     pub p50: Option<f64>,
-    /// 95th percentile.
+    /// 95th percentile, seconds.
     pub p95: Option<f64>,
 }
 
 /// Quantiles of the time between two output events in milliseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Gaps {
-    /// Median.
+    /// Median, seconds.
     pub p50: Option<f64>,
-    /// 95th percentile.
+    /// 95th percentile, seconds.
     pub p95: Option<f64>,
-    /// 99th percentile.
+    /// 99th percentile, seconds.
     pub p99: Option<f64>,
 }
 
@@ -113,9 +113,9 @@ pub struct Run {
     pub concurrency: usize,
     /// Temperature of every request.
     pub temperature: f64,
-    /// The server itself.
+    /// Measured without Foretell.
     pub direct: Figures,
-    /// Through Foretell.
+    /// Measured through Foretell.
     pub through: Figures,
     /// Through ÷ direct tokens/s, over alternations.
     pub ratio: Interval,
@@ -141,7 +141,7 @@ impl Run {
     }
 }
 
-/// Draws the conclusions.
+/// Computes ratios and intervals from the measurements of one run.
 pub fn conclude(measured: Measured) -> Run {
     let pairs = || measured.alternations.iter().flatten();
     let ratios: Vec<f64> = measured.alternations.iter().filter_map(|pairs| ratio(pairs)).collect();

@@ -14,11 +14,11 @@ use crate::openai::Route;
 pub struct Workload {
     /// The file's name without its ending.
     pub name: String,
-    /// At least one.
+    /// The prompts, in file order; at least one.
     pub prompts: Vec<Prompt>,
 }
 
-/// One line.
+/// One line of a workload: a route and a request body.
 #[derive(Clone, Debug)]
 pub struct Prompt {
     /// Where it is sent.
@@ -29,11 +29,13 @@ pub struct Prompt {
 
 /// What a run changes in every body.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Settings {
-    /// Replaces `temperature`.
+pub struct Settings<'a> {
+    /// Temperature put into every body in place of its own.
     pub temperature: f64,
-    /// Replaces `max_tokens`.
+    /// Output limit, tokens, put into every body in place of its own.
     pub max_tokens: Option<u32>,
+    /// Model id put into every body in place of its own.
+    pub model: Option<&'a str>,
     /// Gives each prompt a seed of its own, the same on both sides and in every alternation.
     pub seeded: bool,
 }
@@ -44,26 +46,26 @@ pub enum Error {
     /// The file cannot be read.
     #[error("{path}: {source}")]
     Read {
-        /// The file.
+        /// The workload file.
         path: PathBuf,
-        /// Why not.
+        /// The system's error.
         source: std::io::Error,
     },
     /// A line is not `{"route", "body"}`.
-    #[error("{name}:{line}: {reason}")]
+    #[error("{file}:{line}: {reason}")]
     Line {
-        /// The workload.
-        name: String,
-        /// Counted from 1.
+        /// The file.
+        file: String,
+        /// Line number, from 1.
         line: usize,
         /// What is wrong with it.
         reason: String,
     },
     /// No line at all.
-    #[error("{name}: no prompts")]
+    #[error("{file}: no prompts")]
     Empty {
-        /// The workload.
-        name: String,
+        /// The file, or the folder.
+        file: String,
     },
 }
 
@@ -80,19 +82,22 @@ impl Workload {
         let text =
             std::fs::read_to_string(path).map_err(|source| Error::Read { path: path.to_owned(), source })?;
         let name = path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned());
-        Self::parse(name, &text)
+        Self::parse(name, &path.display().to_string(), &text)
     }
 
-    /// Reads the text of a workload file.
-    pub fn parse(name: String, text: &str) -> Result<Self, Error> {
+    /// Reads the text of a workload file; errors name `file`.
+    ///
+    /// # Errors
+    /// The first line that is no prompt, or that there is none.
+    pub fn parse(name: String, file: &str, text: &str) -> Result<Self, Error> {
         let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
         let prompts = lines
             .map(|(at, line)| {
-                parse_line(line).map_err(|reason| Error::Line { name: name.clone(), line: at + 1, reason })
+                parse_line(line).map_err(|reason| Error::Line { file: file.to_owned(), line: at + 1, reason })
             })
             .collect::<Result<Vec<_>, _>>()?;
         if prompts.is_empty() {
-            return Err(Error::Empty { name });
+            return Err(Error::Empty { file: file.to_owned() });
         }
         Ok(Self { name, prompts })
     }
@@ -108,7 +113,7 @@ impl Workload {
             }
         }
         if found.is_empty() {
-            return Err(Error::Empty { name: folder.display().to_string() });
+            return Err(Error::Empty { file: folder.display().to_string() });
         }
         Ok(found.into_values().collect())
     }
@@ -125,7 +130,7 @@ fn parse_line(line: &str) -> Result<Prompt, String> {
 
 impl Prompt {
     /// The body to send: streamed, with usage, and as `settings` say. `index` names the prompt's seed.
-    pub fn request(&self, settings: &Settings, index: usize) -> Bytes {
+    pub fn request(&self, settings: &Settings<'_>, index: usize) -> Bytes {
         let mut body = self.body.clone();
         body.insert("stream".into(), true.into());
         let options = body.entry("stream_options").or_insert_with(|| json!({}));
@@ -136,6 +141,9 @@ impl Prompt {
         if let Some(limit) = settings.max_tokens {
             body.shift_remove("max_completion_tokens");
             body.insert("max_tokens".into(), limit.into());
+        }
+        if let Some(model) = settings.model {
+            body.insert("model".into(), model.into());
         }
         if settings.seeded {
             body.insert("seed".into(), (1_000 + index).into());
@@ -186,7 +194,7 @@ mod tests {
 "#;
 
     fn workload() -> Workload {
-        Workload::parse("code".into(), LINES).unwrap()
+        Workload::parse("code".into(), "some/code.jsonl", LINES).unwrap()
     }
 
     #[test]
@@ -202,23 +210,24 @@ mod tests {
 
     #[test]
     fn a_request_is_streamed_with_usage_and_settings() {
-        let settings = Settings { temperature: 0.7, max_tokens: Some(32), seeded: true };
+        let settings =
+            Settings { temperature: 0.7, max_tokens: Some(32), model: Some("other"), seeded: true };
         let sent: Value = serde_json::from_slice(&workload().prompts[0].request(&settings, 4)).unwrap();
         assert_eq!(
             sent,
-            json!({"model": "m", "prompt": "def f(", "max_tokens": 32, "temperature": 0.7, "stream": true,
+            json!({"model": "other", "prompt": "def f(", "max_tokens": 32, "temperature": 0.7, "stream": true,
                    "stream_options": {"include_usage": true}, "seed": 1004})
         );
     }
 
     #[test]
     fn a_wrong_line_is_named() {
-        let wrong = |text: &str| Workload::parse("w".into(), text).unwrap_err().to_string();
-        assert_eq!(wrong(""), "w: no prompts");
+        let wrong = |text: &str| Workload::parse("w".into(), "some/w.jsonl", text).unwrap_err().to_string();
+        assert_eq!(wrong(""), "some/w.jsonl: no prompts");
         assert_eq!(
             wrong("\n{\"route\":\"embeddings\",\"body\":{}}"),
-            "w:2: route: allowed completions|chat, got \"embeddings\""
+            "some/w.jsonl:2: route: allowed completions|chat, got \"embeddings\""
         );
-        assert!(wrong("{\"route\":\"chat\"}").starts_with("w:1: missing field `body`"));
+        assert!(wrong("{\"route\":\"chat\"}").starts_with("some/w.jsonl:1: missing field `body`"));
     }
 }

@@ -1,43 +1,104 @@
-//! The log: one line per finished request, never text of a prompt or an answer.
+//! The log: one stream of lines to standard error, never text of a prompt or an answer.
+//!
+//! Nothing that answers a request waits for the log, fails because of it, or prints beside it: lines are handed to a
+//! thread of their own ([`mod@writer`]), and what that thread cannot write is counted. A request's span carries its
+//! id, so that every line that is written while it is served has it.
 
+mod json;
+mod writer;
+
+use std::any::Any;
+use std::io::IsTerminal;
+use std::time::Duration;
+
+use tracing::Level;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::util::SubscriberInitExt;
 
+use self::json::{JsonLines, Members};
+pub use self::writer::{dropped, flush};
 use super::Finished;
-use crate::openai::Path;
+use crate::openai::{Path, Route};
 
 /// How log lines are written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Format {
-    /// One JSON object per line.
+    /// Text on a terminal, JSON elsewhere.
     #[default]
+    Auto,
+    /// One JSON object per line.
     Json,
-    /// For reading.
-    Plain,
+    /// For people.
+    Text,
 }
 
-/// Starts logging to standard error at `level` (a `tracing` filter). A second call changes nothing.
-pub fn init(format: Format, level: &str) {
-    let filter = EnvFilter::try_new(level).unwrap_or_else(|_| EnvFilter::new("info"));
-    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    let started = match format {
-        Format::Json => lines.json().flatten_event(true).with_current_span(false).finish().try_init(),
-        Format::Plain => lines.compact().finish().try_init(),
-    };
-    if started.is_err() {
-        tracing::debug!("the log was already started");
+impl Format {
+    fn is_json(self) -> bool {
+        match self {
+            Self::Auto => !std::io::stderr().is_terminal(),
+            Self::Json => true,
+            Self::Text => false,
+        }
     }
 }
 
-/// Writes the line of a finished request; what is not a completion only at level `debug`.
+/// Starts logging to standard error at `level` (a `tracing` filter), panics included. A second call changes nothing.
+pub fn init(format: Format, level: &str) {
+    let filter = EnvFilter::try_new(level).unwrap_or_else(|_| EnvFilter::new("info"));
+    let lines = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(writer::lines())
+        // It would print them to standard error itself.
+        .log_internal_errors(false);
+    let started = if format.is_json() {
+        lines.fmt_fields(Members).event_format(JsonLines).finish().try_init()
+    } else {
+        lines.with_ansi(colours()).compact().finish().try_init()
+    };
+    match started {
+        Ok(()) => std::panic::set_hook(Box::new(|panic| panicked(panic.payload(), panic.location()))),
+        Err(_) => tracing::debug!("the log was already started"),
+    }
+}
+
+/// Colours are for a terminal, and not for everyone (no-color.org).
+fn colours() -> bool {
+    std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+}
+
+/// Logs a panic. Only a message that was fixed when this was compiled is shown: one that was put together may quote
+/// what a client has sent.
+fn panicked(payload: &dyn Any, at: Option<&std::panic::Location<'_>>) {
+    let message = payload.downcast_ref::<&'static str>().copied();
+    let at = at.map(ToString::to_string);
+    let thread = std::thread::current();
+    tracing::error!(panic = message, at, thread = thread.name(), "a thread panicked");
+    if thread.name() == Some("main") {
+        // The process ends with it.
+        flush(Duration::from_millis(200));
+    }
+}
+
+/// The span of a request. It is there at every level, so that whatever is logged has the id.
+pub fn request_span(id: &str) -> tracing::Span {
+    tracing::span!(Level::ERROR, "request", id)
+}
+
+/// A duration in milliseconds, to the microsecond.
+pub fn millis(time: Duration) -> f64 {
+    time.as_micros() as f64 / 1e3
+}
+
+/// Writes the line of a finished request; what is not a completion only at level `debug`. To be called in the
+/// request's span, which has its id.
 pub(super) fn finished(finished: &Finished) {
     macro_rules! line {
         ($level:ident) => {
             tracing::$level!(
-                id = finished.id,
                 backend = finished.backend,
+                backend_request_id = finished.backend_id,
                 model = finished.model,
-                route = finished.route.map(crate::openai::Route::name),
+                route = finished.route.map(Route::name),
                 path = finished.path.name(),
                 reason = finished.reason,
                 parameter = finished.parameter,
@@ -47,9 +108,10 @@ pub(super) fn finished(finished: &Finished) {
                 drafted = finished.drafted(),
                 accepted = finished.accepted(),
                 output_tokens = finished.output_tokens,
-                first_byte_ms = finished.first_byte.map(|time| time.as_secs_f64() * 1e3),
-                duration_ms = finished.duration.as_secs_f64() * 1e3,
+                first_byte_ms = finished.first_byte.map(millis),
+                duration_ms = millis(finished.duration),
                 client_gone = finished.client_gone,
+                error = finished.error,
                 "request"
             )
         };

@@ -1,22 +1,21 @@
 //! The metrics registry. Names and labels are a contract (dashboards rely on them); labels come from closed
 //! sets, and the model label is capped.
 
-use std::collections::HashSet;
-use std::sync::Arc;
+mod dropped;
+mod models;
+
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use parking_lot::RwLock;
 use prometheus::core::Collector;
 use prometheus::{
     Encoder, Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
     IntGaugeVec, Opts, Registry, TextEncoder,
 };
 
+use self::dropped::DroppedLines;
+use self::models::ModelLabels;
 use super::Finished;
 use crate::openai::Path;
-
-/// Most different values of the `model` label; further ones count as `other`.
-const MODELS: usize = 100;
 
 const OVERHEAD: [f64; 14] =
     [5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1];
@@ -86,7 +85,7 @@ impl Drop for Held {
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
-    models: RwLock<HashSet<Arc<str>>>,
+    models: ModelLabels,
     requests: IntCounterVec,
     in_flight: IntGauge,
     streams: IntGauge,
@@ -124,7 +123,7 @@ impl Metrics {
         let build = new.gauges("foretell_build_info", "Version of this process.", &["version"])?;
         build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1.0);
         let metrics = Self {
-            models: RwLock::default(),
+            models: ModelLabels::default(),
             requests: new.counters(
                 "foretell_requests_total",
                 "Finished requests.",
@@ -193,6 +192,7 @@ impl Metrics {
             registry: new.registry,
         };
         metrics.synchronized.set(1);
+        metrics.register(DroppedLines::new()?)?;
         Ok(metrics)
     }
 
@@ -222,6 +222,11 @@ impl Metrics {
     /// Its name is taken.
     pub fn register(&self, collector: impl Collector + 'static) -> Result<(), prometheus::Error> {
         self.registry.register(Box::new(collector))
+    }
+
+    /// Models that the configuration names: they have their own label whatever else is asked for.
+    pub fn configured_models<'a>(&self, names: impl IntoIterator<Item = &'a str>) {
+        self.models.configured(names);
     }
 
     /// Counts a request as in flight until dropped.
@@ -257,7 +262,8 @@ impl Metrics {
     }
 
     pub(super) fn finish(&self, finished: &Finished) {
-        let model = self.model_label(finished.model.as_deref().unwrap_or(""));
+        let good = (200..300).contains(&finished.status);
+        let model = self.models.label(finished.model.as_deref().unwrap_or(""), good);
         let route = finished.route.map_or("other", crate::openai::Route::name);
         let policy = finished.policy.as_deref().unwrap_or("");
         let policy = policy.split('@').next().unwrap_or_default();
@@ -296,19 +302,6 @@ impl Metrics {
             self.draft.observe(round.draft.as_secs_f64());
             self.gamma.observe(f64::from(round.drafted));
         }
-    }
-
-    fn model_label(&self, model: &str) -> Arc<str> {
-        if let Some(known) = self.models.read().get(model) {
-            return Arc::clone(known);
-        }
-        let mut models = self.models.write();
-        if models.len() >= MODELS || model.len() > 200 {
-            return Arc::from("other");
-        }
-        let label: Arc<str> = Arc::from(model);
-        models.insert(Arc::clone(&label));
-        label
     }
 }
 
@@ -429,15 +422,8 @@ mod tests {
     }
 
     #[test]
-    fn the_model_label_is_capped() {
-        let metrics = Metrics::new().unwrap();
-        for n in 0..2 * MODELS {
-            let model = Some(format!("m{n}"));
-            metrics.finish(&Finished { model, status: 200, ..Finished::new(Path::Relayed, "b") });
-        }
-        let text = metrics.text();
-        let lines = text.lines().filter(|line| line.starts_with("foretell_requests_total{"));
-        assert_eq!(lines.count(), MODELS + 1);
+    fn lines_of_the_log_that_were_dropped_are_counted() {
+        assert!(value(&Metrics::new().unwrap().text(), "foretell_log_dropped_total").is_some());
     }
 
     #[test]

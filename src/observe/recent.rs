@@ -4,10 +4,18 @@ use std::collections::VecDeque;
 
 use parking_lot::Mutex;
 use serde_json::{Value, json};
+use time::OffsetDateTime;
+use time::format_description::well_known::Iso8601;
+use time::format_description::well_known::iso8601::{Config, EncodedConfig, TimePrecision};
 
 use super::Finished;
+use super::log::millis;
 
 const KEPT: usize = 50;
+/// As the log's lines have it, to the microsecond.
+const TIME: EncodedConfig = Config::DEFAULT
+    .set_time_precision(TimePrecision::Second { decimal_digits: std::num::NonZero::new(6) })
+    .encode();
 
 /// A ring of finished completions, newest first.
 #[derive(Debug, Default)]
@@ -33,6 +41,11 @@ impl Recent {
     }
 }
 
+/// When a request was accepted, e.g. `2026-11-22T01:10:15.083349Z`.
+pub fn time(finished: &Finished) -> String {
+    OffsetDateTime::from(finished.time).format(&Iso8601::<TIME>).unwrap_or_default()
+}
+
 fn session(finished: &Finished) -> Value {
     let rounds: Vec<Value> = finished
         .rounds
@@ -42,12 +55,13 @@ fn session(finished: &Finished) -> Value {
                 "drafted": round.drafted,
                 "accepted": round.accepted,
                 "drafter": round.drafter,
-                "verify_ms": round.verify.as_secs_f64() * 1e3,
+                "verify_ms": millis(round.verify),
             })
         })
         .collect();
     json!({
         "id": finished.id,
+        "time": time(finished),
         "path": finished.path.name(),
         "reason": finished.reason,
         "parameter": finished.parameter,
@@ -57,8 +71,9 @@ fn session(finished: &Finished) -> Value {
         "route": finished.route.map(crate::openai::Route::name),
         "status": finished.status,
         "output_tokens": finished.output_tokens,
-        "duration_ms": finished.duration.as_secs_f64() * 1e3,
+        "duration_ms": millis(finished.duration),
         "client_gone": finished.client_gone,
+        "error": finished.error,
         "rounds": rounds,
     })
 }

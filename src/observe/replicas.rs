@@ -9,7 +9,7 @@ use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
 use prometheus::{GaugeVec, IntCounterVec, IntGaugeVec, Opts};
 
-use crate::fleet::{Backend, Fleet};
+use crate::fleet::{Fleet, Replica};
 
 /// Shows a fleet to a registry.
 pub struct ReplicaMetrics {
@@ -109,7 +109,7 @@ impl Families {
         ]
     }
 
-    fn show(&self, replica: &Backend) {
+    fn show(&self, replica: &Replica) {
         let label = replica.label();
         let counters = replica.counters();
         self.up.with_label_values(&[label]).set(i64::from(replica.is_up()));
@@ -128,7 +128,7 @@ impl Families {
         self.load(label, replica);
     }
 
-    fn load(&self, label: &str, replica: &Backend) {
+    fn load(&self, label: &str, replica: &Replica) {
         let Some(load) = replica.load() else { return };
         let signals = [
             ("running", f64::from(load.running)),

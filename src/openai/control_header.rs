@@ -2,6 +2,9 @@
 //!
 //! It may only lower what policy and gates allow; it is stripped before the backend sees the request.
 
+/// The name of the header.
+pub const NAME: &str = "x-foretell";
+
 /// The largest number of draft tokens in one round that any setting allows.
 pub const GAMMA_MAX: u8 = 32;
 

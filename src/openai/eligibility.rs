@@ -6,18 +6,18 @@ use serde_json::{Map, Value};
 use super::fields;
 use super::json;
 use super::parameters::{self, Parameter, Treatment};
-use super::reason::BypassReason;
 use super::request::{Prompt, Request, Route};
 use super::sampling::Sampling;
+use crate::words::BypassReason;
 
 /// What is to be done with a request, as far as its body tells.
 #[derive(Clone, Debug)]
 pub enum Judgement {
     /// It may be speculated.
     Eligible(Box<Request>),
-    /// It may not.
+    /// The request never leaps.
     Bypass {
-        /// Why.
+        /// The first reason found.
         reason: BypassReason,
         /// The parameter that is to blame, where one is.
         parameter: Option<String>,
@@ -40,10 +40,15 @@ pub fn judge(route: Route, body: &[u8]) -> Judgement {
     let Some((request, findings)) = understand(route, body) else {
         return Judgement::Bypass { reason: BypassReason::Body, parameter: None };
     };
-    match findings.into_iter().find_map(|finding| finding.refused.map(|reason| (reason, finding.parameter))) {
-        Some((reason, parameter)) => Judgement::Bypass { reason, parameter: Some(parameter) },
+    match refusal(&findings) {
+        Some((reason, parameter)) => Judgement::Bypass { reason, parameter: Some(parameter.to_owned()) },
         None => Judgement::Eligible(Box::new(request)),
     }
+}
+
+/// Why a request with these parameters may not be speculated, and the parameter that is to blame.
+pub fn refusal(findings: &[Finding]) -> Option<(BypassReason, &str)> {
+    findings.iter().find_map(|finding| Some((finding.refused?, finding.parameter.as_str())))
 }
 
 /// Judges every parameter by itself, and reads what can be read; `None` if the body is no JSON object. The

@@ -6,10 +6,10 @@ use serde_json::Value;
 
 use super::messages;
 use super::parameters::Field;
-use super::reason::BypassReason as R;
 use super::request::{Prompt, Request};
 use super::sampling::SamplingField;
 use crate::units::TokenId;
+use crate::words::BypassReason as R;
 
 /// Puts the value of one carried parameter into the request.
 ///

@@ -5,8 +5,8 @@
 
 use serde_json::Value;
 
-use super::reason::BypassReason as R;
 use super::request::Prompt;
+use crate::words::BypassReason as R;
 
 /// The messages as a prompt, if they are nothing but text.
 ///

@@ -6,15 +6,15 @@
 
 use serde_json::Value;
 
-use super::reason::BypassReason;
 use super::request::Route;
+use crate::words::BypassReason;
 
 /// On which routes a parameter exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Routes {
-    /// On both.
+    /// Completions and chat.
     Both,
-    /// Only on completions.
+    /// Completions only.
     Completions,
     /// Only on chat completions.
     Chat,
@@ -91,11 +91,11 @@ pub enum Field {
 /// A value that is the default everywhere, so that sending it does nothing.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Plain {
-    /// This truth value.
+    /// This boolean.
     Bool(bool),
     /// This number, as integer or float.
     Number(f64),
-    /// This text.
+    /// This string.
     Text(&'static str),
     /// A list without elements.
     EmptyList,
@@ -162,9 +162,9 @@ impl Treatment {
 pub struct Parameter {
     /// The name in the body; members of an object are written `object.member`.
     pub name: &'static str,
-    /// Where it exists.
+    /// Routes that know it.
     pub routes: Routes,
-    /// Whose it is.
+    /// The API that defines it.
     pub owner: Owner,
     /// What is done with it.
     pub treatment: Treatment,
@@ -196,7 +196,7 @@ const PLAIN_TEXT: &[Plain] = &[Plain::TypeText];
 const TEXT_ONLY: &[Plain] = &[Plain::ListOfText];
 const USUAL_TIER: &[Plain] = &[Plain::Text("auto"), Plain::Text("default")];
 
-/// Every known parameter.
+/// Every known parameter and what becomes of it.
 #[rustfmt::skip]
 pub static TABLE: &[Parameter] = &[
     // OpenAI: completions and chat.

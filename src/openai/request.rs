@@ -24,6 +24,11 @@ impl Route {
         }
     }
 
+    /// The route of that name.
+    pub fn parse(name: &str) -> Option<Self> {
+        [Self::Completions, Self::Chat].into_iter().find(|route| route.name() == name)
+    }
+
     /// The path on the server.
     pub const fn path(self) -> &'static str {
         match self {
@@ -36,7 +41,7 @@ impl Route {
 /// What is to be continued.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Prompt {
-    /// One text.
+    /// A text prompt.
     Text(String),
     /// One sequence of token ids.
     Ids(Vec<TokenId>),
@@ -44,7 +49,7 @@ pub enum Prompt {
     Messages(Value),
 }
 
-/// An eligible request.
+/// A completion request that may be speculated.
 #[derive(Clone, Debug)]
 pub struct Request {
     /// Where it came in.
@@ -53,7 +58,7 @@ pub struct Request {
     pub model: String,
     /// What is to be continued.
     pub prompt: Prompt,
-    /// Effective sampling.
+    /// The client's explicit sampling fields over OpenAI's defaults.
     pub sampling: Sampling,
     /// Most output tokens as sent by the client (`max_completion_tokens` wins over `max_tokens`).
     pub max_tokens: Option<u32>,
@@ -78,7 +83,7 @@ pub struct Request {
 /// How long a prompt is, as far as the body tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PromptSize {
-    /// Tokens.
+    /// Length, tokens: exact for ids, else an estimate.
     pub tokens: usize,
     /// Whether they were counted; otherwise they are a quarter of the bytes, rounded up.
     pub exact: bool,

@@ -16,7 +16,7 @@ pub enum SamplingField {
 }
 
 impl SamplingField {
-    /// All of them.
+    /// Every field, in the order of its bit.
     pub const ALL: [Self; 7] = [
         Self::Temperature,
         Self::TopP,
@@ -33,7 +33,7 @@ impl SamplingField {
 pub struct Said(u8);
 
 impl Said {
-    /// With one more.
+    /// The set with one more field.
     #[must_use]
     pub const fn with(self, field: SamplingField) -> Self {
         Self(self.0 | 1 << field as u8)
@@ -65,7 +65,7 @@ pub struct Defaults {
 }
 
 impl Defaults {
-    /// OpenAI's own.
+    /// The defaults of OpenAI's API.
     pub const OPENAI: Self = Self {
         temperature: 1.0,
         top_p: 1.0,
@@ -80,7 +80,7 @@ impl Defaults {
 /// Effective sampling of one request. Defaults are OpenAI's.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampling {
-    /// 0 is greedy.
+    /// Temperature; 0 is greedy.
     pub temperature: f64,
     /// Smallest set of tokens whose probability reaches this; 1 keeps all.
     pub top_p: f64,
@@ -96,7 +96,7 @@ pub struct Sampling {
     pub repetition_penalty: f64,
     /// Added to the logits of single tokens.
     pub logit_bias: Vec<(TokenId, f32)>,
-    /// The client's seed.
+    /// Seed of the noise, if one is given.
     pub seed: Option<u64>,
     /// The end-of-text token may not be sampled before this many output tokens.
     pub min_tokens: u32,

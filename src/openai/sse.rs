@@ -9,7 +9,7 @@ pub const EVENT_BYTES: usize = 16 << 20;
 /// The data of the event that ends a stream.
 pub const DONE: &str = "[DONE]";
 
-/// One event.
+/// One server-sent event.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Message {
     /// The value of its `event` line, if it had one.
@@ -33,7 +33,7 @@ pub struct TooLong {
     pub limit: usize,
 }
 
-/// An incremental reader.
+/// Reads a stream of events piece by piece.
 #[derive(Clone, Debug)]
 pub struct Decoder {
     line: Vec<u8>,

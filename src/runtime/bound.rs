@@ -19,9 +19,9 @@ const UNSEEN: f32 = -1e9;
 /// The number of new tokens per lane, and of rows of logits per lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RunShape {
-    /// New tokens.
+    /// New tokens per lane, padding included.
     pub tokens: usize,
-    /// Rows of logits.
+    /// Rows of logits per lane, padding included.
     pub rows: usize,
 }
 
@@ -94,9 +94,9 @@ impl SlotFeed<'_> {
     }
 }
 
-/// A bound run.
+/// The tensors of one run shape, bound in place.
 pub struct Bound {
-    /// Its shape.
+    /// The shape that the tensors are bound for.
     pub shape: RunShape,
     /// When it last ran, in runs of the model.
     pub used: u64,

@@ -17,17 +17,17 @@ use super::layout::{Place, SetShape};
 /// Sizes of the model that decide the shape of its cache.
 #[derive(Clone, Copy, Debug)]
 pub struct CacheShape {
-    /// Transformer layers.
+    /// Number of transformer layers.
     pub layers: usize,
     /// Key and value heads.
     pub heads: usize,
-    /// Numbers per head.
+    /// Elements of one key or value of one head.
     pub width: usize,
 }
 
 /// One set: its tensors (keys and values of layer 0, of layer 1, …) and the runs that are bound to it.
 pub struct TensorSet {
-    /// Its size.
+    /// Lanes and length of the set.
     pub shape: SetShape,
     /// Keys and values, layer by layer.
     pub tensors: Vec<Tensor<f32>>,
@@ -35,7 +35,7 @@ pub struct TensorSet {
     pub bound: Vec<Bound>,
 }
 
-/// All sets.
+/// Every set of key and value tensors.
 pub struct Cache {
     shape: CacheShape,
     device: Device,
@@ -47,7 +47,7 @@ pub(super) fn failed(error: &ort::Error) -> ModelError {
 }
 
 impl Cache {
-    /// No sets yet.
+    /// A cache without a set.
     pub fn new(shape: CacheShape, device: Device) -> Self {
         Self { shape, device, sets: Vec::new() }
     }
@@ -88,7 +88,7 @@ impl Cache {
         }
     }
 
-    /// Frees a set.
+    /// Frees the tensors of a set.
     pub fn drop_set(&mut self, index: usize) {
         if let Some(entry) = self.sets.get_mut(index) {
             *entry = None;

@@ -15,17 +15,17 @@ pub enum DescriptionError {
     /// A file is missing or cannot be read.
     #[error("{path}: {error}")]
     Unreadable {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// The system's error.
         error: std::io::Error,
     },
     /// A file does not say what it has to.
     #[error("{path}: {error}")]
     Invalid {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong.
+        /// The parser's error.
         error: serde_json::Error,
     },
 }
@@ -70,7 +70,7 @@ struct Generation {
 pub struct Description {
     /// Number of token ids.
     pub vocabulary: usize,
-    /// Most positions.
+    /// Longest context, tokens.
     pub context: usize,
     /// The token that begins a text, if there is one.
     pub bos: Option<TokenId>,

@@ -31,13 +31,13 @@ pub enum DraftFault {
     TooLong {
         /// Tokens of the text.
         len: usize,
-        /// Tokens that fit.
+        /// Most tokens of a context.
         context: usize,
     },
     /// The request makes no sense: an empty text, a place outside of it.
     #[error("{0}")]
     Invalid(String),
-    /// The model failed.
+    /// A run of the model failed.
     #[error("the drafter failed: {0}")]
     Model(String),
 }

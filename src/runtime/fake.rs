@@ -20,7 +20,7 @@ pub struct Controls {
 }
 
 impl Controls {
-    /// Runs so far.
+    /// Number of runs so far.
     pub fn runs(&self) -> usize {
         self.runs.load(Ordering::SeqCst)
     }
@@ -48,7 +48,7 @@ struct Row {
     parent: Option<usize>,
 }
 
-/// The model.
+/// A model without weights: its logits are a function of the context.
 #[derive(Debug)]
 pub struct Fake {
     config: ModelConfig,

@@ -25,7 +25,7 @@ pub enum Rows {
 pub struct Feed<'a> {
     /// Where they are appended.
     pub lane: Lane,
-    /// What is appended.
+    /// Token ids that are appended to the sequence.
     pub tokens: &'a [TokenId],
     /// Per token the index of its parent among `tokens`, `None` for what the lane already holds; without it
     /// the tokens are a chain. A parent stands before its children.

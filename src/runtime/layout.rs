@@ -13,7 +13,7 @@ use crate::runtime::forward::{Lane, ModelError};
 /// Rows that every set keeps beyond what its sequences may fill, for the padding of a run: a lane that is fed
 /// little, or nothing, is padded to the length of the longest.
 pub const SPARE: usize = 32;
-/// The shortest set.
+/// Length of the shortest set, tokens.
 const SHORTEST: usize = 256;
 /// A feed longer than this is prefill: it runs alone, since every other lane of its set would be padded to it.
 const HEAVY: usize = 32;
@@ -25,7 +25,7 @@ const KEPT_EMPTY: usize = 4;
 pub struct Place {
     /// Index of the set.
     pub set: usize,
-    /// Index within it.
+    /// Index of the slot within its set.
     pub slot: usize,
 }
 
@@ -34,7 +34,7 @@ pub struct Place {
 pub struct SetShape {
     /// Cache rows per lane, spare ones included.
     pub rows: usize,
-    /// Lanes.
+    /// Number of lanes.
     pub lanes: usize,
 }
 
@@ -43,15 +43,15 @@ pub struct SetShape {
 pub enum Step {
     /// Make a set of this shape, zeroed.
     Create(usize, SetShape),
-    /// Free a set.
+    /// Frees the tensors of a set.
     Drop(usize),
     /// Copy the first rows of a slot to another.
     Copy {
-        /// Whence.
+        /// Place that rows are copied from.
         from: Place,
-        /// Whither.
+        /// Place that rows are copied to.
         to: Place,
-        /// How many.
+        /// Number of rows.
         rows: usize,
     },
 }
@@ -113,7 +113,7 @@ impl Layout {
         Some(Lane(index))
     }
 
-    /// Ends a sequence.
+    /// Ends a sequence and frees its slot.
     pub fn release(&mut self, lane: Lane) {
         self.leave(lane);
         if let Some(entry) = self.sequences.get_mut(lane.0) {

@@ -31,7 +31,7 @@ pub enum LibraryError {
     /// A file was found that is no ONNX Runtime of a version that fits.
     #[error("{path} cannot be used as ONNX Runtime: {reason}")]
     Unfit {
-        /// The file.
+        /// Path of the library.
         path: PathBuf,
         /// What its loading said.
         reason: String,
@@ -48,11 +48,11 @@ fn list(paths: &[PathBuf]) -> String {
 /// What the search looks at; a value, so that the search can be tested.
 #[derive(Clone, Debug, Default)]
 pub struct Surroundings {
-    /// `ORT_DYLIB_PATH`.
+    /// Value of `ORT_DYLIB_PATH`.
     pub named: Option<PathBuf>,
-    /// The running binary.
+    /// Path of the running binary.
     pub binary: Option<PathBuf>,
-    /// `FORETELL_CACHE`.
+    /// Value of `FORETELL_CACHE`.
     pub cache: Option<PathBuf>,
     /// The working directory.
     pub directory: Option<PathBuf>,

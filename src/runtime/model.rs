@@ -28,7 +28,7 @@ const KEPT_RUNS: usize = 32;
 /// How a model is opened.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Where it runs.
+    /// Device that runs it.
     pub device: DeviceChoice,
     /// Sequences that the cache holds at once.
     pub lanes: usize,
@@ -61,7 +61,7 @@ pub enum OpenError {
     /// ONNX Runtime does not take the graph.
     #[error("{path}: {reason}")]
     Graph {
-        /// The file.
+        /// Path of the file.
         path: String,
         /// What the runtime said.
         reason: String,

@@ -24,7 +24,7 @@ pub const NEVER: f32 = -9999.0;
 /// A sampled token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pick {
-    /// Its id.
+    /// Token id.
     pub token: TokenId,
 }
 
@@ -251,7 +251,7 @@ pub struct Processed<'a> {
     best: (TokenId, f32),
     kept: Kept,
     scale: f64,
-    /// `None` is greedy.
+    /// Place that the noise is a function of; `None` takes the likeliest token.
     place: Option<Place>,
 }
 

@@ -5,9 +5,9 @@
 //! so the law of the text is the backend's whatever was drafted, for one-hot drafts and any tree of them,
 //! and for targets whose noise depends on the place alone.
 
-use super::Verdict;
 use crate::draft::Tree;
 use crate::units::TokenId;
+use crate::words::Verdict;
 
 /// What a round brought.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -45,7 +45,7 @@ pub fn walk(draft: &Tree, verdict: &Verdict) -> Option<Accepted> {
 mod tests {
     use super::*;
     use crate::draft::{Features, Node, Source};
-    use crate::session::Row;
+    use crate::words::Row;
 
     fn rows(samples: &[TokenId]) -> Verdict {
         let rows = samples.iter().copied().map(Row::of).collect();

@@ -13,10 +13,11 @@ use std::sync::Arc;
 use super::output::Output;
 use super::pilot::Pilot;
 use super::start::{Rules, Start};
-use super::{Action, ActionId, Delta, Event, Finish, RidePlan, RideReason, Stopped, Summary};
+use super::{Action, ActionId, Delta, Event, Finish, RidePlan, Stopped, Summary};
 use crate::control::Control;
 use crate::draft::Tree;
 use crate::units::{Tick, TokenId};
+use crate::words::RideReason;
 
 /// A ride under way.
 #[derive(Clone, Copy, Debug)]

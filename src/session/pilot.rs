@@ -11,10 +11,10 @@ use std::time::Duration;
 use super::accept::Accepted;
 use super::shadow::{ShadowPlan, VirtualRound};
 use super::start::{Permission, Rules};
-use super::{Plan, RideReason};
 use crate::control::{Control, Dice, Heat, Run, Tuning};
 use crate::draft::{Budget, Feedback, Lookup, Tree};
 use crate::units::{Tick, TokenId};
+use crate::words::{Plan, RideReason};
 
 /// What to do next.
 #[derive(Clone, Debug, PartialEq)]

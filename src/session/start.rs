@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use super::{Decode, Plan, RideReason};
+use super::Decode;
 use crate::draft::LookupSpec;
 use crate::units::TokenId;
+use crate::words::{Plan, RideReason};
 
 /// One request to be served.
 pub struct Start {

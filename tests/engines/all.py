@@ -4,7 +4,7 @@
     all.py [--engines all|llama|vllm] [--short] [--foretell BIN]
 
 Per engine: the self-test with planted proxies (a run that cannot fail proves nothing), then exact.py's checks with
-forced leaps. An engine that is not installed is skipped, not installed: that is `make engines`.
+forced leaps. An engine that is not installed, or cannot run on this machine, is skipped: `make engines` installs.
 """
 
 import argparse
@@ -67,8 +67,8 @@ def main():
     for kind in engines.ENGINES:
         if args.engines not in ("all", kind):
             table.append((kind, "all", "skipped", f"ENGINES={args.engines}"))
-        elif not engines.installed(kind):
-            table.append((kind, "all", "skipped", "not installed: make engines"))
+        elif why := engines.absent(kind):
+            table.append((kind, "all", "skipped", why))
         else:
             table += checks(kind, args, out)
     table += [("", what, "skipped", why) for what, why in NOT_HERE]

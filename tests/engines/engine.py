@@ -21,6 +21,8 @@ import time
 import urllib.error
 import urllib.request
 
+import vllm_check
+
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 CACHE = pathlib.Path(os.environ.get("FORETELL_CACHE", ROOT / ".cache"))
@@ -46,9 +48,12 @@ def binary(engine):
     return subprocess.run([script], check=True, stdout=subprocess.PIPE, text=True, env=environment).stdout.strip()
 
 
-def installed(engine):
-    place = {"llama": "llama-0.3.36/bin/llama-server", "vllm": "vllm-0.32.0/.done"}[engine]
-    return (CACHE / "engines" / place).exists()
+def absent(engine):
+    """Why the engine cannot be served here, in words; "" if it can."""
+    if engine == "vllm" and (lacking := vllm_check.lacking()):
+        return "; ".join(lacking)
+    place = {"llama": "llama-0.3.36/bin/llama-server", "vllm": "vllm-0.32.0/.installed"}[engine]
+    return "" if (CACHE / "engines" / place).exists() else "not installed: make engines"
 
 
 def inflate(model, out, form, depth=1, width=1, kind=None):
@@ -86,6 +91,11 @@ def model(engine, variant="plain", source="target"):
     return out / "model.gguf" if engine == "llama" else out
 
 
+def compiled():
+    """Where vLLM keeps what it has compiled for this processor; vllm.sh has compiled there."""
+    return CACHE.absolute() / "engines/vllm-0.32.0/compiled" / str(vllm_check.library(vllm_check.here()))
+
+
 def command(engine, variant, port, extra=()):
     """(argv, environment) of one server."""
     place = str(model(engine, variant))
@@ -99,7 +109,8 @@ def command(engine, variant, port, extra=()):
                      "--temp", str(HOUSE["temperature"])]
         return argv + list(extra), dict(os.environ)
     environment = {**os.environ, "VLLM_TARGET_DEVICE": "cpu", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",
-                   "VLLM_CPU_KVCACHE_SPACE": "2" if variant == "inflated" else "1", "OMP_NUM_THREADS": threads(variant)}
+                   "VLLM_CPU_KVCACHE_SPACE": "2" if variant == "inflated" else "1", "OMP_NUM_THREADS": threads(variant),
+                   "TORCHINDUCTOR_CACHE_DIR": str(compiled())}
     if variant == "inflated" and not os.environ.get("STOCK_MALLOC"):
         # the rows of cached positions are uninitialised; where they happen to be NaN the call is refused, and this
         # makes glibc hand out zeros instead (docs/engines.md)
@@ -174,6 +185,23 @@ class Server:
         self.stop()
 
 
+def warm(url):
+    """The call with log-probabilities for which vLLM compiles: 20 s and more, in which it answers nobody."""
+    body = {"model": NAME, "prompt": [6, 7], "max_tokens": 1, "temperature": 0, "logprobs": 1}
+    request = urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode(),
+                                     {"content-type": "application/json"})
+    with urllib.request.urlopen(request, timeout=300) as answer:
+        json.load(answer)
+
+
 def start(engine, variant, port, log, extra=()):
+    """A server that is ready for every call that a session may make."""
     argv, environment = command(engine, variant, port, extra)
-    return Server(argv, environment, f"http://127.0.0.1:{port}", log)
+    server = Server(argv, environment, f"http://127.0.0.1:{port}", log)
+    if engine == "vllm":
+        try:
+            warm(server.url)
+        except BaseException:
+            server.stop()
+            raise
+    return server

@@ -337,7 +337,7 @@ class Run:
             self.server = engines.start(self.kind, self.variant, self.port, log)
 
     def __enter__(self):
-        policies = self.out / "policies"
+        policies = self.out.resolve() / "policies"
         policies.mkdir(parents=True, exist_ok=True)
         (policies / "forced.yaml").write_text(self.policy)
         models = "" if self.kind == "onnx" else MODELS.format(root=engines.ROOT)

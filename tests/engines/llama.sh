@@ -3,17 +3,24 @@
 # llama.cpp. Version and hash are pinned; cmake and ninja come from PyPI. About 15 minutes on two cores.
 # Prints the server's path on standard output, everything else on standard error.
 #
+# It is built for the processor at hand (GGML_NATIVE). A cache that comes to a machine without some extension that it
+# was built with is built again there: it would end with an illegal instruction.
+#
 #   FORETELL_CACHE  where the cache lies; .cache in the repository unless set
 set -euo pipefail
 version=0.3.36
 root=$(cd "$(dirname "$0")/../.." && pwd)
 home=${FORETELL_CACHE:-$root/.cache}/engines/llama-$version
 server=$home/bin/llama-server
-if [ -x "$server" ]; then
+extensions() { grep -m1 '^flags' /proc/cpuinfo | tr ' ' '\n' | grep -E '^(sse|avx|amx|fma|f16c|bmi)' | LC_ALL=C sort || true; }
+if [ -x "$server" ] && [ -f "$home/bin/extensions" ] && [ -z "$(extensions | LC_ALL=C comm -13 - "$home/bin/extensions")" ]; then
   echo "$server"
   exit 0
 fi
 
+for tool in cc c++; do
+  command -v $tool >/dev/null || { echo "llama.cpp is built with $tool, which is not here (Debian package g++)" >&2; exit 1; }
+done
 echo "building llama-server out of llama-cpp-python $version (about 15 minutes on two cores)" >&2
 mkdir -p "$home"
 python3 -m venv "$home/tools" >&2
@@ -33,6 +40,7 @@ PATH="$home/tools/bin:$PATH" cmake -S "$home/source/vendor/llama.cpp" -B "$home/
 PATH="$home/tools/bin:$PATH" cmake --build "$home/build" --target llama-server >&2
 mkdir -p "$home/bin"
 cp "$home/build/bin/llama-server" "$server.new"
+extensions > "$home/bin/extensions"
 mv "$server.new" "$server"
 rm -rf "$home/build" "$home/source/vendor/llama.cpp/.git"
 echo "$server"

@@ -4,7 +4,8 @@
 
 use std::time::Duration;
 
-use foretell::gateway::assemble::{Drafters, Running};
+use foretell::app::Running;
+use foretell::drive::drafters::Drafters;
 use foretell::lab::local;
 use futures_util::stream::{self, StreamExt};
 use serde_json::{Value, json};

@@ -6,11 +6,11 @@
 use std::path::PathBuf;
 
 use bytes::Bytes;
-use foretell::gateway::listen::Stop;
+use foretell::http::listen::Stop;
+use foretell::onnx_server::open::open;
 use foretell::runtime::device::DeviceChoice;
 use foretell::runtime::model::Options;
 use foretell::runtime::noise::gumbel;
-use foretell::target::open::open;
 use http::Request;
 use http_body_util::{BodyExt, Full};
 use hyper_util::client::legacy::Client;

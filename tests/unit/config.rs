@@ -6,15 +6,13 @@ use std::path::Path;
 use std::time::Duration;
 
 use foretell::config::load::parse_policies;
-use foretell::config::policy::{self, Bounds, Drafter, Match, Rule, Scope};
+use foretell::config::policy;
 use foretell::config::process::{
     self, Device, Dialect, PlanName, Process, Replicas, ServedModel, TokenizerSource,
 };
-use foretell::config::{
-    Facts, Flags, Loaded, Mode, Policy, PolicyMode, PolicySet, PolicyStore, Problem, load, load_policies,
-    reload,
-};
+use foretell::config::{Flags, Loaded, Mode, PolicyStore, Problem, load, load_policies};
 use foretell::openai::Route;
+use foretell::policy::{Bounds, Drafter, Fact, Match, Policy, PolicyMode, Rule, Scope, Subject};
 use http::HeaderMap;
 use proptest::prelude::*;
 
@@ -150,7 +148,7 @@ fn a_policy_file_is_understood() {
 
 #[test]
 fn a_policy_that_says_nothing_is_the_built_in_one() {
-    let built_in = PolicySet::built_in().unwrap();
+    let built_in = policy::built_in().unwrap();
     let built_in = built_in.policies()[0].as_ref();
     assert_eq!(built_in.name, "default");
     let bare = policy("");
@@ -158,14 +156,14 @@ fn a_policy_that_says_nothing_is_the_built_in_one() {
     assert_eq!(*built_in, same);
 }
 
-fn facts(headers: &HeaderMap) -> Facts<'_> {
-    Facts {
+fn subject(headers: &HeaderMap) -> Subject<'_> {
+    Subject {
         model: "qwen-coder",
         backend: "a",
         tenant: Some("ide"),
         route: Route::Chat,
         headers,
-        temperature: 0.7,
+        temperature: Fact::Known(0.7),
         prompt_tokens: 100,
     }
 }
@@ -189,47 +187,36 @@ fn a_match_ands_its_fields_and_ors_its_lists(#[case] source: &str, #[case] expec
     let policy = policy(&format!("match: {source}"));
     let mut headers = HeaderMap::new();
     headers.insert("x-team", "b".parse().unwrap());
-    let facts = facts(&headers);
-    let mismatches = policy.matcher.mismatches(&facts);
-    let told: Vec<_> = mismatches.iter().map(|m| format!("{} {} {}", m.field, m.wanted, m.got)).collect();
+    let subject = subject(&headers);
+    let mismatches = policy.matcher.mismatches(&subject);
+    let got = |got: &Result<String, &str>| got.clone().unwrap();
+    let told: Vec<_> =
+        mismatches.iter().map(|m| format!("{} {} {}", m.field, m.wanted, got(&m.got))).collect();
     assert_eq!(told.join(","), expected);
-    assert_eq!(policy.matches(&facts), expected.is_empty());
+    assert_eq!(policy.matches(&subject), Fact::Known(expected.is_empty()));
 }
 
 #[test]
 fn without_a_tenant_no_list_of_tenants_matches() {
     let headers = HeaderMap::new();
-    let facts = Facts { tenant: None, ..facts(&headers) };
-    assert!(!policy("match: { tenants: [ide, none] }").matches(&facts));
-    assert!(Match { temperature: Bounds::default(), ..Match::default() }.mismatches(&facts).is_empty());
+    let subject = Subject { tenant: None, ..subject(&headers) };
+    assert_eq!(policy("match: { tenants: [ide, none] }").matches(&subject), Fact::Known(false));
+    assert!(Match { temperature: Bounds::default(), ..Match::default() }.mismatches(&subject).is_empty());
 }
 
 #[test]
-fn a_request_is_routed_by_id_then_alias_then_pattern_then_default() {
-    let process = process_of(
-        r#"
-backends:
-  - { name: first, replicas: ["http://a:1"], models: [{ id: "lora-*" }, { id: big, aliases: [b] }] }
-  - { name: second, replicas: ["http://b:1"], models: [{ id: lora-x }, { id: "b*" }] }
-"#,
+fn a_temperature_that_is_not_known_matters_only_where_it_is_bounded() {
+    let headers = HeaderMap::new();
+    let subject = Subject { temperature: Fact::Unknown("nobody said"), ..subject(&headers) };
+    let of = |source: &str| policy(&format!("match: {source}"));
+    assert_eq!(of("{}").matches(&subject), Fact::Known(true));
+    assert_eq!(of("{ models: [x] }").matches(&subject), Fact::Known(false), "whatever the temperature");
+    let bounded = of("{ temperature: { max: 0.6 } }");
+    assert_eq!(bounded.matches(&subject), Fact::Unknown("nobody said"));
+    assert_eq!(
+        bounded.matcher.mismatches(&subject)[0].to_string(),
+        "temperature wants ..=0.6, and the request's is not known: nobody said"
     );
-    let route = |process: &Process, model: &str| {
-        let routing = process.route(model).unwrap();
-        (routing.backend.name.clone(), routing.model.map(|model| model.id.as_str().to_owned()), routing.known)
-    };
-    let expect = |name: &str, model: Option<&str>, known| (name.to_owned(), model.map(str::to_owned), known);
-    assert_eq!(route(&process, "lora-x"), expect("second", Some("lora-x"), true));
-    assert_eq!(route(&process, "lora-y"), expect("first", Some("lora-*"), true));
-    assert_eq!(route(&process, "b"), expect("first", Some("big"), true));
-    assert_eq!(route(&process, "bb"), expect("second", Some("b*"), true));
-    assert_eq!(route(&process, "other"), expect("first", None, false));
-    let mut with_default = process.clone();
-    with_default.backends[1].default = true;
-    assert_eq!(route(&with_default, "other"), expect("second", None, true));
-    let mut only = process;
-    only.backends.truncate(1);
-    assert_eq!(route(&only, "other"), expect("first", None, true));
-    assert!(Process::default().route("x").is_none());
 }
 
 // Files, flags and environment.
@@ -242,7 +229,8 @@ fn write(folder: &Path, name: &str, text: &str) -> String {
 }
 
 fn flags_for(folder: &Path, process: &str) -> Flags {
-    let policies = Some(folder.join("policies").display().to_string());
+    let policies = Some(folder.join("policies")).filter(|policies| policies.exists());
+    let policies = policies.map(|policies| policies.display().to_string());
     Flags { config: Some(write(folder, "foretell.yaml", process)), policies, ..Flags::default() }
 }
 
@@ -298,7 +286,8 @@ fn a_bad_flag_is_told_by_its_name() {
         "--listen: listen: not an address, allowed IP:PORT, got \"here\"\n\
          FORETELL_ADMIN: admin.address: open to others without a token, allowed a loopback address, or any with admin.token_file, got \"0.0.0.0:1\"\n\
          --backend: backends: not a URL, allowed http(s)://HOST[:PORT][/BASE] or onnx:DIR, got \"http://***@host\"\n\
-         --dialect: backends[0].dialect: unknown value, allowed auto|onnx|vllm|sglang|llamacpp|tgi|trtllm|triton|ollama|lmdeploy|mlx|openai, got \"onyx\"; did you mean onnx?\n"
+         --dialect: backends[0].dialect: unknown value, allowed auto|onnx|vllm|sglang|llamacpp|tgi|trtllm|triton|ollama|lmdeploy|mlx|openai, got \"onyx\"; did you mean onnx?\n\
+         --policies: policies.dir: no such folder, allowed a folder with policy files, got \"no such folder\"\n"
     );
 }
 
@@ -314,7 +303,8 @@ fn policies_are_read_in_the_order_of_their_file_names() {
     let names: Vec<_> = loaded.policies.policies().iter().map(|policy| policy.name.as_str()).collect();
     assert_eq!(names, ["early", "late"]);
     let headers = HeaderMap::new();
-    assert_eq!(loaded.policies.first_match(&facts(&headers)).unwrap().name, "early");
+    let first = loaded.policies.first_match(&subject(&headers)).known().flatten();
+    assert_eq!(first.unwrap().name, "early");
 }
 
 #[test]
@@ -356,28 +346,32 @@ fn a_named_file_that_is_not_there_is_an_error() {
 }
 
 #[test]
-fn a_fixed_gamma_is_warned_of() {
+fn every_setting_without_effect_that_a_file_sets_is_warned_of_at_its_line() {
     let folder = tempfile::tempdir().unwrap();
-    write(folder.path(), "policies/a.yaml", "version: 1\nname: x\ngamma: { fixed: 4 }\n");
-    let loaded = load_from(folder.path(), "version: 1").unwrap();
-    assert_eq!(
-        loaded.warnings,
-        ["policy x: gamma.fixed: 4 leaps whatever it costs; it is for tests and sweeps"]
-    );
-}
-
-#[test]
-fn what_a_policy_names_and_this_version_has_not_is_warned_of() {
-    let folder = tempfile::tempdir().unwrap();
-    let policy = "version: 1\nname: x\ndrafters: [{ kind: prompt_lookup }, { kind: suffix, scope: request }]\n\
-                  accept: { rule: typical }\n";
+    let policy = "version: 1\nname: x\ndrafters:\n- { kind: prompt_lookup }\n- { kind: suffix, scope: request }\n\
+                  - kind: model\n  model: m\n  vocabulary: slem\naccept: { rule: typical }\n\
+                  gates:\n  waiting: 3\n  max_gap: 1s\ngamma: { fixed: 4 }\n";
     write(folder.path(), "policies/a.yaml", policy);
-    let loaded = load_from(folder.path(), "version: 1").unwrap();
+    write(
+        folder.path(),
+        "policies/b.yaml",
+        "version: 1\nname: y\naccept: { rule: exact }\ngamma: { fixed: null }\n",
+    );
+    let process = "version: 1\ndrafters: { m: { path: x } }\nobserve: { otlp: null, text: false }\ntenant: { header: x-t }\n\
+                   limits: { sessions: 3 }\nmemory:\n  bytes: 1MiB\n";
+    let loaded = load_from(folder.path(), process).unwrap();
+    let named = folder.path().display().to_string();
+    let told: Vec<String> = loaded.warnings.iter().map(|line| line.replace(&named, "")).collect();
     assert_eq!(
-        loaded.warnings,
+        told,
         [
-            "policy x: drafter suffix is not built yet; it drafts nothing",
-            "policy x: accept.rule typical is not built yet; the exact rule holds"
+            "/foretell.yaml:7: memory.bytes: 1MiB has no effect yet: no drafter remembers anything across requests",
+            "/policies/a.yaml:5: drafters[1].kind: suffix is not built yet: it drafts nothing",
+            "/policies/a.yaml:8: drafters[2].vocabulary: slem is not built yet: the model drafts nothing",
+            "/policies/a.yaml:9: accept.rule: typical is not built yet: the exact rule holds",
+            "/policies/a.yaml:12: gates.max_gap: 1s has no effect yet: the silence of a leap is bounded by timeouts.verify alone",
+            "/policies/a.yaml:13: gamma.fixed: 4 leaps whatever it costs: it is for tests and sweeps",
+            "tenant.header: x-t is never believed: tenant.trusted_peers names nobody",
         ]
     );
 }
@@ -407,24 +401,6 @@ fn a_reload_is_taken_whole_or_not_at_all() {
     assert_eq!((taken.policies()[0].gamma.max, store.current().policies()[0].gamma.max), (9, 9));
     assert_ne!(taken.policies()[0].revision, first);
     assert_eq!(held.policies()[0].gamma.max, 8);
-}
-
-#[test]
-fn while_running_only_mode_and_policies_may_change() {
-    let folder = tempfile::tempdir().unwrap();
-    let running = load_from(folder.path(), "version: 1").unwrap().process;
-    let again = |process: &str| {
-        reload(&flags_for(folder.path(), process), &BTreeMap::new(), &running)
-            .map_err(|problems| lines(&problems).replace(&folder.path().display().to_string(), ""))
-    };
-    write(folder.path(), "policies/a.yaml", "version: 1\nname: x\n");
-    let loaded = again("version: 1\nmode: observe\n").unwrap();
-    assert_eq!((loaded.process.mode, loaded.policies.policies()[0].name.as_str()), (Mode::Observe, "x"));
-    assert_eq!(
-        again("version: 1\ndrain: { delay: 1s }\nlimits: { headers: 7 }\n").unwrap_err(),
-        "/foretell.yaml: limits: cannot change while running, allowed what the process started with, got another value\n\
-         /foretell.yaml: drain: cannot change while running, allowed what the process started with, got another value\n"
-    );
 }
 
 #[test]

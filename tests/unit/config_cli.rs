@@ -29,7 +29,8 @@ impl Folder {
 
     fn flags(&self) -> Flags {
         let config = Some(self.path("foretell.yaml")).filter(|path| Path::new(path).exists());
-        Flags { config, policies: Some(self.path("policies")), ..Flags::default() }
+        let policies = Some(self.path("policies")).filter(|path| Path::new(path).exists());
+        Flags { config, policies, ..Flags::default() }
     }
 
     fn told(&self, out: Vec<u8>) -> String {
@@ -49,6 +50,8 @@ impl Folder {
             request: self.path("request.json"),
             headers: headers.iter().map(|&header| header.to_owned()).collect(),
             json,
+            peer: "10.0.0.1".to_owned(),
+            offline: true,
             ..ExplainArgs::default()
         };
         let code = explain::run(&args, &BTreeMap::new(), &mut out).unwrap();
@@ -67,7 +70,7 @@ fn good_settings_are_told_with_their_revisions_and_warnings() {
     assert_eq!(
         told,
         "foretell.yaml: ok\npolicies/a.yaml: ok\n\
-         warning: policy sweep: gamma.fixed: 4 leaps whatever it costs; it is for tests and sweeps\n\
+         warning: policies/a.yaml:3: gamma.fixed: 4 leaps whatever it costs: it is for tests and sweeps\n\
          backends: a\npolicies: sweep@"
             .to_owned()
             + &foretell::config::values::Revision::of(fixed.as_bytes()).to_string()
@@ -76,16 +79,17 @@ fn good_settings_are_told_with_their_revisions_and_warnings() {
 }
 
 #[test]
-fn a_model_here_that_is_not_there_is_a_warning() {
+fn a_model_here_that_is_not_there_is_an_error() {
     let process = "version: 1\nbackends: [{ name: a, replicas: { model: tests/workloads } }]\n";
     let folder = Folder::new(&[("foretell.yaml", process), ("policies/a.yaml", "version: 1\nname: x\n")]);
     let (code, told) = folder.check();
-    assert_eq!(code, 0);
-    let warning = "warning: no model in tests/workloads: `serve` would not start\n";
-    assert!(told.contains(warning), "{told}");
+    assert_eq!(code, 64);
+    let error = "foretell.yaml:2: backends[0].replicas.model: model.onnx: No such file or directory";
+    assert!(told.starts_with(error), "{told}");
     let process = process.replace("tests/workloads", "onnx/models/target");
     fs::write(folder.0.path().join("foretell.yaml"), process).unwrap();
-    assert!(!folder.check().1.contains("warning"));
+    let (code, told) = folder.check();
+    assert!(code == 0 && !told.contains("warning"), "{told}");
 }
 
 #[test]
@@ -99,7 +103,7 @@ fn bad_settings_are_told_all_at_once_with_exit_code_64() {
     assert_eq!(
         told,
         "foretell.yaml:2: mode: unknown value, allowed off|observe|auto, got \"on\"\n\
-         foretell.yaml:3: limts: unknown key, allowed version|mode|listen|admin|metrics|limits|timeouts|drain|tenant|client|backends|drafters|memory|policies|observe, got limts; did you mean limits?\n\
+         foretell.yaml:3: limts: unknown key, allowed version|mode|listen|admin|metrics|limits|timeouts|drain|tenant|client|backends|drafters|memory|ready|policies|observe, got limts; did you mean limits?\n\
          policies/a.yaml:3: gamma.max: out of range, allowed 1..=32, got 99\n\
          3 errors\n"
     );
@@ -121,44 +125,69 @@ fn an_explanation_in_words_names_parameters_policies_and_the_verdict() {
     let (code, told) = folder.explain(&[], false);
     assert_eq!(code, 0);
     let revisions: Vec<&str> = told.match_indices('@').map(|(at, _)| &told[at + 1..at + 9]).collect();
+    let rest = revisions[revisions.len() - 1];
     assert_eq!(
         told,
         format!(
-            "eligible: it rides first, and leaps when that is expected to pay\n\
+            "undecided: whether it may leap is not decided at step server: the server was not asked\n\
+             asked        nobody: what a server would say is not known\n\
              route        chat\n\
-             model        m (backend a)\n\
+             model        m (backend a, replica a/0 at http://a:1/)\n\
              temperature  0.7\n\
              prompt       2 tokens (estimated: a quarter of the bytes)\n\
+             steps, of which the first that does not pass counts\n  \
+               client       passed   the client asks for nothing\n  \
+               mode         passed   auto\n  \
+               fleet        passed   some server may be able to verify\n  \
+               encoding     passed   the body is not compressed\n  \
+               body         passed   every parameter is carried exactly\n  \
+               backend      passed   a\n  \
+               session      passed   there is a place for one more\n  \
+               server       unknown  the server was not asked\n  \
+               dialect      unknown  it depends on the server, which is not known\n  \
+               policy       passed   rest@{rest} matches\n  \
+               permission   unknown  it depends on the server, which is not known\n  \
+               plans        unknown  it depends on the server, which is not known\n  \
+               drafters     passed   some drafter drafts\n\
              parameters\n  \
                model                        carried (openai)\n  \
                messages                     carried (openai)\n  \
                temperature                  carried (openai)\n\
              policies, of which the first that matches counts\n  \
                code@{}                does not match: models wants *coder*, got m; temperature wants ..=0.5, got 0.7\n  \
-               rest@{}                matches (mode auto)\n",
-            revisions[0], revisions[1]
+               rest@{rest}                matches (mode auto)\n\
+             drafters\n  \
+               prompt_lookup                drafts\n",
+            revisions[1]
         )
     );
 }
 
 #[rstest]
-#[case::plain("", "", CHAT, &[], "eligible", None)]
+#[case::plain("", "", CHAT, &[], "undecided", None)]
 #[case::off("mode: off", "", CHAT, &[], "bypassed", Some("off"))]
-#[case::observe("mode: observe", "", CHAT, &[], "eligible", Some("observe"))]
+#[case::observe("mode: observe", "", CHAT, &[], "undecided", Some("observe"))]
 #[case::client_off("", "", CHAT, &["X-Foretell: off"], "bypassed", Some("client"))]
-#[case::client_rides("", "", CHAT, &["x-foretell: ride"], "eligible", Some("client"))]
-#[case::client_may_not("client: { control: off }", "", CHAT, &["x-foretell: off"], "eligible", None)]
+#[case::client_unreadable("", "", CHAT, &["X-Foretell: gama=3"], "bypassed", Some("client"))]
+#[case::client_rides("", "", CHAT, &["x-foretell: ride"], "undecided", Some("client"))]
+#[case::client_may_not("client: { control: off }", "", CHAT, &["x-foretell: off"], "undecided", None)]
 #[case::encoded("", "", CHAT, &["content-encoding: gzip"], "bypassed", Some("encoded"))]
 #[case::too_large("limits: { speculate_body: 10B }", "", CHAT, &[], "bypassed", Some("body"))]
+#[case::no_body("", "", "[1]", &[], "bypassed", Some("body"))]
+#[case::no_place("limits: { sessions: 0 }", "", CHAT, &[], "bypassed", Some("sessions"))]
 #[case::no_policy("", "match: { models: [other] }", CHAT, &[], "bypassed", Some("no_policy"))]
 #[case::policy_off("", "mode: off", CHAT, &[], "bypassed", Some("policy"))]
-#[case::policy_rides("", "mode: ride", CHAT, &[], "eligible", Some("policy"))]
-#[case::policy_shadows("", "mode: shadow", CHAT, &[], "eligible", Some("shadow"))]
+#[case::policy_rides("", "mode: ride", CHAT, &[], "undecided", Some("policy"))]
+#[case::policy_shadows("", "mode: shadow", CHAT, &[], "undecided", Some("shadow"))]
 #[case::tools("", "", r#"{"model":"m","messages":[{"role":"user","content":"x"}],"tools":[1]}"#, &[], "bypassed", Some("tools"))]
 #[case::unknown("", "", r#"{"model":"m","prompt":"x","temprature":1}"#, &[], "bypassed", Some("unknown_parameter"))]
 #[case::billed("backends: [{ name: a, billed: true, replicas: ['http://a:1'] }]", "", CHAT, &[], "bypassed", Some("billed"))]
-#[case::not_built("backends: [{ name: a, dialect: ollama, replicas: ['http://a:1'] }]", "", CHAT, &[], "bypassed", Some("no_plan"))]
-#[case::tenant("tenant: { header: x-tenant }", "match: { tenants: [ide] }", CHAT, &["x-tenant: ide"], "eligible", None)]
+#[case::relayed("backends: [{ name: a, dialect: ollama, replicas: ['http://a:1'] }]", "", CHAT, &[], "bypassed", Some("no_plan"))]
+#[case::predicted("backends: [{ name: a, dialect: openai, plans: { allow: [prediction] }, replicas: ['http://a:1'] }]", "", CHAT, &[], "bypassed", Some("no_plan"))]
+#[case::nobody("backends: []", "", CHAT, &[], "failed", Some("no_backend"))]
+#[case::tenant("tenant: { header: x-tenant, trusted_peers: [10.0.0.0/8] }", "match: { tenants: [ide] }\nmode: off", CHAT, &["x-tenant: ide"], "bypassed", Some("policy"))]
+#[case::strange_tenant("tenant: { header: x-tenant, trusted_peers: [11.0.0.0/8] }", "match: { tenants: [ide] }\nmode: off", CHAT, &["x-tenant: ide"], "bypassed", Some("no_policy"))]
+#[case::bounded_temperature("", "match: { temperature: { max: 0.5 } }\nmode: off", r#"{"model":"m","prompt":"x"}"#, &[], "undecided", None)]
 fn an_explanation_gives_the_path_and_the_reason(
     #[case] process: &str,
     #[case] policy: &str,
@@ -167,8 +196,10 @@ fn an_explanation_gives_the_path_and_the_reason(
     #[case] path: &str,
     #[case] reason: Option<&str>,
 ) {
+    let backends = "backends: [{ name: a, dialect: onnx, replicas: ['http://a:1'] }]\n";
+    let backends = if process.starts_with("backends") { "" } else { backends };
     let folder = Folder::new(&[
-        ("foretell.yaml", &format!("version: 1\n{process}\n")),
+        ("foretell.yaml", &format!("version: 1\n{backends}{process}\n")),
         ("policies/a.yaml", &format!("version: 1\nname: a\n{policy}\n")),
         ("request.json", body),
     ]);
@@ -180,7 +211,7 @@ fn an_explanation_gives_the_path_and_the_reason(
 #[test]
 fn the_first_refused_parameter_is_blamed_and_all_are_listed() {
     let body = r#"{"model":"m","prompt":[1,2,3],"bogus":1,"tools":[],"grammar":"x","seed":null}"#;
-    let folder = Folder::new(&[("request.json", body)]);
+    let folder = Folder::new(&[("foretell.yaml", ONE_BACKEND), ("request.json", body)]);
     let told: Value = serde_json::from_str(&folder.explain(&[], true).1).unwrap();
     assert_eq!(told["words"], "it is relayed because of bogus: a parameter is not known");
     assert_eq!((&told["route"], &told["prompt_tokens"]), (&"completions".into(), &3.into()));
@@ -203,13 +234,7 @@ fn the_first_refused_parameter_is_blamed_and_all_are_listed() {
 
 #[test]
 fn what_cannot_be_explained_is_a_usage_error() {
-    let folder = Folder::new(&[("request.json", "[1]")]);
-    let (code, told) = folder.explain(&[], false);
-    assert_eq!(code, 64);
-    assert_eq!(
-        told,
-        "request.json: the body is not a request that can be understood: not a JSON object with each key once\n"
-    );
+    let folder = Folder::new(&[("request.json", CHAT)]);
     assert_eq!(folder.explain(&["no header"], false).0, 64);
     let nothing = Folder::new(&[]);
     assert_eq!(nothing.explain(&[], false).0, 64);

@@ -10,10 +10,10 @@ use std::sync::Arc;
 use foretell::control::Control;
 use foretell::draft::{Features, LookupSpec, Ngram, Source, Tree};
 use foretell::session::{
-    Action, ActionId, Decode, Ending, Event, Finish, Limit, Plan, RidePlan, RideReason, Row, Rules, Session,
-    Start, Summary, Tail, Verdict,
+    Action, ActionId, Decode, Ending, Event, Finish, Limit, RidePlan, Rules, Session, Start, Summary, Tail,
 };
 use foretell::units::{Tick, TokenId};
+use foretell::words::{Plan, RideReason, Row, Verdict};
 use rstest::rstest;
 
 fn mix(value: u64) -> u64 {

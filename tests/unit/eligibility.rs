@@ -2,7 +2,8 @@
 //! and what an eligible request is understood to say.
 
 use foretell::openai::parameters::{Field, Plain, TABLE, Treatment, find};
-use foretell::openai::{BypassReason as R, Judgement, Prompt, Request, Route, judge, understand};
+use foretell::openai::{Judgement, Prompt, Request, Route, judge, understand};
+use foretell::words::BypassReason as R;
 use rstest::rstest;
 use serde_json::{Map, Value, json};
 

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const PURE: [&str; 5] = ["openai", "session", "draft", "control", "dialect"];
+const PURE: [&str; 6] = ["openai", "session", "draft", "control", "dialect", "words"];
 
 /// What a pure file may not name. The list is of words, matched at their boundaries, comments left out.
 const FORBIDDEN: [&str; 14] = [

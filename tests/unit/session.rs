@@ -6,10 +6,11 @@ use std::time::Duration;
 use foretell::control::Control;
 use foretell::draft::{Features, LookupSpec, Ngram, Source, Tree};
 use foretell::session::{
-    Action, ActionId, Decode, Ending, Event, Fault, Finish, Limit, Permission, Plan, RidePlan, RideReason,
-    Row, Rules, Session, Start, Summary, Tail, Verdict,
+    Action, ActionId, Decode, Ending, Event, Fault, Finish, Limit, Permission, RidePlan, Rules, Session,
+    Start, Summary, Tail,
 };
 use foretell::units::{Tick, TokenId};
+use foretell::words::{Plan, RideReason, Row, Verdict};
 use rstest::rstest;
 
 /// Token n is the n-th letter.

@@ -1,50 +1,15 @@
-//! Reading a policy file. The defaults are those of the documentation.
+//! Reading a policy file.
 
-use std::time::Duration;
-
-use super::{
-    Accept, Bounds, Drafter, Gamma, Gates, Holdback, Match, Policy, PolicyMode, Rule, Scope, Tolerance,
-    Vocabulary,
-};
 use crate::config::problem::{Problem, Problems, Refusal};
 use crate::config::process::file::version;
 use crate::config::read::{Item, Section, boolean, duration, number, period, ratio, text, whole, word};
-use crate::config::values::{Glob, Revision};
 use crate::config::yaml::{self, Node, Value};
 use crate::openai::Route;
 use crate::openai::control_header::GAMMA_MAX;
-
-impl Default for Gamma {
-    fn default() -> Self {
-        Self { max: 8, fixed: None, margin: 0.10, stay: 0.05 }
-    }
-}
-
-impl Default for Accept {
-    fn default() -> Self {
-        Self { rule: Rule::Exact, tolerance: Tolerance::default(), max_drift: None, max_drift_rate: 0.02 }
-    }
-}
-
-impl Default for Gates {
-    fn default() -> Self {
-        Self {
-            waiting: 0,
-            kv: 0.9,
-            stale: Duration::from_secs(2),
-            acceptance: 0.2,
-            latency: 1.02,
-            max_gap: Duration::from_millis(500),
-            reprobe: Duration::from_secs(30),
-        }
-    }
-}
-
-impl Default for Holdback {
-    fn default() -> Self {
-        Self { start: 0.2, floor: 0.01 }
-    }
-}
+use crate::policy::{
+    Accept, Bounds, Drafter, Gamma, Gates, Glob, Holdback, Match, Policy, PolicyMode, Revision, Rule, Scope,
+    Tolerance, Vocabulary,
+};
 
 /// A policy and the lines of what must agree with other files.
 #[derive(Clone, Debug)]

@@ -7,7 +7,7 @@ use http::Uri;
 
 use super::Device;
 use crate::config::values::Glob;
-use crate::session::Plan;
+use crate::words::Plan;
 
 /// How a backend is spoken to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -186,6 +186,9 @@ pub struct Connect {
     pub pass_auth: bool,
     /// The file with the bearer token that is sent instead of the client's.
     pub token_file: Option<PathBuf>,
+    /// The file with the bearer token of Foretell's own calls (who is there, health, load, probe). It is never on a
+    /// client's request, nor on a call of a client's session.
+    pub own_token_file: Option<PathBuf>,
 }
 
 /// Which HTTP a backend is spoken to with.

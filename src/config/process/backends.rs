@@ -4,13 +4,13 @@ use std::collections::HashSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::file::path;
 use super::{
     Backend, Budget, Connect, Device, Dialect, HostHeader, HttpVersion, Load, Model, PlanName, Plans, Probe,
     ProbeWhen, Replicas, ServedModel, Switchback, TokenizerSource,
 };
+use crate::config::named::FileKind;
 use crate::config::problem::Refusal;
-use crate::config::read::{Item, Section, boolean, parse_base, period, ratio, size, text, whole, word};
+use crate::config::read::{Item, Section, boolean, parse_base, path, period, ratio, size, text, whole, word};
 use crate::config::values::{self, Glob};
 use crate::config::yaml::{Node, Value};
 
@@ -23,6 +23,7 @@ impl Default for Connect {
             identity: None,
             pass_auth: true,
             token_file: None,
+            own_token_file: None,
         }
     }
 }
@@ -142,7 +143,11 @@ fn replicas(item: &Item<'_>) -> Option<Replicas> {
         Value::Map(_) => {
             let mut section = item.section();
             if let Some(folder) = section.item("model") {
-                return served(folder.read(path), section);
+                let folder = folder.read(path);
+                if let Some(folder) = &folder {
+                    section.names("model", FileKind::Model, folder);
+                }
+                return served(folder, section);
             }
             let name = section.must("dns", "HOST:PORT", host_and_port);
             let every = section.or("every", Duration::from_secs(5), period);
@@ -199,6 +204,9 @@ fn model(item: &Item<'_>, seen: &mut Seen) -> Option<Model> {
         "backend" => Ok(TokenizerSource::Backend),
         _ => path(node).map(TokenizerSource::File),
     });
+    if let TokenizerSource::File(path) = &tokenizer {
+        section.names("tokenizer", FileKind::Tokenizer, path);
+    }
     let named = id.iter().map(|id| ("id", id)).chain(aliases.iter().map(|alias| ("aliases", alias)));
     for (key, name) in named.filter(|(_, name)| !seen.models.insert((*name).clone())).collect::<Vec<_>>() {
         section.refuse(key, Refusal::new("not unique", "each model once"), &format!("{name:?}"));
@@ -214,21 +222,22 @@ fn connect(mut section: Section<'_>) -> Connect {
     let hosts = &[("backend", HostHeader::Backend), ("client", HostHeader::Client)];
     let host = section.or("host", default.host, word(hosts));
     let mut tls = section.section("tls");
-    let ca = tls.maybe("ca", None, path);
+    let ca = tls.file("ca", FileKind::Authorities);
     let identity = identity(&mut tls);
     tls.close();
     let mut auth = section.section("auth");
     let pass_auth = auth.or("pass", default.pass_auth, boolean);
-    let token_file = auth.maybe("token_file", None, path);
+    let token_file = auth.file("token_file", FileKind::Secret);
+    let own_token_file = auth.file("own_token_file", FileKind::Secret);
     auth.close();
     section.close();
-    Connect { http, host, ca, identity, pass_auth, token_file }
+    Connect { http, host, ca, identity, pass_auth, token_file, own_token_file }
 }
 
 /// A certificate without its key is none, nor the other way round.
 fn identity(tls: &mut Section<'_>) -> Option<(PathBuf, PathBuf)> {
-    let cert = tls.maybe("cert", None, path);
-    let key = tls.maybe("key", None, path);
+    let cert = tls.file("cert", FileKind::Chain);
+    let key = tls.file("key", FileKind::KeyOf(cert.clone().unwrap_or_default()));
     match (cert, key) {
         (Some(cert), Some(key)) => Some((cert, key)),
         (None, None) => None,

@@ -9,10 +9,13 @@ use indexmap::IndexMap;
 
 use super::{
     Admin, ClientControl, Device, DrafterModel, Drain, Limits, Listen, LogFormat, LogLevel, Memory, Mode,
-    Observe, Process, ServerTls, Tenant, TenantFallback, Timeouts, backends,
+    Observe, Process, Ready, ServerTls, Tenant, TenantFallback, Timeouts, backends,
 };
+use crate::config::named::{FileKind, Named};
 use crate::config::problem::{Problem, Problems, Refusal};
-use crate::config::read::{Item, Section, address, boolean, duration, period, size, text, url, whole, word};
+use crate::config::read::{
+    Item, Section, address, boolean, duration, path, period, size, text, url, whole, word,
+};
 use crate::config::yaml::{self, Node, Value};
 
 const fn loopback(port: u16) -> SocketAddr {
@@ -34,7 +37,9 @@ impl Default for Process {
             backends: Vec::new(),
             drafters: IndexMap::new(),
             memory: Memory::default(),
+            ready: Ready::default(),
             policies: PathBuf::from("policies"),
+            policies_must_exist: false,
             observe: Observe::default(),
         }
     }
@@ -42,7 +47,7 @@ impl Default for Process {
 
 impl Default for Admin {
     fn default() -> Self {
-        Self { address: loopback(9464), token_file: None }
+        Self { address: loopback(9464), token_file: None, hosts: Vec::new() }
     }
 }
 
@@ -76,7 +81,7 @@ impl Default for Timeouts {
 
 impl Default for Drain {
     fn default() -> Self {
-        Self { delay: Duration::from_secs(5), grace: Duration::from_mins(2) }
+        Self { delay: Duration::from_secs(5), early: true, grace: Duration::from_mins(2) }
     }
 }
 
@@ -91,13 +96,30 @@ impl Default for Memory {
 /// # Errors
 /// Everything that is wrong with it, in the order of its lines.
 pub fn parse(file: &str, source: &str) -> Result<Process, Vec<Problem>> {
-    let root = yaml::parse(file, source)?;
+    let Parsed { process, problems, .. } = parse_all(file, source);
+    if problems.is_empty() { Ok(process) } else { Err(problems) }
+}
+
+/// What a process file says, as far as it can be read.
+#[derive(Clone, Debug, Default)]
+pub struct Parsed {
+    /// Defaults stand where something is wrong.
+    pub process: Process,
+    /// The files that it names.
+    pub named: Vec<Named>,
+    /// Everything that is wrong with it, in the order of its lines.
+    pub problems: Vec<Problem>,
+}
+
+/// As [`parse`]; where something is wrong, the rest is read all the same.
+pub fn parse_all(file: &str, source: &str) -> Parsed {
+    let root = match yaml::parse(file, source) {
+        Ok(root) => root,
+        Err(problems) => return Parsed { problems, ..Parsed::default() },
+    };
     let problems = Problems::new(file);
     let process = read(&Item::root(&root, &problems));
-    match problems.into_vec() {
-        none if none.is_empty() => Ok(process),
-        some => Err(some),
-    }
+    Parsed { process, named: problems.named(), problems: problems.into_vec() }
 }
 
 fn read(root: &Item<'_>) -> Process {
@@ -117,7 +139,9 @@ fn read(root: &Item<'_>) -> Process {
         backends: top.item("backends").map_or_else(Vec::new, |item| backends::read(&item)),
         drafters: top.item("drafters").map_or_else(IndexMap::new, |item| drafters(&item)),
         memory: memory(top.section("memory")),
+        ready: ready(top.section("ready")),
         policies: policies(top.section("policies"), default.policies),
+        policies_must_exist: false,
         observe: observe(top.section("observe")),
     };
     top.close();
@@ -130,10 +154,6 @@ pub(in crate::config) fn version(top: &mut Section<'_>) {
         Value::Whole(1) => Ok(()),
         _ => Err(Refusal::new("unknown version", "1")),
     });
-}
-
-pub(super) fn path(node: &Node) -> Result<PathBuf, Refusal> {
-    text(node).map(PathBuf::from).map_err(|_| Refusal::new("wrong type", "a path"))
 }
 
 fn listen(item: &Item<'_>) -> Vec<Listen> {
@@ -162,9 +182,9 @@ fn listener(item: &Item<'_>, seen: &mut HashSet<SocketAddr>) -> Option<Listen> {
 }
 
 fn server_tls(mut section: Section<'_>) -> Option<ServerTls> {
-    let cert = section.must("cert", "a path", path);
-    let key = section.must("key", "a path", path);
-    let client_ca = section.maybe("client_ca", None, path);
+    let cert = section.must_file("cert", FileKind::Chain);
+    let key = section.must_file("key", FileKind::KeyOf(cert.clone().unwrap_or_default()));
+    let client_ca = section.file("client_ca", FileKind::Authorities);
     section.close();
     Some(ServerTls { cert: cert?, key: key?, client_ca })
 }
@@ -173,7 +193,8 @@ fn admin(mut section: Section<'_>) -> Admin {
     let default = Admin::default();
     let admin = Admin {
         address: section.or("address", default.address, address),
-        token_file: section.maybe("token_file", None, path),
+        token_file: section.file("token_file", FileKind::Secret),
+        hosts: section.list("hosts", Vec::new(), host),
     };
     if !admin.address.ip().is_loopback() && admin.token_file.is_none() {
         let allowed = "a loopback address, or any with token_file";
@@ -222,8 +243,10 @@ fn timeouts(mut section: Section<'_>) -> Timeouts {
 
 fn drain(mut section: Section<'_>) -> Drain {
     let default = Drain::default();
+    let delay = section.item("delay").and_then(|item| item.read(duration));
     let drain = Drain {
-        delay: section.or("delay", default.delay, duration),
+        delay: delay.unwrap_or(default.delay),
+        early: delay.is_none(),
         grace: section.or("grace", default.grace, duration),
     };
     section.close();
@@ -243,6 +266,15 @@ fn tenant(mut section: Section<'_>) -> Tenant {
     };
     section.close();
     tenant
+}
+
+/// A host name without a port.
+fn host(node: &Node) -> Result<String, Refusal> {
+    let named = text(node).ok().filter(|name| {
+        let is_name = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_');
+        name.bytes().all(is_name)
+    });
+    named.ok_or_else(|| Refusal::new("not a host name", "a name without a port"))
 }
 
 /// A header name, in lower case.
@@ -265,7 +297,10 @@ fn drafters(item: &Item<'_>) -> IndexMap<String, DrafterModel> {
 
 fn drafter(mut section: Section<'_>) -> Option<DrafterModel> {
     let model = section.must("path", "a path", path);
-    let tokenizer = section.maybe("tokenizer", None, path);
+    let tokenizer = section.file("tokenizer", FileKind::Tokenizer);
+    if let Some(model) = &model {
+        section.names("path", FileKind::Drafter { tokenizer: tokenizer.is_none() }, model);
+    }
     let device = section.or("device", Device::default(), word(Device::NAMES));
     let slots = section.or("slots", 64, whole(1..=4096));
     let context = section.or("context", 2048, whole(16..=1 << 20));
@@ -284,16 +319,21 @@ fn memory(mut section: Section<'_>) -> Memory {
     memory
 }
 
-fn policies(mut section: Section<'_>, default: PathBuf) -> PathBuf {
-    let dir = section.or("dir", default, path);
+fn ready(mut section: Section<'_>) -> Ready {
+    let require_backend = section.or("require_backend", false, boolean);
     section.close();
-    dir
+    Ready { require_backend }
+}
+
+fn policies(mut section: Section<'_>, default: PathBuf) -> PathBuf {
+    let dir = section.file("dir", FileKind::Policies);
+    section.close();
+    dir.unwrap_or(default)
 }
 
 fn observe(mut section: Section<'_>) -> Observe {
-    let formats = &[("json", LogFormat::Json), ("text", LogFormat::Text)];
     let observe = Observe {
-        log: section.or("log", LogFormat::default(), word(formats)),
+        log: section.or("log", LogFormat::default(), word(LogFormat::NAMES)),
         level: section.or("level", LogLevel::default(), word(LogLevel::NAMES)),
         otlp: section.maybe("otlp", None, url),
         text: section.or("text", false, boolean),

@@ -4,8 +4,8 @@ use super::script::Task;
 use super::{Cache, Dialect, Findings, SEEDED};
 use crate::control::prospect::{Measured, Timed};
 use crate::dialect::{Engine, Noise};
-use crate::session::Plan;
 use crate::units::TokenId;
+use crate::words::Plan;
 
 /// A call over a cached prefix takes at most this share of the first one.
 const WARM: f64 = 0.6;
@@ -129,7 +129,7 @@ impl Learning {
         }
     }
 
-    /// Draws the conclusions.
+    /// Puts what was learnt into the engine's description.
     pub(super) fn conclude(&mut self, engine: &mut Engine) {
         self.conclude_cache();
         engine.caches = self.cache.works.or(engine.caches);

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use super::Dialect;
 use crate::control::prospect::GAMMA_MOST;
 use crate::dialect::{Engine, Noise};
-use crate::session::Plan;
+use crate::words::Plan;
 
 /// Numbers of draft nodes that are timed.
 const GAMMAS: [usize; 4] = [0, 2, 4, GAMMA_MOST];
@@ -23,7 +23,7 @@ pub(super) enum Place {
     Long,
 }
 
-/// One question.
+/// One call of the probe and what it is to show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Task {
     /// A scored draft, and the very same again: what lies under a cached prefix.

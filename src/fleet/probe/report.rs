@@ -9,7 +9,7 @@ use crate::control::prospect::{Judgement, Prospect, judge};
 use crate::dialect::probe::Findings;
 use crate::dialect::{Engine, Noise, RowShape};
 use crate::openai::Defaults;
-use crate::session::Plan;
+use crate::words::Plan;
 
 /// What was known before the first timed call.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -36,11 +36,11 @@ pub(super) struct Work {
 
 #[derive(Debug)]
 pub(super) enum Command {
-    /// A session comes.
+    /// A session asks for a seat.
     Seat { noise: Noise, commands: Sender<Command>, reply: oneshot::Sender<Option<Seat>> },
-    /// A session goes.
+    /// A session has given its seat up.
     Leave(usize),
-    /// A session asks.
+    /// A session asks for a draft or a shadow pass.
     Work(Work),
 }
 

@@ -2,10 +2,10 @@
 
 use super::{Phase, Session};
 use crate::draft::{Budget, Tree};
-use crate::session::RideReason;
 use crate::session::pilot::{Stand, Step};
 use crate::session::start::Permission;
 use crate::units::{Tick, TokenId};
+use crate::words::RideReason;
 
 impl Session {
     pub(super) fn step(&mut self, leaping: bool, now: Tick) -> Step {

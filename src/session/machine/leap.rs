@@ -5,8 +5,9 @@ use std::time::Duration;
 use super::{Phase, Session};
 use crate::draft::Tree;
 use crate::session::pilot::Step;
-use crate::session::{Action, Event, Fault, RideReason, Verdict, accept};
+use crate::session::{Action, Event, Fault, accept};
 use crate::units::Tick;
+use crate::words::{RideReason, Verdict};
 
 /// A draft is waited for at least so many ridden tokens: where drafter and backend share their cores, the
 /// first one waits for what the ride left behind.

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use super::{Phase, Ride, Session};
 use crate::session::pilot::Step;
-use crate::session::{Action, Event, Fault, Finish, RidePlan, RideReason, Tail};
+use crate::session::{Action, Event, Fault, Finish, RidePlan, Tail};
 use crate::units::{Tick, TokenId};
+use crate::words::RideReason;
 
 /// Longest pause asked for by the backend that a session without a ride sits out.
 const PAUSE_MAX: Duration = Duration::from_secs(10);

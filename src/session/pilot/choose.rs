@@ -5,8 +5,8 @@ use std::sync::Arc;
 use super::{BITE, EVIDENCE, Pilot, Stand, Step};
 use crate::control::{Learnt, Quote, Run, Terms, best_cut, pays};
 use crate::draft::{Budget, Source, Tree, merge};
-use crate::session::RideReason;
 use crate::units::{Tick, TokenId};
+use crate::words::RideReason;
 
 impl Pilot {
     /// Chooses. Everything that forbids leaping has been asked before.

@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
-use foretell::gateway::listen::{Body, Bounds, Stop, serve};
+use foretell::http::body::Body;
+use foretell::http::listen::{Bounds, Stop, serve};
 use foretell::lab::client::Url;
 use futures_util::StreamExt;
 use http_body_util::{BodyExt, Full, StreamBody};

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use foretell::gateway::assemble::Running;
+use foretell::app::Running;
 use foretell::lab::local;
 use serde_json::Value;
 

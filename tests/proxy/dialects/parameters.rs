@@ -6,7 +6,8 @@ use std::collections::BTreeSet;
 use std::fmt::Write;
 
 use foretell::openai::parameters::{Field, Parameter, Plain, Treatment};
-use foretell::openai::{BypassReason, Route, parameters};
+use foretell::openai::{Route, parameters};
+use foretell::words::BypassReason;
 use serde_json::{Value, json};
 
 use super::contract::{PROMPTS, both, greedy, talkative};

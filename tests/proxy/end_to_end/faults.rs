@@ -350,7 +350,7 @@ async fn a_first_ride_that_breaks_off_goes_on_by_ids() {
 
 #[cfg(feature = "onnx")]
 mod drafter {
-    use foretell::gateway::assemble::{Drafters, LoadedDrafter};
+    use foretell::drive::drafters::{Drafters, LoadedDrafter};
     use foretell::runtime::drafter::DrafterService;
 
     use super::super::model::{Babble, Handle, Trouble};

@@ -4,11 +4,11 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use foretell::app::Running;
 use foretell::config::process::{Device, ServedModel};
-use foretell::gateway::assemble::Running;
 use foretell::lab::local::{self, LocalTarget};
+use foretell::onnx_server::open::open_as;
 use foretell::openai::Route;
-use foretell::target::open::open_as;
 use serde_json::{Value, json};
 
 use crate::client::{Ask, FORCED, get, metric, watch_panics};

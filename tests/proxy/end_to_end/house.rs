@@ -4,12 +4,13 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use foretell::gateway::assemble::{Drafters, Running};
+use foretell::app::Running;
+use foretell::drive::drafters::Drafters;
 use foretell::lab::local::{self, LocalTarget};
-use foretell::target::hugging::FolderWords;
-use foretell::target::metrics::Metrics;
-use foretell::target::scheduler::Engine;
-use foretell::target::server::App;
+use foretell::onnx_server::hugging::FolderWords;
+use foretell::onnx_server::metrics::Metrics;
+use foretell::onnx_server::scheduler::Engine;
+use foretell::onnx_server::server::App;
 use foretell::text::Tokenizer;
 use tempfile::TempDir;
 

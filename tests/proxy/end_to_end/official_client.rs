@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use foretell::gateway::assemble::Drafters;
+use foretell::drive::drafters::Drafters;
 use foretell::lab::local;
 
 use super::house::{FORCED, House, Plan};

@@ -8,11 +8,11 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use foretell::lab::local::{self, LocalTarget};
+use foretell::onnx_server::open::open;
 use foretell::openai::Route;
 use foretell::runtime::device::DeviceChoice;
 use foretell::runtime::model::Options;
 use foretell::runtime::noise;
-use foretell::target::open::open;
 use futures_util::stream::{self, StreamExt};
 use rstest::rstest;
 use serde_json::{Value, json};
@@ -71,7 +71,7 @@ fn own_text() -> Vec<(Route, Value)> {
         "src/session.rs",
         "src/dialect.rs",
         "src/gateway.rs",
-        "src/target/server.rs",
+        "src/onnx_server/server.rs",
         "src/config/process.rs",
     ] {
         text.push_str(&std::fs::read_to_string(root().join(name)).unwrap());

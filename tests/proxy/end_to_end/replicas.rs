@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use foretell::lab::local::{self, LocalTarget};
+use foretell::onnx_server::hugging::FolderWords;
+use foretell::onnx_server::metrics::Metrics;
+use foretell::onnx_server::scheduler::Engine;
+use foretell::onnx_server::server::App;
 use foretell::openai::Route;
-use foretell::target::hugging::FolderWords;
-use foretell::target::metrics::Metrics;
-use foretell::target::scheduler::Engine;
-use foretell::target::server::App;
 use foretell::text::Tokenizer;
 use serde_json::{Value, json};
 

@@ -2,8 +2,8 @@
 
 use std::sync::atomic::Ordering;
 
+use foretell::app::Gateway;
 use foretell::fleet::{BreakerState, Load, Standing};
-use foretell::gateway::Gateway;
 
 use super::house::{self, Replica, Reply, answer, ask, metric};
 use crate::wire::{Message, Wire, post};

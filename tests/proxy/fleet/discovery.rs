@@ -5,9 +5,10 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use foretell::app::Gateway;
 use foretell::fleet::discover::Resolving;
-use foretell::fleet::{BackendSettings, Resolve};
-use foretell::gateway::{Gateway, Settings};
+use foretell::fleet::{ReplicaSettings, Resolve};
+use foretell::gateway::Settings;
 use parking_lot::Mutex;
 
 use super::house::{self, Replica, Reply, ask};
@@ -43,9 +44,9 @@ impl Resolve for Script {
 }
 
 async fn before(script: &Arc<Script>) -> Gateway {
-    let backend = BackendSettings {
+    let backend = ReplicaSettings {
         discover: Some(Duration::from_millis(10)),
-        ..BackendSettings::new("b", "http://pods.test:8000")
+        ..ReplicaSettings::new("b", "http://pods.test:8000")
     };
     let resolver: Arc<dyn Resolve> = script.clone();
     house::start(Settings { resolver, ..house::settings(vec![backend]) }).await

@@ -4,8 +4,9 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use foretell::fleet::BackendSettings;
-use foretell::gateway::{Brains, Gateway, Settings};
+use foretell::app::Gateway;
+use foretell::fleet::ReplicaSettings;
+use foretell::gateway::{Brains, Settings};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio_util::sync::CancellationToken;
@@ -121,18 +122,18 @@ pub fn answer(status: u16, fields: &str, body: &str) -> Vec<u8> {
 }
 
 /// A backend `b` at these addresses, one after the other.
-pub fn backends(addresses: &[SocketAddr]) -> Vec<BackendSettings> {
-    addresses.iter().map(|address| BackendSettings::new("b", format!("http://{address}"))).collect()
+pub fn backends(addresses: &[SocketAddr]) -> Vec<ReplicaSettings> {
+    addresses.iter().map(|address| ReplicaSettings::new("b", format!("http://{address}"))).collect()
 }
 
-pub fn settings(backends: Vec<BackendSettings>) -> Settings {
+pub fn settings(backends: Vec<ReplicaSettings>) -> Settings {
     let any = SocketAddr::from(([127, 0, 0, 1], 0));
-    let settings = Settings::new(BackendSettings::new("b", "http://127.0.0.1:1"));
+    let settings = Settings::new(ReplicaSettings::new("b", "http://127.0.0.1:1"));
     Settings { listen: vec![any.into()], admin: Some(any), workers: 0, backends, ..settings }
 }
 
 pub async fn start(settings: Settings) -> Gateway {
-    Gateway::start(settings, Brains::default()).await.unwrap()
+    Gateway::start(settings, Brains::default(), None).await.unwrap()
 }
 
 /// A gateway before these replicas.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use foretell::fleet::{Auth, BackendSettings, KeyFile, ModelName};
+use foretell::fleet::{Auth, KeyFile, ModelName, ReplicaSettings};
 use foretell::lab::local;
 use tokio::time::timeout;
 
@@ -12,7 +12,7 @@ use crate::wire::{Message, PATIENCE, Wire, post};
 async fn seen_with(auth: Auth) -> Message {
     let mut replica = Replica::saying("x").await;
     let backend =
-        BackendSettings { auth, ..BackendSettings::new("b", format!("http://{}", replica.address)) };
+        ReplicaSettings { auth, ..ReplicaSettings::new("b", format!("http://{}", replica.address)) };
     let gateway = house::start(house::settings(vec![backend])).await;
     ask(&gateway, post("/v1/completions", "authorization: Bearer client\r\n", b"{}")).await;
     replica.next().await.unwrap()
@@ -76,9 +76,9 @@ async fn a_key_file_that_changes_is_read_again() {
 #[tokio::test]
 async fn a_name_decides_where_a_request_goes_and_passes_as_it_was_written() {
     let (mut big, mut small) = (Replica::saying("big").await, Replica::saying("small").await);
-    let named = |name: &str, replica: &Replica, models: Vec<ModelName>| BackendSettings {
+    let named = |name: &str, replica: &Replica, models: Vec<ModelName>| ReplicaSettings {
         models,
-        ..BackendSettings::new(name, format!("http://{}", replica.address))
+        ..ReplicaSettings::new(name, format!("http://{}", replica.address))
     };
     let one = ModelName { id: "llama-70b".into(), aliases: vec!["llama".into()], ..ModelName::default() };
     let lora = ModelName { id: "lora-*".into(), base: Some("llama-70b".into()), ..ModelName::default() };

@@ -1,8 +1,8 @@
 //! What a replica that dies costs its clients.
 
-use foretell::fleet::BackendSettings;
-use foretell::gateway::Gateway;
-use foretell::gateway::mode::Mode;
+use foretell::app::Gateway;
+use foretell::fleet::ReplicaSettings;
+use foretell::words::Mode;
 
 use super::house::{self, Replica, Reply, answer, ask, metric};
 use crate::wire::{Message, Wire, post};
@@ -10,7 +10,7 @@ use crate::wire::{Message, Wire, post};
 /// Two backends, so that every body is read for its model and completions can be sent again.
 async fn reading(one: &Replica, two: &Replica) -> Gateway {
     let mut backends = house::backends(&[one.address, two.address]);
-    backends.push(BackendSettings::new("other", "http://127.0.0.1:1"));
+    backends.push(ReplicaSettings::new("other", "http://127.0.0.1:1"));
     house::start(house::settings(backends)).await
 }
 

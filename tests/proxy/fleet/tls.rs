@@ -3,9 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use foretell::fleet::{BackendSettings, tls};
-use foretell::gateway::listen::Endpoint;
-use foretell::gateway::{Gateway, Settings};
+use foretell::app::Gateway;
+use foretell::fleet::{ReplicaSettings, tls};
+use foretell::gateway::Settings;
+use foretell::http::listen::Endpoint;
 use foretell::lab::local;
 use http_body_util::{BodyExt, Full};
 use hyper_util::rt::{TokioExecutor, TokioIo};
@@ -57,7 +58,7 @@ async fn guarded(papers: &Papers, behind: &Replica) -> Gateway {
 /// The status that a client gets through a gateway whose backend is `url`.
 async fn through(url: String, ca: &Path, identity: Option<(&Path, &Path)>) -> (u16, String) {
     let tls = Some(tls::client(Some(ca), identity).unwrap());
-    let backend = BackendSettings { tls, ..BackendSettings::new("b", url) };
+    let backend = ReplicaSettings { tls, ..ReplicaSettings::new("b", url) };
     let gateway = house::start(house::settings(vec![backend])).await;
     let answer = ask(&gateway, house::completion()).await;
     (answer.head.status(), answer.text())
@@ -92,10 +93,10 @@ async fn behind_a_name_the_certificate_must_be_the_names() {
     let guarded = guarded(&papers, &replica).await;
     let (cert, key) = (papers.path("client.pem"), papers.path("client.key"));
     for (name, status) in [("localhost", 200), ("pods.test", 502)] {
-        let backend = BackendSettings {
+        let backend = ReplicaSettings {
             tls: Some(tls::client(Some(&papers.path("ca.pem")), Some((&cert, &key))).unwrap()),
             discover: Some(std::time::Duration::from_mins(1)),
-            ..BackendSettings::new("b", format!("https://{name}:8000"))
+            ..ReplicaSettings::new("b", format!("https://{name}:8000"))
         };
         let resolver = Script::says_for(name, &[guarded.addresses[0]]);
         let gateway = house::start(Settings { resolver, ..house::settings(vec![backend]) }).await;

@@ -1,10 +1,14 @@
 //! The operator's API.
 
-use std::sync::Arc;
+use std::path::Path;
 
-use foretell::gateway::{Brains, Gateway, Settings, StartError};
-use foretell::observe::admin::{FileError, Hooks};
-use serde_json::{Value, json};
+use foretell::app::{self, Gateway, Running};
+use foretell::config::load_policies;
+use foretell::config::process;
+use foretell::gateway::StartError;
+use foretell::gateway::{Brains, Settings};
+use foretell::policy::Revision;
+use serde_json::json;
 
 use super::house;
 use crate::wire::{Message, Server, Wire, ok, post};
@@ -93,49 +97,111 @@ async fn the_mode_is_switched_at_run_time_and_nonsense_is_refused() {
     }
 }
 
-struct Files;
-
-impl Hooks for Files {
-    fn policies(&self) -> Option<Value> {
-        Some(json!([{ "name": "default", "revision": "12345678", "mode": "auto", "synchronized": true }]))
-    }
-
-    fn reload(&self) -> Option<Result<Value, Vec<FileError>>> {
-        let error = FileError {
-            file: "policies/a.yaml".to_owned(),
-            line: 3,
-            path: "gamma.max".to_owned(),
-            message: "allowed 1..=32, got 99".to_owned(),
-        };
-        Some(Err(vec![error]))
-    }
-
-    fn replica(&self, _: &std::sync::Arc<foretell::fleet::Backend>) -> Option<Value> {
-        Some(json!({ "epoch": "e1", "plans": ["tree"] }))
-    }
+/// A whole proxy before `server`, with a folder of policies.
+async fn configured(server: &Server, policies: &Path) -> Running {
+    let text = format!(
+        "version: 1\nlisten: [{{ address: '127.0.0.1:0' }}]\nadmin: {{ address: '127.0.0.1:0' }}\n\
+         backends: [{{ name: b, replicas: ['http://{}'] }}]\npolicies: {{ dir: {} }}\n",
+        server.address,
+        policies.display()
+    );
+    let process = process::parse("f", &text).unwrap();
+    let policies = load_policies(&process).unwrap();
+    app::start(process, policies).await.unwrap()
 }
 
 #[tokio::test]
 async fn what_the_configuration_can_answer_is_answered_and_the_rest_is_404() {
     let server = backend().await;
-    let brains = Brains { hooks: Some(Arc::new(Files)), ..Brains::default() };
-    let gateway = Gateway::start(house::settings(server.address), brains).await.unwrap();
-    assert_eq!(get(&gateway, "/api/policies").await.json()["policies"][0]["revision"], "12345678");
-    let refused = tell(&gateway, "/api/reload", "").await;
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("a.yaml");
+    let first = "version: 1\nname: a\n";
+    std::fs::write(&file, first).unwrap();
+    let running = configured(&server, folder.path()).await;
+    let gateway = &running.gateway;
+    let policies = get(gateway, "/api/policies").await.json();
+    let revision = Revision::of(first.as_bytes()).to_string();
+    let wanted = json!([{ "name": "a", "revision": revision, "mode": "auto", "synchronized": true }]);
+    assert_eq!(policies["policies"], wanted);
+
+    std::fs::write(&file, "version: 1\nname: a\ngamma: { max: 99 }\n").unwrap();
+    let refused = tell(gateway, "/api/reload", "").await;
     assert_eq!(refused.head.status(), 422);
-    let error = json!({ "file": "policies/a.yaml", "line": 3, "path": "gamma.max", "message": "allowed 1..=32, got 99" });
+    let message = "out of range, allowed 1..=32, got 99";
+    let error =
+        json!({ "file": file.display().to_string(), "line": 3, "path": "gamma.max", "message": message });
     assert_eq!(refused.json(), json!({ "errors": [error] }));
-    assert_eq!(get(&gateway, "/api/replicas").await.json()["replicas"][0]["plans"], json!(["tree"]));
-    assert_eq!(tell(&gateway, "/api/explain", "{}").await.head.status(), 404);
-    assert_eq!(get(&gateway, "/api/mode").await.head.status(), 405);
+    assert_eq!(get(gateway, "/api/policies").await.json()["policies"][0]["synchronized"], false);
+
+    std::fs::write(&file, "version: 1\nname: b\n").unwrap();
+    assert_eq!(tell(gateway, "/api/reload", "").await.json()["policies"][0]["name"], "b");
+    assert!(get(gateway, "/api/replicas").await.json()["replicas"][0]["probe"]["verdict"].is_string());
+    assert_eq!(get(gateway, "/api/explain").await.head.status(), 405);
+    assert_eq!(get(gateway, "/api/mode").await.head.status(), 405);
+
     let bare = house::start(house::settings(server.address)).await;
     assert_eq!(get(&bare, "/api/policies").await.head.status(), 404);
+    for path in ["/api/reload", "/api/explain", "/api/replicas/0/reprobe"] {
+        assert_eq!(tell(&bare, path, "{}").await.head.status(), 404, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn a_request_is_explained_as_it_would_be_decided_now() {
+    let server = backend().await;
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(
+        folder.path().join("a.yaml"),
+        "version: 1\nname: a\nmatch: { headers: { x-team: [ide] } }\n",
+    )
+    .unwrap();
+    let running = configured(&server, folder.path()).await;
+    let (gateway, address) = (&running.gateway, running.gateway.addresses[0]);
+    let body = r#"{"model":"m","prompt":"p"}"#;
+    let explained = tell(gateway, "/api/explain", body).await;
+    assert_eq!(explained.head.status(), 200);
+    let explained = explained.json();
+    assert_eq!(
+        (&explained["path"], &explained["reason"]),
+        (&json!("bypassed"), &json!("no_plan")),
+        "{explained}"
+    );
+    assert_eq!((&explained["asked"], &explained["backend"]), (&json!("proxy"), &json!("b")));
+    assert_eq!(explained["policies"][0]["mismatches"], json!(["headers wants x-team: ide, got none"]));
+    let answer = Wire::connect(address).await.ask(post("/v1/completions", "", body.as_bytes())).await;
+    assert_eq!(answer.head.get("x-foretell-reason"), Some("no_plan"), "the same");
+
+    let ask = |query: &'static str, fields: &'static str, body: &'static str| async move {
+        let call = post(&format!("/api/explain{query}"), fields, body.as_bytes()).replace_host();
+        Wire::connect(gateway.admin.unwrap()).await.ask(call).await
+    };
+    let ours = ask("?route=chat&tenant=t%20u", "x-explain-x-team: ide\r\n", body).await.json();
+    assert_eq!((&ours["route"], &ours["tenant"]), (&json!("chat"), &json!("t u")));
+    assert_eq!(ours["policies"][0]["matches"], true);
+    let off = ask("", "x-foretell: off\r\n", body).await.json();
+    assert_eq!((&off["path"], &off["reason"]), (&json!("bypassed"), &json!("client")));
+    let nothing = ask("", "", "no json").await.json();
+    assert_eq!(
+        (&nothing["reason"], &nothing["model"]),
+        (&json!("no_plan"), &json!(null)),
+        "the first step counts"
+    );
+    assert_eq!(
+        (&nothing["steps"][4]["step"], &nothing["steps"][4]["reason"]),
+        (&json!("body"), &json!("body"))
+    );
+    assert_eq!(ask("?route=x", "", body).await.head.status(), 400);
+    assert_eq!(ask("", "origin: http://x\r\n", body).await.head.status(), 403);
 }
 
 #[tokio::test]
 async fn with_a_token_everything_but_health_wants_it() {
     let server = backend().await;
-    let settings = Settings { admin_token: Some("t0ken".to_owned()), ..house::settings(server.address) };
+    let settings = Settings {
+        admin_token: Some("t0ken".to_owned()),
+        admin_hosts: vec!["foretell.example".to_owned()],
+        ..house::settings(server.address)
+    };
     let gateway = house::start(settings).await;
     let ask = |fields: &'static str| {
         let admin = gateway.admin.unwrap();
@@ -155,7 +221,7 @@ async fn with_a_token_everything_but_health_wants_it() {
 async fn an_open_admin_address_without_token_does_not_start() {
     let server = backend().await;
     let settings = Settings { admin: Some(([0, 0, 0, 0], 0).into()), ..house::settings(server.address) };
-    let refused = Gateway::start(settings, Brains::default()).await;
+    let refused = Gateway::start(settings, Brains::default(), None).await;
     assert!(matches!(refused, Err(StartError::AdminOpen(_))));
 }
 

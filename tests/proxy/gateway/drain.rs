@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
-use foretell::gateway::drain::DrainTimes;
-use foretell::gateway::{Ended, Settings};
+use foretell::app::Ended;
+use foretell::app::signals::SAME_WISH;
+use foretell::gateway::Settings;
+use foretell::http::drain::DrainTimes;
 use tokio::sync::watch;
 
 use super::house;
@@ -38,7 +40,8 @@ async fn streaming() -> (Server, watch::Sender<bool>) {
 }
 
 fn times(settings: Settings, delay: u64, grace: u64) -> Settings {
-    let drain = DrainTimes { delay: Duration::from_millis(delay), grace: Duration::from_millis(grace) };
+    let drain =
+        DrainTimes { delay: Duration::from_millis(delay), early: false, grace: Duration::from_millis(grace) };
     Settings { drain, ..settings }
 }
 
@@ -57,7 +60,7 @@ async fn begun(address: std::net::SocketAddr) -> Wire {
 
 // One test, because signals reach the whole process.
 #[tokio::test]
-async fn a_signal_cuts_none_of_200_streams_and_a_second_one_ends_at_once() {
+async fn a_signal_cuts_none_of_200_streams_and_a_later_one_ends_at_once() {
     let (server, tell) = streaming().await;
     let gateway = house::start(times(house::settings(server.address), 0, 600_000)).await;
     let address = gateway.addresses[0];
@@ -94,6 +97,10 @@ async fn a_signal_cuts_none_of_200_streams_and_a_second_one_ends_at_once() {
     // Until balancers have noticed, new connections are still served, and told not to come again.
     let late = Wire::connect(address).await.ask("GET /v1/models HTTP/1.1\r\nhost: a\r\n\r\n").await;
     assert_eq!((late.head.status(), late.head.get("connection")), (200, Some("close")));
+    // One that comes at once is the same wish.
+    terminate();
+    tokio::time::sleep(SAME_WISH + Duration::from_millis(100)).await;
+    assert!(!ended.is_finished());
     terminate();
     assert_eq!(ended.await.unwrap(), Ended::AtOnce);
 }

@@ -1,10 +1,10 @@
 //! Five hundred bodies pass byte for byte, both ways, whatever is in them and however they are framed.
 
-use foretell::fleet::BackendSettings;
-use foretell::gateway::handover::{BoxFuture, Drive, Exchange};
-use foretell::gateway::listen::Body;
-use foretell::gateway::{Brains, Gateway, Settings};
-use foretell::openai::BypassReason;
+use foretell::app::Gateway;
+use foretell::drive::exchange::{BoxFuture, Drive, Driven, Exchange};
+use foretell::fleet::ReplicaSettings;
+use foretell::gateway::{Brains, Settings};
+use foretell::words::BypassReason;
 
 use super::house;
 use crate::wire::{Server, Wire, chunk};
@@ -71,24 +71,24 @@ impl Dice {
 struct Never;
 
 impl Drive for Never {
-    fn drive(&self, exchange: Exchange) -> BoxFuture<http::Response<Body>> {
-        Box::pin(exchange.relay(BypassReason::Fault))
+    fn drive(&self, exchange: Exchange) -> BoxFuture<Driven> {
+        Box::pin(async { Err(exchange.decline(BypassReason::Fault)) })
     }
 }
 
 /// Bodies are read and judged, up to a limit that some of them pass.
 async fn judging(backend: std::net::SocketAddr) -> Gateway {
     let mut settings = Settings {
-        backends: vec![BackendSettings {
+        backends: vec![ReplicaSettings {
             speculates: true,
-            ..BackendSettings::new("b", format!("http://{backend}"))
+            ..ReplicaSettings::new("b", format!("http://{backend}"))
         }],
         workers: 2,
         ..house::settings(backend)
     };
     settings.limits.speculate_body = 64 << 10;
-    let brains = Brains { drive: Some(std::sync::Arc::new(Never)), hooks: None };
-    Gateway::start(settings, brains).await.unwrap()
+    let brains = Brains { drive: Some(std::sync::Arc::new(Never)) };
+    Gateway::start(settings, brains, None).await.unwrap()
 }
 
 #[tokio::test]

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use foretell::fleet::{BackendSettings, ModelName};
-use foretell::gateway::errors::full;
-use foretell::gateway::handover::{BoxFuture, Drive, Exchange};
-use foretell::gateway::listen::Body;
-use foretell::gateway::{Brains, Gateway, Settings};
-use foretell::openai::{BypassReason, Control};
+use foretell::app::Gateway;
+use foretell::drive::exchange::{BoxFuture, Client, Drive, Driven, Exchange};
+use foretell::fleet::{ModelName, ReplicaSettings};
+use foretell::gateway::{Brains, Settings};
+use foretell::http::body::full;
+use foretell::openai::Control;
+use foretell::words::BypassReason;
 use tokio::sync::mpsc;
 
 use super::house;
@@ -20,12 +21,12 @@ const SPACED: &[u8] = br#"{ "model" : "m" ,"prompt":"p"}"#;
 struct Noting(mpsc::UnboundedSender<Exchange>, bool);
 
 impl Drive for Noting {
-    fn drive(&self, exchange: Exchange) -> BoxFuture<http::Response<Body>> {
+    fn drive(&self, exchange: Exchange) -> BoxFuture<Driven> {
         if self.1 {
-            return Box::pin(exchange.relay(BypassReason::Fault));
+            return Box::pin(async { Err(exchange.decline(BypassReason::Fault)) });
         }
         self.0.send(exchange).unwrap();
-        Box::pin(async { http::Response::new(full("driven")) })
+        Box::pin(async { Ok(http::Response::new(full("driven"))) })
     }
 }
 
@@ -38,8 +39,8 @@ async fn gateway(
     settings.backends[0].speculates = true;
     change(&mut settings);
     let (tell, seen) = mpsc::unbounded_channel();
-    let brains = Brains { drive: Some(Arc::new(Noting(tell, give_back))), hooks: None };
-    (Gateway::start(settings, brains).await.unwrap(), seen)
+    let brains = Brains { drive: Some(Arc::new(Noting(tell, give_back))) };
+    (Gateway::start(settings, brains, None).await.unwrap(), seen)
 }
 
 async fn plain() -> Server {
@@ -59,10 +60,11 @@ async fn an_eligible_request_is_handed_over_with_all_that_belongs_to_it() {
     assert_eq!(ask(&gateway, fields, body).await.text(), "driven");
     let exchange = seen.recv().await.unwrap();
     assert_eq!(&exchange.body[..], body);
-    assert_eq!((exchange.id.as_str(), exchange.control), ("r7", Some(Control::Gamma(3))));
-    assert_eq!((exchange.request.model.as_str(), exchange.backend.name()), ("m", "b"));
-    assert!(exchange.wants_trailers && !exchange.text_allowed);
-    let headers = &exchange.parts.headers;
+    assert_eq!(exchange.client, Client { control: Some(Control::Gamma(3)), tenant: None, trailers: true });
+    assert_eq!((exchange.request.model.as_str(), exchange.replica.name()), ("m", "b"));
+    assert_eq!(exchange.slot.record.so_far().id, "r7");
+    let headers = &exchange.head.headers;
+    assert_eq!(headers["x-request-id"], "r7");
     assert!(headers.contains_key("x-kept") && headers.contains_key("x-forwarded-for"));
     for gone in ["x-gone", "x-foretell", "connection"] {
         assert!(!headers.contains_key(gone), "{gone}");
@@ -122,7 +124,7 @@ async fn a_request_that_the_driver_gives_back_is_relayed_unchanged() {
 struct Broken;
 
 impl Drive for Broken {
-    fn drive(&self, _exchange: Exchange) -> BoxFuture<http::Response<Body>> {
+    fn drive(&self, _exchange: Exchange) -> BoxFuture<Driven> {
         Box::pin(async { panic!("a planted fault") })
     }
 }
@@ -132,8 +134,8 @@ async fn a_driver_that_panics_costs_one_answer_and_nothing_else() {
     let server = plain().await;
     let mut settings = house::settings(server.address);
     settings.backends[0].speculates = true;
-    let brains = Brains { drive: Some(Arc::new(Broken)), hooks: None };
-    let gateway = Gateway::start(settings, brains).await.unwrap();
+    let brains = Brains { drive: Some(Arc::new(Broken)) };
+    let gateway = Gateway::start(settings, brains, None).await.unwrap();
     let mut client = Wire::connect(gateway.addresses[0]).await;
     let answer = client.ask(post("/v1/completions", "", BODY)).await;
     assert_eq!(
@@ -148,9 +150,9 @@ async fn a_driver_that_panics_costs_one_answer_and_nothing_else() {
 async fn requests_go_where_their_model_is_whether_driven_or_relayed() {
     let here = Server::answering(|_| ok("", b"here")).await;
     let there = Server::answering(|_| ok("", b"there")).await;
-    let named = |name: &str, server: &Server, model: &str| BackendSettings {
+    let named = |name: &str, server: &Server, model: &str| ReplicaSettings {
         models: vec![ModelName { id: model.to_owned(), ..ModelName::default() }],
-        ..BackendSettings::new(name, format!("http://{}", server.address))
+        ..ReplicaSettings::new(name, format!("http://{}", server.address))
     };
     let settings = Settings {
         backends: vec![named("one", &here, "m"), named("two", &there, "lora-*")],

@@ -2,8 +2,9 @@
 
 use std::net::SocketAddr;
 
-use foretell::fleet::BackendSettings;
-use foretell::gateway::{Brains, Gateway, Settings};
+use foretell::app::Gateway;
+use foretell::fleet::ReplicaSettings;
+use foretell::gateway::{Brains, Settings};
 
 /// Listens on free ports before `backend`, on the test's own runtime.
 pub fn settings(backend: SocketAddr) -> Settings {
@@ -12,12 +13,12 @@ pub fn settings(backend: SocketAddr) -> Settings {
         listen: vec![any.into()],
         admin: Some(any),
         workers: 0,
-        ..Settings::new(BackendSettings::new("b", format!("http://{backend}")))
+        ..Settings::new(ReplicaSettings::new("b", format!("http://{backend}")))
     }
 }
 
 pub async fn start(settings: Settings) -> Gateway {
-    Gateway::start(settings, Brains::default()).await.unwrap()
+    Gateway::start(settings, Brains::default(), None).await.unwrap()
 }
 
 /// A gateway with default settings and its address.

@@ -6,9 +6,9 @@ use std::time::Duration;
 use foretell::dialect::recognise::{Answers, Told};
 use foretell::dialect::{Dialect, Engine};
 use foretell::fleet::probe::{Limits, measure};
-use foretell::fleet::{Backend, BackendSettings};
-use foretell::session::Plan;
+use foretell::fleet::{Replica, ReplicaSettings};
 use foretell::text::Tokenizer;
+use foretell::words::Plan;
 use serde_json::{Value, json};
 
 use super::house::{CHEAP, DEAR, arguments, probe, vllm};
@@ -93,7 +93,7 @@ async fn where_every_token_costs_the_same_no_plan_pays() {
 #[tokio::test]
 async fn bounds_of_calls_and_time_hold() {
     let fake = vllm("0.33.0", |options| options.setup.pace.step = Duration::from_millis(150)).await;
-    let backend = Backend::new(BackendSettings::new("b", fake.url())).unwrap();
+    let backend = Replica::new(ReplicaSettings::new("b", fake.url())).unwrap();
     let mut engine = Engine::new(Dialect::Vllm, "toy", "0.33.0");
     engine.plans = vec![Plan::Score, Plan::FanOut];
     engine.block = 16;

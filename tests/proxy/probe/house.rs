@@ -3,8 +3,9 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use foretell::app::Running;
+use foretell::cli::access::Access;
 use foretell::cli::probe::{ProbeArgs, run};
-use foretell::gateway::assemble::Running;
 use foretell::lab::local;
 use serde_json::{Value, json};
 
@@ -37,6 +38,7 @@ pub fn arguments(url: &str) -> ProbeArgs {
         dialect: "auto".to_owned(),
         tokenizer: Some(toy::folder()),
         model: None,
+        access: Access::default(),
         billed: false,
     }
 }

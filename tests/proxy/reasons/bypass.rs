@@ -1,6 +1,6 @@
 //! Every reason why a request never leaps.
 
-use foretell::openai::BypassReason;
+use foretell::words::BypassReason;
 use futures_util::FutureExt;
 use serde_json::json;
 
@@ -49,6 +49,15 @@ fn scene(reason: BypassReason) -> Scene {
         // It does not hand out its own either.
         BypassReason::Tokenizer => Scene { tokenizer: false, ..plain },
         BypassReason::NoPlan => Scene { engines: engines::planless, ..plain },
+        // The only replica hangs up before it answers.
+        BypassReason::Unreachable => Scene {
+            before: |stage| {
+                let faults = &stage.engines.houses[0].faults;
+                faults.always(When::path(COMPLETIONS), Fault::Reset);
+                std::future::ready(()).boxed()
+            },
+            ..plain
+        },
         BypassReason::Balanced => Scene { engines: engines::balanced, ..plain },
         BypassReason::Billed => Scene { backend: "    billed: true\n", ..plain },
         BypassReason::Sessions => Scene { process: "limits: { sessions: 0 }\n", ..plain },

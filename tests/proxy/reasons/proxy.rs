@@ -7,8 +7,8 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use serde_json::Value;
 use tempfile::TempDir;
-use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader, Lines};
-use tokio::process::{Child, ChildStderr, ChildStdout, Command};
+use tokio::io::{AsyncBufReadExt, BufReader, Lines};
+use tokio::process::{Child, ChildStderr, Command};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use crate::wire::{Message, PATIENCE, Wire};
@@ -41,24 +41,23 @@ impl Proxy {
         let mut command = Command::new(env!("CARGO_BIN_EXE_foretell"));
         command.arg("serve").arg("--config").arg(&file).arg("--policies").arg(&policies);
         command.args(["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]);
-        command.stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+        command.stdout(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true);
         let mut child = command.spawn().unwrap();
         let log: Arc<Mutex<String>> = Arc::default();
         let (sender, coming) = unbounded_channel();
-        let errors = lines::<ChildStderr>(child.stderr.take().unwrap());
-        tokio::spawn(read_log(errors, Arc::clone(&log), sender));
-        let mut said = lines::<ChildStdout>(child.stdout.take().unwrap());
-        let front = address(&mut said, "foretell ready on http://", &log).await;
-        let admin = address(&mut said, "admin on http://", &log).await;
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        let front = address(&mut lines, "listening", &log).await;
+        let admin = address(&mut lines, "admin", &log).await;
+        tokio::spawn(read_log(lines, Arc::clone(&log), sender));
         let requests = tokio::sync::Mutex::new(Requests { coming, others: Vec::new() });
         Self { front, admin, requests, log, _process: child, _folder: folder }
     }
 
-    /// The log line of a finished request. What is no completion has no id.
+    /// The log line of a finished request.
     pub async fn line_of(&self, id: &str) -> Value {
         let mut requests = self.requests.lock().await;
         let Requests { coming, others } = &mut *requests;
-        let is_it = |line: &Value| line["id"] == id || line["id"] == "";
+        let is_it = |line: &Value| line["id"] == id;
         if let Some(at) = others.iter().position(is_it) {
             return others.remove(at);
         }
@@ -92,15 +91,20 @@ impl Proxy {
     }
 }
 
-fn lines<R: AsyncRead>(from: R) -> Lines<BufReader<R>> {
-    BufReader::new(from).lines()
-}
-
-/// Where it listens, as its ready lines tell.
-async fn address(said: &mut Lines<BufReader<ChildStdout>>, what: &str, log: &Mutex<String>) -> SocketAddr {
-    let line = tokio::time::timeout(PATIENCE, said.next_line()).await.expect("ready in time").unwrap();
-    let line = line.unwrap_or_else(|| panic!("it did not start:\n{}", log.lock()));
-    line.strip_prefix(what).and_then(|address| address.parse().ok()).unwrap_or_else(|| panic!("{line}"))
+/// Where it listens, as its log tells in the line with this message.
+async fn address(said: &mut Lines<BufReader<ChildStderr>>, what: &str, log: &Mutex<String>) -> SocketAddr {
+    let found = async {
+        loop {
+            let line = said.next_line().await.unwrap();
+            let line = line.unwrap_or_else(|| panic!("it did not start:\n{}", log.lock()));
+            log.lock().extend([line.as_str(), "\n"]);
+            let line: Value = serde_json::from_str(&line).unwrap_or_default();
+            if line["message"] == what {
+                return line["address"].as_str().unwrap().parse().unwrap();
+            }
+        }
+    };
+    tokio::time::timeout(PATIENCE, found).await.unwrap_or_else(|_| panic!("not ready:\n{}", log.lock()))
 }
 
 /// Keeps the log, and hands on the lines of finished requests.

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use foretell::session::RideReason;
+use foretell::words::RideReason;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use serde_json::json;

@@ -3,13 +3,13 @@
 use std::fmt::Debug;
 use std::path::{Path, PathBuf};
 
-use foretell::openai::BypassReason;
-use foretell::session::RideReason;
+use foretell::words::BypassReason;
+use foretell::words::RideReason;
 
 use super::ride;
 
-const BYPASSES: &str = "src/openai/reason.rs";
-const RIDES: &str = "src/session.rs";
+const BYPASSES: &str = "src/words/bypass.rs";
+const RIDES: &str = "src/words/ride.rs";
 
 fn read(path: &Path) -> String {
     std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use foretell::gateway::listen::Stop;
+use foretell::http::listen::Stop;
+use foretell::onnx_server::metrics::Metrics;
+use foretell::onnx_server::scheduler::Engine;
+use foretell::onnx_server::server::App;
 use foretell::runtime::forward::Forward;
-use foretell::target::metrics::Metrics;
-use foretell::target::scheduler::Engine;
-use foretell::target::server::App;
 use http::{Method, Request, StatusCode};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;

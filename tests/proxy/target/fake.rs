@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 
+use foretell::onnx_server::words::Words;
 use foretell::runtime::forward::{Feed, Forward, Lane, Logits, ModelConfig, ModelError, Rows};
 use foretell::runtime::noise;
 use foretell::session::Decode;
-use foretell::target::words::Words;
 use foretell::units::TokenId;
 use serde_json::Value;
 

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use foretell::gateway::assemble::Running;
+use foretell::app::Running;
 use foretell::lab::local;
 use serde_json::{Value, json};
 

@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use super::world::{Ask, Case, Chaos, Hooks, Outcome, Vocabulary, plain, play};
 use foretell::draft::{Features, LookupSpec, Ngram, Node, Source, Tree};
-use foretell::session::{Ending, Fault, Plan, Rules};
+use foretell::session::{Ending, Fault, Rules};
 use foretell::units::TokenId;
+use foretell::words::Plan;
 use proptest::prelude::*;
 use rstest::rstest;
 

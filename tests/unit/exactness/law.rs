@@ -10,8 +10,9 @@ use super::toy::{Law, Toy, distance, law};
 use super::world::{Ask, Case, Hooks, plain, play, play_knowing};
 use foretell::control::{Control, Heat};
 use foretell::draft::{Features, LookupSpec, Ngram, Node, Source, Tree};
-use foretell::session::{Ending, Plan, Row, Rules, Verdict, accept};
+use foretell::session::{Ending, Rules, accept};
 use foretell::units::TokenId;
+use foretell::words::{Plan, Row, Verdict};
 use rstest::rstest;
 
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -7,10 +7,11 @@ use std::sync::Arc;
 use foretell::control::Control;
 use foretell::draft::Tree;
 use foretell::session::{
-    Action, ActionId, Decode, Ending, Event, Fault, Finish, Limit, RidePlan, RideReason, Row, Rules, Session,
-    Start, Summary, Tail, Verdict,
+    Action, ActionId, Decode, Ending, Event, Fault, Finish, Limit, RidePlan, Rules, Session, Start, Summary,
+    Tail,
 };
 use foretell::units::{Tick, TokenId};
+use foretell::words::{RideReason, Row, Verdict};
 
 /// Bytes of every token.
 pub type Vocabulary = Arc<Vec<Vec<u8>>>;

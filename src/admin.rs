@@ -1,0 +1,441 @@
+//! The operator's API: metrics, health, state, and the few switches that work at run time.
+
+pub mod configured;
+pub mod explain;
+pub mod page;
+
+use std::sync::Arc;
+use std::time::{Duration, UNIX_EPOCH};
+
+use bytes::Bytes;
+use http::header::{ALLOW, AUTHORIZATION, CONTENT_TYPE, HOST, ORIGIN, WWW_AUTHENTICATE};
+use http::uri::Authority;
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, request};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use hyper::body::Incoming;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+pub use configured::Configured;
+
+use crate::config::problem::Problem;
+use crate::fleet::{Replica, key};
+use crate::gateway::Shared;
+use crate::http::answer::{error_response, json_response};
+use crate::http::body::Body;
+use crate::http::body::full;
+use crate::words::Mode;
+
+const BODY: usize = 8 << 20;
+/// What can be done with one replica, below this path.
+const REPLICA: &str = "/api/replicas/";
+const VERBS: [&str; 3] = ["disable", "enable", "reprobe"];
+
+/// One fault in a configuration file.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct FileError {
+    /// The file.
+    pub file: String,
+    /// Line, from 1; 0 if it has none.
+    pub line: usize,
+    /// Path of the field.
+    pub path: String,
+    /// What is wrong.
+    pub message: String,
+}
+
+impl From<&Problem> for FileError {
+    fn from(problem: &Problem) -> Self {
+        Self {
+            file: problem.file.clone(),
+            line: problem.line.map_or(0, |line| usize::try_from(line).unwrap_or(usize::MAX)),
+            path: problem.path.clone(),
+            message: problem.explanation(),
+        }
+    }
+}
+
+/// Who may use the admin API.
+#[derive(Clone, Debug, Default)]
+pub struct Guard {
+    /// With a token, every request but those of health checks must bring it.
+    pub token: Option<String>,
+    /// Host names by which it may be asked, besides `localhost` and addresses.
+    pub hosts: Vec<String>,
+}
+
+/// The admin API of a running gateway.
+pub struct Admin {
+    shared: Shared,
+    configured: Option<Configured>,
+    guard: Guard,
+}
+
+impl Admin {
+    /// For those whom `guard` lets in. What only a configuration can answer is 404 without one.
+    #[must_use]
+    pub fn new(shared: Shared, configured: Option<Configured>, guard: Guard) -> Self {
+        Self { shared, configured, guard }
+    }
+
+    /// Answers on the metrics-only listener.
+    pub fn answer_metrics(&self, request: &Request<Incoming>) -> Response<Body> {
+        match (request.method(), request.uri().path()) {
+            (&Method::GET, "/metrics") => self.metrics(),
+            _ => not_found(),
+        }
+    }
+
+    /// Answers on the admin listener.
+    pub async fn answer(self: Arc<Self>, request: Request<Incoming>) -> Response<Body> {
+        let (parts, body) = request.into_parts();
+        let path = parts.uri.path();
+        match path {
+            "/healthz" => return text("ok"),
+            "/readyz" => return self.ready(),
+            _ => {}
+        }
+        if let Some(refused) = self.guard.refusal(&parts) {
+            return refused;
+        }
+        match (&parts.method, path) {
+            (&Method::GET, "/metrics") => self.metrics(),
+            (&Method::GET, "/") => self.page(),
+            (&Method::GET, "/api/sessions") => {
+                json_response(StatusCode::OK, &json!({ "sessions": self.shared.observer.recent().to_json() }))
+            }
+            (&Method::GET, "/api/replicas") => json_response(StatusCode::OK, &self.replicas()),
+            (&Method::GET, "/api/policies") => self.policies(),
+            (&Method::POST, "/api/mode") => self.mode(body).await,
+            (&Method::POST, "/api/reload") => self.reload(),
+            (&Method::POST, "/api/explain") => self.explain(&parts, body).await,
+            (&Method::POST, "/api/drain") => self.drain(parts.uri.query()).await,
+            (method, path) if path.starts_with(REPLICA) => self.replica(method, path),
+            (_, "/" | "/metrics" | "/api/sessions" | "/api/replicas" | "/api/policies") => not_allowed("GET"),
+            (_, "/api/mode" | "/api/reload" | "/api/explain" | "/api/drain") => not_allowed("POST"),
+            _ => not_found(),
+        }
+    }
+
+    fn ready(&self) -> Response<Body> {
+        let Some(why) = self.shared.unready() else { return text("ready") };
+        let mut response = text(why);
+        *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+        response
+    }
+
+    fn metrics(&self) -> Response<Body> {
+        let metrics = self.shared.observer.metrics();
+        let mut response = Response::new(full(metrics.text()));
+        let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
+        response.headers_mut().insert(CONTENT_TYPE, kind);
+        response
+    }
+
+    fn page(&self) -> Response<Body> {
+        let mut response = Response::new(full(page::render(&self.shared)));
+        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/html; charset=utf-8"));
+        response
+    }
+
+    fn replicas(&self) -> Value {
+        let replicas = self.shared.fleet.replicas();
+        json!({ "replicas": replicas.iter().map(|replica| self.shown(replica)).collect::<Vec<_>>() })
+    }
+
+    fn shown(&self, replica: &Arc<Replica>) -> Value {
+        let load = replica.load().map(|load| {
+            json!({
+                "running": load.running,
+                "waiting": load.waiting,
+                "kv_usage": load.kv_usage,
+                "age_seconds": load.at.elapsed().as_secs_f64(),
+            })
+        });
+        let mut shown = json!({
+            "name": replica.label(),
+            "backend": replica.name(),
+            "url": replica.url(),
+            "rank": replica.rank(),
+            "dialect": *replica.dialect(),
+            "epoch": null,
+            "up": replica.is_up(),
+            "state": replica.standing().name(),
+            "breaker": replica.breaker().name(),
+            "last_error": replica.last_error().map(|error| {
+                json!({
+                    "text": error.text,
+                    "at": error.at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64(),
+                    "age_seconds": error.age().as_secs_f64(),
+                })
+            }),
+            "in_flight": replica.in_flight(),
+            "plans": [],
+            "load": load,
+            "probe": null,
+        });
+        let known = self.configured.as_ref().and_then(|configured| configured.replica(replica));
+        if let (Some(shown), Some(Value::Object(known))) = (shown.as_object_mut(), known) {
+            shown.extend(known);
+        }
+        shown
+    }
+
+    /// `/api/replicas/{n}/disable|enable|reprobe`: `n` is the place in `/api/replicas`, from 0.
+    fn replica(&self, method: &Method, path: &str) -> Response<Body> {
+        let asked = path.strip_prefix(REPLICA).and_then(|rest| rest.split_once('/'));
+        let Some((number, verb)) = asked.filter(|(_, verb)| VERBS.contains(verb)) else { return not_found() };
+        if method != Method::POST {
+            return not_allowed("POST");
+        }
+        let replicas = self.shared.fleet.replicas();
+        let Some(replica) = number.parse().ok().and_then(|number: usize| replicas.get(number)) else {
+            return not_found();
+        };
+        if verb == "reprobe" {
+            let Some(configured) = &self.configured else { return not_found() };
+            return match configured.reprobe(replica) {
+                Ok(done) => json_response(StatusCode::OK, &done),
+                Err(message) => error_response(StatusCode::CONFLICT, &message, None, "conflict"),
+            };
+        }
+        replica.disable(verb == "disable");
+        tracing::info!(replica = replica.label(), verb, "replica switched");
+        if verb == "disable" && self.shared.fleet.is_sole(replica) {
+            let replica = replica.label();
+            tracing::warn!(
+                replica,
+                "it is the only replica of its backend: it goes on serving, but nothing leaps there"
+            );
+        }
+        json_response(StatusCode::OK, &self.shown(replica))
+    }
+
+    fn policies(&self) -> Response<Body> {
+        let Some(configured) = &self.configured else { return not_found() };
+        json_response(StatusCode::OK, &json!({ "policies": configured.policies() }))
+    }
+
+    fn reload(&self) -> Response<Body> {
+        let Some(configured) = &self.configured else { return not_found() };
+        match configured.reload(&self.shared.observer) {
+            Ok(done) => json_response(StatusCode::OK, &done),
+            Err(problems) => {
+                let errors: Vec<FileError> = problems.iter().map(FileError::from).collect();
+                json_response(StatusCode::UNPROCESSABLE_ENTITY, &json!({ "errors": errors }))
+            }
+        }
+    }
+
+    /// `?route=chat|completions&tenant=T&peer=IP`, each of them optional; the body and the fields are the request's.
+    async fn explain(&self, parts: &request::Parts, body: Incoming) -> Response<Body> {
+        let Some(configured) = &self.configured else { return not_found() };
+        let limit = configured.speculate_body();
+        let body = match Limited::new(body, limit).collect().await {
+            Ok(body) => Some(body.to_bytes()),
+            Err(error) if error.is::<LengthLimitError>() => None,
+            Err(error) => return bad_request(&error.to_string(), None),
+        };
+        match explain::asked(parts, body.as_deref(), limit) {
+            Ok(question) => {
+                json_response(StatusCode::OK, &json!(configured.explain(&question, &self.shared)))
+            }
+            Err(parameter) => bad_request("not understood", Some(parameter)),
+        }
+    }
+
+    async fn mode(&self, body: Incoming) -> Response<Body> {
+        #[derive(Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Wanted {
+            mode: Mode,
+            backend: Option<String>,
+            ttl: Option<String>,
+        }
+        let body = match read(body).await {
+            Ok(body) => body,
+            Err(refused) => return refused,
+        };
+        let wanted: Wanted = match serde_json::from_slice(&body) {
+            Ok(wanted) => wanted,
+            Err(error) => return bad_request(&error.to_string(), None),
+        };
+        let known = |name: &String| self.shared.fleet.names().any(|known| known == name);
+        if wanted.backend.as_ref().is_some_and(|name| !known(name)) {
+            return bad_request("no such backend", Some("backend"));
+        }
+        let ttl = wanted.ttl.as_deref().map(duration);
+        if ttl == Some(None) {
+            return bad_request("allowed a number and ms, s, m or h", Some("ttl"));
+        }
+        self.shared.modes.set(wanted.mode, wanted.backend.as_deref(), ttl.flatten());
+        tracing::info!(mode = wanted.mode.name(), backend = wanted.backend, ttl = wanted.ttl, "mode set");
+        let now =
+            wanted.backend.as_deref().map_or(self.shared.modes.process(), |name| self.shared.modes.of(name));
+        let set = json!({ "mode": now.name(), "backend": wanted.backend, "ttl": wanted.ttl });
+        json_response(StatusCode::OK, &set)
+    }
+
+    async fn drain(&self, query: Option<&str>) -> Response<Body> {
+        tracing::info!("draining, as the admin API was asked to");
+        self.shared.life.drain();
+        let wait = query.unwrap_or_default().split('&').any(|pair| pair == "wait=1");
+        if wait {
+            self.shared.life.emptied().await;
+        }
+        json_response(StatusCode::OK, &json!({ "draining": true, "empty": wait }))
+    }
+}
+
+async fn read(body: Incoming) -> Result<bytes::Bytes, Response<Body>> {
+    match Limited::new(body, BODY).collect().await {
+        Ok(body) => Ok(body.to_bytes()),
+        Err(error) => Err(bad_request(&error.to_string(), None)),
+    }
+}
+
+impl Guard {
+    /// Why a request is not answered, if it is not. Where a token is asked for, one that brings none, or an empty one,
+    /// is never the right one.
+    fn refusal(&self, head: &request::Parts) -> Option<Response<Body>> {
+        let headers = &head.headers;
+        if let Some(token) = &self.token {
+            let given =
+                headers.get(AUTHORIZATION).and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
+            if !given.is_some_and(|given| key::is_same(given, token.as_bytes())) {
+                return Some(unauthorized("the admin token is missing or wrong"));
+            }
+        }
+        if !self.knows_host(head) {
+            let message = "the admin API is not asked by this host name: use localhost, an address, or one of admin.hosts";
+            return Some(match self.token {
+                Some(_) => forbidden(message),
+                None => unauthorized(message),
+            });
+        }
+        from_a_page(headers).then(|| forbidden("requests of web pages are refused"))
+    }
+
+    /// Whether the client names this machine: a web page that had its own name point here would not.
+    fn knows_host(&self, head: &request::Parts) -> bool {
+        let named = head.headers.get_all(HOST).iter().all(|host| {
+            let host = host.to_str().ok().and_then(|host| host.parse::<Authority>().ok());
+            host.is_some_and(|host| self.knows(&host))
+        });
+        named && head.uri.authority().is_none_or(|host| self.knows(host))
+    }
+
+    fn knows(&self, host: &Authority) -> bool {
+        let name = host.host().trim_start_matches('[').trim_end_matches(']');
+        name.eq_ignore_ascii_case("localhost")
+            || name.parse::<std::net::IpAddr>().is_ok()
+            || self.hosts.iter().any(|own| own.eq_ignore_ascii_case(name))
+    }
+}
+
+fn unauthorized(message: &str) -> Response<Body> {
+    let mut refused = error_response(StatusCode::UNAUTHORIZED, message, None, "unauthorized");
+    refused.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+    refused
+}
+
+fn forbidden(message: &str) -> Response<Body> {
+    error_response(StatusCode::FORBIDDEN, message, None, "forbidden")
+}
+
+/// Whether a browser sends it on behalf of a page.
+fn from_a_page(headers: &HeaderMap) -> bool {
+    headers.contains_key(ORIGIN)
+}
+
+/// Reads `\d+(ms|s|m|h)`.
+pub fn duration(text: &str) -> Option<Duration> {
+    let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+    let (number, unit) = text.split_at_checked(digits)?;
+    let number: u64 = number.parse().ok()?;
+    let millis = match unit {
+        "ms" => 1,
+        "s" => 1_000,
+        "m" => 60_000,
+        "h" => 3_600_000,
+        _ => return None,
+    };
+    number.checked_mul(millis).map(Duration::from_millis)
+}
+
+fn text(words: impl Into<Bytes>) -> Response<Body> {
+    let mut response = Response::new(full(words));
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+    response
+}
+
+fn bad_request(message: &str, param: Option<&str>) -> Response<Body> {
+    error_response(StatusCode::BAD_REQUEST, message, param, "invalid_request")
+}
+
+fn not_found() -> Response<Body> {
+    error_response(StatusCode::NOT_FOUND, "not found", None, "not_found")
+}
+
+fn not_allowed(allow: &'static str) -> Response<Body> {
+    let mut response =
+        error_response(StatusCode::METHOD_NOT_ALLOWED, "method not allowed", None, "method_not_allowed");
+    response.headers_mut().insert(ALLOW, HeaderValue::from_static(allow));
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderName;
+
+    use super::*;
+
+    #[rstest::rstest]
+    #[case("250ms", Some(250))]
+    #[case("5m", Some(300_000))]
+    #[case("1h", Some(3_600_000))]
+    #[case("s", None)]
+    #[case("5", None)]
+    #[case("-5s", None)]
+    #[case("99999999999999999h", None)]
+    fn durations_are_a_number_and_a_unit(#[case] text: &str, #[case] millis: Option<u64>) {
+        assert_eq!(duration(text), millis.map(Duration::from_millis));
+    }
+
+    fn head(target: &str, field: Option<(HeaderName, &str)>) -> request::Parts {
+        let mut request = Request::new(());
+        *request.uri_mut() = target.parse().unwrap();
+        request.headers_mut().extend(field.map(|(name, value)| (name, value.parse().unwrap())));
+        request.into_parts().0
+    }
+
+    #[rstest::rstest]
+    #[case(None, true)]
+    #[case(Some("127.0.0.1:9464"), true)]
+    #[case(Some("localhost"), true)]
+    #[case(Some("[::1]:9464"), true)]
+    #[case(Some("foretell.example:9464"), true)]
+    #[case(Some("evil.example"), false)]
+    fn only_this_machines_own_names_and_those_of_the_operator_reach_it(
+        #[case] host: Option<&str>,
+        #[case] ok: bool,
+    ) {
+        let guard = Guard { token: None, hosts: vec!["Foretell.example".into()] };
+        assert_eq!(guard.refusal(&head("/", host.map(|host| (HOST, host)))).is_none(), ok);
+        let target = host.map_or("/".to_owned(), |host| format!("http://{host}/"));
+        assert_eq!(guard.refusal(&head(&target, None)).is_none(), ok, "as HTTP/2 names it");
+    }
+
+    #[test]
+    fn no_token_is_ever_the_right_one_where_one_is_asked_for() {
+        for token in ["", "s3cret"] {
+            let guard = Guard { token: Some(token.to_owned()), ..Guard::default() };
+            for given in [None, Some(""), Some("Bearer"), Some("Bearer "), Some("bearer s3cret")] {
+                let head = head("/", given.map(|given| (AUTHORIZATION, given)));
+                assert_eq!(guard.refusal(&head).unwrap().status(), 401, "{token:?} {given:?}");
+            }
+        }
+        let guard = Guard { token: Some("s3cret".to_owned()), ..Guard::default() };
+        assert!(guard.refusal(&head("/", Some((AUTHORIZATION, "Bearer s3cret")))).is_none());
+    }
+}

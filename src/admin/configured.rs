@@ -1,0 +1,145 @@
+//! What a proxy was configured with, and what it knows of its servers: what the admin API shows beside the gateway's own.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use super::explain::{self, Known, Question};
+use crate::config::load::{load_policies, policy_warnings};
+use crate::config::problem::Problem;
+use crate::config::process::Process;
+use crate::config::store::PolicyStore;
+use crate::config::values::Revision;
+use crate::drive::drafters::Drafters;
+use crate::drive::ruling;
+use crate::fleet::Replica;
+use crate::fleet::identity::{Identities, Standing};
+use crate::gateway::Shared;
+use crate::observe::Observer;
+use crate::policy::part::ModelState;
+use crate::policy::{self, Explanation, Fact, PolicySet, Ruling};
+
+/// The configuration of a running proxy, and what follows from it.
+pub struct Configured {
+    process: Process,
+    policies: Arc<PolicyStore>,
+    drafters: Arc<Drafters>,
+    identities: Arc<Identities>,
+}
+
+impl Configured {
+    /// Shows in the metrics which policies are in force.
+    pub fn new(
+        process: Process,
+        policies: Arc<PolicyStore>,
+        drafters: Arc<Drafters>,
+        identities: Arc<Identities>,
+        observer: &Observer,
+    ) -> Self {
+        let configured = Self { process, policies, drafters, identities };
+        configured.show(observer, true);
+        configured
+    }
+
+    /// Shows in the metrics which policies are in force, and whether they are those of the files.
+    fn show(&self, observer: &Observer, synchronized: bool) {
+        let policies = self.policies.current();
+        let labels: Vec<String> = policies.policies().iter().map(|policy| policy.label()).collect();
+        let version = Revision::of(labels.join(",").as_bytes()).to_string();
+        observer.metrics().configured(&version, synchronized);
+    }
+
+    /// The entries of `/api/policies`.
+    pub fn policies(&self) -> Value {
+        let synchronized = self.policies.synchronized();
+        let policies = self.policies.current();
+        let entries = policies.policies().iter().map(|policy| {
+            json!({
+                "name": policy.name,
+                "revision": policy.revision.to_string(),
+                "mode": policy.mode.name(),
+                "synchronized": synchronized,
+            })
+        });
+        entries.collect()
+    }
+
+    /// Reads the policies again, loads the drafters that they name, and takes all of it or nothing.
+    ///
+    /// # Errors
+    /// Everything that is wrong.
+    pub fn reload(&self, observer: &Observer) -> Result<Value, Vec<Problem>> {
+        let outcome = self.policies.reload(|| load_policies(&self.process), |policies| self.build(policies));
+        self.show(observer, outcome.is_ok());
+        outcome?;
+        for warning in policy_warnings(&self.process) {
+            tracing::warn!("{warning}");
+        }
+        Ok(json!({ "policies": self.policies() }))
+    }
+
+    fn build(&self, policies: &PolicySet) -> Result<(), Vec<Problem>> {
+        self.drafters.extend(&self.process, policies).map_err(|error| {
+            vec![Problem {
+                file: self.process.policies.display().to_string(),
+                line: None,
+                path: format!("drafters.{}", error.name),
+                message: "cannot be loaded".to_owned(),
+                allowed: "a drafter that loads".to_owned(),
+                got: error.detail,
+                suggestion: None,
+            }]
+        })
+    }
+
+    /// Most bytes of a body that is read to see whether it may be speculated.
+    pub fn speculate_body(&self) -> usize {
+        usize::try_from(self.process.limits.speculate_body).unwrap_or(usize::MAX)
+    }
+
+    /// What would happen to a request now.
+    pub fn explain(&self, question: &Question, shared: &Shared) -> Explanation {
+        let replica = shared.fleet.would_pick(question.model());
+        let standing = replica.as_ref().and_then(|replica| self.identities.standing(replica));
+        let backend = replica
+            .as_ref()
+            .and_then(|replica| self.process.backends.iter().find(|backend| backend.name == replica.name()));
+        let terms = backend.map(|backend| ruling::terms(&backend.plans)).unwrap_or_default();
+        let identity = match standing.as_deref() {
+            Some(Standing::Known(identity)) => Some(identity),
+            Some(Standing::Relayed(..)) | None => None,
+        };
+        let server = match (replica.as_deref().and_then(explain::down), standing.as_deref()) {
+            (Some(why), _) => Fact::Known(policy::Standing::Down(why)),
+            (None, Some(standing)) => Fact::Known(ruling::standing(standing, &terms)),
+            (None, None) => Fact::Unknown("no replica is known"),
+        };
+        let models = |name: &str| {
+            let unknown = ModelState::Unknown("the server's vocabulary is not known");
+            identity.map_or(unknown, |identity| self.drafters.state(name, &identity.epoch.vocabulary))
+        };
+        let closed = |ruling: &Ruling| ruling::closed(&ruling.gates, replica.as_deref()?, &identity?.pulse);
+        let known = Known {
+            asked: "proxy",
+            replica: replica.as_ref(),
+            server,
+            models: &models,
+            closed: &closed,
+            notes: Vec::new(),
+        };
+        explain::explain(question, &self.process, &self.policies.current(), shared, known)
+    }
+
+    /// What is known about a replica: epoch, plans, probe.
+    pub fn replica(&self, replica: &Arc<Replica>) -> Option<Value> {
+        self.identities.shown(replica)
+    }
+
+    /// Measures a replica again; answers when that has begun.
+    ///
+    /// # Errors
+    /// Why it is not measured.
+    pub fn reprobe(&self, replica: &Arc<Replica>) -> Result<Value, String> {
+        self.identities.reprobe(replica).map(|()| json!({ "replica": replica.label(), "reprobe": true }))
+    }
+}

@@ -1,0 +1,303 @@
+//! From a validated configuration to a running proxy: the one place where all parts meet.
+//!
+//! `serve`, `demo` and the tests start the same thing from here. Models are loaded before a listener opens, so a
+//! missing one is a failed start and not a slow first request.
+
+pub mod explain;
+pub mod files;
+mod gateway;
+mod served;
+pub mod signals;
+
+use std::collections::HashMap;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+pub use gateway::{Ended, Gateway, run};
+pub use served::ServedError;
+
+use crate::admin::Configured;
+use crate::app::signals::Signals;
+use crate::config::process::{
+    self, Backend, ClientControl, Connect, Dialect, HostHeader, HttpVersion, Listen, PlanName, Process,
+    Replicas, TokenizerSource,
+};
+use crate::config::store::PolicyStore;
+use crate::drive::drafters::{DrafterError, Drafters};
+use crate::drive::ruling::{self, Rulebook};
+use crate::drive::{Driver, Parts};
+use crate::fleet::identity::{Asking, Identities};
+use crate::fleet::{self, Auth, KeyFile, ModelName, ReplicaSettings, SystemResolver};
+use crate::gateway::{self as proxy, Brains, Limits, Settings, Shared, StartError};
+use crate::http::drain::{DrainTimes, Lifecycle};
+use crate::http::listen::{Bounds, Endpoint};
+use crate::policy::PolicySet;
+use crate::words::Mode;
+
+/// How long a start waits to learn who is behind the backends; after that requests are relayed until it knows.
+const KNOWN_WITHIN: Duration = Duration::from_secs(2);
+
+/// Why nothing runs.
+#[derive(Debug, thiserror::Error)]
+pub enum AssembleError {
+    /// A part could not start.
+    #[error(transparent)]
+    Start(#[from] StartError),
+    /// A drafter could not be loaded.
+    #[error(transparent)]
+    Drafter(#[from] DrafterError),
+    /// A model cannot be served in this process.
+    #[error(transparent)]
+    Served(#[from] ServedError),
+    /// A file that the configuration names cannot be read.
+    #[error("{path}: {error}")]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        error: io::Error,
+    },
+    /// Certificates that cannot be used.
+    #[error(transparent)]
+    Tls(#[from] fleet::tls::TlsError),
+    /// A setting that is understood, but that this version does not act on.
+    #[error("{setting} is not built yet in this version")]
+    NotBuilt {
+        /// The setting.
+        setting: &'static str,
+    },
+}
+
+/// A running proxy.
+pub struct Running {
+    /// The listeners and what they share.
+    pub gateway: Gateway,
+    /// Who is behind the backends.
+    pub identities: Arc<Identities>,
+    /// The drafters that are loaded.
+    pub drafters: Arc<Drafters>,
+    /// Backends are asked who they are until this is dropped.
+    _asking: DropGuard,
+}
+
+impl Running {
+    /// Serves until one of `signals` has drained it.
+    pub async fn until(self, signals: Signals) -> Ended {
+        self.gateway.until(signals).await
+    }
+}
+
+/// Loads the drafters, opens the listeners, and asks the backends who they are.
+///
+/// # Errors
+/// [`AssembleError`]; nothing listens then.
+pub async fn start(process: Process, policies: PolicySet) -> Result<Running, AssembleError> {
+    start_with(process, policies, Drafters::default()).await
+}
+
+/// As [`start`], with drafters that are loaded already; the others that policies name are loaded beside them.
+///
+/// # Errors
+/// [`AssembleError`]; nothing listens then.
+pub async fn start_with(
+    process: Process,
+    policies: PolicySet,
+    drafters: Drafters,
+) -> Result<Running, AssembleError> {
+    let mut settings = settings(&process)?;
+    served::open(&process.backends, &mut settings.backends)?;
+    drafters.extend(&process, &policies)?;
+    let drafters = Arc::new(drafters);
+    let shared = Shared::new(&settings)?;
+    let asking: HashMap<String, Asking> =
+        process.backends.iter().map(|backend| (backend.name.clone(), asking(backend))).collect();
+    let asking = move |replica: &fleet::Replica| asking.get(replica.name()).cloned();
+    let identities = Arc::new(Identities::new(Arc::clone(&shared.fleet), asking));
+    let terms = process
+        .backends
+        .iter()
+        .map(|backend| (backend.name.clone(), ruling::terms(&backend.plans)))
+        .collect();
+    let store = Arc::new(PolicyStore::new(policies));
+    let timeouts = process.timeouts;
+    let driver = Driver::new(Parts {
+        identities: Arc::clone(&identities),
+        rulebook: Rulebook::new(Arc::clone(&store), terms),
+        drafters: Arc::clone(&drafters),
+        verify_timeout: timeouts.verify,
+        draft_timeout: timeouts.draft,
+    });
+    let known = (Arc::clone(&drafters), Arc::clone(&identities));
+    let configured = Configured::new(process, store, known.0, known.1, &shared.observer);
+    let brains = Brains { drive: Some(Arc::new(driver)) };
+    let watching = CancellationToken::new();
+    let gateway = Gateway::start_with(settings, brains, Some(configured), shared).await?;
+    let (asking, stop) = (Arc::clone(&identities), watching.clone());
+    tokio::spawn(asking.keep_asking(stop));
+    tokio::spawn(until_draining(Arc::clone(&gateway.shared.life), watching.clone()));
+    // A backend that is not there yet is no reason not to listen: its requests are relayed.
+    let _ = tokio::time::timeout(KNOWN_WITHIN, identities.asked()).await;
+    Ok(Running { gateway, identities, drafters, _asking: watching.drop_guard() })
+}
+
+/// A process that ends asks nobody anything any more.
+async fn until_draining(life: Arc<Lifecycle>, asking: CancellationToken) {
+    tokio::select! {
+        () = life.draining() => asking.cancel(),
+        () = asking.cancelled() => {}
+    }
+}
+
+/// How the replicas of a backend are asked who they are.
+fn asking(backend: &Backend) -> Asking {
+    let process::Plans { allow, context_max, bytes_max } = &backend.plans;
+    let configured = process::Load::default();
+    Asking {
+        dialect: backend.dialect.spoken(),
+        tokenizer: tokenizer(backend),
+        load: (backend.load.url != configured.url).then(|| backend.load.url.clone()),
+        every: backend.load.every,
+        ready: backend.probe.when == process::ProbeWhen::Ready,
+        limits: fleet::probe::Limits {
+            calls: backend.probe.calls,
+            within: backend.probe.within,
+            bytes_max: usize_of(*bytes_max),
+            context_max: *context_max as usize,
+            allow: allow.iter().filter_map(|name| name.plan()).collect(),
+        },
+        billed: backend.billed,
+    }
+}
+
+/// Whether the operator allows a hosted service to be sent predictions, which it bills.
+fn predicts(backend: &Backend) -> bool {
+    backend.dialect == Dialect::OpenAi && backend.plans.allow.contains(&PlanName::Prediction)
+}
+
+fn tokenizer(backend: &Backend) -> Option<PathBuf> {
+    backend.models.iter().find_map(|model| match &model.tokenizer {
+        TokenizerSource::File(path) if path.is_dir() => Some(path.join("tokenizer.json")),
+        TokenizerSource::File(path) => Some(path.clone()),
+        TokenizerSource::Backend => None,
+    })
+}
+
+fn settings(process: &Process) -> Result<Settings, AssembleError> {
+    let listen = process.listen.iter().map(endpoint).collect::<Result<_, _>>()?;
+    let mut backends = Vec::new();
+    for backend in &process.backends {
+        let settings = backend_settings(process, backend)?;
+        match &backend.replicas {
+            Replicas::Urls(urls) => backends
+                .extend(urls.iter().map(|url| ReplicaSettings { url: url.to_string(), ..settings.clone() })),
+            Replicas::Dns { name, every, https } => {
+                let url = format!("{}://{name}", if *https { "https" } else { "http" });
+                backends.push(ReplicaSettings { url, discover: Some(*every), ..settings });
+            }
+            Replicas::Here(model) => {
+                backends.push(ReplicaSettings { url: served::url(model), ..settings });
+            }
+        }
+    }
+    let limits = &process.limits;
+    let head = Bounds {
+        headers: limits.headers,
+        header_bytes: usize_of(limits.header_bytes),
+        header_timeout: process.timeouts.header,
+        ..Bounds::default()
+    };
+    let admin_token = process.admin.token_file.as_ref().map(|path| {
+        let read = fleet::key::secret(path);
+        read.map_err(|error| AssembleError::File { path: path.clone(), error })
+    });
+    let admin_token = admin_token.transpose()?;
+    Ok(Settings {
+        listen,
+        admin: Some(process.admin.address),
+        admin_token,
+        admin_hosts: process.admin.hosts.clone(),
+        require_backend: process.ready.require_backend,
+        metrics: process.metrics,
+        mode: match process.mode {
+            process::Mode::Off => Mode::Off,
+            process::Mode::Observe => Mode::Observe,
+            process::Mode::Auto => Mode::Auto,
+        },
+        tenant: process.tenant.clone(),
+        client_control: process.client == ClientControl::Bounded,
+        limits: Limits {
+            head,
+            speculate_body: usize_of(limits.speculate_body),
+            relay_body: limits.relay_body,
+            sessions: limits.sessions,
+        },
+        drain: DrainTimes {
+            delay: process.drain.delay,
+            early: process.drain.early,
+            grace: process.drain.grace,
+        },
+        backends,
+        resolver: Arc::new(SystemResolver),
+        workers: proxy::default_workers(),
+    })
+}
+
+fn endpoint(listen: &Listen) -> Result<Endpoint, AssembleError> {
+    let tls =
+        listen.tls.as_ref().map(|tls| fleet::tls::server(&tls.cert, &tls.key, tls.client_ca.as_deref()));
+    Ok(Endpoint { address: listen.address, tls: tls.transpose()? })
+}
+
+/// What all replicas of a backend have in common.
+fn backend_settings(process: &Process, backend: &Backend) -> Result<ReplicaSettings, AssembleError> {
+    let connect = &backend.connect;
+    if connect.http == HttpVersion::Http2 {
+        return Err(AssembleError::NotBuilt { setting: "backends[].connect.http: http2" });
+    }
+    let identity = connect.identity.as_ref().map(|(cert, key)| (cert.as_path(), key.as_path()));
+    let tls = (connect.ca.is_some() || identity.is_some())
+        .then(|| fleet::tls::client(connect.ca.as_deref(), identity));
+    let models = backend.models.iter().map(|model| ModelName {
+        id: model.id.as_str().to_owned(),
+        aliases: model.aliases.clone(),
+        base: model.base.clone(),
+    });
+    Ok(ReplicaSettings {
+        dialect: backend.dialect.name().to_owned(),
+        models: models.collect(),
+        billed: backend.billed,
+        predicts: predicts(backend),
+        default: backend.default,
+        keep_client_host: connect.host != HostHeader::Backend,
+        auth: auth(connect)?,
+        own_key: connect.own_token_file.as_ref().map(key).transpose()?,
+        tls: tls.transpose()?,
+        ranks: backend.ranks,
+        connect_timeout: process.timeouts.connect,
+        pool_idle: process.timeouts.pool_idle,
+        first_byte: process.timeouts.first_byte,
+        idle: process.timeouts.idle,
+        ..ReplicaSettings::new(backend.name.clone(), String::new())
+    })
+}
+
+fn auth(connect: &Connect) -> Result<Auth, AssembleError> {
+    Ok(match (&connect.token_file, connect.pass_auth) {
+        (Some(path), _) => Auth::Replace(key(path)?),
+        (None, true) => Auth::Pass,
+        (None, false) => Auth::Strip,
+    })
+}
+
+fn key(path: &PathBuf) -> Result<Arc<KeyFile>, AssembleError> {
+    let key = KeyFile::open(path);
+    key.map(Arc::new).map_err(|error| AssembleError::File { path: path.clone(), error })
+}
+
+fn usize_of(bytes: u64) -> usize {
+    usize::try_from(bytes).unwrap_or(usize::MAX)
+}

@@ -1,0 +1,142 @@
+//! What would happen to a request, where no proxy runs that could say so: the server itself is asked who it is, by the
+//! calls with which a proxy recognises it and none that verifies; and what that leaves open stays open.
+
+use std::sync::Arc;
+
+use super::{AssembleError, asking, settings};
+use crate::admin::explain::{self, Known, Question};
+use crate::config::process::{Backend, DrafterModel, Process, Replicas};
+use crate::dialect::relayed;
+use crate::drive::ruling;
+use crate::fleet::identity::{self, Identity, Unknown};
+use crate::fleet::scrape::Pulse;
+use crate::fleet::{Replica, SystemResolver};
+use crate::gateway::Shared;
+use crate::policy::part::ModelState;
+use crate::policy::{self, Explanation, Fact, PolicySet, Terms};
+use crate::text::Tokenizer;
+use crate::words::BypassReason;
+
+/// What came of asking a server.
+enum Answered {
+    Known(Arc<Identity>),
+    Relayed(BypassReason, String),
+    Down(String),
+    NotAsked(&'static str),
+}
+
+const OFFLINE: &str = "the server was not asked";
+const NOT_ONE: &str =
+    "whether one engine answers at this address was not tried, since that takes verify calls";
+
+/// Explains a request to a proxy that would be started with these settings. `ask`: whether the server may be asked.
+///
+/// # Errors
+/// The settings are not such that a proxy could start.
+pub async fn explain(
+    process: &Process,
+    policies: &PolicySet,
+    question: &Question,
+    ask: bool,
+) -> Result<Explanation, AssembleError> {
+    let shared = Shared::new(&settings(process)?)?;
+    if ask {
+        shared.fleet.discover(&SystemResolver).await;
+    }
+    let replica = shared.fleet.would_pick(question.model());
+    let named = |replica: &Replica| process.backends.iter().find(|backend| backend.name == replica.name());
+    let backend = replica.as_deref().and_then(named);
+    let answered = match (replica.as_deref(), backend) {
+        (Some(replica), Some(backend)) => answered(replica, backend, ask).await,
+        _ => Answered::NotAsked("there is no server to ask"),
+    };
+    if let Some(replica) = replica.as_deref() {
+        note(replica, &answered);
+    }
+    let terms = backend.map(|backend| ruling::terms(&backend.plans)).unwrap_or_default();
+    let mut notes = Vec::new();
+    if let (Answered::Known(_), Some(replica)) = (&answered, &replica) {
+        notes.push(format!(
+            "{} was asked, and not measured: `foretell probe` says what would pay",
+            replica.url()
+        ));
+    }
+    let known = Known {
+        asked: if matches!(answered, Answered::NotAsked(_)) { "nobody" } else { "server" },
+        replica: replica.as_ref(),
+        server: fact(&answered, &terms),
+        models: &|name| state(process.drafters.get(name), &answered),
+        closed: &|_| None,
+        notes,
+    };
+    Ok(explain::explain(question, process, policies, &shared, known))
+}
+
+/// Asks a server who it is.
+async fn answered(replica: &Replica, backend: &Backend, ask: bool) -> Answered {
+    let dialect = backend.dialect.spoken();
+    if backend.billed {
+        let why = "it bills per token, so it is never asked to verify";
+        return Answered::Relayed(BypassReason::Billed, why.to_owned());
+    }
+    if let Some(dialect) = dialect.filter(|dialect| relayed::RELAYED.contains(dialect)) {
+        return Answered::Relayed(BypassReason::NoPlan, format!("{} is only relayed to", dialect.name()));
+    }
+    if matches!(backend.replicas, Replicas::Here(_)) {
+        return Answered::NotAsked("it is a model in the proxy's own process, and no proxy was asked");
+    }
+    if !ask {
+        return Answered::NotAsked(OFFLINE);
+    }
+    let pulse = Arc::new(Pulse::default());
+    match identity::ask(replica, &asking(backend), None, 0, &pulse).await {
+        Ok(identity) => Answered::Known(identity),
+        Err(Unknown::Foreign(reason, why)) => Answered::Relayed(reason, why),
+        Err(Unknown::Stranger(why)) => Answered::Relayed(BypassReason::NoPlan, why),
+        Err(Unknown::Unreachable(why)) => Answered::Down(why),
+        Err(Unknown::Locked(status)) => Answered::Relayed(
+            BypassReason::NoPlan,
+            format!("it answers {status} without a key: name one in connect.auth.own_token_file"),
+        ),
+    }
+}
+
+/// Notes at the replica what a proxy would have noted.
+fn note(replica: &Replica, answered: &Answered) {
+    match answered {
+        Answered::Known(identity) => replica.set_dialect(identity.engine.dialect.name(), true),
+        Answered::Relayed(reason, _) => replica.set_dialect("relay", *reason != BypassReason::NoPlan),
+        Answered::Down(_) => {}
+        // What is not known is decided at the step of the server, and not before.
+        Answered::NotAsked(_) => replica.set_dialect("auto", true),
+    }
+}
+
+fn fact<'a>(answered: &'a Answered, terms: &'a Terms) -> Fact<policy::Standing<'a>> {
+    match answered {
+        Answered::NotAsked(why) => Fact::Unknown(why),
+        Answered::Down(why) => Fact::Known(policy::Standing::Down(why)),
+        Answered::Relayed(reason, why) => Fact::Known(policy::Standing::Relayed(*reason, why)),
+        Answered::Known(identity) => {
+            let one = identity::shows_one(&identity.engine);
+            let single = if one { Fact::Known(true) } else { Fact::Unknown(NOT_ONE) };
+            Fact::Known(policy::Standing::Known(policy::Server { single, ..ruling::server(identity, terms) }))
+        }
+    }
+}
+
+/// Whether a drafter model could draft for this server, by the tokenizer in its folder.
+fn state(model: Option<&DrafterModel>, answered: &Answered) -> ModelState {
+    let Answered::Known(identity) = answered else {
+        return ModelState::Unknown("the server's vocabulary is not known");
+    };
+    let Some(DrafterModel { path, tokenizer, .. }) = model else { return ModelState::NotLoaded };
+    let file = tokenizer.clone().unwrap_or_else(|| path.join("tokenizer.json"));
+    match Tokenizer::from_file(&file) {
+        Ok(tokenizer) if tokenizer.fingerprint().to_string() == identity.epoch.vocabulary => {
+            ModelState::Ready
+        }
+        Ok(_) => ModelState::OtherVocabulary,
+        Err(_) => ModelState::Unknown("its tokenizer cannot be read"),
+    }
+}

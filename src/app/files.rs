@@ -1,0 +1,170 @@
+//! Opens every file that the settings name, before anything is started: `check` and `serve` ask the same question and
+//! get the same answer, all of it at once.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
+
+use crate::config::named::shown;
+use crate::config::problem::Refusal;
+use crate::config::{Attempt, FileKind, Flags, Loaded, Named, Problem, Strings, attempt};
+use crate::fleet::{KeyFile, tls};
+use crate::text::Tokenizer;
+
+/// The name of a model's graph in its folder.
+const GRAPH: &str = "model.onnx";
+
+/// Reads all settings, and opens all files that they name.
+///
+/// # Errors
+/// Everything that is wrong: nothing would start with these settings.
+pub fn load(flags: &Flags, environment: &dyn Strings) -> Result<Loaded, Vec<Problem>> {
+    let mut attempt = attempt(flags, environment);
+    attempt.problems.extend(attempt.named.iter().filter_map(inspect));
+    attempt.problems.extend(no_backend(&attempt));
+    if let Some(first) = attempt.files.first().map(|file| file.display().to_string()) {
+        // The process file's own problems in the order of its lines; then the others as they were found.
+        attempt
+            .problems
+            .sort_by_key(|problem| (problem.file != first, (problem.file == first).then_some(problem.line)));
+    }
+    attempt.done()
+}
+
+/// A proxy without a backend can answer nothing.
+fn no_backend(attempt: &Attempt) -> Option<Problem> {
+    // A file that is wrong elsewhere may have one that could not be read.
+    if !attempt.process.backends.is_empty() || !attempt.problems.is_empty() {
+        return None;
+    }
+    let refusal = Refusal::new("no backend", "at least one in the process file, or --backend URL");
+    Some(Problem {
+        file: attempt
+            .files
+            .first()
+            .map_or_else(|| "(no process file)".to_owned(), |file| file.display().to_string()),
+        line: None,
+        path: "backends".to_owned(),
+        message: refusal.message,
+        allowed: refusal.allowed,
+        got: "none".to_owned(),
+        suggestion: None,
+    })
+}
+
+/// What is wrong with a file that is named.
+fn inspect(named: &Named) -> Option<Problem> {
+    let path = &named.path;
+    match &named.kind {
+        FileKind::Secret => {
+            let refused = KeyFile::open(path).err()?;
+            Some(named.problem(&refused.to_string(), "a file with a token in it"))
+        }
+        FileKind::Authorities => {
+            let refused = tls::authorities(path).err()?;
+            Some(named.problem(&refused.detail(), "certificates in PEM"))
+        }
+        FileKind::Chain => {
+            let refused = tls::certificates(path).err()?;
+            Some(named.problem(&refused.detail(), "certificates in PEM"))
+        }
+        FileKind::KeyOf(chain) => {
+            let refused = tls::key_of(chain, path).err()?;
+            Some(named.problem(&refused.detail(), "the private key of the certificate, in PEM"))
+        }
+        FileKind::Tokenizer => tokenizer(named, path),
+        FileKind::Model => model(named, true),
+        FileKind::Drafter { tokenizer } => model(named, *tokenizer),
+        // Policies are read with the settings.
+        FileKind::Policies => None,
+    }
+}
+
+fn tokenizer(named: &Named, path: &Path) -> Option<Problem> {
+    let inside = path.join("tokenizer.json");
+    let file = if path.is_dir() { &inside } else { path };
+    let refused = Tokenizer::from_file(file).err()?;
+    let found = named.problem(&refused.to_string(), "a tokenizer.json, or a folder with one");
+    Some(Problem { got: shown(path), ..found })
+}
+
+/// The folder of a model: whether what is in it can be read. Whether the graph runs is for the runtime to say.
+fn model(named: &Named, with_tokenizer: bool) -> Option<Problem> {
+    let folder = &named.path;
+    let allowed = "a folder with model.onnx, config.json and tokenizer.json";
+    let files = [GRAPH, "config.json"];
+    let unread = files.into_iter().find_map(|file| Some((file, readable(&folder.join(file)).err()?)));
+    if let Some((file, error)) = unread {
+        return Some(named.problem(&format!("{file}: {error}"), allowed));
+    }
+    if let Err(error) = description(&folder.join("config.json")) {
+        return Some(named.problem(&format!("config.json: {error}"), allowed));
+    }
+    with_tokenizer.then(|| tokenizer(named, folder)).flatten()
+}
+
+/// Whether there is a first byte.
+fn readable(path: &Path) -> io::Result<()> {
+    let mut byte = [0];
+    match File::open(path)?.read(&mut byte)? {
+        0 => Err(io::Error::new(io::ErrorKind::InvalidData, "the file is empty")),
+        _ => Ok(()),
+    }
+}
+
+fn description(path: &Path) -> Result<(), String> {
+    let text = std::fs::read(path).map_err(|error| error.to_string())?;
+    let read: Result<serde_json::Map<String, serde_json::Value>, _> = serde_json::from_slice(&text);
+    read.map(|_| ()).map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::path::PathBuf;
+
+    use super::*;
+
+    fn named(kind: FileKind, path: PathBuf) -> Named {
+        Named { path, kind, file: "f.yaml".into(), line: Some(7), place: "a.b".into() }
+    }
+
+    #[test]
+    fn a_secret_of_nothing_but_space_is_none_and_its_content_is_never_shown() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("token");
+        for (content, wrong) in [("", true), (" \r\n\t", true), ("a\nb\n", true), ("s3cret\n", false)] {
+            std::fs::write(&path, content).unwrap();
+            let found = inspect(&named(FileKind::Secret, path.clone()));
+            assert_eq!(found.is_some(), wrong, "{content:?}");
+        }
+        std::fs::write(&path, "very\u{7}secret").unwrap();
+        let found = inspect(&named(FileKind::Secret, path)).unwrap().to_string();
+        assert!(found.starts_with("f.yaml:7: a.b: ") && !found.contains("very"), "{found}");
+    }
+
+    #[test]
+    fn the_bundled_models_are_good_and_a_folder_without_a_graph_is_not() {
+        let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("onnx/models");
+        for model in ["target", "draft-same", "draft-other"] {
+            for kind in [FileKind::Model, FileKind::Drafter { tokenizer: true }, FileKind::Tokenizer] {
+                assert_eq!(inspect(&named(kind, models.join(model))), None, "{model}");
+            }
+        }
+        let found = inspect(&named(FileKind::Model, models)).unwrap().to_string();
+        assert!(found.contains("model.onnx: "), "{found}");
+    }
+
+    #[test]
+    fn settings_that_a_flag_replaces_are_not_held_against_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("foretell.yaml");
+        let process = "version: 1\nbackends: [{ name: a, replicas: { model: nowhere } }]\n\
+            listen: [{ address: \"127.0.0.1:0\", tls: { cert: no, key: no } }]\n";
+        std::fs::write(&file, process).unwrap();
+        let flags = Flags { config: Some(file.display().to_string()), ..Flags::default() };
+        assert_eq!(load(&flags, &BTreeMap::new()).unwrap_err().len(), 3);
+        let flags = Flags { backend: Some("http://h:1".into()), listen: Some("127.0.0.1:0".into()), ..flags };
+        assert!(load(&flags, &BTreeMap::new()).is_ok());
+    }
+}

@@ -1,0 +1,135 @@
+//! How a command reaches a server that does not let everybody in: a key, header fields, an authority.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use http::header::AUTHORIZATION;
+use http::{HeaderMap, HeaderName, HeaderValue};
+use rustls::ClientConfig;
+
+use crate::fleet::{KeyFile, ReplicaSettings, tls};
+
+/// The arguments of every command that asks a server.
+#[derive(clap::Args, Clone, Debug, Default)]
+pub struct Access {
+    /// File with the API key of the server, sent as `Authorization: Bearer`
+    #[arg(long, value_name = "F")]
+    pub api_key_file: Option<PathBuf>,
+    /// A header field of every request, as `NAME: VALUE`; may be given several times
+    #[arg(long = "header", value_name = "H")]
+    pub headers: Vec<String>,
+    /// Authority of the server's certificate, PEM, instead of the usual public ones
+    #[arg(long, value_name = "F")]
+    pub ca: Option<PathBuf>,
+}
+
+/// What the arguments come to.
+#[derive(Clone, Debug, Default)]
+pub struct Granted {
+    /// The fields of every request, the key among them.
+    pub fields: HeaderMap,
+    /// How TLS is done; the usual public authorities if `None`.
+    pub tls: Option<Arc<ClientConfig>>,
+}
+
+/// An argument that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum Denied {
+    /// A file that cannot be read, or that is empty.
+    #[error("--{flag}: {path}: {detail}", path = path.display())]
+    File {
+        /// The flag that names it.
+        flag: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        detail: String,
+    },
+    /// No header field.
+    #[error("--header: not a header field, allowed NAME: VALUE, got {0}")]
+    Header(String),
+}
+
+impl Access {
+    /// Reads the files and the fields.
+    ///
+    /// # Errors
+    /// The first argument that cannot be used.
+    pub fn granted(&self) -> Result<Granted, Denied> {
+        let file = |flag, path: &Path, detail: &dyn fmt::Display| Denied::File {
+            flag,
+            path: path.to_owned(),
+            detail: detail.to_string(),
+        };
+        let mut fields = HeaderMap::new();
+        for text in &self.headers {
+            let (name, value) = field(text)?;
+            fields.append(name, value);
+        }
+        if let Some(path) = &self.api_key_file {
+            let key = KeyFile::open(path).map_err(|error| file("api-key-file", path, &error))?;
+            fields.insert(AUTHORIZATION, key.value());
+        }
+        let tls = self.ca.as_ref().map(|path| {
+            let authority = tls::client(Some(path), None);
+            authority.map_err(|error| file("ca", path, &error.detail()))
+        });
+        Ok(Granted { fields, tls: tls.transpose()? })
+    }
+}
+
+impl Granted {
+    /// The settings of a replica that is asked so.
+    #[must_use]
+    pub fn settings(&self, name: &str, url: &str) -> ReplicaSettings {
+        ReplicaSettings {
+            own_fields: self.fields.clone(),
+            tls: self.tls.clone(),
+            ..ReplicaSettings::new(name, url)
+        }
+    }
+}
+
+/// A field as it is written on a command line. What is wrong is shown without its value, which may be a secret.
+fn field(text: &str) -> Result<(HeaderName, HeaderValue), Denied> {
+    let (name, value) = text.split_once(':').ok_or_else(|| Denied::Header("no colon".to_owned()))?;
+    let denied = || Denied::Header(format!("{name:?} and a value"));
+    let name = HeaderName::from_bytes(name.trim().as_bytes()).map_err(|_| denied())?;
+    let mut value = HeaderValue::from_str(value.trim()).map_err(|_| denied())?;
+    value.set_sensitive(true);
+    Ok((name, value))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_are_read_and_a_key_file_wins_over_a_field_of_its_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let key = folder.path().join("key");
+        std::fs::write(&key, "k\n").unwrap();
+        let headers =
+            ["X-Team:  ops ", "authorization: Bearer other", "x-team: dev"].map(str::to_owned).to_vec();
+        let access = Access { api_key_file: Some(key.clone()), headers, ca: None };
+        let fields = access.granted().unwrap().fields;
+        assert_eq!(fields.get_all("x-team").iter().collect::<Vec<_>>(), ["ops", "dev"]);
+        assert_eq!(fields.get_all(AUTHORIZATION).iter().collect::<Vec<_>>(), ["Bearer k"]);
+        std::fs::write(&key, " \n").unwrap();
+        let denied = access.granted().unwrap_err().to_string();
+        assert!(
+            denied.starts_with("--api-key-file: ") && denied.ends_with("key: the file is empty"),
+            "{denied}"
+        );
+    }
+
+    #[test]
+    fn what_is_no_field_is_refused_without_showing_its_value() {
+        for wrong in ["none", "bad name: secret", "x: a\u{7}secret", ": secret"] {
+            let access = Access { headers: vec![wrong.to_owned()], ..Access::default() };
+            let denied = access.granted().unwrap_err().to_string();
+            assert!(!denied.contains("secret"), "{denied}");
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! Settings that this version accepts and does not act on, in one table: `check` and `serve` warn of each that a file
+//! sets. Whoever makes a setting work takes it out of here; a test walks every key that a file may have, so none can be
+//! forgotten.
+
+use std::path::Path;
+
+use super::yaml::{self, Node, Value};
+
+/// Something to be said about a setting.
+#[derive(Clone, Copy, Debug)]
+struct Remark {
+    /// Where it stands: `[]` is any element of a list.
+    path: &'static str,
+    /// At which values.
+    at: At,
+    /// What is to be said, as a sentence that follows the path.
+    says: &'static str,
+}
+
+/// The values of a setting that a remark is about.
+#[derive(Clone, Copy, Debug)]
+enum At {
+    /// All, but those that ask for nothing.
+    AllBut(&'static [&'static str]),
+    /// These.
+    Only(&'static [&'static str]),
+}
+
+const NOTHING: At = At::AllBut(&["null"]);
+
+const fn ignored(path: &'static str, says: &'static str) -> Remark {
+    Remark { path, at: NOTHING, says }
+}
+
+/// Settings of the process file without effect.
+const PROCESS: &[Remark] = &[
+    ignored(
+        "limits.uri",
+        "has no effect yet: a long URI is bounded as a part of the head, by limits.header_bytes",
+    ),
+    ignored(
+        "limits.memory",
+        "has no effect yet: memory is bounded by limits.sessions and limits.speculate_body alone",
+    ),
+    ignored(
+        "backends[].models[].base",
+        "has no effect: an adapter is routed and verified like every other model",
+    ),
+    ignored("backends[].budget.extra_tokens", "has no effect yet: no budget is kept"),
+    ignored("backends[].budget.slots", "has no effect yet: no budget is kept"),
+    ignored("backends[].budget.switchback", "has no effect yet: there are no ride-only windows"),
+    ignored("memory.bytes", "has no effect yet: no drafter remembers anything across requests"),
+    ignored("memory.ttl", "has no effect yet: no drafter remembers anything across requests"),
+    ignored("memory.snapshot", "has no effect yet: no drafter remembers anything across requests"),
+    ignored("observe.otlp", "has no effect yet: no traces are sent"),
+    Remark {
+        path: "observe.text",
+        at: At::AllBut(&["false"]),
+        says: "has no effect yet: no text of requests is ever logged",
+    },
+];
+
+/// Settings of a policy file without effect.
+const POLICY: &[Remark] = &[
+    Remark {
+        path: "drafters[].kind",
+        at: At::Only(&["suffix", "phrasebook", "recycling", "prediction"]),
+        says: "is not built yet: it drafts nothing",
+    },
+    Remark {
+        path: "drafters[].vocabulary",
+        at: At::Only(&["slem", "tli"]),
+        says: "is not built yet: the model drafts nothing",
+    },
+    Remark {
+        path: "accept.rule",
+        at: At::AllBut(&["exact"]),
+        says: "is not built yet: the exact rule holds",
+    },
+    ignored("gates.acceptance", "has no effect yet: this gate never closes"),
+    ignored("gates.latency", "has no effect yet: this gate never closes"),
+    ignored("gates.max_gap", "has no effect yet: the silence of a leap is bounded by timeouts.verify alone"),
+    ignored("gates.reprobe", "has no effect yet: no gate waits before it opens again"),
+    Remark { path: "gamma.fixed", at: NOTHING, says: "leaps whatever it costs: it is for tests and sweeps" },
+];
+
+/// Which kind of file it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// The process file.
+    Process,
+    /// A policy file.
+    Policy,
+}
+
+impl Kind {
+    const fn remarks(self) -> &'static [Remark] {
+        match self {
+            Self::Process => PROCESS,
+            Self::Policy => POLICY,
+        }
+    }
+}
+
+/// What is to be said about the settings of a file, as `FILE:LINE: PATH: SENTENCE`. A file that cannot be read says
+/// nothing here: that is an error elsewhere.
+pub fn warnings(kind: Kind, file: &Path) -> Vec<String> {
+    let name = file.display().to_string();
+    let text = std::fs::read_to_string(file).ok();
+    text.and_then(|text| yaml::parse(&name, &text).ok())
+        .map_or_else(Vec::new, |root| remarks(kind, &name, &root))
+}
+
+fn remarks(kind: Kind, file: &str, root: &Node) -> Vec<String> {
+    let mut found = Vec::new();
+    each(root, root.line, &Place::default(), &mut |place, line, node| {
+        let got = node.got();
+        let got = got.trim_matches('"');
+        let remark =
+            kind.remarks().iter().find(|remark| remark.path == place.pattern && remark.at.holds(got));
+        if let Some(Remark { says, .. }) = remark {
+            let value = if matches!(node.value, Value::Map(_) | Value::List(_)) { "" } else { got };
+            let gap = if value.is_empty() { "" } else { " " };
+            found.push(format!("{file}:{line}: {}: {value}{gap}{says}", place.shown));
+        }
+    });
+    found
+}
+
+impl At {
+    fn holds(self, got: &str) -> bool {
+        match self {
+            Self::AllBut(values) => !values.contains(&got) && got != "null",
+            Self::Only(values) => values.contains(&got),
+        }
+    }
+}
+
+/// Where a setting stands: as the tables write it, and as people are told.
+#[derive(Clone, Default)]
+struct Place {
+    pattern: String,
+    shown: String,
+}
+
+impl Place {
+    fn key(&self, name: &str) -> Self {
+        let join = |path: &str| if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") };
+        Self { pattern: join(&self.pattern), shown: join(&self.shown) }
+    }
+
+    fn element(&self, index: usize) -> Self {
+        Self { pattern: format!("{}[]", self.pattern), shown: format!("{}[{index}]", self.shown) }
+    }
+}
+
+/// Shows every setting of a document with its line.
+fn each(node: &Node, line: u64, place: &Place, show: &mut impl FnMut(&Place, u64, &Node)) {
+    show(place, line, node);
+    match &node.value {
+        Value::Map(entries) => {
+            for (key, node) in entries {
+                each(node, key.line, &place.key(&key.name), show);
+            }
+        }
+        Value::List(nodes) => {
+            for (index, node) in nodes.iter().enumerate() {
+                each(node, node.line, &place.element(index), show);
+            }
+        }
+        Value::Null | Value::Bool(_) | Value::Whole(_) | Value::Number(_) | Value::Text(_) => {}
+    }
+}

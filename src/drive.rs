@@ -1,0 +1,148 @@
+//! Driving eligible requests: from the judged request to the running session.
+//!
+//! The order is the order of the promises: whatever is missing (an unknown backend, no policy, a drafter that
+//! did not load) leads to a plain relay with a reason, and nothing here can fail a request that the backend
+//! would answer.
+
+mod again;
+mod calls;
+pub mod drafters;
+mod drafting;
+pub mod exchange;
+pub mod failure;
+mod head;
+pub mod mode;
+mod naming;
+mod pump;
+mod ride;
+pub mod ruling;
+mod run;
+mod sink;
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::FutureExt;
+use parking_lot::Mutex;
+
+use crate::clock::Clock;
+use crate::control::Control;
+use crate::drive::calls::CallLimits;
+use crate::drive::drafters::Drafters;
+use crate::drive::drafting::Drafting;
+use crate::drive::exchange::{BoxFuture, Drive, Driven, Exchange};
+use crate::drive::ruling::{Passed, Rulebook};
+use crate::drive::run::Run;
+use crate::fleet::identity::{Epoch, Identities, Identity, Standing};
+use crate::openai::Sampling;
+use crate::policy::Ruling;
+use crate::words::BypassReason;
+
+/// What the driver is made of.
+pub struct Parts {
+    /// Who is behind the backends' addresses.
+    pub identities: Arc<Identities>,
+    /// The policies, and what they say about a request.
+    pub rulebook: Rulebook,
+    /// The model drafters that are loaded.
+    pub drafters: Arc<Drafters>,
+    /// Longest time for a verify call.
+    pub verify_timeout: Duration,
+    /// Longest time for a draft.
+    pub draft_timeout: Duration,
+}
+
+/// Drives eligible requests.
+pub struct Driver {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    parts: Parts,
+    clock: Clock,
+    learnt: Mutex<HashMap<(Epoch, String), Arc<Control>>>,
+}
+
+impl Driver {
+    /// A driver that has learnt nothing yet.
+    pub fn new(parts: Parts) -> Self {
+        Self { inner: Arc::new(Inner { parts, clock: Clock::start(), learnt: Mutex::default() }) }
+    }
+}
+
+impl Drive for Driver {
+    fn drive(&self, exchange: Exchange) -> BoxFuture<Driven> {
+        let inner = Arc::clone(&self.inner);
+        async move {
+            match inner.prepare(&exchange) {
+                Ok(run) => Box::pin(run.begin(exchange)).await,
+                Err(reason) => Err(exchange.decline(reason)),
+            }
+        }
+        .boxed()
+    }
+}
+
+impl Inner {
+    /// Everything that is decided before the first call.
+    fn prepare(&self, exchange: &Exchange) -> Result<Run, BypassReason> {
+        let request = &exchange.request;
+        let standing = self.parts.identities.standing(&exchange.replica);
+        let backend = exchange.replica.name();
+        let passed = Passed {
+            request,
+            headers: &exchange.head.headers,
+            tenant: exchange.client.tenant.as_deref(),
+            control: exchange.client.control,
+            backend,
+            mode: exchange.shared.modes.of(backend),
+        };
+        let mut ruling = self.parts.rulebook.rule(&passed, standing.as_deref(), &self.parts.drafters)?;
+        let Some(Standing::Known(identity)) = standing.as_deref() else { return Err(BypassReason::NoPlan) };
+        let identity = Arc::clone(identity);
+        let seed = request.sampling.seed.unwrap_or_else(fresh_seed);
+        let sampling = if identity.engine.shares_noise() {
+            Sampling { seed: Some(seed), ..ruling.sampling.clone() }
+        } else {
+            ruling.sampling.clone()
+        };
+        let drafting = self.drafting(&ruling, &identity, &sampling);
+        ruling.rules.model = drafting.is_there();
+        ruling.rules.verify_timeout = self.parts.verify_timeout;
+        ruling.rules.draft_timeout = self.parts.draft_timeout;
+        let key = (identity.epoch.clone(), ruling.name.clone());
+        let control = Arc::clone(self.learnt.lock().entry(key).or_default());
+        if let Some(probe) = &identity.probe {
+            control.with(|learnt| learnt.costs.take_prior(&probe.prior));
+        }
+        let limits = CallLimits {
+            bytes_max: ruling.bytes_max,
+            verify: self.parts.verify_timeout,
+            vocabulary: identity.tokenizer.end(),
+        };
+        Ok(Run { identity, ruling, sampling, control, drafting, limits, clock: self.clock, seed })
+    }
+}
+
+impl Inner {
+    #[cfg(feature = "onnx")]
+    fn drafting(&self, ruling: &Ruling, identity: &Identity, sampling: &Sampling) -> Drafting {
+        let drafter = ruling.model.as_deref().and_then(|name| self.parts.drafters.get(name, identity));
+        // Without the target's own noise its likeliest sample is the likeliest token.
+        let temperature = if identity.engine.shares_noise() { sampling.temperature } else { 0.0 };
+        Drafting::new(drafter, Sampling { temperature, ..sampling.clone() }, self.parts.draft_timeout)
+    }
+
+    #[cfg(not(feature = "onnx"))]
+    #[expect(clippy::unused_self, reason = "the shape that the drafting with a runtime has")]
+    fn drafting(&self, _: &Ruling, _: &Identity, _: &Sampling) -> Drafting {
+        Drafting::none()
+    }
+}
+
+/// 53 bits, so that the seed survives every JSON reader on the way.
+fn fresh_seed() -> u64 {
+    RandomState::new().hash_one(0_u8) >> 11
+}

@@ -1,0 +1,267 @@
+//! The calls that one session makes: first ride, later rides, verify calls.
+//!
+//! All of them carry the client's end-to-end headers and its trace context, so that the backend's own
+//! authentication, logs and traces see the client, and an `x-request-id` with a round suffix.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full, Limited};
+
+use hyper::header::{self, HeaderMap, HeaderValue};
+use hyper::{Method, Request, Response, StatusCode};
+
+use crate::dialect::{Asked, Beside, Call, Context, Engine, Refusal, Round};
+use crate::draft::Tree;
+use crate::drive::exchange::Exchange;
+use crate::drive::fresh_seed;
+use crate::drive::run::Run;
+use crate::fleet::scrape::Pulse;
+use crate::fleet::{Answer, Replica, SendError};
+use crate::http::body::{Body, BoxError};
+use crate::http::headers;
+use crate::openai::{self, Sampling};
+use crate::session::{Event, Fault};
+use crate::units::TokenId;
+use crate::words::{Plan, Verdict};
+
+/// Everything that the calls of one session have in common.
+#[derive(Clone)]
+pub struct Calls {
+    backend: Arc<Replica>,
+    engine: Arc<Engine>,
+    pulse: Arc<Pulse>,
+    headers: HeaderMap,
+    request_id: String,
+    model: String,
+    /// Carries the seed that the session's noise is drawn with.
+    sampling: Sampling,
+    /// Seeds what is drawn here ([`crate::dialect::score`]).
+    dice: u64,
+    limits: CallLimits,
+}
+
+/// Why a call brought no answer that can be read.
+enum Missed {
+    /// It went wrong.
+    Fault(Fault),
+    /// All went well, and this plan has nothing to say here.
+    Nothing,
+}
+
+/// Bounds of one call.
+#[derive(Clone, Copy, Debug)]
+pub struct CallLimits {
+    /// Most bytes of a round's request, and of its answer.
+    pub bytes_max: usize,
+    /// Longest time for a verify call.
+    pub verify: Duration,
+    /// One more than the largest token id.
+    pub vocabulary: TokenId,
+}
+
+impl Calls {
+    /// The calls of a request, with the client's end-to-end fields.
+    pub fn new(run: &Run, exchange: &Exchange) -> Self {
+        let mut headers = exchange.head.headers.clone();
+        for name in
+            [header::CONTENT_LENGTH, header::HOST, header::ACCEPT_ENCODING, header::TE, header::TRAILER]
+        {
+            headers.remove(name);
+        }
+        headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        Self {
+            backend: Arc::clone(&exchange.replica),
+            engine: Arc::clone(&run.identity.engine),
+            pulse: Arc::clone(&run.identity.pulse),
+            headers,
+            request_id: exchange.slot.record.so_far().id.clone(),
+            model: exchange.request.model.clone(),
+            sampling: run.sampling.clone(),
+            dice: fresh_seed(),
+            limits: run.limits,
+        }
+    }
+
+    /// The engine that is spoken to.
+    pub fn engine(&self) -> &Arc<Engine> {
+        &self.engine
+    }
+
+    /// Longest time for a verify call.
+    pub fn patience(&self) -> Duration {
+        self.limits.verify
+    }
+
+    /// Sends the client's own request.
+    pub async fn first(&self, call: Call) -> Result<Response<Answer>, SendError> {
+        self.send(call, None, true).await
+    }
+
+    /// A ride from the whole context. It goes on in the middle of an answer, so its head is waited for no longer
+    /// than for any other byte of one.
+    pub async fn ride(
+        self,
+        prompt: Vec<TokenId>,
+        output: Vec<TokenId>,
+        max_tokens: u32,
+        round: u32,
+    ) -> Result<Response<Answer>, (Fault, String)> {
+        let context = Context { model: &self.model, prompt: &prompt, output: &output };
+        let call = self.engine.ride(&context, &self.sampling, max_tokens);
+        let sent = self.send(call, Some(round), false);
+        let sent = match self.backend.idle() {
+            Some(idle) => tokio::time::timeout(idle, sent).await.map_err(|_| {
+                self.backend.fell_silent();
+                (Fault::Silence, format!("the backend sent no answer within {idle:?}"))
+            })?,
+            None => sent.await,
+        };
+        let response = sent.map_err(|error| (Fault::Ride, error.to_string()))?;
+        let cause = format!("the backend answered {}", response.status());
+        match response.status() {
+            StatusCode::OK => Ok(response),
+            StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE
+                if response.headers().contains_key(header::RETRY_AFTER) =>
+            {
+                Err((retry_after(response.headers()), cause))
+            }
+            _ => Err((Fault::Ride, cause)),
+        }
+    }
+
+    /// The ids of the prompt, asked for beside the first ride. Any trouble is doubt.
+    pub async fn beside(self, request: Arc<openai::Request>, first: Call) -> Event {
+        let mut call = first;
+        loop {
+            let asked = tokio::time::timeout(self.limits.verify, self.answer(call, None, None)).await;
+            let Ok(Ok(body)) = asked else { return Event::Doubt };
+            match self.engine.read_beside(&request, &body) {
+                Ok(Beside::Prompt(ids)) => return Event::Prompt(ids),
+                Ok(Beside::Ask(next)) => call = next,
+                Err(_) => return Event::Doubt,
+            }
+        }
+    }
+
+    /// A verify call, from the draft to the event that the session waits for.
+    pub async fn verify(
+        self,
+        prompt: Vec<TokenId>,
+        output: Vec<TokenId>,
+        draft: Tree,
+        plan: Plan,
+        round: u32,
+    ) -> Event {
+        let context = Context { model: &self.model, prompt: &prompt, output: &output };
+        let put = Round { context, draft: &draft, sampling: &self.sampling, plan, dice: self.dice };
+        let asked = match self.engine.verify(&put, self.limits.bytes_max) {
+            Ok(asked) => asked,
+            Err(refusal) => {
+                tracing::debug!(%refusal, "draft not sent");
+                let too_long = matches!(refusal, Refusal::TooLong { .. } | Refusal::NoRoom(_));
+                return Event::Fault(if too_long { Fault::TooLong } else { Fault::Verify });
+            }
+        };
+        let warm =
+            self.engine.warm(&put).filter(|call| round == 1 && call.body.len() <= self.limits.bytes_max);
+        let ask = async {
+            if let Some(call) = warm {
+                // What it says is thrown away, and so is why it failed: the round does without.
+                let _ = self.answer(call, Some(round), None).await;
+            }
+            self.ask(&put, asked, round).await
+        };
+        match tokio::time::timeout(self.limits.verify, ask).await {
+            Ok(Ok(event)) => event,
+            Ok(Err(fault)) => Event::Fault(fault),
+            Err(_) => Event::Fault(Fault::Verify),
+        }
+    }
+
+    /// Puts the round to the engine, and once more in another way where that could decide nothing.
+    async fn ask(&self, put: &Round<'_>, asked: Asked, round: u32) -> Result<Event, Fault> {
+        let _verifying = self.pulse.verifying(put.plan.sequences(asked.nodes));
+        let verdict = self.judged(put, &asked, round).await?;
+        let again = verdict.rows.is_empty().then(|| self.engine.again(put, &asked)).flatten();
+        Ok(Event::Verdict(match again {
+            Some(again) => self.judged(put, &again, round).await?,
+            None => verdict,
+        }))
+    }
+
+    /// Makes all calls of a round at once.
+    async fn judged(&self, put: &Round<'_>, asked: &Asked, round: u32) -> Result<Verdict, Fault> {
+        let answers = asked.calls.iter().map(|call| self.answer(call.clone(), Some(round), Some(put.plan)));
+        let bodies = match futures_util::future::try_join_all(answers).await {
+            Ok(bodies) => bodies,
+            Err(Missed::Fault(fault)) => return Err(fault),
+            Err(Missed::Nothing) => return Ok(Verdict::default()),
+        };
+        let verdict = self.engine.verdict(put, asked, &bodies).map_err(|unreadable| {
+            tracing::debug!(%unreadable, "verdict refused");
+            Fault::Verify
+        })?;
+        let alone = self.backend.in_flight() <= asked.calls.len();
+        if let Some(computed) = verdict.computed.filter(|_| alone) {
+            let all = put.plan.prompt_tokens(put.context.len(), asked.nodes);
+            let cached = all.saturating_sub(computed as usize);
+            self.pulse.cached(cached, put.context.len(), self.engine.block);
+        }
+        // Once such an id were the past, no ride could go on from there.
+        if verdict.rows.iter().any(|row| row.sample >= self.limits.vocabulary) {
+            tracing::debug!("verdict refused: an id outside the vocabulary");
+            return Err(Fault::Verify);
+        }
+        Ok(verdict)
+    }
+
+    async fn answer(&self, call: Call, round: Option<u32>, plan: Option<Plan>) -> Result<Vec<u8>, Missed> {
+        let fault = Missed::Fault(Fault::Verify);
+        let Ok(response) = self.send(call, round, false).await else { return Err(fault) };
+        let status = response.status();
+        if matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
+            return Err(Missed::Fault(retry_after(response.headers())));
+        }
+        let body = Limited::new(response.into_body(), self.limits.bytes_max).collect().await;
+        let Ok(body) = body.map(|body| body.to_bytes().to_vec()) else { return Err(fault) };
+        let codec = self.engine.dialect.codec();
+        match (status, plan) {
+            (StatusCode::OK, _) => Ok(body),
+            (status, Some(plan)) if codec.tells_nothing(plan, status.as_u16(), &body) => Err(Missed::Nothing),
+            _ => Err(fault),
+        }
+    }
+
+    async fn send(&self, call: Call, round: Option<u32>, first: bool) -> Result<Response<Answer>, SendError> {
+        let mut request = Request::new(full(call.body.into()));
+        *request.method_mut() = Method::POST;
+        if let Ok(uri) = call.path.parse() {
+            *request.uri_mut() = uri;
+        }
+        *request.headers_mut() = self.headers.clone();
+        let id =
+            round.map_or_else(|| self.request_id.clone(), |round| format!("{}-{round}", self.request_id));
+        if let Ok(id) = HeaderValue::from_str(&id) {
+            request.headers_mut().insert(headers::REQUEST_ID, id);
+        }
+        // Only the client's own request tells how well the replica serves clients.
+        if first { self.backend.send(request).await } else { self.backend.ask(request).await }
+    }
+}
+
+fn full(bytes: Bytes) -> Body {
+    Full::new(bytes).map_err(|never| -> BoxError { match never {} }).boxed_unsync()
+}
+
+/// `Retry-After` in seconds; a pause without a number is one second.
+fn retry_after(headers: &HeaderMap) -> Fault {
+    let seconds = headers
+        .get(header::RETRY_AFTER)
+        .and_then(|value| value.to_str().ok())
+        .and_then(|text| text.trim().parse().ok())
+        .unwrap_or(1);
+    Fault::RetryAfter(Duration::from_secs(seconds))
+}

@@ -1,0 +1,69 @@
+//! The fields of an answer to a driven request: the backend's own, and how it went.
+
+use http::Response;
+use http::header::{self, HeaderMap, HeaderName, HeaderValue};
+
+use super::sink::TRAILERS;
+use crate::http::headers;
+
+const POLICY: HeaderName = HeaderName::from_static("x-foretell-policy");
+/// A stream may leap, or not; its end is not known when its head is sent.
+pub const ELIGIBLE: &str = "eligible";
+
+/// Whether a backend answers with events.
+pub fn is_stream<B>(response: &Response<B>) -> bool {
+    let kind = response.headers().get(header::CONTENT_TYPE);
+    response.status().is_success()
+        && kind.is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"))
+}
+
+/// Says how a request goes.
+pub fn with<B>(
+    mut response: Response<B>,
+    policy: &str,
+    path: &'static str,
+    reason: Option<&'static str>,
+) -> Response<B> {
+    let fields = response.headers_mut();
+    fields.insert(headers::PATH, HeaderValue::from_static(path));
+    if let Ok(policy) = HeaderValue::from_str(policy) {
+        fields.insert(POLICY, policy);
+    }
+    if let Some(reason) = reason {
+        fields.insert(headers::REASON, HeaderValue::from_static(reason));
+    }
+    response
+}
+
+/// The fields of an answer that passes as it is.
+pub fn passed_on(mut fields: HeaderMap) -> HeaderMap {
+    headers::strip_hop_by_hop(&mut fields);
+    fields
+}
+
+/// The backend's own fields, less what belonged to its body.
+fn without_body(fields: HeaderMap) -> HeaderMap {
+    let mut fields = passed_on(fields);
+    fields.remove(header::CONTENT_LENGTH);
+    fields.remove(header::TRAILER);
+    fields
+}
+
+/// The fields of a whole answer that was put together here.
+pub fn of_json(fields: HeaderMap) -> HeaderMap {
+    let mut fields = without_body(fields);
+    fields.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    fields
+}
+
+/// The fields of a stream that is written here.
+pub fn of_stream(fields: HeaderMap, trailers: bool) -> HeaderMap {
+    let mut fields = without_body(fields);
+    // Proxies in front that buffer would undo what was gained.
+    fields.entry("x-accel-buffering").or_insert(HeaderValue::from_static("no"));
+    fields.entry(header::CACHE_CONTROL).or_insert(HeaderValue::from_static("no-cache"));
+    if trailers {
+        fields.insert(header::TRAILER, HeaderValue::from_static(TRAILERS));
+    }
+    fields
+}

@@ -1,0 +1,101 @@
+//! The operator's switch between `off`, `observe` and `auto`, for the process and for single backends.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use parking_lot::RwLock;
+
+use crate::words::Mode;
+
+#[derive(Clone, Copy, Debug)]
+struct Setting {
+    /// Holds when nothing else does.
+    base: Mode,
+    /// Holds until its moment.
+    passing: Option<(Mode, Instant)>,
+}
+
+impl Setting {
+    fn at(self, now: Instant) -> Mode {
+        match self.passing {
+            Some((mode, until)) if now < until => mode,
+            _ => self.base,
+        }
+    }
+
+    fn set(&mut self, mode: Mode, ttl: Option<Duration>, now: Instant) {
+        match ttl.and_then(|ttl| now.checked_add(ttl)) {
+            Some(until) => self.passing = Some((mode, until)),
+            None => *self = Self { base: mode, passing: None },
+        }
+    }
+}
+
+/// The switch, shared by the gateway, the driver and the admin API.
+#[derive(Debug)]
+pub struct ModeSwitch {
+    settings: RwLock<(Setting, HashMap<String, Setting>)>,
+}
+
+impl ModeSwitch {
+    /// A switch that stands on `mode`.
+    #[must_use]
+    pub fn new(mode: Mode) -> Self {
+        Self { settings: RwLock::new((Setting { base: mode, passing: None }, HashMap::new())) }
+    }
+
+    /// What may be done on `backend` now: the stricter of the process's mode and the backend's.
+    pub fn of(&self, backend: &str) -> Mode {
+        let settings = self.settings.read();
+        let process = settings.0;
+        let own = settings.1.get(backend).copied();
+        drop(settings);
+        if process.passing.is_none() && own.is_none() {
+            return process.base;
+        }
+        let now = Instant::now();
+        own.map_or(process.at(now), |own| own.at(now).min(process.at(now)))
+    }
+
+    /// The process's own mode now.
+    pub fn process(&self) -> Mode {
+        self.settings.read().0.at(Instant::now())
+    }
+
+    /// Sets the mode of one backend or of the process, for a time or for good.
+    pub fn set(&self, mode: Mode, backend: Option<&str>, ttl: Option<Duration>) {
+        let now = Instant::now();
+        let mut settings = self.settings.write();
+        match backend {
+            None => settings.0.set(mode, ttl, now),
+            Some(name) => {
+                let setting = settings.1.entry(name.to_owned());
+                setting.or_insert(Setting { base: Mode::Auto, passing: None }).set(mode, ttl, now);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_stricter_of_process_and_backend_wins() {
+        let switch = ModeSwitch::new(Mode::Auto);
+        assert_eq!(switch.of("a"), Mode::Auto);
+        switch.set(Mode::Observe, Some("a"), None);
+        assert_eq!((switch.of("a"), switch.of("b")), (Mode::Observe, Mode::Auto));
+        switch.set(Mode::Off, None, None);
+        assert_eq!((switch.of("a"), switch.of("b")), (Mode::Off, Mode::Off));
+    }
+
+    #[test]
+    fn a_mode_for_a_time_falls_back_to_the_one_for_good() {
+        let now = Instant::now();
+        let mut setting = Setting { base: Mode::Auto, passing: None };
+        setting.set(Mode::Off, Some(Duration::from_secs(5)), now);
+        assert_eq!(setting.at(now + Duration::from_secs(4)), Mode::Off);
+        assert_eq!(setting.at(now + Duration::from_secs(5)), Mode::Auto);
+    }
+}

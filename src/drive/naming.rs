@@ -1,0 +1,227 @@
+//! The ids of a text that a backend sends without them, at temperature 0.
+//!
+//! Cutting the text up again proves nothing: a model need not have written it in the tokens that its tokenizer
+//! would choose. But those are a good draft. It is put to the backend after the prompt like any other, and what
+//! comes back are the backend's own tokens, right or corrected; at temperature 0 they are the ones that it has
+//! said, if they spell the same text. While it is asked the ride is not read, so that text and ids are level and
+//! the session may leave; the backend goes on meanwhile, and nothing is lost but evenness.
+//!
+//! Every token that is named costs the backend a token, so this is done at two places of a request and no more:
+//! near its beginning, where what other requests have taught decides, and once again after some more evidence.
+
+use std::sync::Arc;
+
+use crate::draft::{Features, Source, Tree};
+use crate::drive::calls::Calls;
+use crate::session::{Decode, Event, Tail, accept};
+use crate::text::Tokenizer;
+use crate::units::TokenId;
+use crate::words::Plan;
+
+/// After so many events with text the ids are asked for.
+const PLACES: [usize; 2] = [2, 16];
+/// Most tokens that one call names.
+const CHUNK: usize = 16;
+/// Most calls that name the text at one place.
+const ROUNDS: u32 = 6;
+
+/// What has been heard of a ride, and when its ids are to be asked for.
+pub struct Naming {
+    words: Arc<Tokenizer>,
+    plan: Plan,
+    heard: String,
+    events: usize,
+    places: std::slice::Iter<'static, usize>,
+    next: Option<usize>,
+}
+
+impl Naming {
+    /// Nothing heard yet; `plan` names what will be.
+    pub fn new(words: Arc<Tokenizer>, plan: Plan) -> Self {
+        let mut places = PLACES.iter();
+        let next = places.next().copied();
+        Self { words, plan, heard: String::new(), events: 0, places, next }
+    }
+
+    /// Text of the ride.
+    pub fn hear(&mut self, text: &str) {
+        self.heard.push_str(text);
+        self.events += usize::from(!text.is_empty());
+    }
+
+    /// Whether the ids are to be asked for now; says so once for each place.
+    pub fn is_due(&mut self) -> bool {
+        let due = self.next.is_some_and(|next| self.events >= next);
+        if due {
+            self.next = self.places.next().copied();
+        }
+        due
+    }
+
+    /// Asks for the ids of what has been heard, after those that are known. All calls together take no longer
+    /// than one verify call may: the client waits meanwhile.
+    pub fn ask(
+        &self,
+        calls: Calls,
+        prompt: Vec<TokenId>,
+        known: Vec<TokenId>,
+    ) -> impl Future<Output = Event> + Send + 'static {
+        let (words, plan, heard) = (Arc::clone(&self.words), self.plan, self.heard.clone());
+        async move {
+            let named = known.len();
+            let mut text = Spelling { words: &words, prompt, heard, known };
+            let spelt = tokio::time::timeout(calls.patience(), text.ask(&calls, plan)).await;
+            if spelt == Ok(false) {
+                return Event::Doubt;
+            }
+            let tokens = text.known.split_off(named);
+            Event::Token { tokens, text: String::new(), tail: Tail::Open }
+        }
+    }
+}
+
+impl Spelling<'_, Arc<Tokenizer>> {
+    /// Calls until the text is spelt, or a call brings nothing. False if the backend says another text.
+    async fn ask(&mut self, calls: &Calls, plan: Plan) -> bool {
+        for round in 0..ROUNDS {
+            let Some(guess) = self.guess() else { break };
+            let draft = Tree::chain(&guess, Source::PromptLookup, Features::default());
+            let (prompt, known) = (self.prompt.clone(), self.known.clone());
+            let answer = calls.clone().verify(prompt, known, draft.clone(), plan, round).await;
+            let Event::Verdict(verdict) = answer else { break };
+            let Some(said) = accept::walk(&draft, &verdict).filter(|said| !said.tokens.is_empty()) else {
+                break;
+            };
+            // The token that ends the text spells none of it.
+            let spelt = said.tokens.len() - usize::from(said.ends);
+            let fits = self.take(said.tokens.get(..spelt).unwrap_or_default());
+            if !fits || (said.ends && !self.is_level()) {
+                return false;
+            }
+        }
+        true
+    }
+}
+
+/// How text and tokens belong together.
+trait Words {
+    /// The tokens that a text is cut into.
+    fn cut(&self, text: &str) -> Vec<TokenId>;
+    /// The text of tokens after a prompt, as far as it is certain.
+    fn spell(&self, prompt: &[TokenId], tokens: &[TokenId]) -> String;
+}
+
+impl Words for Arc<Tokenizer> {
+    fn cut(&self, text: &str) -> Vec<TokenId> {
+        self.encode(text, false).unwrap_or_default()
+    }
+
+    fn spell(&self, prompt: &[TokenId], tokens: &[TokenId]) -> String {
+        let mut decode = self.detokenizer(prompt, true);
+        tokens.iter().map(|&token| decode.push(token)).collect()
+    }
+}
+
+/// A text that has been heard, and the tokens of it that are known.
+struct Spelling<'a, W> {
+    words: &'a W,
+    prompt: Vec<TokenId>,
+    heard: String,
+    known: Vec<TokenId>,
+}
+
+impl<W: Words> Spelling<'_, W> {
+    fn is_level(&self) -> bool {
+        self.words.spell(&self.prompt, &self.known) == self.heard
+    }
+
+    /// What the tokens after the known ones may be; `None` if there are none, or none to be guessed.
+    fn guess(&self) -> Option<Vec<TokenId>> {
+        let known = self.words.spell(&self.prompt, &self.known);
+        let rest = self.heard.strip_prefix(&known).filter(|rest| !rest.is_empty())?;
+        let mut guess = self.words.cut(rest);
+        guess.truncate(CHUNK);
+        Some(guess)
+    }
+
+    /// Takes tokens up to the end of what has been heard. False if they spell another text.
+    fn take(&mut self, said: &[TokenId]) -> bool {
+        for &token in said {
+            if self.is_level() {
+                return true;
+            }
+            self.known.push(token);
+            let spelt = self.words.spell(&self.prompt, &self.known);
+            if !self.heard.starts_with(&spelt) {
+                self.known.pop();
+                // The backend holds back a part of what this token spells.
+                return spelt.starts_with(&self.heard);
+            }
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Tokens spell "a", "b", "ab", "c" and nothing; a text is cut greedily.
+    struct Toy;
+
+    const SPELT: [&str; 5] = ["a", "b", "ab", "c", ""];
+
+    impl Words for Toy {
+        fn cut(&self, mut text: &str) -> Vec<TokenId> {
+            let mut tokens = Vec::new();
+            while !text.is_empty() {
+                let token = [2, 0, 1, 3].into_iter().find(|&token: &usize| text.starts_with(SPELT[token]));
+                let Some(token) = token else { break };
+                text = &text[SPELT[token].len()..];
+                tokens.push(token as TokenId);
+            }
+            tokens
+        }
+
+        fn spell(&self, _: &[TokenId], tokens: &[TokenId]) -> String {
+            tokens.iter().map(|&token| SPELT[token as usize]).collect()
+        }
+    }
+
+    fn heard(text: &str, known: &[TokenId]) -> Spelling<'static, Toy> {
+        Spelling { words: &Toy, prompt: vec![7], heard: text.to_owned(), known: known.to_vec() }
+    }
+
+    #[test]
+    fn what_the_target_says_counts_and_not_what_the_text_would_be_cut_into() {
+        let mut text = heard("abc", &[]);
+        assert_eq!(text.guess(), Some(vec![2, 3]));
+        // The target wrote "a" and "b"; its second sample follows its own first.
+        assert!(text.take(&[0]));
+        assert_eq!(text.guess(), Some(vec![1, 3]));
+        assert!(text.take(&[1, 3, 0]));
+        assert!(text.is_level() && text.guess().is_none());
+        assert_eq!(text.known, [0, 1, 3], "nothing beyond what was heard");
+    }
+
+    #[test]
+    fn tokens_that_spell_nothing_are_kept_where_text_follows_them() {
+        let mut text = heard("ac", &[0]);
+        assert!(text.take(&[4, 3, 4]));
+        assert_eq!(text.known, [0, 4, 3]);
+    }
+
+    #[test]
+    fn another_text_is_told_from_one_that_is_held_back() {
+        assert!(!heard("ab", &[]).take(&[0, 3]), "a contradiction");
+        let mut held = heard("ca", &[3]);
+        assert!(held.take(&[2]));
+        assert!(!held.is_level() && held.known == [3]);
+        assert!(heard("c", &[0]).guess().is_none(), "what is known is not what was heard");
+    }
+
+    #[test]
+    fn a_guess_is_no_longer_than_a_call_may_be() {
+        assert_eq!(heard(&"a".repeat(99), &[]).guess().map(|guess| guess.len()), Some(CHUNK));
+    }
+}

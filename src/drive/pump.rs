@@ -1,0 +1,562 @@
+//! The loop of one session: do what it says, tell it what happened.
+//!
+//! There is no decision here. The pump owns the sockets, the drafter's seat and the client's sink; the
+//! session owns every choice.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use futures_util::future::{AbortHandle, Abortable};
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use futures_util::{Future, FutureExt};
+use serde_json::Value;
+
+use crate::clock::Clock;
+use crate::draft::Source;
+use crate::drive::calls::Calls;
+use crate::drive::drafting::{Drafting, Reply};
+use crate::drive::exchange::{Declined, Exchange, Slot, Unsent};
+use crate::drive::failure::Failure;
+use crate::drive::naming::Naming;
+use crate::drive::ride::{Heard, Ride};
+use crate::drive::run::Run;
+use crate::drive::sink::{End, Gone, Sink};
+use crate::fleet::Fleet;
+use crate::openai::usage::Usage;
+use crate::session::{Action, ActionId, Event, Fault, Finish, RidePlan, Session, Summary, Tail};
+use crate::words::{BypassReason, RideReason};
+
+/// Events of the world that answer no action.
+const WORLD: ActionId = ActionId::WORLD;
+
+/// What happened while the pump waited.
+enum Happened {
+    Heard(Heard),
+    /// An answer; none if it was cancelled.
+    Done(ActionId, Option<Reply>),
+    ClientGone,
+    Deadline,
+}
+
+type Pending = FuturesUnordered<BoxFuture<'static, (ActionId, Option<Reply>)>>;
+
+/// One session and everything it moves.
+pub struct Pump {
+    session: Session,
+    calls: Calls,
+    drafting: Drafting,
+    slot: Slot,
+    /// What it takes to send the request once more, until something of the answer has been read.
+    unsent: Option<Unsent>,
+    fleet: Arc<Fleet>,
+    clock: Clock,
+    sink: Sink,
+    ride: Option<Ride>,
+    first: bool,
+    ended: Option<Finish>,
+    usage: Option<Value>,
+    /// The usage is that of the whole first ride.
+    usage_whole: bool,
+    /// Output tokens of the first ride, as the engine counted them.
+    counted: Option<u32>,
+    pending: Pending,
+    aborts: Vec<(ActionId, AbortHandle)>,
+    closed: Box<dyn Fn() -> Option<RideReason> + Send + Sync>,
+    told: Option<RideReason>,
+    /// How the last ride broke off.
+    broken: Failure,
+    /// The causes of the rides that broke off.
+    causes: Vec<String>,
+    round: u32,
+    /// The first ride tells no ids.
+    untold: bool,
+    naming: Option<Naming>,
+    /// The ids of what was heard are being asked for, and the ride is not read meanwhile.
+    held: Option<ActionId>,
+    /// The prompt's ids were learnt beside the ride, and are yet to be held against the backend's own count.
+    uncounted: bool,
+}
+
+/// The end of a session.
+pub struct Ended {
+    /// The request's record, which knows how it went, and its place.
+    pub slot: Slot,
+    /// What ends the answer.
+    pub end: End,
+    /// The bytes of a whole answer.
+    pub answer: Result<Option<Vec<u8>>, Gone>,
+}
+
+/// A first ride that brought nothing that can be used: the request may be sent once more.
+pub struct Nothing {
+    /// What is to be sent, and where.
+    pub unsent: Unsent,
+    /// All replicas.
+    pub fleet: Arc<Fleet>,
+    /// The request's record and place.
+    pub slot: Slot,
+    /// Where a stream goes on.
+    pub sink: Sink,
+}
+
+impl Nothing {
+    /// Gives the request back.
+    pub fn decline(self, reason: BypassReason) -> Box<Declined> {
+        Box::new(Declined { unsent: self.unsent, slot: self.slot, reason })
+    }
+}
+
+impl Pump {
+    /// A pump whose first ride has begun to answer.
+    pub fn new(run: Run, exchange: Exchange, calls: Calls, session: Session, ride: Ride, sink: Sink) -> Self {
+        let closed = run.gates(&exchange);
+        let quirks = calls.engine().dialect.quirks();
+        let beside = calls.engine().beside(&exchange.request);
+        let Exchange { head, body, request, replica, shared, slot, .. } = exchange;
+        let mut pump = Self {
+            session,
+            untold: !quirks.ride_ids,
+            naming: run.naming(),
+            held: None,
+            uncounted: beside.is_some(),
+            drafting: run.drafting,
+            slot,
+            unsent: Some(Unsent { head, body, replica }),
+            fleet: shared.fleet,
+            clock: run.clock,
+            sink,
+            first: true,
+            ended: None,
+            usage: None,
+            usage_whole: false,
+            counted: None,
+            pending: FuturesUnordered::new(),
+            aborts: Vec::new(),
+            closed,
+            told: None,
+            broken: Failure::BrokeOff,
+            causes: Vec::new(),
+            round: 0,
+            calls,
+            ride: None,
+        };
+        if let Some(call) = beside {
+            // The prompt's ids are learnt beside the first ride, where that does not tell them.
+            let asked = pump.calls.clone().beside(Arc::new(*request), call);
+            pump.pend(ride.id, asked.map(Reply::event));
+        }
+        pump.ride = Some(ride);
+        pump
+    }
+
+    /// Runs the session to its end. Gives the request back if its first ride brought nothing and it may be sent once
+    /// more.
+    pub async fn run(mut self) -> Result<Ended, Box<Nothing>> {
+        let mut summary = loop {
+            match self.settle().await {
+                Ok(Some(summary)) => break summary,
+                Ok(None) => self.name(),
+                Err(Gone) => self.session.handle(WORLD, Event::ClientGone, self.clock.now()),
+            }
+            let happened = self.wait().await;
+            if let Some(unsent) = self.nothing(&happened) {
+                return Err(Box::new(Nothing {
+                    unsent,
+                    fleet: self.fleet,
+                    slot: self.slot,
+                    sink: self.sink,
+                }));
+            }
+            self.tell(happened).await;
+        };
+        let own = self.own_count(&summary);
+        summary.output_tokens = own.unwrap_or(summary.output_tokens).max(self.told_count(&summary));
+        let prompt_tokens = self.session.prompt().len() as u64;
+        let usage = self.usage.as_ref().and_then(Usage::from_backend);
+        let end = End {
+            finish: summary.finish,
+            stopped: self.session.stopped().cloned(),
+            usage: usage.unwrap_or_else(|| Usage::new(prompt_tokens)),
+            own_count: own.is_some(),
+            broken: self.broken,
+        };
+        self.slot.record.account(&summary);
+        let answer = self.sink.finish(&end, self.slot.record.so_far()).await;
+        if summary.finish.is_none() && answer.is_ok() {
+            let cause =
+                if self.causes.is_empty() { end.broken.to_string() } else { self.causes.join("; then ") };
+            self.slot.record.failed(cause);
+        }
+        Ok(Ended { slot: self.slot, end, answer })
+    }
+
+    /// What is to be sent once more, and where: the first ride has ended before it brought anything that can be told
+    /// to the client, and not after a wait.
+    fn nothing(&mut self, happened: &Happened) -> Option<Unsent> {
+        let nothing = match happened {
+            Happened::Heard(Heard::End | Heard::Broken(Fault::Ride, _)) => true,
+            Happened::Heard(Heard::Chunk(event, _)) => self.sink.is_whole() && many_choices(event),
+            _ => false,
+        };
+        let mut unsent = self.unsent.take_if(|_| nothing)?;
+        match self.fleet.once_more(&unsent.replica) {
+            Some(replica) => unsent.replica = replica,
+            None => return None,
+        }
+        Some(unsent)
+    }
+
+    /// The engine's own count of the output, where all of it came by one ride that it has ended: what the client would
+    /// have been told without Foretell.
+    fn own_count(&self, summary: &Summary) -> Option<u32> {
+        let whole = self.first && !summary.speculated && self.usage_whole && summary.finish.is_some();
+        self.usage.as_ref().filter(|_| whole).and_then(completion_tokens)
+    }
+
+    /// What the first ride has told of its tokens so far. Those without an event are told by their count only.
+    fn told_count(&self, summary: &Summary) -> u32 {
+        if !self.first || summary.speculated || self.own_count(summary).is_some() {
+            return 0;
+        }
+        let told = self.usage.as_ref().and_then(completion_tokens);
+        told.max(self.counted).unwrap_or(0)
+    }
+
+    /// Does everything that the session has to say now.
+    async fn settle(&mut self) -> Result<Option<Summary>, Gone> {
+        while let Some((id, action)) = self.session.poll() {
+            match action {
+                Action::Ride(plan) => self.start_ride(id, plan),
+                Action::Draft { gamma } => self.start_draft(id, gamma),
+                Action::Shadow { from } => self.start_shadow(id, from),
+                Action::Verify(draft, plan) => {
+                    self.round += 1;
+                    let drafter = draft.nodes().first().map_or("none", |node| Source::name(node.source));
+                    self.slot.record.verifying(drafter);
+                    let (prompt, output) = (self.session.prompt().to_vec(), self.session.output().to_vec());
+                    let call = self.calls.clone().verify(prompt, output, draft, plan, self.round);
+                    self.pend(id, call.map(Reply::event));
+                }
+                Action::Cancel(target) => self.cancel(target),
+                // Ids that were learnt after their text.
+                Action::Emit(delta) if self.untold && delta.text.is_empty() => {}
+                Action::Emit(delta) => {
+                    self.slot.record.emitted();
+                    self.sink.emit(delta).await?;
+                }
+                Action::Finish(summary) => return Ok(Some(summary)),
+            }
+        }
+        self.sink.release().await?;
+        Ok(None)
+    }
+
+    /// Asks for the ids of what the first ride has brought, if that is due.
+    fn name(&mut self) {
+        let Some(ride) = self.ride.as_ref().filter(|_| self.first && self.held.is_none()) else { return };
+        let prompt = self.session.prompt().to_vec();
+        let Some(naming) = self.naming.as_mut().filter(|_| !prompt.is_empty()) else { return };
+        let counts = self.uncounted && self.calls.engine().dialect.quirks().prompt_ids_need_count;
+        if counts || !naming.is_due() {
+            return;
+        }
+        let id = ride.id;
+        let asked = naming.ask(self.calls.clone(), prompt, self.session.output().to_vec());
+        self.held = Some(id);
+        self.pend(id, asked.map(Reply::event));
+    }
+
+    /// Holds the prompt's ids against the backend's own count, once both are there: a token that the backend
+    /// puts in front would be another prompt.
+    fn count_prompt(&mut self, ride: ActionId) {
+        let told = self.usage.as_ref().and_then(|usage| usage.get("prompt_tokens")?.as_u64());
+        let known = self.session.prompt().len() as u64;
+        if let (true, Some(told), 1..) = (self.uncounted, told, known) {
+            self.uncounted = false;
+            if told != known {
+                self.naming = None;
+                self.session.handle(ride, Event::Doubt, self.clock.now());
+            }
+        }
+    }
+
+    fn start_ride(&mut self, id: ActionId, plan: RidePlan) {
+        let RidePlan::Continue { max_tokens } = plan else { return };
+        self.round += 1;
+        self.first = false;
+        self.broken = Failure::BrokeOff;
+        self.ended = None;
+        let (prompt, output) = (self.session.prompt().to_vec(), self.session.output().to_vec());
+        let opening = self.calls.clone().ride(prompt, output, max_tokens, self.round).boxed();
+        self.ride = Some(Ride::opening(id, Arc::clone(self.calls.engine()), max_tokens, opening));
+    }
+
+    fn start_draft(&mut self, id: ActionId, gamma: usize) {
+        let (prompt, output) = (self.session.prompt().to_vec(), self.session.output().to_vec());
+        let reply = self.drafting.draft(prompt, output, gamma);
+        self.pend(id, reply);
+    }
+
+    fn start_shadow(&mut self, id: ActionId, from: usize) {
+        let (prompt, output) = (self.session.prompt().to_vec(), self.session.output().to_vec());
+        let reply = self.drafting.shadow(prompt, output, from);
+        self.pend(id, reply);
+    }
+
+    fn pend(&mut self, id: ActionId, reply: impl Future<Output = Reply> + Send + 'static) {
+        let (handle, registration) = AbortHandle::new_pair();
+        self.aborts.push((id, handle));
+        let reply = Abortable::new(reply, registration).map(move |reply| (id, reply.ok()));
+        self.pending.push(reply.boxed());
+    }
+
+    /// Dropping a call closes its connection; dropping a question to the drafter frees its seat.
+    fn cancel(&mut self, target: ActionId) {
+        if self.ride.as_ref().is_some_and(|ride| ride.id == target) {
+            self.ride = None;
+        }
+        for (_, handle) in self.aborts.iter().filter(|(id, _)| *id == target) {
+            handle.abort();
+        }
+    }
+
+    async fn wait(&mut self) -> Happened {
+        let deadline = self.session.deadline().map(|deadline| self.clock.until(deadline));
+        let ride = async {
+            match &mut self.ride {
+                Some(ride) if self.held.is_none() => ride.next().await,
+                _ => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            () = self.sink.gone() => Happened::ClientGone,
+            Some((id, reply)) = self.pending.next() => Happened::Done(id, reply),
+            heard = ride => Happened::Heard(heard),
+            () = sleep(deadline) => Happened::Deadline,
+        }
+    }
+
+    async fn tell(&mut self, happened: Happened) {
+        let now = self.clock.now();
+        let closed = (self.closed)();
+        if closed != self.told {
+            self.told = closed;
+            self.session.handle(WORLD, Event::Mode(closed), now);
+        }
+        match happened {
+            Happened::Heard(heard) => self.heard(heard).await,
+            Happened::Done(id, reply) => {
+                self.aborts.retain(|(pending, _)| *pending != id);
+                self.held.take_if(|held| *held == id);
+                let Some(mut reply) = reply else { return };
+                if let Some(seat) = reply.seat.take() {
+                    self.drafting.give_back(seat);
+                }
+                if let Some(seconds) = reply.seconds {
+                    self.slot.record.drafted(Duration::from_secs_f64(seconds));
+                }
+                self.session.handle(id, reply.event, now);
+                self.count_prompt(id);
+                self.slot.record.account(self.session.summary());
+            }
+            Happened::ClientGone => self.session.handle(WORLD, Event::ClientGone, now),
+            Happened::Deadline => self.session.handle(WORLD, Event::Timeout, now),
+        }
+    }
+
+    async fn heard(&mut self, heard: Heard) {
+        let Some(id) = self.ride.as_ref().map(|ride| ride.id) else { return };
+        let now = self.clock.now();
+        match heard {
+            Heard::Chunk(event, _) if self.first && many_choices(&event) => self.many(id, event).await,
+            Heard::Chunk(event, chunk) => {
+                self.unsent = None;
+                if self.first && self.passed_on(&event, &chunk).await.is_err() {
+                    return self.session.handle(WORLD, Event::ClientGone, now);
+                }
+                self.first_only(id, &chunk);
+                if !chunk.tokens.is_empty() || !chunk.text.is_empty() {
+                    let ended = chunk.finish.as_deref().map(finish);
+                    let tail = match (&ended, chunk.ends) {
+                        (None, _) => Tail::Open,
+                        (Some(_), true) => Tail::Stop,
+                        (Some(_), false) => Tail::Last,
+                    };
+                    if tail != Tail::Open {
+                        self.read_usage().await;
+                    }
+                    self.session.handle(
+                        id,
+                        Event::Token { tokens: chunk.tokens, text: chunk.text, tail },
+                        now,
+                    );
+                    self.end_if(id, ended);
+                } else if let Some(reason) = chunk.finish.as_deref() {
+                    let ended = finish(reason);
+                    self.read_usage().await;
+                    self.end_if(id, Some(ended));
+                }
+            }
+            Heard::End => {
+                self.cause("the stream ended without an end of the answer".to_owned());
+                self.session.handle(id, Event::Fault(Fault::Ride), now);
+            }
+            Heard::Broken(fault, cause) => {
+                if fault == Fault::Silence {
+                    self.broken = Failure::WentSilent;
+                }
+                self.cause(cause);
+                self.session.handle(id, Event::Fault(fault), now);
+            }
+        }
+    }
+
+    /// Keeps why a ride broke off. A session gives up after few such rides; the first and the last tell most.
+    fn cause(&mut self, cause: String) {
+        self.causes.truncate(1);
+        self.causes.push(cause);
+    }
+
+    /// The first ride holds several choices, where one was asked for. No session can answer with them: from here on a
+    /// stream is passed on as it comes; a whole answer cannot be put together.
+    async fn many(&mut self, id: ActionId, event: Value) {
+        self.session.handle(id, Event::Doubt, self.clock.now());
+        if self.sink.is_whole() {
+            self.broken = Failure::ManyChoices;
+            return self.session.handle(id, Event::ClientGone, self.clock.now());
+        }
+        let passed = self.pass(event).await;
+        let event = match passed {
+            Ok(true) => Event::RideEnded(Finish::Stop),
+            Ok(false) => Event::Fault(Fault::Ride),
+            Err(Gone) => Event::ClientGone,
+        };
+        self.session.handle(id, event, self.clock.now());
+    }
+
+    /// Passes on `event` and all that follow; whether the engine has come to an end.
+    async fn pass(&mut self, event: Value) -> Result<bool, Gone> {
+        self.unsent = None;
+        let Some(ride) = &mut self.ride else { return Ok(false) };
+        let hung_up = self.sink.hung_up();
+        let mut ended = says_end(&event);
+        self.sink.verbatim(&event).await?;
+        self.slot.record.emitted();
+        let rest = async {
+            loop {
+                match ride.next().await {
+                    Heard::Chunk(event, _) => {
+                        ended |= says_end(&event);
+                        self.sink.verbatim(&event).await?;
+                    }
+                    Heard::End => return Ok(ended),
+                    Heard::Broken(..) => return Ok(false),
+                }
+            }
+        };
+        tokio::select! {
+            rest = rest => rest,
+            () = hung_up => Err(Gone),
+        }
+    }
+
+    /// What of an event of the first ride is not the session's.
+    async fn passed_on(&mut self, event: &Value, chunk: &crate::dialect::Chunk) -> Result<(), Gone> {
+        self.sink.first(event).await?;
+        if let Some(after) = &chunk.after {
+            self.sink.hear_end(after);
+        }
+        if chunk.more.is_empty() { Ok(()) } else { self.sink.other(&chunk.more).await }
+    }
+
+    /// What only the first ride tells: ids of the prompt, usage, and whether ids can be trusted.
+    fn first_only(&mut self, id: ActionId, chunk: &crate::dialect::Chunk) {
+        if !self.first {
+            return;
+        }
+        let now = self.clock.now();
+        if let Some(prompt) = &chunk.prompt {
+            self.session.handle(id, Event::Prompt(prompt.clone()), now);
+        }
+        let known = self.session.prompt().len();
+        let other = chunk.prompt_count.is_some_and(|count| known > 0 && count as usize != known);
+        if chunk.doubtful || other {
+            self.session.handle(id, Event::Doubt, now);
+        }
+        self.counted = chunk.count.or(self.counted);
+        if chunk.usage.is_some() {
+            self.usage.clone_from(&chunk.usage);
+            self.usage_whole = chunk.finish.is_some();
+            self.count_prompt(id);
+        }
+        if let Some(naming) = &mut self.naming {
+            naming.hear(&chunk.text);
+        }
+    }
+
+    fn end_if(&mut self, id: ActionId, ended: Option<Result<Finish, Fault>>) {
+        let now = self.clock.now();
+        match ended {
+            Some(Ok(finish)) => self.session.handle(id, Event::RideEnded(finish), now),
+            Some(Err(fault)) => self.session.handle(id, Event::Fault(fault), now),
+            None => {}
+        }
+    }
+
+    /// After `finish_reason` a first ride still brings the backend's own usage.
+    async fn read_usage(&mut self) {
+        if !self.first {
+            return;
+        }
+        let (Some(ride), sink) = (&mut self.ride, &mut self.sink) else { return };
+        let rest = async {
+            while let Heard::Chunk(event, chunk) = ride.next().await {
+                sink.hear_end(&event);
+                if chunk.usage.is_some() {
+                    return chunk.usage;
+                }
+            }
+            None
+        };
+        // The end of the text is not worth waiting long for numbers that can be counted here.
+        if let Ok(Some(usage)) = tokio::time::timeout(Duration::from_secs(1), rest).await {
+            self.usage = Some(usage);
+            self.usage_whole = true;
+        }
+    }
+}
+
+fn completion_tokens(usage: &Value) -> Option<u32> {
+    usage.get("completion_tokens")?.as_u64().and_then(|count| u32::try_from(count).ok())
+}
+
+fn choices(event: &Value) -> &[Value] {
+    event.get("choices").and_then(Value::as_array).map_or(&[], Vec::as_slice)
+}
+
+/// Whether an event holds another choice than the one that was asked for.
+fn many_choices(event: &Value) -> bool {
+    let others = |choice: &Value| choice.get("index").and_then(Value::as_u64).is_some_and(|index| index > 0);
+    choices(event).len() > 1 || choices(event).iter().any(others)
+}
+
+fn says_end(event: &Value) -> bool {
+    choices(event).iter().any(|choice| choice.get("finish_reason").is_some_and(Value::is_string))
+}
+
+fn finish(reason: &str) -> Result<Finish, Fault> {
+    match reason {
+        "stop" => Ok(Finish::Stop),
+        "length" => Ok(Finish::Length),
+        _ => Err(Fault::Ride),
+    }
+}
+
+async fn sleep(duration: Option<Duration>) {
+    match duration {
+        Some(duration) => tokio::time::sleep(duration).await,
+        None => std::future::pending().await,
+    }
+}

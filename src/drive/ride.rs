@@ -1,0 +1,210 @@
+//! Reading a ride: the backend's event stream, one token event at a time.
+//!
+//! Only what has been handed to the session is the past. Events that have arrived but were not asked for
+//! yet go down with the ride when it is cancelled, unseen.
+
+use std::collections::VecDeque;
+
+use futures_util::future::BoxFuture;
+use http_body_util::BodyExt;
+use hyper::{Response, header};
+
+use serde_json::Value;
+
+use std::sync::Arc;
+
+use crate::dialect::{Chunk, Engine, RideKind};
+use crate::fleet::{Answer, BrokenOff};
+use crate::openai::sse;
+use crate::session::{ActionId, Fault};
+
+/// What a ride says next.
+#[derive(Debug)]
+pub enum Heard {
+    /// A token event: as JSON, and read by the dialect.
+    Chunk(Value, Box<Chunk>),
+    /// The stream is complete (`[DONE]`, or its end).
+    End,
+    /// It broke off, or cannot be read: the fault, and its cause in words for the operator.
+    Broken(Fault, String),
+}
+
+type Opening = BoxFuture<'static, Result<Response<Answer>, (Fault, String)>>;
+
+enum State {
+    Opening(Opening),
+    Reading(Answer),
+    /// The answer comes whole: it is one event.
+    Gathering(Answer, Vec<u8>),
+    Closed,
+}
+
+/// A ride under way. Dropping it closes the backend's call.
+pub struct Ride {
+    /// The action that it answers.
+    pub id: ActionId,
+    engine: Arc<Engine>,
+    kind: RideKind,
+    asked: u32,
+    state: State,
+    decoder: sse::Decoder,
+    events: VecDeque<sse::Message>,
+    /// Tokens of which only the next event tells whether they end the text.
+    pending: Option<(Value, Box<Chunk>)>,
+    /// Tokens so far.
+    brought: usize,
+    /// Tokens so far, as the engine counts them.
+    count: Option<u32>,
+    /// Half a character at the end is to be told.
+    owed: bool,
+}
+
+impl Ride {
+    /// The first ride, whose answer has begun. `whole`: the client does not stream, so that it is owed what
+    /// the engine leaves out of streams only.
+    pub fn begun(id: ActionId, engine: Arc<Engine>, body: Answer, whole: bool) -> Self {
+        let owed = whole && engine.drops_tail;
+        Self { owed, ..Self::new(id, engine, RideKind::First, u32::MAX, State::Reading(body)) }
+    }
+
+    /// A later ride of at most `asked` tokens, whose call is under way.
+    pub fn opening(id: ActionId, engine: Arc<Engine>, asked: u32, opening: Opening) -> Self {
+        Self::new(id, engine, RideKind::Later, asked, State::Opening(opening))
+    }
+
+    fn new(id: ActionId, engine: Arc<Engine>, kind: RideKind, asked: u32, state: State) -> Self {
+        Self {
+            id,
+            engine,
+            kind,
+            asked,
+            state,
+            decoder: sse::Decoder::new(sse::EVENT_BYTES),
+            events: VecDeque::new(),
+            pending: None,
+            brought: 0,
+            count: None,
+            owed: false,
+        }
+    }
+
+    /// The next thing that the ride says. Dropping the future loses nothing.
+    pub async fn next(&mut self) -> Heard {
+        loop {
+            if let Some(event) = self.events.pop_front() {
+                match self.read(&event) {
+                    Some(heard) => return heard,
+                    None => continue,
+                }
+            }
+            match &mut self.state {
+                State::Opening(opening) => match opening.await {
+                    Ok(response) => self.state = reading(response),
+                    Err((fault, cause)) => return self.broken(fault, cause),
+                },
+                State::Reading(body) => match body.frame().await {
+                    Some(Ok(frame)) => {
+                        let Ok(data) = frame.into_data() else { continue };
+                        match self.decoder.push(&data) {
+                            Ok(events) => self.events.extend(events),
+                            Err(error) => return self.broken(Fault::Ride, error.to_string()),
+                        }
+                    }
+                    Some(Err(error)) => return self.broken(fault(&error), error.cause()),
+                    None => return self.closed(),
+                },
+                State::Gathering(body, gathered) => match body.frame().await {
+                    Some(Ok(frame)) => {
+                        gathered.extend_from_slice(frame.data_ref().map_or(&[][..], |data| data));
+                        if gathered.len() > sse::EVENT_BYTES {
+                            return self.broken(Fault::Ride, "the answer is too long to be read".to_owned());
+                        }
+                    }
+                    Some(Err(error)) => return self.broken(fault(&error), error.cause()),
+                    None => {
+                        let data = String::from_utf8_lossy(gathered).into_owned();
+                        self.state = State::Closed;
+                        self.events.push_back(sse::Message { event: None, data });
+                    }
+                },
+                State::Closed => return std::future::pending().await,
+            }
+        }
+    }
+
+    /// What an event says; nothing yet if only the next one tells.
+    fn read(&mut self, event: &sse::Message) -> Option<Heard> {
+        if event.is_done() {
+            return Some(self.end());
+        }
+        let Ok(value) = serde_json::from_str::<Value>(&event.data) else {
+            return Some(self.broken(Fault::Ride, "an event of the stream is not JSON".to_owned()));
+        };
+        match self.engine.chunk(self.kind, &value) {
+            Ok(chunk) => self.counted(value, Box::new(chunk)),
+            Err(unreadable) => Some(self.broken(Fault::Ride, unreadable.to_string())),
+        }
+    }
+
+    /// Doubts a ride that brought fewer tokens than the engine has counted, and holds tokens back of which
+    /// only the next event tells what they are.
+    fn counted(&mut self, mut event: Value, mut chunk: Box<Chunk>) -> Option<Heard> {
+        self.brought += chunk.tokens.len();
+        chunk.doubtful |= chunk.count.is_some_and(|count| count as usize != self.brought);
+        let more = chunk.count.zip(self.count).is_some_and(|(now, before)| now > before);
+        if self.owed && more && chunk.tokens.is_empty() && chunk.finish.as_deref() == Some("length") {
+            chunk.text.push(char::REPLACEMENT_CHARACTER);
+        }
+        self.count = chunk.count.or(self.count);
+        if let Some((first, held)) = self.pending.take() {
+            chunk.tokens.splice(0..0, held.tokens);
+            chunk.prompt = chunk.prompt.or(held.prompt);
+            chunk.doubtful |= held.doubtful;
+            chunk.after = Some(std::mem::replace(&mut event, first));
+        }
+        if chunk.pending {
+            self.pending = Some((event, chunk));
+            return None;
+        }
+        Some(Heard::Chunk(event, chunk))
+    }
+
+    /// The stream is over without a word; for some engines that is the word.
+    fn closed(&mut self) -> Heard {
+        let whole = self.kind == RideKind::Later && self.decoder.is_between_events();
+        let codec = self.engine.dialect.codec();
+        let finish =
+            codec.closed(u32::try_from(self.brought).unwrap_or(u32::MAX), self.asked).filter(|_| whole);
+        let end = self.end();
+        finish.map_or(end, |finish| {
+            let last = Chunk { finish: Some(finish.to_owned()), ..Chunk::default() };
+            Heard::Chunk(Value::Null, Box::new(last))
+        })
+    }
+
+    fn end(&mut self) -> Heard {
+        self.state = State::Closed;
+        Heard::End
+    }
+
+    fn broken(&mut self, fault: Fault, cause: String) -> Heard {
+        self.state = State::Closed;
+        self.events.clear();
+        Heard::Broken(fault, cause)
+    }
+}
+
+fn fault(error: &BrokenOff) -> Fault {
+    match error {
+        BrokenOff::Closed(_) | BrokenOff::Gone(_) => Fault::Ride,
+        BrokenOff::Silent(_) => Fault::Silence,
+    }
+}
+
+/// An event stream, or one answer that comes whole.
+fn reading(response: Response<Answer>) -> State {
+    let kind = response.headers().get(header::CONTENT_TYPE);
+    let whole = kind.is_some_and(|kind| kind.as_bytes().starts_with(b"application/json"));
+    let body = response.into_body();
+    if whole { State::Gathering(body, Vec::new()) } else { State::Reading(body) }
+}

@@ -1,0 +1,165 @@
+//! What the driver knows for the decision about a request, and the draw of its control group.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use crate::config::process::Plans;
+use crate::config::store::PolicyStore;
+use crate::drive::drafters::Drafters;
+use crate::fleet::identity::{self, Identity};
+use crate::fleet::scrape::Pulse;
+use crate::fleet::{self, Replica};
+use crate::openai::{Control, Request};
+use crate::policy::part::ModelState;
+use crate::policy::{
+    Backend, Body, Fact, Facts, Holdback, LiveGates, Outcome, Policy, PolicySet, Ruling, Server, Standing,
+    Terms, Wish, decide,
+};
+use crate::words::{BypassReason, Mode, RideReason};
+
+/// Requests after which the share of held-back ones has halved.
+const HALF_HELD: f64 = 100.0;
+
+/// What the operator allows on a backend.
+pub fn terms(plans: &Plans) -> Terms {
+    Terms {
+        allow: plans.allow.iter().filter_map(|name| name.plan()).collect(),
+        context_max: plans.context_max as usize,
+        bytes_max: usize::try_from(plans.bytes_max).unwrap_or(usize::MAX),
+    }
+}
+
+/// Who answers at a replica's address, as a fact of the decision.
+pub fn standing<'a>(standing: &'a identity::Standing, terms: &'a Terms) -> Standing<'a> {
+    match standing {
+        identity::Standing::Relayed(reason, why) => Standing::Relayed(*reason, why),
+        identity::Standing::Known(identity) => Standing::Known(server(identity, terms)),
+    }
+}
+
+/// A server that is known, as a fact of the decision.
+pub fn server<'a>(identity: &'a Identity, terms: &'a Terms) -> Server<'a> {
+    Server {
+        engine: &identity.engine,
+        single: Fact::Known(!identity.may_be_many()),
+        nothing_pays: identity.probe.as_ref().map(|probe| probe.nothing_pays()),
+        terms,
+    }
+}
+
+/// The gate that is closed on a replica now.
+pub fn closed(gates: &LiveGates, replica: &Replica, pulse: &Pulse) -> Option<RideReason> {
+    let healthy = match replica.standing() {
+        // One that the operator took out serves where no other does, and is spared what is not needed.
+        fleet::Standing::Down | fleet::Standing::Broken | fleet::Standing::Disabled => false,
+        fleet::Standing::Ready => true,
+    };
+    gates.closed(healthy, pulse.signal().as_ref())
+}
+
+/// A request that the gateway has let pass, and what it goes to.
+pub struct Passed<'a> {
+    /// The request.
+    pub request: &'a Request,
+    /// Its headers.
+    pub headers: &'a http::HeaderMap,
+    /// Its tenant.
+    pub tenant: Option<&'a str>,
+    /// What the client asks of Foretell.
+    pub control: Option<Control>,
+    /// The name of its backend.
+    pub backend: &'a str,
+    /// What may be done there now.
+    pub mode: Mode,
+}
+
+/// The policies that hold now, and what the operator allows on the backends.
+pub struct Rulebook {
+    policies: Arc<PolicyStore>,
+    terms: HashMap<String, Terms>,
+    seen: Mutex<HashMap<String, u64>>,
+    random: RandomState,
+}
+
+impl Rulebook {
+    /// `terms` by the name of the backend.
+    pub fn new(policies: Arc<PolicyStore>, terms: HashMap<String, Terms>) -> Self {
+        Self { policies, terms, seen: Mutex::default(), random: RandomState::new() }
+    }
+
+    /// What is allowed on a backend.
+    pub fn terms(&self, backend: &str) -> Option<&Terms> {
+        self.terms.get(backend)
+    }
+
+    /// What the first matching policy, the process, the client and the server allow this request.
+    ///
+    /// # Errors
+    /// Why it is relayed.
+    pub fn rule(
+        &self,
+        passed: &Passed<'_>,
+        standing: Option<&identity::Standing>,
+        drafters: &Drafters,
+    ) -> Result<Ruling, BypassReason> {
+        let terms = self.terms(passed.backend).ok_or(BypassReason::NoPlan)?;
+        let standing = standing.ok_or(BypassReason::NoPlan)?;
+        let models = |name: &str| match standing {
+            identity::Standing::Known(identity) => drafters.state(name, &identity.epoch.vocabulary),
+            identity::Standing::Relayed(..) => ModelState::NotLoaded,
+        };
+        let policies = self.policies.current();
+        let server = Fact::Known(self::standing(standing, terms));
+        match decide(&passed.facts(server, &policies, &models)) {
+            Outcome::Drive(mut ruling) => {
+                ruling.rules.holdback = self.held_back(&ruling.policy);
+                Ok(*ruling)
+            }
+            Outcome::Bypass(bypass) => Err(bypass.reason),
+            Outcome::Nobody | Outcome::Undecided(..) => Err(BypassReason::Fault),
+        }
+    }
+
+    /// Whether this request is in the control group: a share that begins at `start`, halves with every
+    /// hundred requests of the policy, and ends at `floor`.
+    fn held_back(&self, policy: &Policy) -> bool {
+        let Holdback { start, floor } = policy.holdback;
+        let mut seen = self.seen.lock();
+        let seen = seen.entry(policy.label()).or_default();
+        *seen += 1;
+        let share = floor.max(start * 0.5_f64.powf(*seen as f64 / HALF_HELD));
+        let draw = self.random.hash_one(*seen) as f64 / u64::MAX as f64;
+        draw < share
+    }
+}
+
+impl<'a> Passed<'a> {
+    /// All the facts: the gateway has let the request pass, so the steps before the server are passed again.
+    fn facts(
+        &self,
+        server: Fact<Standing<'a>>,
+        policies: &'a PolicySet,
+        models: &'a (dyn Fn(&str) -> ModelState + Sync),
+    ) -> Facts<'a> {
+        let backend =
+            Backend { name: self.backend, mode: self.mode, predicts: false, billed: false, speculates: true };
+        Facts {
+            route: self.request.route,
+            headers: self.headers,
+            tenant: self.tenant,
+            wish: Wish::Said(self.control),
+            mode: self.mode,
+            leaps: true,
+            encoded: false,
+            body: Fact::Known(Body::Eligible(self.request)),
+            backend: Fact::Known(Some(backend)),
+            session: Fact::Known(true),
+            server,
+            policies: Fact::Known(policies),
+            models,
+        }
+    }
+}

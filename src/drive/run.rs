@@ -1,0 +1,228 @@
+//! One request, from its first call to its answer.
+
+use std::sync::Arc;
+
+use http::Response;
+use http_body_util::BodyExt;
+use tracing::Instrument;
+
+use super::again;
+use super::calls::{CallLimits, Calls};
+use super::drafting::Drafting;
+use super::exchange::{Driven, Exchange};
+use super::failure::Failure;
+use super::head;
+use super::naming::Naming;
+use super::pump::{Ended, Pump};
+use super::ride::Ride;
+use super::ruling;
+use super::sink::Sink;
+use crate::clock::Clock;
+use crate::control::Control;
+use crate::dialect::MaxTokens;
+use crate::fleet::identity::Identity;
+use crate::fleet::{Answer, SendError};
+use crate::http::body::{Body, full};
+use crate::observe::Recorded;
+use crate::openai::{Path, Prompt, Request, Sampling};
+use crate::policy::Ruling;
+use crate::session::{Action, Decode, Ending, Limit, Permission, RidePlan, Session, Start};
+use crate::units::TokenId;
+use crate::words::{BypassReason, Mode, RideReason};
+
+/// What has been decided about a request before its first call.
+pub(super) struct Run {
+    pub identity: Arc<Identity>,
+    pub ruling: Ruling,
+    /// The client's fields and the server's, with the seed that the session's noise is drawn with.
+    pub sampling: Sampling,
+    pub control: Arc<Control>,
+    pub drafting: Drafting,
+    pub limits: CallLimits,
+    pub clock: Clock,
+    pub seed: u64,
+}
+
+impl Run {
+    /// Sends the first ride and answers with what comes back.
+    pub async fn begin(self, mut exchange: Exchange) -> Driven {
+        let route = exchange.request.route;
+        let record = &mut exchange.slot.record;
+        record.eligible(route, &self.ruling.name);
+        record.to(exchange.replica.name());
+        let calls = Calls::new(&self, &exchange);
+        let call = self.identity.engine.first_ride(&exchange.request, self.seed);
+        let response = match calls.first(call).await {
+            Ok(response) => response,
+            Err(error) => return self.unanswered(exchange, error),
+        };
+        exchange.slot.record.answered(response.status(), response.headers());
+        if head::is_stream(&response) {
+            self.answer(exchange, calls, response).await
+        } else {
+            Ok(self.pass_on(exchange, response))
+        }
+    }
+
+    /// Nothing has been answered: another replica may, without a session.
+    fn unanswered(&self, mut exchange: Exchange, error: SendError) -> Driven {
+        if let Some(other) = exchange.shared.fleet.elsewhere(&exchange.replica, &error) {
+            exchange.replica = other;
+            return Err(exchange.decline(BypassReason::Fault));
+        }
+        let failure = Failure::from(error);
+        let response = failure.response();
+        let record = &mut exchange.slot.record;
+        record.status(response.status());
+        record.unreachable(failure.to_string());
+        record.end(false);
+        let reason = BypassReason::Unreachable.name();
+        Ok(head::with(response, &self.ruling.name, Path::Bypassed.name(), Some(reason)))
+    }
+
+    /// Whatever the backend said instead of streaming (an error, as a rule) is its own answer to the client.
+    fn pass_on(&self, mut exchange: Exchange, response: Response<Answer>) -> Response<Body> {
+        let reason = self.without_output();
+        exchange.slot.record.rides(reason);
+        let (head, body) = response.into_parts();
+        let mut response = Response::new(());
+        *response.status_mut() = head.status;
+        *response.headers_mut() = head::passed_on(head.headers);
+        let body = Recorded::new(body, exchange.slot.into_record()).map_err(Into::into).boxed_unsync();
+        head::with(response.map(|()| body), &self.ruling.name, Path::Ridden.name(), Some(reason.name()))
+    }
+
+    /// Why a request does not leap whose answer is no output to draft for: an error of the backend's own, as a rule.
+    fn without_output(&self) -> RideReason {
+        match self.ruling.rules.permission {
+            Permission::Ride(reason) | Permission::Shadow(reason) => reason,
+            Permission::Leap => RideReason::NoDraft,
+        }
+    }
+
+    async fn answer(self, exchange: Exchange, calls: Calls, response: Response<Answer>) -> Driven {
+        let (head, body) = response.into_parts();
+        let start = self.start(&exchange.request);
+        let mut session = Session::new(start, Arc::clone(&self.control), self.clock.now());
+        let Some((id, Action::Ride(RidePlan::First))) = session.poll() else {
+            return Err(exchange.decline(BypassReason::Fault));
+        };
+        let (stream, trailers) = (exchange.request.stream, exchange.client.trailers);
+        let ride = Ride::begun(id, Arc::clone(&self.identity.engine), body, !stream);
+        let policy = self.ruling.name.clone();
+        if stream {
+            let (sink, out) = Sink::stream(&exchange.request, &self.identity.engine, trailers);
+            let pump = Pump::new(self, exchange, calls, session, ride, sink);
+            tokio::spawn(streamed(pump).in_current_span());
+            let mut response = Response::new(out);
+            *response.headers_mut() = head::of_stream(head.headers, trailers);
+            return Ok(head::with(response, &policy, head::ELIGIBLE, None));
+        }
+        let sink = Sink::whole(&exchange.request, &self.identity.engine);
+        let ended = Pump::new(self, exchange, calls, session, ride, sink).run().await;
+        let ended = ended.map_err(|nothing| nothing.decline(BypassReason::Fault))?;
+        Ok(whole(ended, head.headers, &policy))
+    }
+
+    /// Why the session may not leap now, as process, operator and replica stand.
+    pub fn gates(&self, exchange: &Exchange) -> Box<dyn Fn() -> Option<RideReason> + Send + Sync> {
+        let (life, modes) = (Arc::clone(&exchange.shared.life), Arc::clone(&exchange.shared.modes));
+        let (replica, pulse) = (Arc::clone(&exchange.replica), Arc::clone(&self.identity.pulse));
+        let gates = self.ruling.gates;
+        Box::new(move || match modes.of(replica.name()) {
+            // What is under way is to end by the simplest way there is.
+            _ if life.is_draining() => Some(RideReason::Draining),
+            Mode::Auto => ruling::closed(&gates, &replica, &pulse),
+            Mode::Off | Mode::Observe => Some(RideReason::Observe),
+        })
+    }
+
+    /// How the ids of the first ride become known, where it does not tell them and the request may leave it.
+    pub fn naming(&self) -> Option<Naming> {
+        let rules = &self.ruling.rules;
+        let leaps = rules.permission == Permission::Leap && (!rules.holdback || rules.gamma_fixed.is_some());
+        let plan =
+            rules.plans.first().filter(|_| leaps && !self.identity.engine.dialect.quirks().ride_ids)?;
+        Some(Naming::new(Arc::clone(&self.identity.tokenizer), *plan))
+    }
+
+    fn start(&self, request: &Request) -> Start {
+        let prompt: &[TokenId] = match &request.prompt {
+            Prompt::Ids(ids) => ids,
+            Prompt::Text(_) | Prompt::Messages(_) => &[],
+        };
+        let engine = &self.identity.engine;
+        let max_tokens = match engine.limit(request) {
+            MaxTokens::Tokens(tokens) => Some(tokens),
+            MaxTokens::Context | MaxTokens::Unknown => None,
+        };
+        Start {
+            prompt: (!prompt.is_empty()).then(|| prompt.to_vec()),
+            limit: Limit { max_tokens, context: engine.context.and_then(|most| u32::try_from(most).ok()) },
+            ending: Ending {
+                stop: request.stop.clone(),
+                stop_order: engine.dialect.quirks().stop_order,
+                include_stop: request.include_stop,
+                stop_token_ids: request.stop_token_ids.clone(),
+                eos: engine.eos.clone(),
+                ignore_eos: request.sampling.ignore_eos,
+                min_tokens: request.sampling.min_tokens,
+            },
+            temperature: self.sampling.temperature,
+            decode: self.decoder(prompt, request.stream),
+            rules: self.ruling.rules.clone(),
+            seed: self.seed,
+        }
+    }
+
+    fn decoder(&self, prompt: &[TokenId], stream: bool) -> Box<dyn Decode> {
+        let decoder = self.identity.tokenizer.detokenizer(prompt, true);
+        if stream && self.identity.engine.drops_tail {
+            Box::new(Tailless(decoder))
+        } else {
+            Box::new(decoder)
+        }
+    }
+}
+
+/// A decoder that leaves out the half of a character that an output ends in, as its engine's streams do.
+struct Tailless<D>(D);
+
+impl<D: Decode> Decode for Tailless<D> {
+    fn push(&mut self, token: TokenId) -> String {
+        self.0.push(token)
+    }
+
+    fn flush(&mut self) -> String {
+        self.0.flush();
+        String::new()
+    }
+}
+
+/// Runs a session whose client streams: its head is out, so whatever happens goes into the stream.
+async fn streamed(pump: Pump) {
+    match pump.run().await {
+        Ok(Ended { mut slot, answer, .. }) => slot.record.end(answer.is_err()),
+        Err(nothing) => again::stream(*nothing).await,
+    }
+}
+
+/// The answer to a client that does not stream.
+fn whole(ended: Ended, headers: http::HeaderMap, policy: &str) -> Response<Body> {
+    let Ended { mut slot, end, answer } = ended;
+    let record = &mut slot.record;
+    let so_far = record.so_far();
+    let (path, reason) = (so_far.path.name(), so_far.reason);
+    let gone = answer.is_err();
+    let response = match answer.ok().flatten().filter(|_| end.is_whole()) {
+        Some(answer) => {
+            let mut response = Response::new(full(answer));
+            *response.headers_mut() = head::of_json(headers);
+            response
+        }
+        None => end.broken.response(),
+    };
+    record.status(response.status());
+    record.end(gone);
+    head::with(response, policy, path, reason)
+}

@@ -1,0 +1,473 @@
+//! What the client gets: an event stream or one JSON answer, in the shape of the backend's own first chunk.
+//!
+//! The text comes from the session alone; `id`, `created`, `model` and every other field come from the
+//! backend, so that a client (and its logs) cannot tell where a token was computed.
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, StreamBody};
+use hyper::body::Frame;
+use hyper::header::{HeaderMap, HeaderName, HeaderValue};
+use serde_json::{Map, Value, json};
+use tokio::sync::mpsc;
+
+use crate::dialect::{Dialect, Engine};
+use crate::drive::failure::Failure;
+use crate::http::body::{Body, BoxError};
+use crate::http::headers;
+use crate::observe::Finished;
+use crate::openai::answer::{Additive, Template, fill, strip};
+use crate::openai::usage::{Leapt, Usage};
+use crate::openai::{Request, Route, sse};
+use crate::session::{Delta, Finish, Stopped};
+
+/// The members of a choice by which engines say what stopped it.
+const STOPS: [&str; 2] = ["stop_reason", "matched_stop"];
+/// Frames that may wait for a slow client before the backend is no longer read.
+const BACKLOG: usize = 32;
+
+/// What ends the output of a session. How the request went is told by its record.
+#[derive(Debug)]
+pub struct End {
+    /// Why the output ended; `None` if it broke off.
+    pub finish: Option<Finish>,
+    /// What ended the output before its limit.
+    pub stopped: Option<Stopped>,
+    /// The backend's own usage where its stream told it, else counted here.
+    pub usage: Usage,
+    /// The record's count of the output is the engine's own.
+    pub own_count: bool,
+    /// How the backend broke off, if the output has no end.
+    pub broken: Failure,
+}
+
+impl End {
+    /// Whether the output has an end.
+    pub fn is_whole(&self) -> bool {
+        self.finish.is_some()
+    }
+
+    /// The stop as the backend names it that has not said it itself.
+    fn stop(&self, names_end: bool) -> Value {
+        match &self.stopped {
+            Some(Stopped::Text(text)) => json!(text),
+            Some(Stopped::Token(token)) => json!(token),
+            Some(Stopped::TextEnd(token)) if names_end => json!(token),
+            Some(Stopped::TextEnd(_)) | None => Value::Null,
+        }
+    }
+
+    /// The usage as the backend alone would tell it.
+    fn plain_usage(&self, told: &Finished) -> Value {
+        self.usage.to_value(u64::from(told.output_tokens), None)
+    }
+
+    /// The usage that the client sees. `prediction`: the client sent its own predicted output. `counts_end`: as
+    /// [`crate::dialect::Codec::counts_end`] says.
+    fn usage(&self, told: &Finished, prediction: bool, counts_end: bool) -> Value {
+        let leapt = Leapt {
+            path: told.path,
+            reason: told.reason,
+            policy: told.policy.as_deref(),
+            rounds: told.rounds.len() as u32,
+            drafted: told.drafted(),
+            accepted: told.accepted(),
+        };
+        let mut usage = self.usage.clone();
+        if prediction {
+            usage = usage.with_prediction(leapt.accepted, leapt.drafted.saturating_sub(leapt.accepted));
+        }
+        let ended = matches!(self.stopped, Some(Stopped::TextEnd(_)));
+        let uncounted = u32::from(ended && !counts_end && !self.own_count);
+        usage.to_value(u64::from(told.output_tokens.saturating_sub(uncounted)), Some(&leapt))
+    }
+}
+
+/// Where the output goes.
+pub struct Sink {
+    route: Route,
+    template: Option<Template>,
+    frame: Option<PlainFrame>,
+    additive: Additive,
+    dialect: Dialect,
+    /// What the engine itself says at the end of its first ride, if that came to the end.
+    own: Option<OwnEnd>,
+    prediction: bool,
+    /// The engine's streams end with usage whoever asks.
+    usage_unasked: bool,
+    held: Option<Delta>,
+    /// The engine's events pass as they come.
+    verbatim: bool,
+    shape: Shape,
+}
+
+/// The engine's own words at the end of its output.
+struct OwnEnd {
+    /// What stopped it, if there is a member for that.
+    stop: Option<Value>,
+    /// See [`crate::dialect::Codec::account`].
+    account: Option<Value>,
+}
+
+enum Shape {
+    Stream { frames: mpsc::Sender<Result<Frame<Bytes>, BoxError>>, usage: bool, trailers: bool },
+    Whole { text: String, tokens: Vec<u32>, more: Map<String, Value> },
+}
+
+/// The client has left.
+#[derive(Debug)]
+pub struct Gone;
+
+impl Sink {
+    /// An event stream: the sink, and the body to answer with.
+    pub fn stream(request: &Request, engine: &Engine, trailers: bool) -> (Self, Body) {
+        let (frames, out) = mpsc::channel(BACKLOG);
+        let shape = Shape::Stream { frames, usage: request.include_usage, trailers };
+        let body = StreamBody::new(futures_util::stream::unfold(out, |mut out| async move {
+            out.recv().await.map(|frame| (frame, out))
+        }));
+        (Self::new(request, engine, shape), BodyExt::boxed_unsync(body))
+    }
+
+    /// One JSON answer, when all is known.
+    pub fn whole(request: &Request, engine: &Engine) -> Self {
+        let shape = Shape::Whole { text: String::new(), tokens: Vec::new(), more: Map::new() };
+        Self::new(request, engine, shape)
+    }
+
+    fn new(request: &Request, engine: &Engine, shape: Shape) -> Self {
+        Self {
+            route: request.route,
+            template: None,
+            frame: None,
+            additive: engine.additive(request),
+            dialect: engine.dialect,
+            own: None,
+            prediction: request.prediction.is_some(),
+            usage_unasked: engine.dialect.quirks().unasked_usage == Some(request.route),
+            held: None,
+            verbatim: false,
+            shape,
+        }
+    }
+
+    /// Resolves when the client of a stream has left. A client that waits for one answer leaves by dropping
+    /// the whole future.
+    pub async fn gone(&self) {
+        match &self.shape {
+            Shape::Stream { frames, .. } => frames.closed().await,
+            Shape::Whole { .. } => std::future::pending().await,
+        }
+    }
+
+    /// Resolves when the client of a stream has left, whatever else is done with the sink meanwhile.
+    pub fn hung_up(&self) -> impl Future<Output = ()> + Send + 'static {
+        let frames = match &self.shape {
+            Shape::Stream { frames, .. } => Some(frames.clone()),
+            Shape::Whole { .. } => None,
+        };
+        async move {
+            match frames {
+                Some(frames) => frames.closed().await,
+                None => std::future::pending().await,
+            }
+        }
+    }
+
+    /// Whether the client waits for one answer.
+    pub fn is_whole(&self) -> bool {
+        matches!(self.shape, Shape::Whole { .. })
+    }
+
+    /// Passes an event of the engine on, less what only Foretell asked for. All later ones have to come by here too.
+    pub async fn verbatim(&mut self, event: &Value) -> Result<(), Gone> {
+        self.release().await?;
+        self.verbatim = true;
+        let mut event = event.clone();
+        strip(&mut event, self.additive);
+        let empty = event.get("choices").and_then(Value::as_array).is_none_or(Vec::is_empty);
+        // An event that held nothing but the usage that Foretell asked for.
+        if empty && event.get("usage").is_none() { Ok(()) } else { self.event(&event).await }
+    }
+
+    /// Passes bytes of an event stream on.
+    pub async fn raw(&self, bytes: Bytes) -> Result<(), Gone> {
+        self.send(Frame::data(bytes)).await
+    }
+
+    /// Ends a stream by an error.
+    pub async fn error(&self, error: &Value) -> Result<(), Gone> {
+        self.event(error).await?;
+        self.send(Frame::data(sse::encode_done().into())).await
+    }
+
+    /// Cuts a stream.
+    pub async fn cut(&self, error: BoxError) -> Result<(), Gone> {
+        match &self.shape {
+            Shape::Stream { frames, .. } => frames.send(Err(error)).await.map_err(|_| Gone),
+            Shape::Whole { .. } => Ok(()),
+        }
+    }
+
+    /// Sends trailers, if the client can take them.
+    pub async fn trailers(&self, told: &Finished) -> Result<(), Gone> {
+        match self.shape {
+            Shape::Stream { trailers: true, .. } => self.send(Frame::trailers(trailer_fields(told))).await,
+            Shape::Stream { trailers: false, .. } | Shape::Whole { .. } => Ok(()),
+        }
+    }
+
+    /// Learns the shape of the answer from the backend's first event; passes a chat's opening on at once.
+    pub async fn first(&mut self, event: &Value) -> Result<(), Gone> {
+        self.hear_end(event);
+        if self.template.is_some() {
+            return Ok(());
+        }
+        self.template = Template::from_first_chunk(event, self.route, self.additive);
+        self.frame = self.template.as_ref().filter(|_| self.additive.token_ids).and_then(PlainFrame::of);
+        match opening(event, self.additive) {
+            Some(opening) if self.route == Route::Chat => self.event(&opening).await,
+            _ => Ok(()),
+        }
+    }
+
+    /// Keeps what the engine itself says at its end.
+    pub fn hear_end(&mut self, event: &Value) {
+        let choice = event.pointer("/choices/0").and_then(Value::as_object);
+        if let Some(choice) =
+            choice.filter(|choice| choice.get("finish_reason").is_some_and(Value::is_string))
+        {
+            let stop = STOPS.into_iter().find_map(|name| choice.get(name)).cloned();
+            self.own = Some(OwnEnd { stop, account: None });
+        }
+        let account = self.dialect.quirks().time_report.and_then(|name| event.get(name));
+        if let (Some(own), Some(account)) = (&mut self.own, account) {
+            own.account = Some(account.clone());
+        }
+    }
+
+    /// Adds the engine's own account of the output, where all of it came from one call.
+    fn say_account(&self, answer: &mut Value) {
+        let told =
+            self.own.as_ref().and_then(|own| own.account.as_ref()).zip(self.dialect.quirks().time_report);
+        if let (Some((account, name)), Some(members)) = (told, answer.as_object_mut()) {
+            members.insert(name.to_owned(), account.clone());
+        }
+    }
+
+    /// Names the stop in the answer's choice, where the backend has a member for it: one that the answer has
+    /// already, else the one that it has at the end only.
+    fn say_stop(&self, answer: &mut Value, end: &End) {
+        let quirks = self.dialect.quirks();
+        let Some(choice) = answer.pointer_mut("/choices/0").and_then(Value::as_object_mut) else { return };
+        let named = STOPS.into_iter().find(|name| choice.contains_key(*name));
+        if let Some(name) = named.or(quirks.stop_field) {
+            let own = self.own.as_ref().and_then(|own| own.stop.clone());
+            let stop = own.unwrap_or_else(|| end.stop(quirks.stop_field_names_end));
+            choice.insert(name.to_owned(), stop);
+        }
+    }
+
+    /// Takes a piece of output; it goes out with the next call of [`Sink::release`] or with the end.
+    pub async fn emit(&mut self, delta: Delta) -> Result<(), Gone> {
+        self.release().await?;
+        self.held = Some(delta);
+        Ok(())
+    }
+
+    /// Passes on what else than text a chat brings; the pieces of a text go together in a whole answer.
+    pub async fn other(&mut self, delta: &Map<String, Value>) -> Result<(), Gone> {
+        self.release().await?;
+        if let Shape::Whole { more, .. } = &mut self.shape {
+            for (name, piece) in delta {
+                match (more.get_mut(name), piece) {
+                    (Some(Value::String(text)), Value::String(piece)) => text.push_str(piece),
+                    _ => {
+                        more.insert(name.clone(), piece.clone());
+                    }
+                }
+            }
+            return Ok(());
+        }
+        let Some(template) = &self.template else { return Ok(()) };
+        let chunk = template.other(delta);
+        self.event(&chunk).await
+    }
+
+    /// Sends what [`Sink::emit`] took.
+    pub async fn release(&mut self) -> Result<(), Gone> {
+        match self.held.take() {
+            Some(delta) => self.write(delta).await,
+            None => Ok(()),
+        }
+    }
+
+    async fn write(&mut self, delta: Delta) -> Result<(), Gone> {
+        if let Shape::Whole { text, tokens, .. } = &mut self.shape {
+            text.push_str(&delta.text);
+            tokens.extend(delta.tokens);
+            return Ok(());
+        }
+        if let Some(frame) = &self.frame {
+            return self.send(Frame::data(frame.around(&delta.text))).await;
+        }
+        let Some(template) = &self.template else { return Ok(()) };
+        let chunk = template.chunk(&delta.text, &delta.tokens, None);
+        self.event(&chunk).await
+    }
+
+    /// Ends the output. For a whole answer its bytes come back; a stream ends with usage, `[DONE]` and
+    /// trailers, each if it was asked for.
+    pub async fn finish(mut self, end: &End, told: &Finished) -> Result<Option<Vec<u8>>, Gone> {
+        let last = self.held.take().unwrap_or(Delta { tokens: Vec::new(), text: String::new() });
+        if self.is_whole() {
+            self.write(last).await?;
+            return Ok(self.whole_answer(end, told).and_then(|answer| serde_json::to_vec(&answer).ok()));
+        }
+        if !self.verbatim {
+            self.finish_text(last, end, told).await?;
+        }
+        if !end.is_whole() {
+            self.event(&end.broken.body()).await?;
+        }
+        if !self.verbatim {
+            self.finish_usage(end, told).await?;
+        }
+        self.send(Frame::data(sse::encode_done().into())).await?;
+        self.trailers(told).await?;
+        Ok(None)
+    }
+
+    /// The event that ends the text of a stream.
+    async fn finish_text(&mut self, last: Delta, end: &End, told: &Finished) -> Result<(), Gone> {
+        let Some(template) = &self.template else { return self.write(last).await };
+        let wanted = self.tells_usage();
+        let mut chunk = template.chunk(&last.text, &last.tokens, end.finish);
+        if self.usage_unasked && !wanted {
+            fill(&mut chunk, &json!({ "usage": end.plain_usage(told) }));
+        }
+        fill(&mut chunk, &self.dialect.codec().last_members(self.route, false));
+        self.say_stop(&mut chunk, end);
+        if !wanted {
+            self.say_account(&mut chunk);
+        }
+        self.event(&chunk).await
+    }
+
+    /// The event with the usage of a stream, if the client asked for it.
+    async fn finish_usage(&self, end: &End, told: &Finished) -> Result<(), Gone> {
+        let Some(template) = self.template.as_ref().filter(|_| self.tells_usage()) else { return Ok(()) };
+        let mut chunk = template.usage_chunk(self.usage(end, told));
+        self.say_account(&mut chunk);
+        self.event(&chunk).await
+    }
+
+    fn tells_usage(&self) -> bool {
+        matches!(self.shape, Shape::Stream { usage: true, .. })
+    }
+
+    fn usage(&self, end: &End, told: &Finished) -> Value {
+        end.usage(told, self.prediction, self.dialect.quirks().usage_counts_end)
+    }
+
+    fn whole_answer(&self, end: &End, told: &Finished) -> Option<Value> {
+        let Shape::Whole { text, tokens, more } = &self.shape else { return None };
+        let mut answer = self.template.as_ref()?.whole(text, tokens, end.finish, self.usage(end, told));
+        fill(&mut answer, &self.dialect.codec().last_members(self.route, true));
+        let message = answer.pointer_mut("/choices/0/message").and_then(Value::as_object_mut);
+        if let Some(message) = message {
+            message.extend(more.clone());
+        }
+        self.say_stop(&mut answer, end);
+        self.say_account(&mut answer);
+        Some(answer)
+    }
+
+    async fn event(&self, value: &Value) -> Result<(), Gone> {
+        self.send(Frame::data(sse::encode_json(value).into())).await
+    }
+
+    async fn send(&self, frame: Frame<Bytes>) -> Result<(), Gone> {
+        match &self.shape {
+            Shape::Stream { frames, .. } => frames.send(Ok(frame)).await.map_err(|_| Gone),
+            Shape::Whole { .. } => Ok(()),
+        }
+    }
+}
+
+/// The bytes of an event before and after its text. Every event of a stream but the last differs in nothing
+/// else, so nothing else is written anew: at a token every half millisecond this is felt.
+struct PlainFrame {
+    before: Vec<u8>,
+    after: Vec<u8>,
+}
+
+impl PlainFrame {
+    /// Found by writing an event whose text occurs nowhere else.
+    fn of(template: &Template) -> Option<Self> {
+        const MARK: &str = "\u{1}text\u{1}";
+        let event = sse::encode_json(&template.chunk(MARK, &[], None));
+        let mark = serde_json::to_vec(MARK).ok()?;
+        let mut places =
+            (0..event.len()).filter(|&at| event.get(at..).is_some_and(|rest| rest.starts_with(&mark)));
+        let (at, None) = (places.next()?, places.next()) else { return None };
+        let (before, rest) = event.split_at(at);
+        Some(Self { before: before.to_vec(), after: rest.get(mark.len()..)?.to_vec() })
+    }
+
+    /// The event with this text.
+    fn around(&self, text: &str) -> Bytes {
+        let mut event = Vec::with_capacity(self.before.len() + text.len() + 16 + self.after.len());
+        event.extend_from_slice(&self.before);
+        // Writing a string to memory cannot fail.
+        let _ = serde_json::to_writer(&mut event, text);
+        event.extend_from_slice(&self.after);
+        event.into()
+    }
+}
+
+/// The event that opens a chat: who speaks, and no text yet.
+fn opening(event: &Value, additive: Additive) -> Option<Value> {
+    let mut event = event.clone();
+    strip(&mut event, additive);
+    let delta = event.get_mut("choices")?.get_mut(0)?.get_mut("delta")?.as_object_mut()?;
+    delta.get("role")?;
+    delta.insert("content".to_owned(), json!(""));
+    let choice = event.get_mut("choices")?.get_mut(0)?.as_object_mut()?;
+    choice.insert("finish_reason".to_owned(), Value::Null);
+    // They come with the text that they are the tokens of.
+    if let Some(ids) = choice.get_mut("token_ids") {
+        *ids = json!([]);
+    }
+    Some(event)
+}
+
+/// The names that a stream declares in `Trailer`.
+pub const TRAILERS: &str = "x-foretell-path, x-foretell-reason, x-foretell-accepted, x-foretell-drift";
+
+fn trailer_fields(told: &Finished) -> HeaderMap {
+    let mut fields = HeaderMap::new();
+    fields.insert(headers::PATH, HeaderValue::from_static(told.path.name()));
+    if let Some(reason) = told.reason {
+        fields.insert(headers::REASON, HeaderValue::from_static(reason));
+    }
+    fields.insert(HeaderName::from_static("x-foretell-accepted"), told.accepted().into());
+    fields.insert(HeaderName::from_static("x-foretell-drift"), HeaderValue::from_static("0"));
+    fields
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_frame_around_a_text_is_the_template_written_out() {
+        let first = json!({"id": "c", "object": "text_completion", "created": 1, "model": "text",
+            "choices": [{"index": 0, "text": "a", "logprobs": null, "finish_reason": null, "token_ids": [1]}]});
+        let additive = Additive { usage: true, token_ids: true, ..Additive::default() };
+        let template = Template::from_first_chunk(&first, Route::Completions, additive).unwrap();
+        let frame = PlainFrame::of(&template).unwrap();
+        for text in ["", "plain", "\"quoted\"\n\t\\", "é€𝄞", "\u{1}text\u{1}"] {
+            assert_eq!(frame.around(text), sse::encode_json(&template.chunk(text, &[], None)));
+        }
+    }
+}

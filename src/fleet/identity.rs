@@ -1,0 +1,249 @@
+//! Who is behind a backend's address: which engine, which model, which vocabulary, since when.
+//!
+//! Everything learnt is keyed by this [`Epoch`]; a restarted engine or another tokenizer is a new one and
+//! starts clean. Until the identity is known, requests are relayed.
+
+mod ask;
+mod known;
+mod pace;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::RwLock;
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::dialect::{Dialect, Engine};
+use crate::fleet::probe::{Limits, Report};
+use crate::fleet::scrape::Pulse;
+use crate::fleet::{Fleet, Replica};
+use crate::text::Tokenizer;
+use crate::words::BypassReason;
+
+pub use ask::{Recognised, Unknown, ask, models, one_start, recognise, tokenizer};
+
+use known::Known;
+pub use known::shows_one;
+
+/// What everything learnt is keyed by.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Epoch {
+    /// The replica's name.
+    pub backend: String,
+    /// The model id that it serves.
+    pub model: String,
+    /// The engine's own version.
+    pub version: String,
+    /// Unix seconds of its start, as it tells; of one that does not tell, how often it has been away.
+    pub started: u64,
+    /// Hash of the vocabulary, hexadecimal.
+    pub vocabulary: String,
+}
+
+/// A backend that is known well enough to leap with.
+#[derive(Clone)]
+pub struct Identity {
+    /// The key of everything learnt.
+    pub epoch: Epoch,
+    /// How it is spoken to, and what it can do.
+    pub engine: Arc<Engine>,
+    /// Its vocabulary.
+    pub tokenizer: Arc<Tokenizer>,
+    /// What it says about its load, and what its rounds have shown.
+    pub pulse: Arc<Pulse>,
+    /// What a probe has found.
+    pub probe: Option<Arc<Report>>,
+    /// What was told when it was recognised: the plans that it has not, and the connections that were tried.
+    pub(crate) recognised: Arc<Recognised>,
+}
+
+impl Identity {
+    /// Whether round after round found nothing cached, as if another engine answered each. One that shows when
+    /// it was started is known to be one: its cache may just be too small for what is asked at once.
+    pub fn may_be_many(&self) -> bool {
+        self.engine.started.is_none() && self.pulse.finds_nothing_cached()
+    }
+
+    /// The same, with a cache that was seen at work.
+    fn seen_caching(&self) -> Self {
+        let engine = Engine { caches: Some(true), ..(*self.engine).clone() };
+        Self { engine: Arc::new(engine), ..self.clone() }
+    }
+}
+
+/// What is known about a backend.
+#[derive(Clone)]
+pub enum Standing {
+    /// Who it is.
+    Known(Arc<Identity>),
+    /// It is relayed, for this reason.
+    Relayed(BypassReason, String),
+}
+
+/// How a backend is to be asked, as configured.
+#[derive(Clone, Debug)]
+pub struct Asking {
+    /// Its dialect; `None` finds out.
+    pub dialect: Option<Dialect>,
+    /// The tokenizer of its model; `None` asks the backend for it.
+    pub tokenizer: Option<PathBuf>,
+    /// Where its load is read; `None` where its dialect says.
+    pub load: Option<String>,
+    /// How often that is.
+    pub every: Duration,
+    /// Whether it is probed by itself as soon as it is ready.
+    pub ready: bool,
+    /// Bounds of a probe.
+    pub limits: Limits,
+    /// It bills per token: it is asked for its models and nothing else.
+    pub billed: bool,
+}
+
+/// How each replica is to be asked; `None` leaves it alone.
+type AskingOf = Box<dyn Fn(&Replica) -> Option<Asking> + Send + Sync>;
+
+/// Who is behind each backend, asked again and again.
+pub struct Identities {
+    fleet: Arc<Fleet>,
+    asking: AskingOf,
+    known: RwLock<Vec<Arc<Known>>>,
+    /// Counts up whenever a replica has been asked.
+    asked: watch::Sender<u64>,
+}
+
+impl Identities {
+    /// Nothing known yet about the replicas of `fleet`. `asking`: how each is to be asked; `None` leaves it
+    /// alone.
+    pub fn new(
+        fleet: Arc<Fleet>,
+        asking: impl Fn(&Replica) -> Option<Asking> + Send + Sync + 'static,
+    ) -> Self {
+        let identities =
+            Self { fleet, asking: Box::new(asking), known: RwLock::default(), asked: watch::Sender::new(0) };
+        identities.follow();
+        identities
+    }
+
+    /// Takes in replicas that have come, and lets go those that have left.
+    fn follow(&self) -> Vec<Arc<Known>> {
+        let replicas = self.fleet.replicas();
+        let mut known = self.known.write();
+        known.retain(|known| {
+            let stays = replicas.iter().any(|replica| Arc::ptr_eq(replica, &known.backend));
+            if !stays {
+                known.leave();
+            }
+            stays
+        });
+        let mut come = Vec::new();
+        for replica in replicas {
+            if known.iter().any(|known| Arc::ptr_eq(&known.backend, &replica)) {
+                continue;
+            }
+            if let Some(asking) = (self.asking)(&replica) {
+                let new = Arc::new(Known::new(replica, asking));
+                known.push(Arc::clone(&new));
+                come.push(new);
+            }
+        }
+        come
+    }
+
+    fn find(&self, backend: &Arc<Replica>) -> Option<Arc<Known>> {
+        self.known.read().iter().find(|known| Arc::ptr_eq(&known.backend, backend)).cloned()
+    }
+
+    /// What is known about a replica; `None` if it is not asked.
+    pub fn standing(&self, backend: &Arc<Replica>) -> Option<Arc<Standing>> {
+        self.find(backend).map(|known| known.standing.load_full())
+    }
+
+    /// What the admin API shows of a replica: epoch, plans and probe.
+    pub fn shown(&self, backend: &Arc<Replica>) -> Option<Value> {
+        let known = self.find(backend)?;
+        let standing = known.standing.load();
+        Some(match &**standing {
+            Standing::Relayed(reason, why) => {
+                json!({ "probe": { "verdict": format!("Relayed ({}): {why}.", reason.name()), "pays": null } })
+            }
+            Standing::Known(identity) => {
+                let Epoch { model, version, started, vocabulary, .. } = &identity.epoch;
+                let backend = known.backend.name();
+                let vocabulary = vocabulary.get(..8).unwrap_or(vocabulary);
+                let plans: Vec<_> = identity.engine.plans.iter().map(|plan| plan.name()).collect();
+                json!({
+                    "dialect": identity.engine.dialect.name(),
+                    "epoch": format!("{backend}/{model}/{version}/{started}/{vocabulary}"),
+                    "plans": plans,
+                    "probe": identity.probe.as_ref().map(|probe| probe.to_json()),
+                })
+            }
+        })
+    }
+
+    /// Measures a replica again, as soon as it is idle.
+    ///
+    /// # Errors
+    /// Why it is not measured.
+    pub fn reprobe(&self, backend: &Arc<Replica>) -> Result<(), String> {
+        let known = self.find(backend).ok_or("it is not asked to verify")?;
+        known.reprobe()
+    }
+
+    /// Everything that is known: replica, identity.
+    pub fn all(&self) -> Vec<(Arc<Replica>, Option<Arc<Identity>>)> {
+        self.known.read().iter().map(|known| (Arc::clone(&known.backend), known.identity())).collect()
+    }
+
+    /// Resolves once every replica has been asked at least once.
+    pub async fn asked(&self) {
+        let all = |_: &u64| self.known.read().iter().all(|known| known.is_asked());
+        // The sender lives in `self`, so the wait cannot fail.
+        let _ = self.asked.subscribe().wait_for(all).await;
+    }
+
+    /// Asks every replica for ever: often while it cannot be reached, seldom once it is known, ever more seldom where
+    /// it cannot verify; and beside that reads the load of each, and probes it. A replica that stops answering keeps
+    /// its identity (its requests fail by themselves); one that answers as another is another.
+    pub async fn keep_asking(self: Arc<Self>, stop: CancellationToken) {
+        let mut changes = self.fleet.changes();
+        self.follow();
+        let mut come: Vec<Arc<Known>> = self.known.read().clone();
+        loop {
+            for known in come {
+                self.look_after(&known, &stop);
+            }
+            tokio::select! {
+                () = stop.cancelled() => return,
+                _ = changes.changed() => come = self.follow(),
+            }
+        }
+    }
+
+    /// Starts what is done about one replica until it leaves or everything stops.
+    fn look_after(self: &Arc<Self>, known: &Arc<Known>, stop: &CancellationToken) {
+        let identities = Arc::clone(self);
+        let asked = move || identities.asked.send_modify(|asked| *asked += 1);
+        let work = {
+            let known = Arc::clone(known);
+            async move {
+                tokio::join!(
+                    Arc::clone(&known).keep_asking(asked),
+                    Arc::clone(&known).keep_reading(),
+                    Arc::clone(&known).keep_probing(),
+                )
+            }
+        };
+        let (known, stop) = (Arc::clone(known), stop.clone());
+        tokio::spawn(async move {
+            tokio::select! {
+                () = stop.cancelled() => {}
+                () = known.left() => {}
+                _ = work => {}
+            }
+        });
+    }
+}

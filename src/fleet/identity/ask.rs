@@ -1,0 +1,317 @@
+//! Asking a server who it is, by calls that cost it nothing or one token.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::{Method, Request, StatusCode, header};
+
+use crate::dialect::recognise::{self, Told};
+use crate::dialect::{Answers, Dialect, Engine, Question};
+use crate::fleet::identity::{Asking, Epoch, Identity};
+use crate::fleet::scrape::Pulse;
+use crate::fleet::{Fresh, Replica};
+use crate::http::body::{Body, BoxError};
+use crate::text::Tokenizer;
+use crate::words::BypassReason;
+use crate::words::Plan;
+
+/// A tokenizer file is a few MiB; more than this is not one.
+const TOKENIZER_BYTES: usize = 64 << 20;
+/// A question about itself that an engine does not answer in this time, it does not answer.
+const WITHIN: Duration = Duration::from_secs(5);
+/// Turns of questions after which a server is given up.
+const TURNS: usize = 8;
+/// Connections that must show one start time.
+const CONNECTIONS: u32 = 4;
+/// Where our own target hands out its tokenizer.
+const TOKENIZER: &str = "/tokenizer.json";
+/// A text on which tokenizers that differ are likely to differ.
+const SAMPLE: &str =
+    "The naïve façade — 1,234.56 \u{4f60}\u{597d} \u{1f600}\n\tdef f(x):  return x**2  # ok?\r\n";
+
+/// Why a backend is not known.
+#[derive(Debug, thiserror::Error)]
+pub enum Unknown {
+    /// It cannot be reached, or does not answer in time.
+    #[error("not reachable: {0}")]
+    Unreachable(String),
+    /// It answers nobody without a key, or not with this one.
+    #[error("{0}: it wants a key")]
+    Locked(StatusCode),
+    /// It answers, but it is none of the engines that are told apart.
+    #[error("{0}")]
+    Stranger(String),
+    /// It answers, but not as an engine that Foretell can ask to verify.
+    #[error("not an engine that can verify: {1}")]
+    Foreign(BypassReason, String),
+}
+
+impl Unknown {
+    fn foreign(why: impl Into<String>) -> Self {
+        Self::Foreign(BypassReason::NoPlan, why.into())
+    }
+
+    fn tokenizer(why: impl Into<String>) -> Self {
+        Self::Foreign(BypassReason::Tokenizer, why.into())
+    }
+}
+
+/// An engine, and what else its answers tell.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Recognised {
+    /// The engine.
+    pub engine: Engine,
+    /// Plans that it has not, and why.
+    pub missing: Vec<(Plan, String)>,
+    /// The page on which it tells when it was started.
+    pub start_page: Option<String>,
+    /// Fresh connections that showed one start time; 0 where none is shown.
+    pub starts: u32,
+    /// Questions that were put to it.
+    pub questions: u32,
+    answers: Answers,
+}
+
+/// Asks the backend who it is. If it still is who it was `before`, the vocabulary is not fetched again.
+/// `away`: how often it has been away.
+///
+/// # Errors
+/// [`Unknown`]: it cannot be reached, or is no engine that can verify, or is several.
+pub async fn ask(
+    backend: &Replica,
+    asking: &Asking,
+    before: Option<&Arc<Identity>>,
+    away: u64,
+    pulse: &Arc<Pulse>,
+) -> Result<Arc<Identity>, Unknown> {
+    if let Some(before) = before
+        && still(backend, before, away).await?
+    {
+        return Ok(Arc::clone(before));
+    }
+    let mut recognised = recognise(backend, asking.dialect).await?;
+    let mut engine = recognised.engine.clone();
+    if engine.plans.is_empty() {
+        return Err(Unknown::foreign(format!("{} is only relayed here", engine.dialect.name())));
+    }
+    let started = engine.started.unwrap_or(away);
+    let same = |epoch: &Epoch| {
+        epoch.version == engine.version && epoch.model == engine.model && epoch.started == started
+    };
+    if let Some(before) = before.filter(|before| same(&before.epoch)) {
+        return Ok(Arc::clone(before));
+    }
+    recognised.starts = one_start(backend, &recognised).await?;
+    let tokenizer = tokenizer(backend, asking.tokenizer.as_deref(), &engine).await?;
+    if !engine.dialect.quirks().ride_ids && !writes_plainly(asking.tokenizer.as_deref(), &tokenizer).await {
+        return Err(Unknown::tokenizer(
+            "it sends text without ids, and no tokenizer_config.json beside the configured tokenizer says that \
+             it writes tokens as they are (clean_up_tokenization_spaces: false)",
+        ));
+    }
+    engine.special = (0..tokenizer.end()).filter(|&id| tokenizer.is_special(id)).collect();
+    let epoch = Epoch {
+        backend: backend.label().to_owned(),
+        model: engine.model.clone(),
+        version: engine.version.clone(),
+        started,
+        vocabulary: tokenizer.fingerprint().to_string(),
+    };
+    recognised.engine = engine.clone();
+    let (engine, tokenizer, recognised) = (Arc::new(engine), Arc::new(tokenizer), Arc::new(recognised));
+    Ok(Arc::new(Identity { epoch, engine, tokenizer, pulse: Arc::clone(pulse), probe: None, recognised }))
+}
+
+/// Whether it still is who it was, by the pages alone that it answered then: an engine that is known is not
+/// bothered again with what it refused, nor with calls that render or compute.
+async fn still(backend: &Replica, before: &Identity, away: u64) -> Result<bool, Unknown> {
+    let Recognised { engine, answers, start_page, .. } = &*before.recognised;
+    let mut now = answers.clone();
+    let mut pages = recognise::introduction();
+    pages.retain(|page| answers.text(&page.path).is_some());
+    if let Some(start) = start_page.as_ref().filter(|start| pages.iter().all(|page| page.path != **start)) {
+        pages.push(Question { path: start.clone().into(), body: None });
+    }
+    for page in pages {
+        now.add(&page.path, put(backend, &page, false).await?);
+    }
+    Ok(engine.dialect.codec().engine(&now).is_ok_and(|now| {
+        let epoch = &before.epoch;
+        let same = now.version == epoch.version && now.model == epoch.model && now.context == engine.context;
+        same && now.started.unwrap_or(away) == epoch.started
+    }))
+}
+
+/// Which engine it is, and what it can do.
+///
+/// # Errors
+/// [`Unknown`].
+pub async fn recognise(backend: &Replica, dialect: Option<Dialect>) -> Result<Recognised, Unknown> {
+    let mut answers = Answers::default();
+    let mut questions = 0;
+    for question in recognise::introduction_to(dialect) {
+        questions += 1;
+        answers.add(&question.path, put(backend, &question, false).await?);
+    }
+    let dialect = dialect.or_else(|| recognise::dialect_of(&answers));
+    // However it is judged below: what is relayed to it has to be fit for it.
+    backend.set_refuses_prediction(dialect.is_some_and(|dialect| dialect.quirks().refuses_prediction));
+    if let Some(status) = locked(&answers, [recognise::MODELS]) {
+        return Err(Unknown::Locked(status));
+    }
+    let stranger = || Unknown::Stranger("none of the engines that are told apart".to_owned());
+    let dialect = dialect.ok_or_else(stranger)?;
+    for _ in 0..TURNS {
+        let asked = dialect.codec().questions(&answers);
+        if asked.is_empty() {
+            break;
+        }
+        for question in asked {
+            questions += 1;
+            answers.add(&question.path, put(backend, &question, false).await?);
+        }
+    }
+    let engine = dialect.codec().engine(&answers).map_err(|foreign| {
+        let locked = locked(&answers, answers.paths()).filter(|status| *status == StatusCode::UNAUTHORIZED);
+        locked.map_or_else(|| Unknown::foreign(foreign.to_string()), Unknown::Locked)
+    })?;
+    let missing = Plan::ALL.into_iter().filter(|plan| !engine.plans.contains(plan));
+    let missing = missing.map(|plan| (plan, dialect.codec().missing(&answers, plan))).collect();
+    let start_page = recognise::start_page(dialect, &answers).map(ToOwned::to_owned);
+    Ok(Recognised { engine, missing, start_page, starts: 0, questions, answers })
+}
+
+/// The status by which one of these pages was refused for want of a key, if one was.
+fn locked<'a>(answers: &Answers, pages: impl IntoIterator<Item = &'a str>) -> Option<StatusCode> {
+    pages.into_iter().find_map(|page| refused_status(answers.status(page)?))
+}
+
+/// The status, if it says that a key is missing or wrong.
+fn refused_status(status: u16) -> Option<StatusCode> {
+    let status = StatusCode::from_u16(status).ok()?;
+    matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN).then_some(status)
+}
+
+/// Whether fresh connections show one start time; returns how many did, 0 where none is shown.
+///
+/// # Errors
+/// [`Unknown`]: it cannot be reached, or several engines answer.
+pub async fn one_start(backend: &Replica, recognised: &Recognised) -> Result<u32, Unknown> {
+    let Some(page) = &recognised.start_page else { return Ok(0) };
+    let engine = &recognised.engine;
+    for _ in 0..CONNECTIONS {
+        let mut answers = recognised.answers.clone();
+        let question = Question { path: page.clone().into(), body: None };
+        answers.add(page, put(backend, &question, true).await?);
+        let other = engine.dialect.codec().engine(&answers);
+        let other = other.map_err(|foreign| Unknown::foreign(foreign.to_string()))?;
+        if other.started != engine.started {
+            let why = "several engines answer at this address: their start times differ";
+            return Err(Unknown::Foreign(BypassReason::Balanced, why.to_owned()));
+        }
+    }
+    Ok(CONNECTIONS)
+}
+
+/// Asks for the models and nothing else: whether a server that bills per token is there. Returns how many it
+/// lists.
+///
+/// # Errors
+/// [`Unknown`]: it cannot be reached.
+pub async fn models(backend: &Replica) -> Result<usize, Unknown> {
+    let told = put(backend, &Question::get(recognise::MODELS), false).await?;
+    if let Some(status) = refused_status(told.status) {
+        return Err(Unknown::Locked(status));
+    }
+    let listed: Option<serde_json::Value> = serde_json::from_slice(&told.body).ok();
+    Ok(listed.as_ref().and_then(|listed| listed.get("data")?.as_array()).map_or(0, Vec::len))
+}
+
+/// The tokenizer of the backend's model: from the file, or from the backend itself; and whether the backend
+/// agrees with it.
+///
+/// # Errors
+/// [`Unknown`]: there is none, or it is not the backend's.
+pub async fn tokenizer(
+    backend: &Replica,
+    file: Option<&Path>,
+    engine: &Engine,
+) -> Result<Tokenizer, Unknown> {
+    let bytes = match file {
+        Some(path) => {
+            let read = tokio::fs::read(path).await;
+            read.map_err(|error| Unknown::tokenizer(format!("{}: {error}", path.display())))?
+        }
+        None => match put(backend, &Question::get(TOKENIZER), false).await? {
+            Told { status: 200, body, .. } => body,
+            _ => return Err(Unknown::tokenizer("its tokenizer is not configured, and it hands none out")),
+        },
+    };
+    let tokenizer = Tokenizer::from_bytes(&bytes).map_err(|error| Unknown::tokenizer(error.to_string()))?;
+    if let Some(question) = engine.dialect.codec().tokenize(engine, SAMPLE) {
+        let told = put(backend, &question, false).await?;
+        let theirs = engine.dialect.codec().tokens(&told.body);
+        let own = tokenizer.encode(SAMPLE, false).ok();
+        if told.status == 200 && theirs.is_some() && theirs != own {
+            return Err(Unknown::tokenizer(
+                "the tokenizer is not the backend's: they cut a text differently",
+            ));
+        }
+    }
+    Ok(tokenizer)
+}
+
+/// Whether a backend that makes text with Hugging Face's own code makes it of the tokens' bytes and nothing else.
+/// That code tidies spaces before punctuation away unless the model's own configuration forbids it, which shows
+/// in a text only when it comes to such a place: too late.
+async fn writes_plainly(file: Option<&Path>, tokenizer: &Tokenizer) -> bool {
+    let Some(file) = file.filter(|_| tokenizer.is_byte_level()) else { return false };
+    let Ok(config) = tokio::fs::read(file.with_file_name("tokenizer_config.json")).await else {
+        return false;
+    };
+    let config: Option<serde_json::Value> = serde_json::from_slice(&config).ok();
+    config.and_then(|config| config.get("clean_up_tokenization_spaces")?.as_bool()) == Some(false)
+}
+
+/// Puts a question to the backend. `fresh`: on a connection that was never used before.
+async fn put(backend: &Replica, question: &Question, fresh: bool) -> Result<Told, Unknown> {
+    let asked = async {
+        let body = question.body.as_ref().map(|body| Bytes::from(body.to_string()));
+        let method = if body.is_some() { Method::POST } else { Method::GET };
+        let full: Body = Full::new(body.unwrap_or_default())
+            .map_err(|never| -> BoxError { match never {} })
+            .boxed_unsync();
+        let mut request = Request::new(full);
+        if fresh {
+            request.extensions_mut().insert(Fresh);
+        }
+        *request.uri_mut() =
+            question.path.parse().map_err(|_| Unknown::foreign(format!("{}: no path", question.path)))?;
+        if method == Method::POST {
+            let json = header::HeaderValue::from_static("application/json");
+            request.headers_mut().insert(header::CONTENT_TYPE, json);
+        }
+        *request.method_mut() = method;
+        let unreachable = |error: &dyn std::fmt::Display| Unknown::Unreachable(error.to_string());
+        let response = backend.inquire(request).await.map_err(|error| unreachable(&error))?;
+        let status = response.status();
+        let server = response.headers().get(header::SERVER).and_then(|server| server.to_str().ok());
+        let server = server.map(ToOwned::to_owned);
+        // An engine that loads its model says so with 503.
+        if status == StatusCode::SERVICE_UNAVAILABLE {
+            return Err(Unknown::Unreachable(format!("{} answers {status}", question.path)));
+        }
+        let body = Limited::new(response.into_body(), TOKENIZER_BYTES).collect().await;
+        let body = body.map_err(|error| unreachable(&error))?.to_bytes().to_vec();
+        Ok(Told { status: status.as_u16(), server, body })
+    };
+    match tokio::time::timeout(WITHIN, asked).await {
+        Ok(answer) => answer,
+        Err(_) => {
+            Err(Unknown::Unreachable(format!("{}: no answer within {} s", question.path, WITHIN.as_secs())))
+        }
+    }
+}

@@ -1,0 +1,414 @@
+//! One replica and what is known about it: asked, read and probed.
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::dialect::Engine;
+use crate::fleet::Replica;
+use crate::fleet::identity::ask::{self, Unknown};
+use crate::fleet::identity::pace::{Pace, Settled};
+use crate::fleet::identity::{Asking, Epoch, Identity, Standing};
+use crate::fleet::probe::{self, Report, Seen};
+use crate::fleet::scrape::Pulse;
+use crate::words::BypassReason;
+use crate::words::Plan;
+
+/// The dialect that is shown of a server that is told apart and only relayed.
+const RELAY: &str = "relay";
+/// The dialect that is shown of a server that is none of those that are told apart.
+const STRANGER: &str = "unknown";
+/// How often it is looked whether a replica is idle.
+const LOOK: Duration = Duration::from_millis(250);
+/// A probe begins at a random moment within this time, so that the replicas of a fleet are not all probed at
+/// once, nor one of them by all sidecars that start with it.
+const JITTER: Duration = Duration::from_millis(1_500);
+/// How soon it is asked again whether one engine answers, where that takes computing.
+const ONE_AGAIN: Duration = Duration::from_mins(1);
+/// How soon a server at which nothing paid is measured again, at first and at most.
+const AGAIN: (Duration, Duration) = (Duration::from_mins(5), Duration::from_hours(1));
+
+/// When and for whom it was last found out whether one engine answers.
+struct One {
+    epoch: Epoch,
+    at: Instant,
+    shown: bool,
+}
+
+/// The last probe.
+#[derive(Default)]
+struct Last {
+    epoch: Option<Epoch>,
+    at: Option<Instant>,
+    /// When to measure again, where nothing paid.
+    again: Option<Duration>,
+}
+
+impl Last {
+    fn is_older(&self, than: Duration) -> bool {
+        self.at.is_none_or(|at| at.elapsed() >= than)
+    }
+
+    fn is_due(&self, epoch: &Epoch) -> bool {
+        self.epoch.as_ref() != Some(epoch) || self.again.is_some_and(|again| self.is_older(again))
+    }
+
+    fn done(&mut self, epoch: &Epoch, nothing_pays: bool) {
+        let before = self.again.filter(|_| self.epoch.as_ref() == Some(epoch));
+        self.again = nothing_pays.then(|| before.map_or(AGAIN.0, |again| (again * 2).min(AGAIN.1)));
+        (self.epoch, self.at) = (Some(epoch.clone()), Some(Instant::now()));
+    }
+}
+
+/// Whether nothing has to be tried to know that one engine answers.
+pub fn shows_one(engine: &Engine) -> bool {
+    // One that drafts itself shows neither a start time nor what it had cached, and each call is whole by itself: that
+    // it drafts at all is the operator's word (`plans.allow: [native]`), and so is that it is one.
+    engine.started.is_some() || engine.plans.is_empty() || engine.plans == [Plan::Native]
+}
+
+/// One replica and what is known about it.
+pub(super) struct Known {
+    pub(super) backend: Arc<Replica>,
+    asking: Asking,
+    pub(super) standing: ArcSwap<Standing>,
+    away: AtomicU64,
+    pulse: Arc<Pulse>,
+    one: Mutex<Option<One>>,
+    /// A probe is wanted, whatever is configured.
+    wanted: Notify,
+    /// It has been asked who it is.
+    asked: AtomicBool,
+    /// Why it was relayed, or gave no answer, when that was last written to the log.
+    said: Mutex<Option<String>>,
+    /// It has left the fleet.
+    left: CancellationToken,
+    random: RandomState,
+}
+
+impl Known {
+    pub(super) fn new(backend: Arc<Replica>, asking: Asking) -> Self {
+        let unknown = Standing::Relayed(BypassReason::NoPlan, "it has not been asked yet".to_owned());
+        backend.set_refuses_prediction(
+            asking.dialect.is_some_and(|dialect| dialect.quirks().refuses_prediction),
+        );
+        Self {
+            backend,
+            asking,
+            standing: ArcSwap::from_pointee(unknown),
+            away: AtomicU64::new(0),
+            pulse: Arc::default(),
+            one: Mutex::default(),
+            wanted: Notify::new(),
+            asked: AtomicBool::new(false),
+            said: Mutex::default(),
+            left: CancellationToken::new(),
+            random: RandomState::new(),
+        }
+    }
+
+    pub(super) fn identity(&self) -> Option<Arc<Identity>> {
+        match &**self.standing.load() {
+            Standing::Known(identity) => Some(Arc::clone(identity)),
+            Standing::Relayed(..) => None,
+        }
+    }
+
+    pub(super) fn reprobe(&self) -> Result<(), String> {
+        if self.asking.billed {
+            return Err("it bills per token, so it is not probed".to_owned());
+        }
+        *self.one.lock() = None;
+        self.pulse.looked_at();
+        self.wanted.notify_one();
+        Ok(())
+    }
+
+    pub(super) fn is_asked(&self) -> bool {
+        self.asked.load(Ordering::Acquire)
+    }
+
+    /// It has left the fleet: nothing more is done about it.
+    pub(super) fn leave(&self) {
+        self.left.cancel();
+    }
+
+    pub(super) async fn left(&self) {
+        self.left.cancelled().await;
+    }
+
+    /// Asks for ever who it is, and at once when it was away and is back. `asked` is called after every time.
+    pub(super) async fn keep_asking(self: Arc<Self>, asked: impl Fn()) {
+        let mut pace = Pace::default();
+        let mut returns = self.backend.returns();
+        loop {
+            let settled = self.refresh().await;
+            self.asked.store(true, Ordering::Release);
+            asked();
+            // That it answered just now is no news.
+            returns.borrow_and_update();
+            tokio::select! {
+                () = tokio::time::sleep(pace.after(settled)) => {}
+                Ok(()) = returns.changed() => pace.restart(),
+            }
+        }
+    }
+
+    /// Asks once.
+    async fn refresh(&self) -> Settled {
+        if self.asking.billed {
+            return self.refresh_billed().await;
+        }
+        let before = self.identity();
+        let away = self.away.load(Ordering::Relaxed);
+        let asked = ask::ask(&self.backend, &self.asking, before.as_ref(), away, &self.pulse).await;
+        let asked = match asked {
+            Ok(identity) if before.as_ref().is_none_or(|before| before.epoch != identity.epoch) => {
+                self.shows_one(identity).await
+            }
+            asked => asked,
+        };
+        match asked {
+            Ok(identity) => {
+                if before.as_ref().is_none_or(|before| before.epoch != identity.epoch) {
+                    tracing::info!(
+                        backend = self.backend.label(),
+                        dialect = identity.engine.dialect.name(),
+                        version = identity.engine.version,
+                        model = identity.epoch.model,
+                        "backend known"
+                    );
+                    self.backend.set_dialect(identity.engine.dialect.name(), true);
+                    self.pulse.looked_at();
+                    self.standing.store(Arc::new(Standing::Known(identity)));
+                }
+                *self.said.lock() = None;
+                Settled::Known
+            }
+            Err(unknown) => self.unknown(unknown, before.is_some()),
+        }
+    }
+
+    /// It is not known who it is; `before`: it was.
+    fn unknown(&self, unknown: Unknown, before: bool) -> Settled {
+        let backend = self.backend.label();
+        match unknown {
+            Unknown::Foreign(reason, why) => {
+                if self.is_news(&why) {
+                    tracing::info!(backend, why, "backend is relayed");
+                }
+                self.relayed(reason, why, RELAY);
+                if reason == BypassReason::NoPlan { Settled::Foreign } else { Settled::Doubted }
+            }
+            Unknown::Stranger(why) => {
+                if self.is_news(&why) {
+                    tracing::info!(backend, why, "backend is relayed");
+                }
+                self.relayed(BypassReason::NoPlan, why, STRANGER);
+                Settled::Foreign
+            }
+            Unknown::Locked(status) => {
+                let why = format!("{status}: it wants a key: name one as connect.auth.own_token_file");
+                if self.is_news(&why) {
+                    tracing::warn!(
+                        replica = backend,
+                        why,
+                        "replica does not say who it is, so it is only relayed"
+                    );
+                }
+                self.backend.note_error(&why);
+                self.relayed(BypassReason::NoPlan, why, STRANGER);
+                Settled::Foreign
+            }
+            Unknown::Unreachable(why) => {
+                self.silent(&why);
+                if before {
+                    self.away.fetch_add(1, Ordering::Relaxed);
+                }
+                Settled::Away
+            }
+        }
+    }
+
+    /// It gave no answer. One that is down has its line in the log already.
+    fn silent(&self, cause: &str) {
+        if !self.backend.is_up() {
+            return;
+        }
+        self.backend.note_error(cause);
+        if self.is_news("") {
+            tracing::warn!(replica = self.backend.label(), cause, "replica does not say who it is");
+        }
+    }
+
+    /// Whether `why` is another thing than was written to the log last.
+    fn is_news(&self, why: &str) -> bool {
+        let mut said = self.said.lock();
+        let news = said.as_deref() != Some(why);
+        if news {
+            *said = Some(why.to_owned());
+        }
+        news
+    }
+
+    fn relayed(&self, reason: BypassReason, why: String, dialect: &str) {
+        // What speaks of no engine is relayed by the gateway; the driver relays the rest, each with its reason.
+        self.backend.set_dialect(dialect, reason != BypassReason::NoPlan);
+        self.standing.store(Arc::new(Standing::Relayed(reason, why)));
+    }
+
+    /// A server that bills per token is asked for its models alone, and only once.
+    async fn refresh_billed(&self) -> Settled {
+        if matches!(&**self.standing.load(), Standing::Relayed(BypassReason::Billed, _)) {
+            return Settled::Foreign;
+        }
+        let models = match ask::models(&self.backend).await {
+            Ok(models) => models,
+            Err(unknown) => return self.unknown(unknown, false),
+        };
+        let why = format!("it bills per token, so it was asked for its models ({models}) and nothing else");
+        self.relayed(BypassReason::Billed, why, RELAY);
+        Settled::Foreign
+    }
+
+    /// Where no start time shows that one engine answers, what it has cached must.
+    async fn shows_one(&self, identity: Arc<Identity>) -> Result<Arc<Identity>, Unknown> {
+        let known = {
+            let last = self.one.lock();
+            let fresh =
+                |last: &&One| last.epoch == identity.epoch && (last.shown || last.at.elapsed() < ONE_AGAIN);
+            last.as_ref().filter(fresh).map(|last| last.shown)
+        };
+        let one = match known {
+            Some(one) => one,
+            None if shows_one(&identity.engine) => return Ok(identity),
+            None => {
+                let Identity { engine, tokenizer, .. } = &*identity;
+                let (one, calls) =
+                    probe::is_one(&self.backend, engine, tokenizer, &self.asking.limits, probe::nonce())
+                        .await;
+                tracing::info!(
+                    backend = self.backend.label(),
+                    one,
+                    calls,
+                    "asked whether one engine answers"
+                );
+                *self.one.lock() =
+                    Some(One { epoch: identity.epoch.clone(), at: Instant::now(), shown: one });
+                one
+            }
+        };
+        if one {
+            // What was found cached every time is cached.
+            return Ok(Arc::new(identity.seen_caching()));
+        }
+        Err(Unknown::Foreign(BypassReason::Balanced, probe::MANY.to_owned()))
+    }
+
+    /// Reads the load for ever, one page after the other.
+    pub(super) async fn keep_reading(self: Arc<Self>) {
+        let every = self.asking.every;
+        for turn in 0_u64.. {
+            let jitter = every.mul_f64(0.2 * (self.random.hash_one(turn) % 1_000) as f64 / 1_000.0);
+            tokio::time::sleep(every.mul_f64(0.9) + jitter).await;
+            let Some(identity) = self.identity() else { continue };
+            let dialect = identity.engine.dialect;
+            let path = self.asking.load.as_deref().or_else(|| dialect.codec().load_path(&identity.engine));
+            if let Some(path) = path {
+                self.pulse.take(&self.backend, dialect, path).await;
+            }
+        }
+    }
+
+    /// Probes every epoch once, as soon as it is idle, and whenever somebody wants it.
+    pub(super) async fn keep_probing(self: Arc<Self>) {
+        let mut last = Last::default();
+        loop {
+            let asked = tokio::select! {
+                () = self.wanted.notified() => true,
+                () = tokio::time::sleep(LOOK) => false,
+            };
+            let Some(identity) = self.identity() else { continue };
+            let doubted = identity.may_be_many() && last.is_older(ONE_AGAIN);
+            if doubted && !self.asking.ready {
+                self.pulse.looked_at();
+            }
+            let by_itself = self.asking.ready && (doubted || last.is_due(&identity.epoch));
+            if identity.recognised.engine.plans.is_empty() || !(asked || by_itself) {
+                continue;
+            }
+            if !asked {
+                let share = (self.random.hash_one(probe::nonce()) % 1_000) as f64 / 1_000.0;
+                tokio::time::sleep(JITTER.mul_f64(share)).await;
+            }
+            if !self.is_idle().await {
+                if asked {
+                    tokio::time::sleep(LOOK).await;
+                    self.wanted.notify_one();
+                }
+            } else if let Some(report) = self.probe(&identity).await {
+                last.done(&identity.epoch, report.nothing_pays());
+            }
+        }
+    }
+
+    /// Whether nothing runs or waits, by its own word where it tells, at two looks.
+    async fn is_idle(&self) -> bool {
+        for look in 0..2 {
+            if look > 0 {
+                tokio::time::sleep(LOOK).await;
+            }
+            let busy = self.pulse.signal().is_some_and(|signal| !signal.is_idle());
+            if busy || self.backend.in_flight() > 0 {
+                return false;
+            }
+        }
+        true
+    }
+
+    async fn probe(&self, identity: &Arc<Identity>) -> Option<Arc<Report>> {
+        let begun = Instant::now();
+        let engine = Engine { caches: identity.engine.caches, ..identity.recognised.engine.clone() };
+        let limits = &self.asking.limits;
+        let findings =
+            probe::measure(&self.backend, &engine, &identity.tokenizer, limits, probe::nonce()).await;
+        let seen = Seen {
+            missing: identity.recognised.missing.clone(),
+            starts: identity.recognised.starts,
+            busy: false,
+            calls: 0,
+        };
+        let report = Arc::new(Report::new(findings, seen, begun.elapsed().as_secs_f64()));
+        let now = self.identity()?;
+        if now.epoch != identity.epoch {
+            return None;
+        }
+        tracing::info!(
+            backend = self.backend.label(),
+            calls = report.calls(),
+            seconds = report.seconds,
+            verdict = report.judgement.words,
+            "probed"
+        );
+        if report.findings.balanced {
+            *self.one.lock() = Some(One { epoch: now.epoch.clone(), at: Instant::now(), shown: false });
+            self.relayed(BypassReason::Balanced, probe::MANY.to_owned(), RELAY);
+            return Some(report);
+        }
+        self.pulse.looked_at();
+        let known = Identity {
+            engine: Arc::new(report.findings.engine.clone()),
+            probe: Some(Arc::clone(&report)),
+            ..(*now).clone()
+        };
+        self.standing.store(Arc::new(Standing::Known(Arc::new(known))));
+        Some(report)
+    }
+}

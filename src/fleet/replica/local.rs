@@ -1,0 +1,180 @@
+//! A replica that is called and not connected to.
+
+use std::fmt;
+use std::sync::Arc;
+
+use futures_util::future::BoxFuture;
+use http::{Request, Response};
+use http_body_util::BodyExt;
+use parking_lot::Mutex;
+
+use crate::fleet::error::SendError;
+use crate::http::body::{Body, BoxError};
+
+/// A server in this process. Dropping its future, or the body of its answer, gives the request up.
+#[derive(Clone)]
+pub struct Local(Arc<dyn Fn(Request<Body>) -> BoxFuture<'static, Response<Body>> + Send + Sync>);
+
+impl Local {
+    /// A server that answers so.
+    pub fn new(
+        answer: impl Fn(Request<Body>) -> BoxFuture<'static, Response<Body>> + Send + Sync + 'static,
+    ) -> Self {
+        Self(Arc::new(answer))
+    }
+
+    /// Asks it. A request whose body failed is no fault of the server's, whatever it made of it.
+    pub(super) async fn ask(&self, request: Request<Body>) -> Result<Response<Body>, SendError> {
+        let failed: Arc<Mutex<Option<SendError>>> = Arc::default();
+        let noted = Arc::clone(&failed);
+        let note = move |error: BoxError| {
+            *noted.lock() = Some(SendError::of_body(error.as_ref()));
+            error
+        };
+        let response = (self.0)(request.map(|body| body.map_err(note).boxed_unsync())).await;
+        let failed = failed.lock().take();
+        failed.map_or(Ok(response), Err)
+    }
+}
+
+impl fmt::Debug for Local {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Local")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use bytes::Bytes;
+    use futures_util::FutureExt;
+    use http::StatusCode;
+    use http_body_util::{Limited, StreamBody};
+    use hyper::body::Frame;
+    use tokio::sync::mpsc;
+
+    use super::*;
+    use crate::fleet::{Answer, BreakerState, BrokenOff, Replica, ReplicaSettings, SendErrorKind};
+    use crate::http::body::full;
+
+    type Frames = mpsc::UnboundedSender<Result<Frame<Bytes>, BoxError>>;
+
+    fn backend(local: Local) -> ReplicaSettings {
+        ReplicaSettings { local: Some(local), ..ReplicaSettings::new("b", "onnx:m") }
+    }
+
+    fn built(settings: ReplicaSettings) -> Arc<Replica> {
+        Arc::new(Replica::new(settings).unwrap())
+    }
+
+    fn asked(body: Body) -> Request<Body> {
+        Request::post("/v1/completions").body(body).unwrap()
+    }
+
+    fn question() -> Request<Body> {
+        asked(full(b"{}".to_vec()))
+    }
+
+    /// A server that answers with what is put into its body later.
+    fn scripted() -> (Local, Frames) {
+        let (frames, said) = mpsc::unbounded_channel();
+        let said = Mutex::new(Some(said));
+        let local = Local::new(move |_| {
+            let said = said.lock().take().expect("one call");
+            let frames =
+                futures_util::stream::unfold(said, |mut said: mpsc::UnboundedReceiver<_>| async move {
+                    said.recv().await.map(|frame| (frame, said))
+                });
+            std::future::ready(Response::new(StreamBody::new(frames).boxed_unsync())).boxed()
+        });
+        (local, frames)
+    }
+
+    async fn next(answer: &mut Answer) -> Option<Result<Bytes, BrokenOff>> {
+        Some(answer.frame().await?.map(|frame| frame.into_data().unwrap_or_default()))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_comes_later_wakes_who_reads_and_the_call_is_counted_until_then() {
+        let (local, frames) = scripted();
+        let backend = built(backend(local));
+        let mut answer = backend.send(question()).await.unwrap().into_body();
+        let later = tokio::spawn(async move {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            frames.send(Ok(Frame::data(Bytes::from("a")))).unwrap();
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        });
+        assert_eq!(next(&mut answer).await.unwrap().unwrap(), "a");
+        assert_eq!(backend.in_flight(), 1);
+        assert!(next(&mut answer).await.is_none(), "it ends as its body does");
+        later.await.unwrap();
+        drop(answer);
+        assert_eq!((backend.in_flight(), backend.breaker()), (0, BreakerState::Closed));
+    }
+
+    #[tokio::test]
+    async fn leaving_drops_the_body() {
+        let (local, frames) = scripted();
+        let answer = built(backend(local)).send(question()).await.unwrap();
+        assert!(!frames.is_closed());
+        drop(answer);
+        assert!(frames.is_closed());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn silence_and_a_late_beginning_are_told_as_of_any_server() {
+        let (local, _frames) = scripted();
+        let idle = Some(Duration::from_secs(3));
+        let backend = built(ReplicaSettings { idle, ..self::backend(local) });
+        let mut answer = backend.send(question()).await.unwrap().into_body();
+        assert!(matches!(next(&mut answer).await, Some(Err(BrokenOff::Silent(_)))));
+
+        let never = Local::new(|_| std::future::pending().boxed());
+        let first_byte = Some(Duration::from_secs(3));
+        let backend = built(ReplicaSettings { first_byte, ..self::backend(never) });
+        let error = backend.send(question()).await.map(|_| ()).unwrap_err();
+        assert_eq!(error.kind(), SendErrorKind::Timeout);
+    }
+
+    #[tokio::test]
+    async fn an_answer_that_breaks_off_says_so() {
+        let (local, frames) = scripted();
+        let mut answer = built(backend(local)).send(question()).await.unwrap().into_body();
+        frames.send(Err("gone".into())).unwrap();
+        let told = next(&mut answer).await.unwrap().unwrap_err();
+        assert_eq!((matches!(told, BrokenOff::Gone(_)), told.to_string().as_str()), (true, "gone"));
+    }
+
+    #[tokio::test]
+    async fn its_faults_open_the_breaker() {
+        let faulty = Local::new(|_| {
+            let mut response = Response::new(full(b"no".to_vec()));
+            *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
+            std::future::ready(response).boxed()
+        });
+        let backend = built(backend(faulty));
+        for _ in 0..20 {
+            let answer = backend.send(question()).await.unwrap();
+            answer.into_body().collect().await.unwrap();
+        }
+        assert_eq!(backend.breaker(), BreakerState::Open);
+    }
+
+    #[tokio::test]
+    async fn a_body_that_fails_is_the_clients_fault() {
+        let reading = Local::new(|request: Request<Body>| {
+            let read = request.into_body().collect();
+            read.map(|_| Response::new(full(Vec::new()))).boxed()
+        });
+        let backend = built(backend(reading));
+        let long = Limited::new(full(b"12345".to_vec()), 4).boxed_unsync();
+        let error = backend.send(asked(long)).await.map(|_| ()).unwrap_err();
+        assert!(error.is_limit(), "{error}");
+        let cut: Result<Frame<Bytes>, BoxError> = Err("cut".into());
+        let broken = StreamBody::new(futures_util::stream::iter([cut])).boxed_unsync();
+        let error = backend.send(asked(broken)).await.map(|_| ()).unwrap_err();
+        assert_eq!((error.kind(), error.is_limit()), (SendErrorKind::Request, false), "{error}");
+        assert_eq!(backend.breaker(), BreakerState::Closed);
+    }
+}

@@ -1,0 +1,112 @@
+//! What a backend's replicas have in common.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::HeaderMap;
+use rustls::ClientConfig;
+
+use crate::fleet::key::KeyFile;
+use crate::fleet::models::ModelName;
+use crate::fleet::replica::local::Local;
+
+/// Whose key a backend sees.
+#[derive(Clone, Debug, Default)]
+pub enum Auth {
+    /// The client's `Authorization`, as it came.
+    #[default]
+    Pass,
+    /// None.
+    Strip,
+    /// Foretell's own, instead of the client's.
+    Replace(Arc<KeyFile>),
+}
+
+/// How to reach a backend at one address. Settings with the same name are replicas of one backend.
+#[derive(Clone, Debug)]
+pub struct ReplicaSettings {
+    /// The name in policies, logs and errors.
+    pub name: String,
+    /// `http(s)://host[:port][/base]`. A base that ends in `/v1` is taken to mean the server above it, since
+    /// that is how OpenAI base URLs are written.
+    pub url: String,
+    /// Answers instead of the server at `url`, which is then only a name.
+    pub local: Option<Local>,
+    /// The dialect as configured; `auto` until it is known.
+    pub dialect: String,
+    /// Whether that dialect can verify drafts.
+    pub speculates: bool,
+    /// It bills per token, so nothing is asked of it but what clients ask.
+    pub billed: bool,
+    /// A likely answer may be sent along as OpenAI's `prediction`.
+    pub predicts: bool,
+    /// The models that it answers for.
+    pub models: Vec<ModelName>,
+    /// Takes what no entry of `models` fits.
+    pub default: bool,
+    /// `host: backend` sends the backend's own authority; otherwise the client's `Host` goes through.
+    pub keep_client_host: bool,
+    /// Whose key it sees.
+    pub auth: Auth,
+    /// The key of Foretell's own calls: who is there, health, load, probe. It is on no call that is made on behalf of
+    /// a client.
+    pub own_key: Option<Arc<KeyFile>>,
+    /// Header fields of Foretell's own calls.
+    pub own_fields: HeaderMap,
+    /// How TLS is done where the address is https; the usual public authorities if `None`.
+    pub tls: Option<Arc<ClientConfig>>,
+    /// Every address behind the host is a replica, asked for this often. Otherwise the host is one replica.
+    pub discover: Option<Duration>,
+    /// Data-parallel ranks at each address; each has a KV cache of its own, so each is a replica. 0: none.
+    pub ranks: u32,
+    /// Longest time to connect.
+    pub connect_timeout: Duration,
+    /// How long an idle connection is kept; shorter than the keep-alive of common servers (5 s).
+    pub pool_idle: Duration,
+    /// Longest wait for an answer's first byte; unlimited by default, prompts can be long.
+    pub first_byte: Option<Duration>,
+    /// Longest wait for a byte in the middle of an answer; unlimited by default.
+    pub idle: Option<Duration>,
+    /// Number of network threads, so of pools.
+    pub lanes: usize,
+}
+
+impl ReplicaSettings {
+    /// Defaults for everything but name and address: relay only.
+    #[must_use]
+    pub fn new(name: impl Into<String>, url: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            url: url.into(),
+            local: None,
+            dialect: "auto".to_owned(),
+            speculates: false,
+            billed: false,
+            predicts: false,
+            models: Vec::new(),
+            default: false,
+            keep_client_host: false,
+            auth: Auth::Pass,
+            own_key: None,
+            own_fields: HeaderMap::new(),
+            tls: None,
+            discover: None,
+            ranks: 0,
+            connect_timeout: Duration::from_secs(2),
+            pool_idle: Duration::from_secs(3),
+            first_byte: None,
+            idle: None,
+            lanes: 1,
+        }
+    }
+}
+
+/// An address that no request can be sent to.
+#[derive(Debug, thiserror::Error)]
+#[error("backend url `{url}`: {detail}, allowed http(s)://host[:port][/path]")]
+pub struct InvalidUrl {
+    /// As given.
+    pub url: String,
+    /// What is wrong with it.
+    pub detail: String,
+}

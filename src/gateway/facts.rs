@@ -1,0 +1,62 @@
+//! What the gateway knows for the decision about a request: the same for one that is under way and for one that is only
+//! explained.
+
+use http::HeaderMap;
+
+use super::Shared;
+use crate::drive::mode::ModeSwitch;
+use crate::fleet::{self, Replica};
+use crate::openai::Route;
+use crate::policy::part::ModelState;
+use crate::policy::{Backend, Fact, Facts, Wish};
+use crate::words::Mode;
+
+/// The head of a request, as far as a decision looks at it.
+#[derive(Clone, Copy)]
+pub struct Head<'a> {
+    /// The route.
+    pub route: Route,
+    /// The client's headers.
+    pub headers: &'a HeaderMap,
+    /// Who the request belongs to.
+    pub tenant: Option<&'a str>,
+    /// What the client asks of Foretell.
+    pub wish: Wish,
+    /// The body is compressed.
+    pub encoded: bool,
+}
+
+/// What is known when the head of a request is there.
+pub fn of_head<'a>(head: &Head<'a>, shared: &Shared) -> Facts<'a> {
+    Facts {
+        route: head.route,
+        headers: head.headers,
+        tenant: head.tenant,
+        wish: head.wish,
+        mode: laxest(&shared.fleet, &shared.modes),
+        leaps: shared.fleet.speculates() || shared.fleet.predicts(),
+        encoded: head.encoded,
+        body: Fact::Unknown("the body has not been read"),
+        backend: Fact::Unknown("the body has not been read"),
+        session: Fact::Unknown("nobody has looked"),
+        server: Fact::Unknown("it was not asked"),
+        policies: Fact::Unknown("they were not read"),
+        models: &|_| ModelState::Unknown("nobody has looked"),
+    }
+}
+
+/// The backend of a request for `model`, and the replica that it goes to.
+pub fn backend<'a>(replica: &'a Replica, model: &str, modes: &ModeSwitch) -> Backend<'a> {
+    Backend {
+        name: replica.name(),
+        mode: modes.of(replica.name()),
+        predicts: replica.predicts_for(model),
+        billed: replica.is_billed(),
+        speculates: replica.speculates(),
+    }
+}
+
+/// The laxest mode of all backends.
+fn laxest(fleet: &fleet::Fleet, modes: &ModeSwitch) -> Mode {
+    fleet.names().map(|name| modes.of(name)).max().unwrap_or_else(|| modes.process())
+}

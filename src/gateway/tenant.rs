@@ -1,0 +1,87 @@
+//! Who a request belongs to, as configured by `tenant` of the process file.
+
+use std::fmt::Write;
+use std::net::IpAddr;
+
+use http::HeaderMap;
+use http::header::AUTHORIZATION;
+use sha2::{Digest, Sha256};
+
+use crate::config::process::{Tenant, TenantFallback};
+
+/// Bytes of the hash that names a tenant: enough that no two keys of a fleet share one.
+const HASHED: usize = 8;
+
+/// The tenant of a request that `peer` has sent: the header of a trusted peer, else what the fallback says.
+pub fn of(configured: &Tenant, peer: Option<IpAddr>, headers: &HeaderMap) -> Option<String> {
+    named(configured, peer, headers).or_else(|| match configured.fallback {
+        TenantFallback::None => None,
+        TenantFallback::AuthorizationHash => hashed(headers),
+    })
+}
+
+/// A peer that is not trusted could name anybody; and where the header stands twice, somebody else has written one.
+fn named(configured: &Tenant, peer: Option<IpAddr>, headers: &HeaderMap) -> Option<String> {
+    let name = configured.header.as_deref()?;
+    let trusted =
+        peer.is_some_and(|peer| configured.trusted_peers.iter().any(|network| network.contains(peer)));
+    let mut values = headers.get_all(name).into_iter().filter(|_| trusted);
+    let (value, None) = (values.next()?, values.next()) else { return None };
+    value.to_str().ok().filter(|tenant| !tenant.is_empty()).map(ToOwned::to_owned)
+}
+
+/// The first 16 hex digits of the SHA-256 of the credential.
+fn hashed(headers: &HeaderMap) -> Option<String> {
+    let hash = Sha256::digest(headers.get(AUTHORIZATION)?.as_bytes());
+    Some(hash.iter().take(HASHED).fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn configured(fallback: TenantFallback) -> Tenant {
+        let trusted_peers = vec!["10.0.0.0/8".parse().unwrap()];
+        Tenant { header: Some("x-tenant".to_owned()), trusted_peers, fallback }
+    }
+
+    fn headers(lines: &[(&'static str, &str)]) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        for (name, value) in lines {
+            headers.append(*name, value.parse().unwrap());
+        }
+        headers
+    }
+
+    #[rstest::rstest]
+    #[case("10.1.2.3", &[("x-tenant", "ide")], Some("ide"))]
+    #[case("::ffff:10.1.2.3", &[("x-tenant", "ide")], Some("ide"))]
+    #[case("11.1.2.3", &[("x-tenant", "ide")], None)]
+    #[case("10.1.2.3", &[("x-tenant", "ide"), ("x-tenant", "web")], None)]
+    #[case("10.1.2.3", &[("x-tenant", "")], None)]
+    #[case("10.1.2.3", &[], None)]
+    fn only_a_trusted_peer_names_a_tenant_and_only_once(
+        #[case] peer: &str,
+        #[case] lines: &[(&'static str, &str)],
+        #[case] wanted: Option<&str>,
+    ) {
+        let configured = configured(TenantFallback::None);
+        assert_eq!(of(&configured, Some(peer.parse().unwrap()), &headers(lines)).as_deref(), wanted);
+        assert_eq!(of(&configured, None, &headers(lines)), None);
+    }
+
+    #[test]
+    fn a_credential_names_its_tenant_without_being_told() {
+        let configured = configured(TenantFallback::AuthorizationHash);
+        let of =
+            |lines: &[(&'static str, &str)]| of(&configured, Some([10, 0, 0, 1].into()), &headers(lines));
+        // printf 'Bearer sk-1' | sha256sum
+        assert_eq!(of(&[("authorization", "Bearer sk-1")]).as_deref(), Some("c3e9a1c985d603e4"));
+        assert_ne!(of(&[("authorization", "Bearer sk-2")]), of(&[("authorization", "Bearer sk-1")]));
+        assert_eq!(of(&[("authorization", "Bearer sk-1"), ("x-tenant", "ide")]).as_deref(), Some("ide"));
+        assert_eq!(of(&[]), None);
+    }
+}

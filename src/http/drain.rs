@@ -1,0 +1,173 @@
+//! Stopping without hurting anyone: say that no more is wanted, wait until that is heard, then finish.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::http::listen::Stop;
+
+/// How long the steps of stopping take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DrainTimes {
+    /// From "not ready" to closing the listeners: as long as a load balancer needs to notice.
+    pub delay: Duration,
+    /// The delay ends as soon as no client is connected: nobody has set it, so perhaps nobody needs it.
+    pub early: bool,
+    /// From closing the listeners to cutting what is still open.
+    pub grace: Duration,
+}
+
+impl Default for DrainTimes {
+    fn default() -> Self {
+        Self { delay: Duration::from_secs(5), early: true, grace: Duration::from_mins(2) }
+    }
+}
+
+/// Where the process stands between start and stop.
+#[derive(Debug)]
+pub struct Lifecycle {
+    listening: AtomicBool,
+    draining: watch::Sender<bool>,
+    empty: watch::Sender<bool>,
+    hurried: CancellationToken,
+    /// What the listeners wait for.
+    pub stop: Stop,
+}
+
+impl Default for Lifecycle {
+    fn default() -> Self {
+        Self {
+            listening: AtomicBool::new(false),
+            draining: watch::Sender::new(false),
+            empty: watch::Sender::new(false),
+            hurried: CancellationToken::new(),
+            stop: Stop::default(),
+        }
+    }
+}
+
+impl Lifecycle {
+    /// Listeners are open.
+    pub fn listening(&self) {
+        self.listening.store(true, Ordering::Release);
+    }
+
+    /// Whether new requests are wanted.
+    pub fn is_ready(&self) -> bool {
+        self.listening.load(Ordering::Acquire) && !self.is_draining()
+    }
+
+    /// Whether stopping has begun.
+    pub fn is_draining(&self) -> bool {
+        *self.draining.borrow()
+    }
+
+    /// Begins to stop. Not ready from this moment on.
+    pub fn drain(&self) {
+        self.draining.send_replace(true);
+    }
+
+    /// Nobody is to be waited for who has not come yet: stopping goes on without the delay.
+    pub fn hurry(&self) {
+        self.hurried.cancel();
+    }
+
+    /// Waits until stopping begins.
+    pub async fn draining(&self) {
+        let _ = self.draining.subscribe().wait_for(|draining| *draining).await;
+    }
+
+    /// Waits until the last answer has been sent or cut.
+    pub async fn emptied(&self) {
+        let _ = self.empty.subscribe().wait_for(|empty| *empty).await;
+    }
+
+    /// Everything has been answered: whoever waits for the drain goes on.
+    pub fn set_empty(&self) {
+        self.empty.send_replace(true);
+    }
+
+    /// Plays the steps of stopping: keeps accepting for `delay`, then lets what is open end within `grace`,
+    /// then cuts it. Ends early when `done` does.
+    pub async fn steps(&self, times: DrainTimes, done: impl Future<Output = ()>) {
+        self.draining().await;
+        tokio::select! {
+            () = tokio::time::sleep(times.delay) => {}
+            () = self.hurried.cancelled() => {}
+            () = self.stop.connections.none(), if times.early => {}
+        }
+        self.stop.accept.cancel();
+        if tokio::time::timeout(times.grace, done).await.is_err() {
+            self.stop.cut.cancel();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn the_listeners_stay_open_for_the_delay_and_are_cut_after_the_grace() {
+        let life = Lifecycle::default();
+        life.listening();
+        assert!(life.is_ready());
+        let times = DrainTimes { delay: Duration::from_secs(5), early: false, grace: Duration::from_mins(2) };
+        let start = tokio::time::Instant::now();
+        life.drain();
+        assert!(!life.is_ready());
+        let accept = async {
+            life.stop.accept.cancelled().await;
+            start.elapsed()
+        };
+        let cut = async {
+            life.stop.cut.cancelled().await;
+            start.elapsed()
+        };
+        let ((), accept, cut) = tokio::join!(life.steps(times, std::future::pending()), accept, cut);
+        assert_eq!(accept.as_secs(), 5);
+        assert_eq!(cut.as_secs(), 125);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_delay_ends_early_where_nobody_is_connected_or_somebody_is_in_a_hurry() {
+        let begun = tokio::time::Instant::now();
+        let early = DrainTimes::default();
+        let idle = Lifecycle::default();
+        idle.drain();
+        idle.steps(early, std::future::ready(())).await;
+        assert_eq!(begun.elapsed(), Duration::ZERO);
+
+        let busy = Lifecycle::default();
+        let client = busy.stop.connections.count();
+        let leaving = async {
+            tokio::time::sleep(Duration::from_secs(2)).await;
+            drop(client);
+        };
+        busy.drain();
+        tokio::join!(busy.steps(early, std::future::ready(())), leaving);
+        assert_eq!(begun.elapsed().as_secs(), 2);
+
+        let hurried = Lifecycle::default();
+        let _client = hurried.stop.connections.count();
+        hurried.drain();
+        hurried.hurry();
+        hurried.steps(DrainTimes { early: false, ..early }, std::future::ready(())).await;
+        assert_eq!(begun.elapsed().as_secs(), 2);
+
+        let set = Lifecycle::default();
+        set.drain();
+        set.steps(DrainTimes { early: false, ..early }, std::future::ready(())).await;
+        assert_eq!(begun.elapsed().as_secs(), 7, "what the operator has set is waited for");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nothing_is_cut_when_all_has_ended() {
+        let life = Lifecycle::default();
+        life.drain();
+        life.steps(DrainTimes::default(), std::future::ready(())).await;
+        assert!(life.stop.accept.is_cancelled() && !life.stop.cut.is_cancelled());
+    }
+}

@@ -1,0 +1,217 @@
+//! What a proxy must take out of a message and what it adds.
+//!
+//! Fields that concern one connection only (RFC 9110, 7.6.1) end here, whichever way they travel; all others
+//! pass untouched.
+
+use http::header::{CONNECTION, COOKIE, EXPECT, HOST, TE, TRANSFER_ENCODING, UPGRADE};
+use http::{HeaderMap, HeaderName, HeaderValue, Version};
+
+use crate::http::listen::Peer;
+
+/// The client's wish, e.g. `x-foretell: ride`.
+pub const CONTROL: HeaderName = HeaderName::from_static("x-foretell");
+/// The client's leave to log its text.
+pub const TEXT: HeaderName = HeaderName::from_static("x-foretell-text");
+/// What a request is called in the log: the client's word for it, or Foretell's own.
+pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// How a request went.
+pub const PATH: HeaderName = HeaderName::from_static("x-foretell-path");
+/// Why it went that way.
+pub const REASON: HeaderName = HeaderName::from_static("x-foretell-reason");
+/// The parameter or field of the request that is the reason.
+pub const PARAMETER: HeaderName = HeaderName::from_static("x-foretell-parameter");
+/// Longest name of a parameter that is put into a header, bytes.
+const PARAMETER_MAX: usize = 128;
+
+const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
+const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
+const HTTP2_SETTINGS: HeaderName = HeaderName::from_static("http2-settings");
+const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
+
+/// Takes out every field that concerns one connection only, also those that `Connection` names. Returns the
+/// protocol that the sender offers or accepts to switch to.
+pub fn strip_hop_by_hop(headers: &mut HeaderMap) -> Option<HeaderValue> {
+    let mut upgrade = None;
+    if headers.contains_key(CONNECTION) {
+        let named = named_by_connection(headers);
+        if named.contains(&UPGRADE) {
+            upgrade = headers.get(UPGRADE).cloned();
+        }
+        for name in named {
+            headers.remove(name);
+        }
+        headers.remove(CONNECTION);
+    }
+    for name in [KEEP_ALIVE, PROXY_CONNECTION, TE, TRANSFER_ENCODING, UPGRADE, HTTP2_SETTINGS] {
+        headers.remove(name);
+    }
+    upgrade
+}
+
+/// The name of a parameter as the value of [`PARAMETER`]; none if it is long or no plain text.
+pub fn parameter(name: &str) -> Option<HeaderValue> {
+    let plain = name.len() <= PARAMETER_MAX && name.bytes().all(|byte| (b' '..=b'~').contains(&byte));
+    HeaderValue::from_str(name).ok().filter(|_| plain)
+}
+
+fn named_by_connection(headers: &HeaderMap) -> Vec<HeaderName> {
+    let values = headers.get_all(CONNECTION).into_iter().filter_map(|value| value.to_str().ok());
+    let names = values.flat_map(|value| value.split(','));
+    names.filter_map(|name| HeaderName::from_bytes(name.trim().as_bytes()).ok()).collect()
+}
+
+/// Whether the client can take trailers.
+pub fn takes_trailers(headers: &HeaderMap) -> bool {
+    let values = headers.get_all(TE).into_iter().filter_map(|value| value.to_str().ok());
+    values.flat_map(|value| value.split(',')).any(|coding| coding.trim().eq_ignore_ascii_case("trailers"))
+}
+
+/// Makes the fields of a client's request fit for a backend: hop-by-hop fields and Foretell's own go, what
+/// says where the request came from is added. Returns the protocol that the client asks to switch to.
+pub fn for_backend(
+    headers: &mut HeaderMap,
+    version: Version,
+    host: Option<&str>,
+    peer: Option<Peer>,
+) -> Option<HeaderValue> {
+    let trailers = takes_trailers(headers);
+    let upgrade = strip_hop_by_hop(headers).filter(|protocol| may_switch(protocol, version));
+    // The server side of hyper has answered `100 Continue` as soon as the body is read.
+    for name in [CONTROL, TEXT, EXPECT] {
+        headers.remove(name);
+    }
+    if trailers {
+        headers.insert(TE, HeaderValue::from_static("trailers"));
+    }
+    if let Some(protocol) = &upgrade {
+        headers.insert(UPGRADE, protocol.clone());
+        headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
+    }
+    if version == Version::HTTP_2 {
+        join_cookies(headers);
+    }
+    forwarded(headers, host, peer);
+    upgrade
+}
+
+/// HTTP/2 inside an HTTP/1.1 connection would let a client talk past every rule of the proxy.
+fn may_switch(protocol: &HeaderValue, version: Version) -> bool {
+    version == Version::HTTP_11 && !protocol.as_bytes().to_ascii_lowercase().starts_with(b"h2")
+}
+
+/// HTTP/2 may split a cookie header, HTTP/1.1 may not (RFC 9113, 8.2.3).
+fn join_cookies(headers: &mut HeaderMap) {
+    if headers.get_all(COOKIE).iter().nth(1).is_none() {
+        return;
+    }
+    let pieces: Vec<&[u8]> = headers.get_all(COOKIE).iter().map(HeaderValue::as_bytes).collect();
+    if let Ok(joined) = HeaderValue::from_bytes(&pieces.join(&b"; "[..])) {
+        headers.insert(COOKIE, joined);
+    }
+}
+
+/// Appends the client to `x-forwarded-for`; protocol and host are the first proxy's to say.
+fn forwarded(headers: &mut HeaderMap, host: Option<&str>, peer: Option<Peer>) {
+    if let Some(peer) = peer.map(|peer| peer.address.ip()) {
+        let chain = headers.get_all(FORWARDED_FOR).iter().filter_map(|value| value.to_str().ok());
+        let chain: Vec<&str> = chain.collect();
+        let value = if chain.is_empty() { peer.to_string() } else { format!("{}, {peer}", chain.join(", ")) };
+        if let Ok(value) = HeaderValue::try_from(value) {
+            headers.insert(FORWARDED_FOR, value);
+        }
+    }
+    if !headers.contains_key(FORWARDED_PROTO) {
+        let secure = peer.is_some_and(|peer| peer.secure);
+        let protocol = if secure { "https" } else { "http" };
+        headers.insert(FORWARDED_PROTO, HeaderValue::from_static(protocol));
+    }
+    if !headers.contains_key(FORWARDED_HOST) {
+        let value =
+            headers.get(HOST).cloned().or_else(|| host.and_then(|host| HeaderValue::try_from(host).ok()));
+        if let Some(value) = value {
+            headers.insert(FORWARDED_HOST, value);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(lines: &[(&'static str, &str)]) -> HeaderMap {
+        lines.iter().map(|(name, value)| (HeaderName::from_static(name), value.parse().unwrap())).collect()
+    }
+
+    #[test]
+    fn what_connection_names_goes_with_it_from_every_line_of_it() {
+        let mut map =
+            headers(&[("x-stays", "1"), ("x-foo", "1"), ("x-bar", "1"), ("keep-alive", "timeout=5")]);
+        map.append(CONNECTION, "close, X-Foo".parse().unwrap());
+        map.append(CONNECTION, "x-bar".parse().unwrap());
+        assert_eq!(strip_hop_by_hop(&mut map), None);
+        assert_eq!(map, headers(&[("x-stays", "1")]));
+    }
+
+    #[test]
+    fn an_upgrade_counts_only_if_connection_names_it() {
+        let mut map = headers(&[("upgrade", "websocket")]);
+        assert_eq!(strip_hop_by_hop(&mut map), None);
+        let mut map = headers(&[("upgrade", "websocket"), ("connection", "keep-alive, Upgrade")]);
+        assert_eq!(strip_hop_by_hop(&mut map).unwrap(), "websocket");
+        assert!(map.is_empty());
+    }
+
+    #[test]
+    fn http2_is_never_tunnelled() {
+        let offer =
+            [("upgrade", "h2c"), ("connection", "upgrade, http2-settings"), ("http2-settings", "AAMAAABk")];
+        let mut map = headers(&offer);
+        assert_eq!(for_backend(&mut map, Version::HTTP_11, None, None), None);
+        assert_eq!(map, headers(&[("x-forwarded-proto", "http")]));
+    }
+
+    #[test]
+    fn the_client_is_appended_once_and_an_earlier_proxys_word_stands() {
+        let mut map =
+            headers(&[("host", "api"), ("x-forwarded-for", "1.2.3.4"), ("x-forwarded-proto", "https")]);
+        map.append("x-forwarded-for", "5.6.7.8".parse().unwrap());
+        let peer = Peer { address: ([9, 9, 9, 9], 1234).into(), secure: true };
+        for_backend(&mut map, Version::HTTP_11, None, Some(peer));
+        assert_eq!(map["x-forwarded-for"], "1.2.3.4, 5.6.7.8, 9.9.9.9");
+        assert_eq!(map.get_all("x-forwarded-for").iter().count(), 1);
+        assert_eq!(map["x-forwarded-proto"], "https");
+        assert_eq!(map["x-forwarded-host"], "api");
+    }
+
+    #[test]
+    fn the_first_proxy_says_how_the_client_came() {
+        for (secure, protocol) in [(true, "https"), (false, "http")] {
+            let mut map = HeaderMap::new();
+            let peer = Peer { address: ([9, 9, 9, 9], 1234).into(), secure };
+            for_backend(&mut map, Version::HTTP_11, None, Some(peer));
+            assert_eq!(map["x-forwarded-proto"], protocol);
+        }
+    }
+
+    #[test]
+    fn foretells_own_fields_end_here_and_trailers_are_asked_for_again() {
+        let mut map =
+            headers(&[("x-foretell", "ride"), ("te", "gzip, Trailers"), ("expect", "100-continue")]);
+        for_backend(&mut map, Version::HTTP_2, Some("h:1"), None);
+        assert_eq!(
+            map,
+            headers(&[("te", "trailers"), ("x-forwarded-proto", "http"), ("x-forwarded-host", "h:1")])
+        );
+    }
+
+    #[test]
+    fn a_cookie_that_http2_split_is_whole_again() {
+        let mut map = HeaderMap::new();
+        map.append(COOKIE, "a=1".parse().unwrap());
+        map.append(COOKIE, "b=2".parse().unwrap());
+        for_backend(&mut map, Version::HTTP_2, None, None);
+        assert_eq!(map.get_all(COOKIE).iter().collect::<Vec<_>>(), ["a=1; b=2"]);
+    }
+}

@@ -1,0 +1,64 @@
+//! The body of a backend's answer on its way to the client, and the record of the request with it.
+
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+
+use super::Record;
+use crate::fleet::BrokenOff;
+
+/// Passes a body on as it comes; the record ends with it. A client that leaves before drops both.
+pub struct Recorded<B> {
+    body: B,
+    record: Record,
+}
+
+impl<B: Body> Recorded<B> {
+    /// `body` is the answer to the request of `record`.
+    pub fn new(body: B, mut record: Record) -> Self {
+        if body.is_end_stream() {
+            record.end(false);
+        }
+        Self { body, record }
+    }
+}
+
+impl<B: Body<Data = Bytes, Error = BrokenOff> + Unpin> Body for Recorded<B> {
+    type Data = Bytes;
+    type Error = BrokenOff;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BrokenOff>>> {
+        let Self { body, record } = &mut *self;
+        let frame = {
+            let _within = record.span().enter();
+            ready!(Pin::new(&mut *body).poll_frame(context))
+        };
+        match &frame {
+            Some(Ok(_)) => {
+                record.emitted();
+                if body.is_end_stream() {
+                    record.end(false);
+                }
+            }
+            Some(Err(error)) => {
+                record.failed(error.cause());
+                record.end(false);
+            }
+            None => record.end(false),
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}

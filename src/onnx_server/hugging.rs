@@ -1,0 +1,63 @@
+//! A model's own tokenizer and chat template, from its folder.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use crate::onnx_server::words::Words;
+use crate::session::Decode;
+use crate::text::{ChatTemplate, TextError, Tokenizer};
+use crate::units::TokenId;
+
+/// The tokenizer and the template of a model folder in Hugging Face's layout.
+pub struct FolderWords {
+    tokenizer: Arc<Tokenizer>,
+    /// Missing templates are no fault until somebody chats.
+    template: Result<ChatTemplate, TextError>,
+    file: Vec<u8>,
+}
+
+impl FolderWords {
+    /// Reads `tokenizer.json`, and the chat template if there is one.
+    ///
+    /// # Errors
+    /// If the tokenizer cannot be read.
+    pub fn read(folder: &Path) -> Result<Self, TextError> {
+        let path = folder.join("tokenizer.json");
+        let tokenizer = Arc::new(Tokenizer::from_file(&path)?);
+        let file = crate::text::read(&path)?;
+        Ok(Self { tokenizer, template: ChatTemplate::from_folder(folder), file })
+    }
+}
+
+impl Words for FolderWords {
+    fn encode(&self, text: &str, special: bool) -> Result<Vec<TokenId>, String> {
+        self.tokenizer.encode(text, special).map_err(|error| error.to_string())
+    }
+
+    fn decode(&self, tokens: &[TokenId], special: bool) -> String {
+        self.tokenizer.decode(tokens, !special).unwrap_or_default()
+    }
+
+    fn decoder(&self, prompt: &[TokenId]) -> Box<dyn Decode> {
+        Box::new(self.tokenizer.detokenizer(prompt, true))
+    }
+
+    fn chat(&self, messages: Vec<Value>, opening: bool) -> Result<String, String> {
+        match &self.template {
+            Ok(template) => {
+                template.render(&Value::Array(messages), opening).map_err(|error| error.to_string())
+            }
+            Err(error) => Err(format!("this model has no chat template: {error}")),
+        }
+    }
+
+    fn spelling(&self, token: TokenId) -> String {
+        self.tokenizer.token(token).unwrap_or_default()
+    }
+
+    fn file(&self) -> Option<Vec<u8>> {
+        Some(self.file.clone())
+    }
+}

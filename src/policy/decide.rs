@@ -1,0 +1,234 @@
+//! The decision: what may be done with a request, step by step in the order of a request's way.
+//!
+//! Each step is one function of the facts. They are walked in one place: up to the first that ends the matter, when a
+//! request is under way; or all of them, when somebody asks why.
+
+use super::facts::{Fact, Facts};
+use super::part::Part;
+use super::ruling::{Allowed, Ruling};
+use super::steps::{self, Halt, NO_BACKEND, NO_POLICY, NO_REQUEST, NO_SERVER, passed};
+use crate::words::{BypassReason, RideReason};
+
+/// The steps of a decision, in their order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// What the client asks of Foretell.
+    Client,
+    /// What the process may do at all.
+    Mode,
+    /// Whether any replica can be used for more than relaying.
+    Fleet,
+    /// Whether the body can be read.
+    Encoding,
+    /// What the body says.
+    Body,
+    /// Which backend the request goes to, and what may be done there.
+    Backend,
+    /// Whether there is a place for one more session.
+    Session,
+    /// Who answers at the replica's address.
+    Server,
+    /// Whether that server can carry the request exactly.
+    Dialect,
+    /// Which policy matches.
+    Policy,
+    /// What policy, process, client and probe allow.
+    Permission,
+    /// How drafts are verified.
+    Plans,
+    /// Who drafts.
+    Drafters,
+}
+
+impl Step {
+    /// The name in explanations.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Client => "client",
+            Self::Mode => "mode",
+            Self::Fleet => "fleet",
+            Self::Encoding => "encoding",
+            Self::Body => "body",
+            Self::Backend => "backend",
+            Self::Session => "session",
+            Self::Server => "server",
+            Self::Dialect => "dialect",
+            Self::Policy => "policy",
+            Self::Permission => "permission",
+            Self::Plans => "plans",
+            Self::Drafters => "drafters",
+        }
+    }
+}
+
+/// A request is relayed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Bypass {
+    /// Why.
+    pub reason: BypassReason,
+    /// The parameter, or the header, that is to blame, where one is.
+    pub parameter: Option<String>,
+    /// A likely answer may be sent along as a prediction.
+    pub predict: bool,
+}
+
+impl From<BypassReason> for Bypass {
+    fn from(reason: BypassReason) -> Self {
+        Self { reason, parameter: None, predict: false }
+    }
+}
+
+/// How a decision ends.
+#[derive(Clone, Debug)]
+pub enum Outcome {
+    /// A session is driven, within these bounds.
+    Drive(Box<Ruling>),
+    /// The request is relayed.
+    Bypass(Bypass),
+    /// There is no backend to send it to, or nobody answers there.
+    Nobody,
+    /// It takes a fact that is not known, for this reason.
+    Undecided(Step, &'static str),
+}
+
+/// A step in an explanation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// Which.
+    pub step: Step,
+    /// How it went.
+    pub verdict: Verdict,
+    /// The same in words.
+    pub words: String,
+}
+
+/// How a step went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Nothing stands in the way.
+    Passed,
+    /// The session rides, for this reason.
+    Rides(RideReason),
+    /// The request is relayed, for this reason.
+    Bypass(BypassReason),
+    /// There is no backend to send it to.
+    NoBackend,
+    /// Nobody answers there.
+    Down,
+    /// It could not be decided.
+    Unknown,
+}
+
+/// A decision and how it came about.
+#[derive(Clone, Debug)]
+pub struct Decision {
+    /// How it ends.
+    pub outcome: Outcome,
+    /// Every step. Empty unless it was asked for.
+    pub findings: Vec<Finding>,
+    /// Effective temperature.
+    pub temperature: Fact<f64>,
+}
+
+/// Decides as far as the facts go: up to the first step that ends the matter, or that needs a fact which is not known.
+/// With that fact it can be asked again.
+pub fn decide(facts: &Facts<'_>) -> Outcome {
+    walk(facts, Walk::default()).outcome
+}
+
+/// Decides, and walks all the steps: also those after the one that ends the matter.
+pub fn decide_and_say_why(facts: &Facts<'_>) -> Decision {
+    walk(facts, Walk { whole: true, ..Walk::default() })
+}
+
+#[derive(Default)]
+struct Walk {
+    whole: bool,
+    findings: Vec<Finding>,
+    halt: Option<(Step, Halt)>,
+}
+
+impl Walk {
+    /// Takes a step, unless the matter has ended before.
+    fn step<T>(
+        &mut self,
+        step: Step,
+        take: impl FnOnce() -> Result<T, Halt>,
+        say: impl FnOnce(&T) -> (Verdict, String),
+    ) -> Option<T> {
+        if self.halt.is_some() && !self.whole {
+            return None;
+        }
+        let taken = take();
+        if self.whole {
+            let (verdict, words) = match &taken {
+                Ok(value) => say(value),
+                Err(halt) => halt.say(),
+            };
+            self.findings.push(Finding { step, verdict, words });
+        }
+        taken.map_err(|halt| self.halt.get_or_insert((step, halt))).ok()
+    }
+}
+
+fn walk(facts: &Facts<'_>, mut walk: Walk) -> Decision {
+    let whole = walk.whole;
+    let control = walk
+        .step(Step::Client, || steps::client(facts.wish), |control| steps::say_client(*control))
+        .flatten();
+    walk.step(Step::Mode, || steps::mode(facts.mode), |()| passed(facts.mode.name()));
+    walk.step(Step::Fleet, || steps::fleet(facts.leaps), |()| passed("some server may be able to verify"));
+    walk.step(Step::Encoding, || steps::encoding(facts.encoded), |()| passed("the body is not compressed"));
+    let request =
+        walk.step(Step::Body, || steps::body(facts.body), |_| passed("every parameter is carried exactly"));
+    let request = request.or_else(|| facts.body.known().filter(|_| whole)?.request());
+    let backend = walk.step(Step::Backend, || steps::backend(facts.backend, control), |to| passed(to.name));
+    let backend = backend.or_else(|| facts.backend.known().filter(|_| whole)?);
+    walk.step(Step::Session, || steps::session(facts.session), |()| passed("there is a place for one more"));
+    let server = walk.step(Step::Server, || steps::server(facts.server), steps::say_server);
+    let server = server.or_else(|| facts.server.known().filter(|_| whole)?.server());
+    let sampling = request.zip(server).map(|(request, server)| server.engine.sampling(request));
+    let exact = walk.step(
+        Step::Dialect,
+        || {
+            steps::exact(
+                request.ok_or(NO_REQUEST)?,
+                server.ok_or(NO_SERVER)?,
+                sampling.as_ref().ok_or(NO_SERVER)?,
+            )
+        },
+        |plans| passed(format!("exact by {}", steps::names(plans))),
+    );
+    let temperature = steps::temperature(request, sampling.as_ref().map(|(sampling, _)| sampling));
+    let policy = walk.step(
+        Step::Policy,
+        || steps::matching(facts, request.ok_or(NO_REQUEST)?, backend.ok_or(NO_BACKEND)?, temperature),
+        |policy| passed(format!("{} matches", policy.label())),
+    );
+    let permission = walk.step(
+        Step::Permission,
+        || steps::permission(backend.ok_or(NO_BACKEND)?.mode, policy.ok_or(NO_POLICY)?, control, server),
+        |permission| steps::say_permission(*permission),
+    );
+    let plans = walk.step(
+        Step::Plans,
+        || Ok(steps::allowed(&exact.ok_or(NO_SERVER)?, server.ok_or(NO_SERVER)?)),
+        |plans| steps::say_plans(plans),
+    );
+    let parts = walk.step(
+        Step::Drafters,
+        || Ok(policy.ok_or(NO_POLICY)?.drafters.iter().map(|drafter| drafter.part(facts.models)).collect()),
+        |parts: &Vec<Part<'_>>| steps::say_parts(parts),
+    );
+    let settled = || {
+        let allowed = Allowed { permission: permission?, plans: plans?, parts: parts?, control };
+        Some(Ruling::new(policy?, sampling?.0, &server?, allowed))
+    };
+    let outcome = match walk.halt {
+        Some((step, halt)) => halt.ends(step),
+        // Without a halt every step has brought its value.
+        None => settled()
+            .map_or(Outcome::Bypass(BypassReason::Fault.into()), |ruling| Outcome::Drive(Box::new(ruling))),
+    };
+    Decision { outcome, findings: walk.findings, temperature }
+}

@@ -1,0 +1,319 @@
+//! A decision in words: what would happen to a request, and why, step by step.
+//!
+//! Nothing is decided here. The steps and how they went come from [`decide_and_say_why`], which walks the same
+//! functions as the proxy does.
+
+use serde::{Deserialize, Serialize};
+
+use super::decide::{Decision, Finding, Outcome, Step, Verdict, decide_and_say_why};
+use super::facts::{Body, Facts};
+use super::part::Part;
+use super::{Drafter, Policy, Ruling};
+use crate::openai;
+use crate::words::{BypassReason, RideReason};
+
+/// What would happen to a request, and why.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Explanation {
+    /// `eligible`, `bypassed`, `failed` (there is nobody to send it to) or `undecided`.
+    pub path: String,
+    /// Why it is bypassed, or why it would only ride.
+    pub reason: Option<String>,
+    /// The same in a sentence.
+    pub words: String,
+    /// What should be known besides, a sentence each.
+    pub notes: Vec<String>,
+    /// Who was asked about the server: `proxy`, `server` or `nobody`.
+    pub asked: String,
+    /// The route.
+    pub route: String,
+    /// The model id as sent.
+    pub model: Option<String>,
+    /// The tenant.
+    pub tenant: Option<String>,
+    /// The backend that it goes to.
+    pub backend: Option<String>,
+    /// The replica that it would go to now.
+    pub replica: Option<String>,
+    /// Effective temperature, where it is known.
+    pub temperature: Option<f64>,
+    /// Length of the prompt.
+    pub prompt_tokens: Option<usize>,
+    /// Whether that was counted, or is a quarter of the bytes.
+    pub prompt_tokens_exact: bool,
+    /// Every step, in order.
+    pub steps: Vec<StepLine>,
+    /// Every parameter of the body.
+    pub parameters: Vec<ParameterLine>,
+    /// The policy that matches, as `name@revision`.
+    pub policy: Option<String>,
+    /// Every policy, in order.
+    pub policies: Vec<PolicyLine>,
+    /// The plans by which drafts would be verified, best first.
+    pub plans: Vec<String>,
+    /// Most drafted tokens of a round.
+    pub gamma_max: Option<usize>,
+    /// The drafters of the policy that matches.
+    pub drafters: Vec<DrafterLine>,
+}
+
+/// How one step went.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StepLine {
+    /// Its name.
+    pub step: String,
+    /// `passed`, `rides`, `bypass`, `failed` or `unknown`.
+    pub verdict: String,
+    /// The reason of a ride or a bypass.
+    pub reason: Option<String>,
+    /// The same in words.
+    pub words: String,
+}
+
+/// What is done with one parameter.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ParameterLine {
+    /// Its name.
+    pub name: String,
+    /// Whose it is.
+    pub owner: Option<String>,
+    /// What is done with it: carried, emulated, inert, neutral, bypass or unknown.
+    pub treatment: String,
+    /// Why it keeps the request from leaping.
+    pub refused: Option<String>,
+}
+
+/// Whether one policy matches.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PolicyLine {
+    /// `name@revision`.
+    pub policy: String,
+    /// What its requests may do.
+    pub mode: String,
+    /// Whether it matches; `null` if that is not known.
+    pub matches: Option<bool>,
+    /// Every field that does not hold, or of which that is not known, in words.
+    pub mismatches: Vec<String>,
+}
+
+/// Whether one drafter takes part.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DrafterLine {
+    /// Its kind, with the name of its model.
+    pub drafter: String,
+    /// Whether it drafts; `null` if that is not known.
+    pub drafts: Option<bool>,
+    /// Why not, or why that is not known.
+    pub why: Option<String>,
+}
+
+/// What is known besides the facts of the decision.
+#[derive(Clone, Debug, Default)]
+pub struct Besides {
+    /// Who was asked about the server: `proxy`, `server` or `nobody`.
+    pub asked: &'static str,
+    /// The replica that the request would go to now.
+    pub replica: Option<String>,
+    /// What should be known besides.
+    pub notes: Vec<String>,
+}
+
+/// Explains a request. `parameters`: what was found out about each parameter of its body. `closed`: the gate that is
+/// closed now, for a session of this ruling.
+pub fn explain(
+    facts: &Facts<'_>,
+    parameters: &[openai::Finding],
+    besides: Besides,
+    closed: impl Fn(&Ruling) -> Option<RideReason>,
+) -> Explanation {
+    let decision = decide_and_say_why(facts);
+    let request = facts.body.known().and_then(Body::request);
+    let backend = facts.backend.known().flatten().map(|backend| backend.name);
+    let ruling = match &decision.outcome {
+        Outcome::Drive(ruling) => Some(&**ruling),
+        Outcome::Bypass(_) | Outcome::Nobody | Outcome::Undecided(..) => None,
+    };
+    let gate = ruling.and_then(closed);
+    let subject =
+        request.map(|request| facts.subject(request, backend.unwrap_or_default(), decision.temperature));
+    let policies = facts.policies.known().map_or(&[][..], super::PolicySet::policies);
+    let lines = policies.iter().map(|policy| policy_line(policy, subject.as_ref())).collect::<Vec<_>>();
+    let matching =
+        || subject.as_ref().and_then(|subject| facts.policies.known()?.first_match(subject).known()?);
+    let policy = ruling.map(|ruling| &ruling.policy).or_else(matching);
+    let size = request.map(openai::Request::prompt_size);
+    let (path, reason, words) = verdict(&decision, ruling, gate);
+    Explanation {
+        path: path.to_owned(),
+        reason: reason.map(ToOwned::to_owned),
+        words,
+        notes: besides.notes,
+        asked: besides.asked.to_owned(),
+        route: facts.route.name().to_owned(),
+        model: request.map(|request| request.model.clone()).filter(|model| !model.is_empty()),
+        tenant: facts.tenant.map(ToOwned::to_owned),
+        backend: backend.map(ToOwned::to_owned),
+        replica: besides.replica,
+        temperature: decision.temperature.known(),
+        prompt_tokens: size.map(|size| size.tokens),
+        prompt_tokens_exact: size.is_some_and(|size| size.exact),
+        steps: decision.findings.iter().map(StepLine::from).collect(),
+        parameters: parameters.iter().map(ParameterLine::from).collect(),
+        policy: policy.map(|policy| policy.label()),
+        policies: lines,
+        plans: ruling.map_or_else(Vec::new, plans),
+        gamma_max: ruling.map(|ruling| ruling.rules.gamma_fixed.unwrap_or(ruling.rules.gamma_max)),
+        drafters: policy.map_or_else(Vec::new, |policy| drafters(policy, facts)),
+    }
+}
+
+fn verdict(
+    decision: &Decision,
+    ruling: Option<&Ruling>,
+    gate: Option<RideReason>,
+) -> (&'static str, Option<&'static str>, String) {
+    let findings = &decision.findings;
+    if let Some(failed) = nobody(findings) {
+        return failed;
+    }
+    let bypassed = match &decision.outcome {
+        Outcome::Bypass(bypass) => Some(bypass.reason),
+        _ => findings.iter().find_map(|finding| match finding.verdict {
+            Verdict::Bypass(reason) => Some(reason),
+            _ => None,
+        }),
+    };
+    if let Some(reason) = bypassed {
+        return ("bypassed", Some(reason.name()), relayed(reason, findings));
+    }
+    let rides = rides(findings);
+    match (&decision.outcome, ruling) {
+        (Outcome::Undecided(step, why), _) => undecided(*step, why, rides),
+        (_, Some(_)) => eligible(rides, gate),
+        // Every other outcome has been answered above.
+        (_, None) => ("undecided", None, "it cannot be told".to_owned()),
+    }
+}
+
+/// Whatever is decided, a request cannot be answered where nobody answers.
+fn nobody(findings: &[Finding]) -> Option<(&'static str, Option<&'static str>, String)> {
+    findings.iter().find_map(|finding| {
+        let (path, reason) = match finding.verdict {
+            Verdict::NoBackend => ("failed", "no_backend"),
+            Verdict::Down => ("bypassed", "unreachable"),
+            _ => return None,
+        };
+        let words = format!("the client would get an error of Foretell's own: {}", finding.words);
+        Some((path, Some(reason), words))
+    })
+}
+
+/// The reason of a bypass in the words of the step that knows most about it.
+fn relayed(reason: BypassReason, findings: &[Finding]) -> String {
+    let told = findings.iter().rev().find(|finding| finding.verdict == Verdict::Bypass(reason));
+    let words = told.map_or(reason.words(), |finding| finding.words.as_str());
+    if words.starts_with("because") {
+        format!("it is relayed {words}")
+    } else {
+        format!("it is relayed: {words}")
+    }
+}
+
+/// Why the session would never leap. What the client asks for is part of what is permitted.
+fn rides(findings: &[Finding]) -> Option<(RideReason, &str)> {
+    findings.iter().filter(|finding| finding.step != Step::Client).find_map(|finding| match finding.verdict {
+        Verdict::Rides(reason) => Some((reason, finding.words.as_str())),
+        _ => None,
+    })
+}
+
+fn undecided(
+    step: Step,
+    why: &str,
+    rides: Option<(RideReason, &str)>,
+) -> (&'static str, Option<&'static str>, String) {
+    let open = format!("not decided at step {}: {why}", step.name());
+    match rides {
+        Some((reason, words)) => {
+            let words = format!("it would not leap ({words}); whether it is ridden or relayed is {open}");
+            ("undecided", Some(reason.name()), words)
+        }
+        None => ("undecided", None, format!("whether it may leap is {open}")),
+    }
+}
+
+fn eligible(
+    rides: Option<(RideReason, &str)>,
+    gate: Option<RideReason>,
+) -> (&'static str, Option<&'static str>, String) {
+    match (rides, gate) {
+        (Some((reason, words)), _) => ("eligible", Some(reason.name()), words.to_owned()),
+        (None, Some(gate)) => {
+            let words = format!("it rides first, and would not leap now: {}", gate.words());
+            ("eligible", Some(gate.name()), words)
+        }
+        (None, None) => {
+            ("eligible", None, "it rides first, and leaps when that is expected to pay".to_owned())
+        }
+    }
+}
+
+fn plans(ruling: &Ruling) -> Vec<String> {
+    ruling.rules.plans.iter().map(|plan| plan.name().to_owned()).collect()
+}
+
+fn policy_line(policy: &Policy, subject: Option<&super::Subject<'_>>) -> PolicyLine {
+    let mismatches = subject.map_or_else(Vec::new, |subject| policy.matcher.mismatches(subject));
+    PolicyLine {
+        policy: policy.label(),
+        mode: policy.mode.name().to_owned(),
+        matches: subject.and_then(|subject| policy.matches(subject).known()),
+        mismatches: mismatches.iter().map(ToString::to_string).collect(),
+    }
+}
+
+fn drafters(policy: &Policy, facts: &Facts<'_>) -> Vec<DrafterLine> {
+    let line = |drafter: &Drafter| {
+        let (drafts, why) = match drafter.part(facts.models) {
+            Part::Inline(_) | Part::Asked(_) => (Some(true), None),
+            Part::Absent(why) => (Some(false), Some(why.to_owned())),
+            Part::Unknown(why) => (None, Some(why.to_owned())),
+        };
+        let drafter = match drafter {
+            Drafter::Model { model, .. } => format!("{} {model}", drafter.kind()),
+            other => other.kind().to_owned(),
+        };
+        DrafterLine { drafter, drafts, why }
+    };
+    policy.drafters.iter().map(line).collect()
+}
+
+impl From<&Finding> for StepLine {
+    fn from(finding: &Finding) -> Self {
+        let (verdict, reason) = match finding.verdict {
+            Verdict::Passed => ("passed", None),
+            Verdict::Rides(reason) => ("rides", Some(reason.name())),
+            Verdict::Bypass(reason) => ("bypass", Some(reason.name())),
+            Verdict::NoBackend => ("failed", Some("no_backend")),
+            Verdict::Down => ("failed", Some("unreachable")),
+            Verdict::Unknown => ("unknown", None),
+        };
+        Self {
+            step: finding.step.name().to_owned(),
+            verdict: verdict.to_owned(),
+            reason: reason.map(ToOwned::to_owned),
+            words: finding.words.clone(),
+        }
+    }
+}
+
+impl From<&openai::Finding> for ParameterLine {
+    fn from(finding: &openai::Finding) -> Self {
+        Self {
+            name: finding.parameter.clone(),
+            owner: finding.row.map(|row| row.owner.name().to_owned()),
+            treatment: finding.row.map_or("unknown", |row| row.treatment.name()).to_owned(),
+            refused: finding.refused.map(|reason| reason.name().to_owned()),
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! Whether a request is a policy's own.
+
+use std::fmt;
+
+use http::HeaderMap;
+
+use super::{Fact, Glob};
+use crate::openai::Route;
+
+/// Which requests are a policy's own: every field must hold, and within a field one entry is enough; `None`
+/// holds for all.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Match {
+    /// Patterns of model ids.
+    pub models: Option<Vec<Glob>>,
+    /// Patterns of backend names.
+    pub backends: Option<Vec<Glob>>,
+    /// Tenants.
+    pub tenants: Option<Vec<String>>,
+    /// Routes.
+    pub routes: Option<Vec<Route>>,
+    /// Headers, each with the values of which it must have one.
+    pub headers: Vec<(String, Vec<String>)>,
+    /// Effective temperature, inclusive.
+    pub temperature: Bounds,
+    /// Tokens of the prompt, inclusive.
+    pub prompt_tokens: Bounds,
+}
+
+/// An interval with both ends in it; `None` is open.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Bounds {
+    /// The least value.
+    pub min: Option<f64>,
+    /// The greatest value.
+    pub max: Option<f64>,
+}
+
+impl Bounds {
+    /// Whether `value` is in it.
+    pub fn contains(&self, value: f64) -> bool {
+        self.min.is_none_or(|min| value >= min) && self.max.is_none_or(|max| value <= max)
+    }
+}
+
+impl fmt::Display for Bounds {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(min) = self.min {
+            write!(formatter, "{min}")?;
+        }
+        write!(formatter, "..=")?;
+        self.max.map_or(Ok(()), |max| write!(formatter, "{max}"))
+    }
+}
+
+/// What a policy looks at.
+#[derive(Clone, Copy, Debug)]
+pub struct Subject<'a> {
+    /// The model id as sent.
+    pub model: &'a str,
+    /// The name of the backend.
+    pub backend: &'a str,
+    /// The tenant, if there is one.
+    pub tenant: Option<&'a str>,
+    /// The route.
+    pub route: Route,
+    /// The client's headers.
+    pub headers: &'a HeaderMap,
+    /// Effective temperature.
+    pub temperature: Fact<f64>,
+    /// Tokens of the prompt, perhaps estimated.
+    pub prompt_tokens: usize,
+}
+
+/// A field of `match` that does not hold, or of which that is not known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mismatch {
+    /// The field.
+    pub field: &'static str,
+    /// What the policy wants.
+    pub wanted: String,
+    /// What the request has; why that is not known.
+    pub got: Result<String, &'static str>,
+}
+
+impl fmt::Display for Mismatch {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { field, wanted, got } = self;
+        match got {
+            Ok(got) => write!(formatter, "{field} wants {wanted}, got {got}"),
+            Err(why) => write!(formatter, "{field} wants {wanted}, and the request's is not known: {why}"),
+        }
+    }
+}
+
+impl Match {
+    /// Whether every field holds for this request.
+    pub fn holds(&self, subject: &Subject<'_>) -> Fact<bool> {
+        let known = glob_holds(self.models.as_deref(), subject.model)
+            && glob_holds(self.backends.as_deref(), subject.backend)
+            && self.tenant_holds(subject.tenant)
+            && self.routes.as_ref().is_none_or(|routes| routes.contains(&subject.route))
+            && self.prompt_tokens.contains(subject.prompt_tokens as f64)
+            && self.headers.iter().all(|(name, wanted)| header_holds(subject.headers, name, wanted));
+        if !known {
+            return Fact::Known(false);
+        }
+        self.temperature_holds(subject.temperature)
+    }
+
+    /// Every field that does not hold for this request, or of which that is not known.
+    pub fn mismatches(&self, subject: &Subject<'_>) -> Vec<Mismatch> {
+        let fields = [
+            glob_mismatch("models", self.models.as_deref(), subject.model),
+            glob_mismatch("backends", self.backends.as_deref(), subject.backend),
+            self.tenant_mismatch(subject.tenant),
+            self.route_mismatch(subject.route),
+            self.temperature_mismatch(subject.temperature),
+            self.prompt_mismatch(subject.prompt_tokens),
+        ];
+        let headers =
+            self.headers.iter().filter_map(|(name, wanted)| header_mismatch(subject.headers, name, wanted));
+        fields.into_iter().flatten().chain(headers).collect()
+    }
+
+    fn tenant_holds(&self, tenant: Option<&str>) -> bool {
+        let Some(wanted) = &self.tenants else { return true };
+        tenant.is_some_and(|tenant| wanted.iter().any(|wanted| wanted == tenant))
+    }
+
+    fn tenant_mismatch(&self, tenant: Option<&str>) -> Option<Mismatch> {
+        let wanted = self.tenants.as_ref().filter(|_| !self.tenant_holds(tenant))?;
+        let got = tenant.unwrap_or("none").to_owned();
+        Some(Mismatch { field: "tenants", wanted: wanted.join("|"), got: Ok(got) })
+    }
+
+    fn route_mismatch(&self, route: Route) -> Option<Mismatch> {
+        let wanted = self.routes.as_ref().filter(|routes| !routes.contains(&route))?;
+        let wanted = wanted.iter().map(|route| route.name()).collect::<Vec<_>>().join("|");
+        Some(Mismatch { field: "routes", wanted, got: Ok(route.name().to_owned()) })
+    }
+
+    /// Without bounds the temperature does not matter, known or not.
+    fn temperature_holds(&self, temperature: Fact<f64>) -> Fact<bool> {
+        match temperature {
+            _ if self.temperature == Bounds::default() => Fact::Known(true),
+            Fact::Known(temperature) => Fact::Known(self.temperature.contains(temperature)),
+            Fact::Unknown(why) => Fact::Unknown(why),
+        }
+    }
+
+    fn temperature_mismatch(&self, temperature: Fact<f64>) -> Option<Mismatch> {
+        let got = match (self.temperature_holds(temperature), temperature) {
+            (Fact::Known(true), _) => return None,
+            (_, Fact::Known(temperature)) => Ok(temperature.to_string()),
+            (_, Fact::Unknown(why)) => Err(why),
+        };
+        Some(Mismatch { field: "temperature", wanted: self.temperature.to_string(), got })
+    }
+
+    fn prompt_mismatch(&self, tokens: usize) -> Option<Mismatch> {
+        let wanted = self.prompt_tokens;
+        let mismatch =
+            || Mismatch { field: "prompt_tokens", wanted: wanted.to_string(), got: Ok(tokens.to_string()) };
+        (!wanted.contains(tokens as f64)).then(mismatch)
+    }
+}
+
+fn glob_holds(wanted: Option<&[Glob]>, got: &str) -> bool {
+    wanted.is_none_or(|globs| globs.iter().any(|glob| glob.matches(got)))
+}
+
+fn glob_mismatch(field: &'static str, wanted: Option<&[Glob]>, got: &str) -> Option<Mismatch> {
+    let globs = wanted.filter(|_| !glob_holds(wanted, got))?;
+    let wanted = globs.iter().map(Glob::as_str).collect::<Vec<_>>().join("|");
+    Some(Mismatch { field, wanted, got: Ok(got.to_owned()) })
+}
+
+fn texts<'a>(headers: &'a HeaderMap, name: &str) -> impl Iterator<Item = &'a str> {
+    headers.get_all(name).into_iter().filter_map(|value| value.to_str().ok())
+}
+
+fn header_holds(headers: &HeaderMap, name: &str, wanted: &[String]) -> bool {
+    texts(headers, name).any(|value| wanted.iter().any(|wanted| wanted == value))
+}
+
+fn header_mismatch(headers: &HeaderMap, name: &str, wanted: &[String]) -> Option<Mismatch> {
+    let mismatch = || {
+        let got: Vec<&str> = texts(headers, name).collect();
+        let got = if got.is_empty() { "none".to_owned() } else { got.join(", ") };
+        Mismatch { field: "headers", wanted: format!("{name}: {}", wanted.join("|")), got: Ok(got) }
+    };
+    (!header_holds(headers, name, wanted)).then(mismatch)
+}

@@ -1,0 +1,102 @@
+//! What a session may do, once every step has let it pass.
+
+use std::sync::Arc;
+
+use super::facts::Server;
+use super::part::Part;
+use super::{Gates, Policy};
+use crate::control::gates::{LoadGates, Signal};
+use crate::openai::{Control, Sampling};
+use crate::session::{Permission, Rules};
+use crate::words::{Plan, RideReason};
+
+/// What a session may do.
+#[derive(Clone, Debug)]
+pub struct Ruling {
+    /// `name@revision` of the policy that matched.
+    pub name: String,
+    /// That policy.
+    pub policy: Arc<Policy>,
+    /// How the target samples: the client's fields and the server's.
+    pub sampling: Sampling,
+    /// What the session may do. Its deadlines, the draw of the control group, and whether the drafter model is there
+    /// are the driver's to fill in.
+    pub rules: Rules,
+    /// The model drafter that takes part, if one does.
+    pub model: Option<String>,
+    /// Most bytes of a round's request, and of its answer.
+    pub bytes_max: usize,
+    /// The gates that may close while the request runs.
+    pub gates: LiveGates,
+}
+
+/// What the steps have allowed.
+pub(super) struct Allowed<'a> {
+    pub(super) permission: Permission,
+    pub(super) plans: Vec<Plan>,
+    pub(super) parts: Vec<Part<'a>>,
+    pub(super) control: Option<Control>,
+}
+
+impl Ruling {
+    pub(super) fn new(
+        policy: &Arc<Policy>,
+        sampling: Sampling,
+        server: &Server<'_>,
+        allowed: Allowed<'_>,
+    ) -> Self {
+        let Allowed { permission, plans, parts, control } = allowed;
+        let gamma = |gamma: u32| match control {
+            Some(Control::Gamma(most)) => gamma.min(u32::from(most)) as usize,
+            _ => gamma as usize,
+        };
+        let lookups =
+            parts.iter().filter_map(|part| if let Part::Inline(spec) = part { Some(*spec) } else { None });
+        let rules = Rules {
+            permission,
+            plans,
+            gamma_max: gamma(policy.gamma.max),
+            gamma_fixed: policy.gamma.fixed.map(gamma),
+            margin: policy.gamma.margin,
+            stay: policy.gamma.stay,
+            lookups: lookups.collect(),
+            context_max: server.engine.context.unwrap_or(usize::MAX).min(server.terms.context_max),
+            segment: server.engine.segment,
+            ..Rules::default()
+        };
+        let model =
+            parts.iter().find_map(|part| if let Part::Asked(name) = part { Some(*name) } else { None });
+        Self {
+            name: policy.label(),
+            sampling,
+            rules,
+            model: model.map(ToOwned::to_owned),
+            bytes_max: server.terms.bytes_max,
+            gates: LiveGates::of(policy),
+            policy: Arc::clone(policy),
+        }
+    }
+}
+
+/// The gates that a replica may close while a request runs.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LiveGates {
+    load: LoadGates,
+    /// `gamma.fixed` heeds only health.
+    forced: bool,
+}
+
+impl LiveGates {
+    fn of(policy: &Policy) -> Self {
+        let Gates { waiting, kv, stale, .. } = policy.gates;
+        Self { load: LoadGates { waiting, kv, stale }, forced: policy.gamma.fixed.is_some() }
+    }
+
+    /// The gate that is closed now. `signal`: what the engine said last about its load, if it ever did.
+    pub fn closed(&self, healthy: bool, signal: Option<&Signal>) -> Option<RideReason> {
+        if !healthy {
+            return Some(RideReason::GateHealth);
+        }
+        self.load.closed(signal.filter(|_| !self.forced))
+    }
+}

@@ -1,0 +1,139 @@
+//! Why a request never leaps: a closed list, so that every bypass has a name in headers, metrics and logs.
+
+/// Why a request is relayed unchanged, or never leaps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum BypassReason {
+    /// The process is switched off.
+    Off,
+    /// The client asked for it (`x-foretell: off`).
+    Client,
+    /// The policy that matches is switched off.
+    Policy,
+    /// No policy matches.
+    NoPolicy,
+    /// Not one of the two speculated routes.
+    Route,
+    /// Not a JSON object with a model and something to continue, or larger than the limit.
+    Body,
+    /// The body is compressed.
+    Encoded,
+    /// A known parameter with a value that is not carried exactly.
+    Parameter,
+    /// A parameter that Foretell does not know.
+    UnknownParameter,
+    /// The server's defaults for omitted fields are not known.
+    DefaultsUnknown,
+    /// Grammar, schema or other constrained output.
+    Structured,
+    /// Tools are offered or used.
+    Tools,
+    /// Reasoning is asked for or parsed out.
+    Reasoning,
+    /// Images, audio, video or files.
+    Multimodal,
+    /// More than one choice or prompt.
+    Choices,
+    /// A client seed at temperature above zero, where the engine's noise is not a function of the place.
+    Seed,
+    /// No tokenizer that agrees with the backend's.
+    Tokenizer,
+    /// The backend cannot verify drafts.
+    NoPlan,
+    /// No replica answered.
+    Unreachable,
+    /// Several engines answer behind one address.
+    Balanced,
+    /// The backend bills what a verify call would cost.
+    Billed,
+    /// The limit of concurrent sessions is reached.
+    Sessions,
+    /// Something of Foretell's own failed before the first ride.
+    Fault,
+}
+
+impl BypassReason {
+    /// Every reason, in the order of the documentation.
+    pub const ALL: [Self; 23] = [
+        Self::Off,
+        Self::Client,
+        Self::Policy,
+        Self::NoPolicy,
+        Self::Route,
+        Self::Body,
+        Self::Encoded,
+        Self::Parameter,
+        Self::UnknownParameter,
+        Self::DefaultsUnknown,
+        Self::Structured,
+        Self::Tools,
+        Self::Reasoning,
+        Self::Multimodal,
+        Self::Choices,
+        Self::Seed,
+        Self::Tokenizer,
+        Self::NoPlan,
+        Self::Unreachable,
+        Self::Balanced,
+        Self::Billed,
+        Self::Sessions,
+        Self::Fault,
+    ];
+
+    /// The name in headers, metrics and logs.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::Client => "client",
+            Self::Policy => "policy",
+            Self::NoPolicy => "no_policy",
+            Self::Route => "route",
+            Self::Body => "body",
+            Self::Encoded => "encoded",
+            Self::Parameter => "parameter",
+            Self::UnknownParameter => "unknown_parameter",
+            Self::DefaultsUnknown => "defaults_unknown",
+            Self::Structured => "structured",
+            Self::Tools => "tools",
+            Self::Reasoning => "reasoning",
+            Self::Multimodal => "multimodal",
+            Self::Choices => "choices",
+            Self::Seed => "seed",
+            Self::Tokenizer => "tokenizer",
+            Self::NoPlan => "no_plan",
+            Self::Unreachable => "unreachable",
+            Self::Balanced => "balanced",
+            Self::Billed => "billed",
+            Self::Sessions => "sessions",
+            Self::Fault => "fault",
+        }
+    }
+
+    /// The reason in plain words, for people who ask why.
+    pub const fn words(self) -> &'static str {
+        match self {
+            Self::Off => "the process is switched off",
+            Self::Client => "the client asked for it",
+            Self::Policy => "the policy that matches is switched off",
+            Self::NoPolicy => "no policy matches",
+            Self::Route => "this route is not speculated",
+            Self::Body => "the body is not a request that can be understood",
+            Self::Encoded => "the body is compressed",
+            Self::Parameter => "a parameter has a value that is not carried exactly",
+            Self::UnknownParameter => "a parameter is not known",
+            Self::DefaultsUnknown => "the server's own sampling defaults are not known",
+            Self::Structured => "constrained output restarts with every call",
+            Self::Tools => "tool calls are parsed by the backend",
+            Self::Reasoning => "reasoning is parsed by the backend",
+            Self::Multimodal => "content other than text",
+            Self::Choices => "more than one choice or prompt",
+            Self::Seed => "the engine's seeded noise cannot be continued",
+            Self::Tokenizer => "no tokenizer agrees with the backend's",
+            Self::NoPlan => "the backend cannot verify drafts",
+            Self::Unreachable => "no replica answered",
+            Self::Balanced => "several engines answer behind one address",
+            Self::Billed => "the backend bills what verifying would cost",
+            Self::Sessions => "the limit of concurrent sessions is reached",
+            Self::Fault => "something of Foretell's own failed",
+        }
+    }
+}

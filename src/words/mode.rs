@@ -1,0 +1,44 @@
+//! What Foretell may do at all: the operator's choice, for the process and for single backends.
+
+use serde::{Deserialize, Serialize};
+
+/// What Foretell may do. Ordered from the strictest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    /// Relay everything.
+    Off,
+    /// Relay and draft in the shadow, never leap.
+    Observe,
+    /// Leap where it pays.
+    Auto,
+}
+
+impl Mode {
+    /// The name in configuration, metrics and answers.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::Observe => "observe",
+            Self::Auto => "auto",
+        }
+    }
+
+    /// The mode of that name.
+    pub fn parse(name: &str) -> Option<Self> {
+        [Self::Off, Self::Observe, Self::Auto].into_iter().find(|mode| mode.name() == name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_name_is_read_back() {
+        for mode in [Mode::Off, Mode::Observe, Mode::Auto] {
+            assert_eq!(Mode::parse(mode.name()), Some(mode));
+        }
+        assert_eq!(Mode::parse("on"), None);
+    }
+}

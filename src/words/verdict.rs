@@ -1,0 +1,103 @@
+//! How a draft is verified, and what the backend said.
+
+use crate::units::TokenId;
+
+/// How a draft is put to the backend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Plan {
+    /// One prompt per node, one sampled token each.
+    FanOut,
+    /// The tree itself, to a target that knows trees (`POST /v1/verify`).
+    Tree,
+    /// One prompt with the draft at its end, and the log-probabilities of that tail.
+    Score,
+    /// The draft handed over to an engine that verifies drafts itself.
+    Native,
+}
+
+impl Plan {
+    /// Every plan.
+    pub const ALL: [Self; 4] = [Self::FanOut, Self::Tree, Self::Score, Self::Native];
+
+    /// Its place in [`Plan::ALL`].
+    pub const fn index(self) -> usize {
+        match self {
+            Self::FanOut => 0,
+            Self::Tree => 1,
+            Self::Score => 2,
+            Self::Native => 3,
+        }
+    }
+
+    /// What drafts it takes.
+    pub const fn shape(self) -> Shape {
+        match self {
+            Self::FanOut | Self::Tree => Shape::Tree,
+            Self::Score | Self::Native => Shape::Chain,
+        }
+    }
+
+    /// Sequences that a round with so many nodes gives the engine.
+    pub const fn sequences(self, nodes: usize) -> usize {
+        match self {
+            Self::FanOut => nodes + 1,
+            Self::Tree | Self::Score | Self::Native => 1,
+        }
+    }
+
+    /// Tokens of all prompts of a round whose draft is a chain.
+    pub const fn prompt_tokens(self, context: usize, nodes: usize) -> usize {
+        match self {
+            Self::FanOut => (nodes + 1) * context + nodes * (nodes + 1) / 2,
+            Self::Tree | Self::Score | Self::Native => context + nodes,
+        }
+    }
+
+    /// The name in files, metrics and logs.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::FanOut => "fan_out",
+            Self::Tree => "tree",
+            Self::Score => "score",
+            Self::Native => "native",
+        }
+    }
+}
+
+/// What drafts a plan takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shape {
+    /// A tree.
+    Tree,
+    /// A chain: the likeliest path.
+    Chain,
+}
+
+/// What the target says at one place: row 0 follows the context, row `i + 1` follows node `i`.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Row {
+    /// The token that the target sampled there, with the request's own sampling.
+    pub sample: TokenId,
+    /// Its processed log-probability, where the backend tells it.
+    pub logprob: Option<f32>,
+    /// The backend says that this token ends the text.
+    pub ends: bool,
+}
+
+impl Row {
+    /// A sample of which nothing else is known.
+    pub fn of(sample: TokenId) -> Self {
+        Self { sample, ..Self::default() }
+    }
+}
+
+/// The backend's answer to one verify call: one row more than the draft has nodes, or fewer where the last
+/// ones could not be decided. Which rows are left out may depend on the past and the draft, never on a
+/// sample.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Verdict {
+    /// Row 0 follows the context, row `i + 1` follows node `i`.
+    pub rows: Vec<Row>,
+    /// Tokens that the backend really computed, where it tells; otherwise unknown.
+    pub computed: Option<u32>,
+}
