@@ -12,17 +12,22 @@ ORT     := $(CACHE)/onnxruntime-1.31.1/lib/libonnxruntime.so.1.31.1
 PYTHON  ?= python3
 PYPATH  := $(CACHE)/python
 BIN     := target/release/foretell
+DIST    := target/dist/foretell
 INFLATE ?= 8
 PAIRS   ?= 10
 TURN    ?= 20
 ENGINES ?= all
 SHORT   ?=
+TIMES   ?= 5
 CARGO_FEATURES ?=
+# Without the feature, ONNX Runtime is not needed.
+RUNTIME = $(if $(findstring --no-default-features,$(CARGO_FEATURES)),,$(ORT))
 INFLATED = $(CACHE)/models/target-x$(INFLATE)
 
 export ORT_DYLIB_PATH := $(ORT)
 
-.PHONY: help demo serve-demo test test-rust test-python build bench bench-relay models lint print-env clean engines test-engines
+.PHONY: help demo serve-demo quick test test-rust test-python test-loaded build dist bench bench-relay models lint print-env
+.PHONY: clean engines test-engines
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -33,23 +38,32 @@ demo: build $(INFLATED)/model.onnx ## Plain and speculated side by side, with th
 serve-demo: build $(INFLATED)/model.onnx ## The same, and then keep serving, with curl lines to try
 	$(BIN) demo --target $(INFLATED)
 
+quick: ## The rooms by themselves, in under a minute after an edit: no ONNX Runtime, no pip
+	@tests/run.sh --no-default-features --package foretell --lib --test unit
+
 test: test-rust test-python ## Every test
 
-test-rust: $(ORT) $(PYPATH)/.done
-	@if cargo nextest --version >/dev/null 2>&1; then cargo nextest run --no-fail-fast $(CARGO_FEATURES); else cargo test --no-fail-fast --all-targets $(CARGO_FEATURES); fi
+test-rust: $(RUNTIME) $(PYPATH)/.done
+	@tests/run.sh $(CARGO_FEATURES)
 
 test-python: $(ORT) $(PYPATH)/.done
 	PYTHONPATH=$(PYPATH) $(PYTHON) -m unittest discover -s tests/python -t tests/python
 
-build: $(ORT) ## The release binary
-	cargo build --release
+test-loaded: $(RUNTIME) $(PYPATH)/.done ## Every Rust test, TIMES over, beside a load that takes every core
+	@tests/loaded.sh $(TIMES) $(CARGO_FEATURES)
 
-bench: build $(INFLATED)/model.onnx ## Through Foretell against direct, every workload
-	tests/bench.sh $(INFLATED)
+build: $(RUNTIME) ## The binary, built quickly
+	cargo build --release --package foretell --bin foretell $(CARGO_FEATURES)
 
-bench-relay: build ## Foretell against nginx as plain reverse proxies
+dist: $(RUNTIME) ## The binary that is shipped and measured: optimised as a whole, which takes minutes
+	cargo build --profile dist --package foretell --bin foretell $(CARGO_FEATURES)
+
+bench: dist $(INFLATED)/model.onnx ## Through Foretell against direct, every workload
+	FORETELL=$(DIST) tests/bench.sh $(INFLATED)
+
+bench-relay: dist ## Foretell against nginx as plain reverse proxies
 	@command -v nginx >/dev/null || PATH=$$PATH:/usr/sbin command -v nginx >/dev/null || { echo "needs nginx (Debian package nginx)" >&2; exit 1; }
-	PATH=$$PATH:/usr/sbin $(BIN) bench-relay --pairs $(PAIRS) --seconds $(TURN)
+	PATH=$$PATH:/usr/sbin $(DIST) bench-relay --pairs $(PAIRS) --seconds $(TURN)
 
 engines: $(PYPATH)/.done ## llama-server and vLLM's CPU build into .cache (ENGINES=llama|vllm|all; 15 min cold)
 	@for engine in $(if $(filter all,$(ENGINES)),llama vllm,$(ENGINES)); do FORETELL_CACHE=$(CACHE) tests/engines/$$engine.sh; done
@@ -62,7 +76,7 @@ models: ## Train the bundled models again (about 100 minutes on two cores)
 
 lint: ## What CI checks besides the tests
 	cargo fmt --check
-	cargo clippy --all-targets -- -D warnings
+	cargo clippy --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS='-D warnings' cargo doc --no-deps --quiet
 
 print-env: ## The exports that the binary needs: eval "$$(make -s print-env)"

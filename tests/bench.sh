@@ -10,7 +10,7 @@ cd "$(dirname "$0")/.."
 inflated=${1:?model directory}
 out=${2:-bench-out}
 alternations=${ALTERNATIONS:-20}
-foretell=target/release/foretell
+foretell=${FORETELL:-target/dist/foretell}
 direct=http://127.0.0.1:8190
 through=http://127.0.0.1:8180
 admin=http://127.0.0.1:9564
