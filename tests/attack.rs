@@ -8,5 +8,15 @@
 #[allow(dead_code)]
 mod kit;
 
-#[path = "attack/edge.rs"]
-mod edge;
+#[path = "attack/descriptors.rs"]
+mod descriptors;
+#[path = "attack/fields.rs"]
+mod fields;
+#[path = "attack/framing.rs"]
+mod framing;
+#[path = "attack/h2.rs"]
+mod h2;
+#[path = "attack/memory.rs"]
+mod memory;
+#[path = "attack/patience.rs"]
+mod patience;
