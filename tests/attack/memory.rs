@@ -150,7 +150,7 @@ fn a_backend_that_does_not_read_makes_nothing_pile_up() {
             thread::spawn(move || {
                 wire.send(format!(
                     "POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-length: {}\r\n\r\n",
-                    16 * MIB
+                    8 * MIB
                 ));
                 // Until nobody takes more.
                 let piece = vec![b' '; 64 << 10];
