@@ -7,8 +7,6 @@ use std::time::Duration;
 
 use http::header::{ALLOW, AUTHORIZATION, CONTENT_TYPE, HOST, ORIGIN, WWW_AUTHENTICATE};
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
-use http_body_util::{BodyExt, Limited};
-use hyper::body::Incoming;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -17,6 +15,8 @@ use crate::gateway::Shared;
 use crate::http::answer::{error_response, json_response};
 use crate::http::body::Body;
 use crate::http::body::full;
+use crate::http::gather;
+use crate::http::request::RequestBody;
 use crate::words::Mode;
 
 const BODY: usize = 8 << 20;
@@ -76,7 +76,7 @@ impl Admin {
     }
 
     /// Answers on the metrics-only listener.
-    pub fn answer_metrics(&self, request: &Request<Incoming>) -> Response<Body> {
+    pub fn answer_metrics(&self, request: &Request<RequestBody>) -> Response<Body> {
         match (request.method(), request.uri().path()) {
             (&Method::GET, "/metrics") => self.metrics(),
             _ => not_found(),
@@ -84,7 +84,7 @@ impl Admin {
     }
 
     /// Answers on the admin listener.
-    pub async fn answer(self: Arc<Self>, request: Request<Incoming>) -> Response<Body> {
+    pub async fn answer(self: Arc<Self>, request: Request<RequestBody>) -> Response<Body> {
         let (parts, body) = request.into_parts();
         let path = parts.uri.path();
         match path {
@@ -231,7 +231,7 @@ impl Admin {
         }
     }
 
-    async fn explain(&self, body: Incoming) -> Response<Body> {
+    async fn explain(&self, body: RequestBody) -> Response<Body> {
         let Some(hooks) = &self.hooks else { return not_found() };
         let body = match read(body).await {
             Ok(body) => body,
@@ -244,7 +244,7 @@ impl Admin {
         }
     }
 
-    async fn mode(&self, body: Incoming) -> Response<Body> {
+    async fn mode(&self, body: RequestBody) -> Response<Body> {
         #[derive(Deserialize)]
         #[serde(deny_unknown_fields)]
         struct Wanted {
@@ -286,11 +286,8 @@ impl Admin {
     }
 }
 
-async fn read(body: Incoming) -> Result<bytes::Bytes, Response<Body>> {
-    match Limited::new(body, BODY).collect().await {
-        Ok(body) => Ok(body.to_bytes()),
-        Err(error) => Err(bad_request(&error.to_string(), None)),
-    }
+async fn read(body: RequestBody) -> Result<Vec<u8>, Response<Body>> {
+    gather::whole(body, BODY).await.map_err(|error| bad_request(&error.to_string(), None))
 }
 
 /// Compares in the same time wherever the difference is.

@@ -329,6 +329,7 @@ impl Prepared {
         let drafting = self.drafting;
         let asked = beside.map(|call| calls.clone().beside(Arc::new(request.clone()), call));
         let mut pump = Pump::new(session, ride, calls, drafting, watcher, self.clock, sink, Box::new(closed));
+        pump.account(report.memory());
         if let Some(asked) = asked {
             pump.ask_beside(id, asked);
         }
@@ -424,14 +425,14 @@ fn is_stream(response: &Response<Answer>) -> bool {
 /// Whatever the backend said instead of streaming (an error, as a rule) is its own answer to the client.
 fn pass_on(response: Response<Answer>, report: Report) -> Response<Body> {
     let (mut head, body) = response.into_parts();
-    headers::strip_hop_by_hop(&mut head.headers);
+    headers::from_backend(&mut head.headers);
     report.done();
     Response::from_parts(head, body.map_err(|error| -> BoxError { Box::new(error) }).boxed_unsync())
 }
 
 /// The backend's own fields, less what belonged to its body.
 fn plain_fields(mut headers: HeaderMap) -> HeaderMap {
-    headers::strip_hop_by_hop(&mut headers);
+    headers::from_backend(&mut headers);
     headers.remove(header::CONTENT_LENGTH);
     headers.remove(header::TRAILER);
     headers

@@ -12,9 +12,12 @@ use std::sync::Arc;
 
 use crate::drive::mode::ModeSwitch;
 use crate::fleet::{Fleet, InvalidUrl, ReplicaSettings, Resolve, SystemResolver};
+use crate::http::connections::Connections;
 use crate::http::drain::{DrainTimes, Lifecycle};
 use crate::http::listen::{Bounds, Endpoint};
+use crate::http::memory::Memory;
 use crate::observe::Observer;
+use crate::observe::edge::EdgeMetrics;
 use crate::observe::replicas::ReplicaMetrics;
 use crate::words::Mode;
 use handover::Drive;
@@ -30,11 +33,22 @@ pub struct Limits {
     pub relay_body: Option<u64>,
     /// Most driven sessions at once; beyond it, requests are relayed.
     pub sessions: usize,
+    /// Most memory for bodies and sessions, bytes; beyond it, completions are relayed unread.
+    pub memory: u64,
+    /// Most clients connected at once.
+    pub connections: usize,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { head: Bounds::default(), speculate_body: 8 << 20, relay_body: None, sessions: 1024 }
+        Self {
+            head: Bounds::default(),
+            speculate_body: 8 << 20,
+            relay_body: None,
+            sessions: 1024,
+            memory: 512 << 20,
+            connections: 1 << 20,
+        }
     }
 }
 
@@ -133,6 +147,10 @@ pub struct Shared {
     pub observer: Arc<Observer>,
     /// Where the process stands between start and stop.
     pub life: Arc<Lifecycle>,
+    /// What clients make the process keep.
+    pub memory: Arc<Memory>,
+    /// The clients that are connected.
+    pub connections: Arc<Connections>,
 }
 
 impl Shared {
@@ -145,15 +163,21 @@ impl Shared {
         let backends = settings.backends.iter();
         let fleet = Fleet::new(backends.map(|backend| ReplicaSettings { lanes, ..backend.clone() }))?;
         let fleet = Arc::new(fleet);
+        let memory = Memory::new(settings.limits.memory);
+        let connections = Connections::new(settings.limits.connections);
         Ok(Self {
             modes: Arc::new(ModeSwitch::new(settings.mode)),
             observer: {
                 let observer = Observer::new()?;
                 observer.metrics().register(ReplicaMetrics::new(Arc::clone(&fleet))?)?;
+                let edge = EdgeMetrics::new(Arc::clone(&memory), Arc::clone(&connections))?;
+                observer.metrics().register(edge)?;
                 Arc::new(observer)
             },
             fleet,
             life: Arc::new(Lifecycle::default()),
+            memory,
+            connections,
         })
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! Every request ends in one [`Finished`] record, and every view is made from it, so they cannot disagree.
 
+pub mod edge;
 pub mod log;
 pub mod metrics;
 pub mod recent;

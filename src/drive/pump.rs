@@ -20,8 +20,9 @@ use crate::drive::naming::Naming;
 use crate::drive::ride::{Heard, Ride};
 use crate::drive::sink::{Gone, Outcome, Sink};
 use crate::drive::watcher::Watcher;
+use crate::http::memory::Reservation;
 use crate::openai::usage::Usage;
-use crate::session::{Action, ActionId, Event, Fault, Finish, RidePlan, Session, Summary, Tail};
+use crate::session::{Action, ActionId, Event, Fault, Finish, RidePlan, Session, Summary, Tail, footprint};
 use crate::words::RideReason;
 
 /// Events of the world that answer no action.
@@ -66,6 +67,8 @@ pub struct Pump {
     held: Option<ActionId>,
     /// The prompt's ids were learnt beside the ride, and are yet to be held against the backend's own count.
     uncounted: bool,
+    /// What is reserved for the request, and with it for the session as it grows.
+    memory: Option<(Reservation, u64)>,
 }
 
 impl Pump {
@@ -88,6 +91,7 @@ impl Pump {
             naming: None,
             held: None,
             uncounted: false,
+            memory: None,
             calls,
             drafting,
             watcher,
@@ -113,6 +117,12 @@ impl Pump {
         self.pend(ride, asked.map(Reply::event));
     }
 
+    /// Follows the session's size with `memory`, which covers the request already.
+    pub fn account(&mut self, memory: Reservation) {
+        let request = memory.bytes();
+        self.memory = Some((memory, request));
+    }
+
     /// Learns the ids of the first ride, where that does not tell them.
     pub fn name_by(&mut self, naming: Naming) {
         self.naming = Some(naming);
@@ -125,6 +135,10 @@ impl Pump {
                 Ok(Some(summary)) => break summary,
                 Ok(None) => self.name(),
                 Err(Gone) => self.session.handle(WORLD, Event::ClientGone, self.clock.now()),
+            }
+            if let Some((memory, request)) = &mut self.memory {
+                memory
+                    .follow(*request + footprint(self.session.prompt().len() + self.session.output().len()));
             }
             let happened = self.wait().await;
             self.tell(happened).await;

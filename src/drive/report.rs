@@ -9,6 +9,7 @@ use std::time::Instant;
 use crate::drive::sink::Outcome;
 use crate::drive::watcher::Watcher;
 use crate::gateway::handover::Slot;
+use crate::http::memory::Reservation;
 use crate::observe::{Finished, Held, Observer};
 
 /// Writes one [`Finished`] when it is done or dropped.
@@ -16,14 +17,19 @@ pub struct Report {
     observer: Arc<Observer>,
     started: Instant,
     finished: Option<Finished>,
-    _slot: Slot,
+    slot: Slot,
     stream: Option<Held>,
 }
 
 impl Report {
     /// A record that says so far that the client left.
     pub fn new(observer: Arc<Observer>, started: Instant, finished: Finished, slot: Slot) -> Self {
-        Self { observer, started, finished: Some(finished), _slot: slot, stream: None }
+        Self { observer, started, finished: Some(finished), slot, stream: None }
+    }
+
+    /// What is reserved for the session, for whoever follows its size from now on.
+    pub fn memory(&mut self) -> Reservation {
+        self.slot.memory.split(u64::MAX)
     }
 
     /// Counts the answer as an open stream until the end.

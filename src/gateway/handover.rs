@@ -14,6 +14,7 @@ use crate::drive::mode::ModeSwitch;
 use crate::fleet::{Fleet, Replica, SendError};
 use crate::http::body::Body;
 use crate::http::drain::Lifecycle;
+use crate::http::memory::{Memory, Reservation};
 use crate::observe::{Held, Observer};
 use crate::openai::{self, Control};
 use crate::words::BypassReason;
@@ -57,6 +58,8 @@ pub struct Exchange {
     pub life: Arc<Lifecycle>,
     /// Where the driver reports the end, once: [`Observer::finish`].
     pub observer: Arc<Observer>,
+    /// The account of memory: what a session keeps beyond what its slot accounts for is taken from here.
+    pub memory: Arc<Memory>,
     /// Counts the request as in flight and against `limits.sessions`; to be kept until the answer's end.
     pub slot: Slot,
 }
@@ -66,6 +69,8 @@ pub struct Exchange {
 pub struct Slot {
     pub(super) _held: Held,
     pub(super) _permit: OwnedSemaphorePermit,
+    /// The body as it was understood, and all that the session holds: see [`crate::session::footprint`].
+    pub memory: Reservation,
 }
 
 impl Exchange {
@@ -88,6 +93,7 @@ impl Exchange {
             id: self.id.clone(),
             started: self.started,
             observer: Arc::clone(&self.observer),
+            memory: Arc::clone(&self.memory),
         }
     }
 }
@@ -103,6 +109,7 @@ pub struct Spare {
     id: String,
     started: Instant,
     observer: Arc<Observer>,
+    memory: Arc<Memory>,
 }
 
 impl Spare {
@@ -120,7 +127,7 @@ impl Spare {
         let mut record = Record::new(self.observer, self.started);
         record.completion(self.route, self.id, reason, None);
         record.model(self.model);
-        let body = relay::fit(&backend, &mut self.parts, self.body);
+        let body = relay::fit(&backend, &mut self.parts, self.body, &self.memory);
         let repeatable = Some(body.clone());
         let relay = Relay { record, backend, fleet: self.fleet, limit: None, repeatable };
         relay.send_prepared(self.parts, crate::http::body::full(body)).await

@@ -11,7 +11,6 @@ use http::header::CONNECTION;
 use http::{HeaderValue, Method, Request, Response, Version, request};
 use http_body::Body as _;
 use http_body_util::BodyExt;
-use hyper::body::Incoming;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::handover::{Drive, Exchange, Slot};
@@ -24,12 +23,18 @@ use crate::fleet::Replica;
 use crate::gateway::{Brains, Limits, Settings, Shared};
 use crate::http::body::Body;
 use crate::http::body::full;
+use crate::http::gather::Stopped;
 use crate::http::headers;
 use crate::http::listen::Peer;
+use crate::http::memory::{Level, Reservation};
+use crate::http::request::RequestBody;
 use crate::observe::metrics::Stage;
 use crate::openai::{self, Control, Judgement, Route};
 use crate::words::BypassReason;
 use crate::words::Mode;
+
+/// What the buffers of a request take that is relayed unread, bytes. Counted where memory is short.
+const UNREAD: u64 = 64 << 10;
 
 /// What every request needs.
 pub struct Proxy {
@@ -77,6 +82,8 @@ struct Eligible {
     request: Box<openai::Request>,
     to: Arc<Replica>,
     permit: OwnedSemaphorePermit,
+    /// For the body as it was understood, and for all that the session will hold.
+    memory: Reservation,
 }
 
 /// A body on its way to a backend.
@@ -88,11 +95,11 @@ enum Payload {
 }
 
 impl Payload {
-    fn streamed(body: Incoming) -> Self {
+    fn streamed(body: RequestBody) -> Self {
         if body.is_end_stream() {
             return Self::Whole(Bytes::new());
         }
-        Self::Stream(body.map_err(Into::into).boxed_unsync())
+        Self::Stream(body.boxed_unsync())
     }
 }
 
@@ -126,7 +133,7 @@ impl Proxy {
     }
 
     /// Answers one request.
-    pub(crate) async fn answer(self: Arc<Self>, request: Request<Incoming>) -> Response<Body> {
+    pub(crate) async fn answer(self: Arc<Self>, request: Request<RequestBody>) -> Response<Body> {
         let started = Instant::now();
         let (mut parts, body) = request.into_parts();
         let peer = parts.extensions.remove::<Peer>();
@@ -143,7 +150,7 @@ impl Proxy {
     }
 
     /// Whatever is no completion.
-    async fn other(&self, inbound: Inbound, body: Incoming) -> Response<Body> {
+    async fn other(&self, inbound: Inbound, body: RequestBody) -> Response<Body> {
         let mut record = Record::new(Arc::clone(&self.shared.observer), inbound.started);
         if inbound.parts.method == Method::CONNECT {
             return record.fail(&Failure::Connect);
@@ -151,9 +158,10 @@ impl Proxy {
         let mut model = None;
         // Only where several backends answer is it worth looking for the model.
         let body = if self.shared.fleet.needs_model() && inbound.parts.method == Method::POST {
-            match route::read(body, self.limits.speculate_body).await {
-                Read::Broken => return record.fail(&Failure::BodyBroken),
-                Read::Replay(replay) => Payload::Stream(replay.into_body()),
+            match route::read(body, self.limits.speculate_body, &self.shared.memory).await {
+                Read::Broken(error) => return record.fail(&Failure::of_body(&*error)),
+                Read::Unread(_, Stopped::Memory) => return record.fail(&Failure::Memory),
+                Read::Unread(body, Stopped::Limit) => Payload::Stream(body),
                 Read::Whole(bytes) => {
                     model = route::model_of(&bytes);
                     Payload::Whole(bytes)
@@ -208,16 +216,25 @@ impl Proxy {
     }
 
     /// A completion: drive it, or relay it with a reason.
-    async fn completion(&self, mut inbound: Inbound, body: Incoming, route: Route) -> Response<Body> {
+    async fn completion(&self, mut inbound: Inbound, body: RequestBody, route: Route) -> Response<Body> {
         let control = self.control(&inbound.parts);
         let id = self.id(&inbound.parts);
         let mut record = Record::new(Arc::clone(&self.shared.observer), inbound.started);
+        if self.shared.memory.level() == Level::Exhausted {
+            record.completion(route, id, BypassReason::Memory, None);
+            return record.fail(&Failure::Memory);
+        }
         record.completion(route, id.clone(), BypassReason::Fault, None);
         let (why, model, to, body) = match self.decide(&inbound.parts, body, route, control.clone()).await {
             Verdict::Drive { eligible, body } => {
                 return self.hand_over(inbound, eligible, body, control.ok().flatten(), id, record).await;
             }
-            Verdict::Fail(failure) => return record.fail(&failure),
+            Verdict::Fail(failure) => {
+                if matches!(failure, Failure::Memory) {
+                    record.completion(route, id, BypassReason::Memory, None);
+                }
+                return record.fail(&failure);
+            }
             Verdict::Predict { why, model, altered, own, to } => {
                 record.completion(route, id, why.reason, None);
                 return self.predict(inbound, record, model, altered, own, to).await;
@@ -231,9 +248,15 @@ impl Proxy {
         if let Some(model) = model {
             record.model(model);
         }
+        let memory = &self.shared.memory;
         let body = match body {
-            Payload::Whole(bytes) => Payload::Whole(relay::fit(&backend, &mut inbound.parts, bytes)),
-            unread @ Payload::Stream(_) => unread,
+            Payload::Whole(bytes) => Payload::Whole(relay::fit(&backend, &mut inbound.parts, bytes, memory)),
+            unread @ Payload::Stream(_) => {
+                if why.reason == BypassReason::Memory {
+                    record.keep(memory.take(UNREAD));
+                }
+                unread
+            }
         };
         self.relay(inbound, body, record, backend).await
     }
@@ -241,7 +264,7 @@ impl Proxy {
     async fn decide(
         &self,
         parts: &request::Parts,
-        body: Incoming,
+        body: RequestBody,
         route: Route,
         control: Result<Option<Control>, Why>,
     ) -> Verdict {
@@ -252,11 +275,16 @@ impl Proxy {
             let (why, body) = (why.clone(), Payload::streamed(body));
             return Verdict::Relay { why, model: None, to: None, body };
         }
-        let bytes = match route::read(body, self.limits.speculate_body).await {
-            Read::Broken => return Verdict::Fail(Failure::BodyBroken),
-            Read::Replay(replay) => {
-                let why = early.unwrap_or(BypassReason::Body.into());
-                let body = Payload::Stream(replay.into_body());
+        let bytes = match route::read(body, self.limits.speculate_body, &self.shared.memory).await {
+            Read::Broken(error) => return Verdict::Fail(Failure::of_body(&*error)),
+            // Whom it is for stands in what was not read.
+            Read::Unread(_, Stopped::Memory) if fleet.needs_model() => return Verdict::Fail(Failure::Memory),
+            Read::Unread(body, stopped) => {
+                let unread = match stopped {
+                    Stopped::Limit => BypassReason::Body,
+                    Stopped::Memory => BypassReason::Memory,
+                };
+                let (why, body) = (early.unwrap_or(unread.into()), Payload::Stream(body));
                 return Verdict::Relay { why, model: None, to: None, body };
             }
             Read::Whole(bytes) => bytes,
@@ -298,6 +326,9 @@ impl Proxy {
     /// for it serves it also if it is relayed.
     fn judged(&self, route: Route, body: &Bytes) -> Result<Eligible, (Why, Option<Arc<Replica>>)> {
         let begun = Instant::now();
+        let Some(memory) = self.shared.memory.try_take(openai::parsed_bytes(body) as u64) else {
+            return Err((BypassReason::Memory.into(), None));
+        };
         let judged = openai::judge(route, body);
         self.shared.observer.metrics().overhead(Stage::Parse, begun.elapsed());
         let request = match judged {
@@ -314,14 +345,15 @@ impl Proxy {
         }
         if self.shared.modes.of(backend.name()) == Mode::Auto && backend.predicts_for(&request.model) {
             let reason = if backend.is_billed() { BypassReason::Billed } else { BypassReason::NoPlan };
-            let predicted = dialect::openai::predicted(&request, body).map(Bytes::from);
+            let predicted = dialect::openai::predicted(&request, body);
+            let predicted = predicted.map(|body| self.shared.memory.take(body.len() as u64).over(body));
             return Err((Why { reason, parameter: None, predicted }, Some(backend)));
         }
         if !backend.speculates() {
             return Err((BypassReason::NoPlan.into(), Some(backend)));
         }
         match Arc::clone(&self.sessions).try_acquire_owned() {
-            Ok(permit) => Ok(Eligible { request, to: backend, permit }),
+            Ok(permit) => Ok(Eligible { request, to: backend, permit, memory }),
             Err(_) => Err((BypassReason::Sessions.into(), Some(backend))),
         }
     }
@@ -335,7 +367,7 @@ impl Proxy {
         id: String,
         record: Record,
     ) -> Response<Body> {
-        let Eligible { request, to: backend, permit } = eligible;
+        let Eligible { request, to: backend, permit, memory } = eligible;
         let Some(drive) = &self.drive else { return record.fail(&Failure::Internal) };
         let mut parts = inbound.parts;
         let text_allowed = parts.headers.get(headers::TEXT).is_some_and(|value| value == "on");
@@ -360,7 +392,8 @@ impl Proxy {
             modes: Arc::clone(&self.shared.modes),
             life: Arc::clone(&self.shared.life),
             observer: Arc::clone(&self.shared.observer),
-            slot: Slot { _held: held, _permit: permit },
+            memory: Arc::clone(&self.shared.memory),
+            slot: Slot { _held: held, _permit: permit, memory },
         });
         // A broken driver may cost this answer, never the client's connection.
         AssertUnwindSafe(answer).catch_unwind().await.unwrap_or_else(|_| {

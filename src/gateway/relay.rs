@@ -21,6 +21,7 @@ use crate::fleet::{self, Fleet, Replica};
 use crate::http::body::{Body, BoxError};
 use crate::http::headers;
 use crate::http::listen::Peer;
+use crate::http::memory::{Memory, Reservation};
 use crate::observe::metrics::Prediction;
 use crate::observe::{Finished, Held, Observer};
 use crate::openai::{self, Path, Route};
@@ -33,6 +34,7 @@ pub struct Record {
     finished: Option<Finished>,
     held: Option<Held>,
     stream: Option<Held>,
+    memory: Option<Reservation>,
 }
 
 impl Record {
@@ -41,7 +43,7 @@ impl Record {
         let held = Some(observer.metrics().hold_request());
         let mut finished = Finished::new(Path::Relayed, "");
         finished.reason = Some(BypassReason::Route.name());
-        Self { observer, started, finished: Some(finished), held, stream: None }
+        Self { observer, started, finished: Some(finished), held, stream: None, memory: None }
     }
 
     /// It is a completion that is bypassed.
@@ -53,6 +55,11 @@ impl Record {
             finished.reason = Some(reason.name());
             finished.parameter = parameter;
         }
+    }
+
+    /// Keeps memory reserved until the end of the answer.
+    pub fn keep(&mut self, memory: Reservation) {
+        self.memory = Some(memory);
     }
 
     /// The model that it names.
@@ -103,6 +110,7 @@ impl Record {
         }
         self.stream = None;
         self.held = None;
+        self.memory = None;
     }
 
     /// Answers with an error of Foretell's own.
@@ -122,11 +130,11 @@ impl Drop for Record {
 
 /// A completion's body as `backend` takes it: without the client's own `prediction`, where its engine would refuse
 /// the whole request for it.
-pub(super) fn fit(backend: &Replica, parts: &mut request::Parts, body: Bytes) -> Bytes {
+pub(super) fn fit(backend: &Replica, parts: &mut request::Parts, body: Bytes, memory: &Arc<Memory>) -> Bytes {
     match backend.refuses_prediction().then(|| openai::without_prediction(&body)).flatten() {
         Some(without) => {
             parts.headers.remove(CONTENT_LENGTH);
-            without.into()
+            memory.take(without.len() as u64).over(without)
         }
         None => body,
     }
@@ -196,7 +204,7 @@ impl Relay {
         }
         let backend = hyper::upgrade::on(&mut response);
         let (mut parts, _) = response.into_parts();
-        if let Some(protocol) = headers::strip_hop_by_hop(&mut parts.headers) {
+        if let Some(protocol) = headers::from_backend(&mut parts.headers) {
             parts.headers.insert(UPGRADE, protocol);
         }
         parts.headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
@@ -253,10 +261,11 @@ impl Relay {
 
     async fn exchange(
         &mut self,
-        parts: request::Parts,
+        mut parts: request::Parts,
         body: Body,
     ) -> Result<Response<fleet::Answer>, Failure> {
         self.record.to(self.backend.name());
+        headers::frame(&mut parts, &body);
         let body = match self.limit {
             None => body,
             Some(limit) if body.size_hint().lower() > limit => return Err(Failure::BodyTooLarge { limit }),
@@ -275,7 +284,7 @@ impl Relay {
 
     fn pass_back(mut self, response: Response<fleet::Answer>) -> Response<Body> {
         let (mut parts, body) = response.into_parts();
-        headers::strip_hop_by_hop(&mut parts.headers);
+        headers::from_backend(&mut parts.headers);
         // Extensions of the backend's connection mean nothing on the client's.
         parts.extensions.clear();
         let mut response = Response::from_parts(parts, ());
@@ -303,7 +312,10 @@ impl http_body::Body for Relayed {
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
         Poll::Ready(match frame {
-            Some(Ok(frame)) => {
+            Some(Ok(mut frame)) => {
+                if let Some(trailers) = frame.trailers_mut() {
+                    headers::strip_own(trailers);
+                }
                 self.record.first_byte();
                 if self.body.is_end_stream() {
                     self.record.end(false);

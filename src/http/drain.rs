@@ -79,11 +79,18 @@ impl Lifecycle {
         self.empty.send_replace(true);
     }
 
-    /// Plays the steps of stopping: keeps accepting for `delay`, then lets what is open end within `grace`,
-    /// then cuts it. Ends early when `done` does.
-    pub async fn steps(&self, times: DrainTimes, done: impl Future<Output = ()>) {
+    /// Plays the steps of stopping: keeps accepting for `delay`, unless nobody has been there for so long, then lets
+    /// what is open end within `grace`, then cuts it. Ends early when `done` does.
+    pub async fn steps(
+        &self,
+        times: DrainTimes,
+        quiet: impl Fn(Duration) -> bool,
+        done: impl Future<Output = ()>,
+    ) {
         self.draining().await;
-        tokio::time::sleep(times.delay).await;
+        if !quiet(times.delay) {
+            tokio::time::sleep(times.delay).await;
+        }
         self.stop.accept.cancel();
         if tokio::time::timeout(times.grace, done).await.is_err() {
             self.stop.cut.cancel();
@@ -112,7 +119,8 @@ mod tests {
             life.stop.cut.cancelled().await;
             start.elapsed()
         };
-        let ((), accept, cut) = tokio::join!(life.steps(times, std::future::pending()), accept, cut);
+        let ((), accept, cut) =
+            tokio::join!(life.steps(times, |_| false, std::future::pending()), accept, cut);
         assert_eq!(accept.as_secs(), 5);
         assert_eq!(cut.as_secs(), 125);
     }
@@ -121,7 +129,17 @@ mod tests {
     async fn nothing_is_cut_when_all_has_ended() {
         let life = Lifecycle::default();
         life.drain();
-        life.steps(DrainTimes::default(), std::future::ready(())).await;
+        life.steps(DrainTimes::default(), |_| false, std::future::ready(())).await;
         assert!(life.stop.accept.is_cancelled() && !life.stop.cut.is_cancelled());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nobody_is_waited_for_where_nobody_has_been() {
+        let life = Lifecycle::default();
+        life.drain();
+        let start = tokio::time::Instant::now();
+        let times = DrainTimes::default();
+        life.steps(times, |delay| delay == times.delay, std::future::ready(())).await;
+        assert_eq!(start.elapsed(), Duration::ZERO);
     }
 }
