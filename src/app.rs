@@ -33,6 +33,7 @@ use crate::drive::{Driver, Parts};
 use crate::fleet::identity::{Asking, Identities};
 use crate::fleet::{self, Auth, KeyFile, ModelName, ReplicaSettings, SystemResolver};
 use crate::gateway::{self as proxy, Brains, Limits, Settings, Shared, StartError};
+use crate::http::connections::most_clients;
 use crate::http::drain::{DrainTimes, Lifecycle};
 use crate::http::listen::{Bounds, Endpoint};
 use crate::policy::PolicySet;
@@ -207,8 +208,10 @@ fn settings(process: &Process) -> Result<Settings, AssembleError> {
     let head = Bounds {
         headers: limits.headers,
         header_bytes: usize_of(limits.header_bytes),
+        uri: usize_of(limits.uri),
         header_timeout: process.timeouts.header,
-        ..Bounds::default()
+        body: process.timeouts.body,
+        keep_alive: process.timeouts.keep_alive,
     };
     let admin_token = process.admin.token_file.as_ref().map(|path| {
         let read = fleet::key::secret(path);
@@ -234,6 +237,8 @@ fn settings(process: &Process) -> Result<Settings, AssembleError> {
             speculate_body: usize_of(limits.speculate_body),
             relay_body: limits.relay_body,
             sessions: limits.sessions,
+            memory: limits.memory,
+            connections: limits.connections.unwrap_or_else(most_clients),
         },
         drain: DrainTimes {
             delay: process.drain.delay,

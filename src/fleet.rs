@@ -33,7 +33,7 @@ use tokio::sync::watch as channel;
 
 pub use breaker::BreakerState;
 pub use discover::{Resolve, SystemResolver};
-pub use error::{SendError, SendErrorKind};
+pub use error::{REQUEST_TIMEOUT, SendError, SendErrorKind};
 pub use health::{LastError, Standing};
 pub use key::KeyFile;
 pub use link::{Answer, BrokenOff};

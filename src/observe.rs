@@ -3,6 +3,7 @@
 //! Every request ends in one [`Finished`] record, and every view is made from it, so they cannot disagree.
 
 pub mod body;
+pub mod edge;
 pub mod log;
 pub mod metrics;
 pub mod recent;

@@ -19,6 +19,14 @@ use crate::draft::Tree;
 use crate::units::TokenId;
 use crate::words::{Plan, RideReason, Verdict};
 
+/// About what a session holds for so many tokens of prompt and output, bytes: the ids, their text, an automaton over
+/// them with two states and three edges per token, and a call under way.
+pub fn footprint(tokens: usize) -> u64 {
+    const SESSION: u64 = 32 << 10;
+    const TOKEN: u64 = 256;
+    SESSION + TOKEN * tokens as u64
+}
+
 /// Names one action, and ties every event to the action it answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ActionId(pub u64);

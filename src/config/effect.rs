@@ -35,14 +35,6 @@ const fn ignored(path: &'static str, says: &'static str) -> Remark {
 /// Settings of the process file without effect.
 const PROCESS: &[Remark] = &[
     ignored(
-        "limits.uri",
-        "has no effect yet: a long URI is bounded as a part of the head, by limits.header_bytes",
-    ),
-    ignored(
-        "limits.memory",
-        "has no effect yet: memory is bounded by limits.sessions and limits.speculate_body alone",
-    ),
-    ignored(
         "backends[].models[].base",
         "has no effect: an adapter is routed and verified like every other model",
     ),

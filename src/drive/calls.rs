@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http_body_util::{BodyExt, Full, Limited};
+use http_body_util::{BodyExt, Full};
 
 use hyper::header::{self, HeaderMap, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
@@ -19,6 +19,7 @@ use crate::drive::run::Run;
 use crate::fleet::scrape::Pulse;
 use crate::fleet::{Answer, Replica, SendError};
 use crate::http::body::{Body, BoxError};
+use crate::http::gather;
 use crate::http::headers;
 use crate::openai::{self, Sampling};
 use crate::session::{Event, Fault};
@@ -214,8 +215,9 @@ impl Calls {
         if matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
             return Err(Missed::Fault(retry_after(response.headers())));
         }
-        let body = Limited::new(response.into_body(), self.limits.bytes_max).collect().await;
-        let Ok(body) = body.map(|body| body.to_bytes().to_vec()) else { return Err(fault) };
+        let Ok(body) = gather::whole(response.into_body(), self.limits.bytes_max).await else {
+            return Err(fault);
+        };
         let codec = self.engine.dialect.codec();
         match (status, plan) {
             (StatusCode::OK, _) => Ok(body),

@@ -24,7 +24,7 @@ use crate::drive::run::Run;
 use crate::drive::sink::{End, Gone, Sink};
 use crate::fleet::Fleet;
 use crate::openai::usage::Usage;
-use crate::session::{Action, ActionId, Event, Fault, Finish, RidePlan, Session, Summary, Tail};
+use crate::session::{Action, ActionId, Event, Fault, Finish, RidePlan, Session, Summary, Tail, footprint};
 use crate::words::{BypassReason, RideReason};
 
 /// Events of the world that answer no action.
@@ -159,6 +159,9 @@ impl Pump {
                 Ok(None) => self.name(),
                 Err(Gone) => self.session.handle(WORLD, Event::ClientGone, self.clock.now()),
             }
+            self.slot
+                .record
+                .session_holds(footprint(self.session.prompt().len() + self.session.output().len()));
             let happened = self.wait().await;
             if let Some(unsent) = self.nothing(&happened) {
                 return Err(Box::new(Nothing {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http_body_util::{BodyExt, Full, Limited};
+use http_body_util::{BodyExt, Full};
 use hyper::{Method, Request, StatusCode, header};
 
 use crate::dialect::recognise::{self, Told};
@@ -14,6 +14,7 @@ use crate::fleet::identity::{Asking, Epoch, Identity};
 use crate::fleet::scrape::Pulse;
 use crate::fleet::{Fresh, Replica};
 use crate::http::body::{Body, BoxError};
+use crate::http::gather;
 use crate::text::Tokenizer;
 use crate::words::BypassReason;
 use crate::words::Plan;
@@ -304,8 +305,8 @@ async fn put(backend: &Replica, question: &Question, fresh: bool) -> Result<Told
         if status == StatusCode::SERVICE_UNAVAILABLE {
             return Err(Unknown::Unreachable(format!("{} answers {status}", question.path)));
         }
-        let body = Limited::new(response.into_body(), TOKENIZER_BYTES).collect().await;
-        let body = body.map_err(|error| unreachable(&error))?.to_bytes().to_vec();
+        let body = gather::whole(response.into_body(), TOKENIZER_BYTES).await;
+        let body = body.map_err(|error| unreachable(&error))?;
         Ok(Told { status: status.as_u16(), server, body })
     };
     match tokio::time::timeout(WITHIN, asked).await {
