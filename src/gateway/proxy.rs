@@ -33,8 +33,8 @@ use crate::openai::{self, Control, Judgement, Route};
 use crate::words::BypassReason;
 use crate::words::Mode;
 
-/// What the buffers of a request take that is relayed unread, bytes. Counted where memory is short.
-const UNREAD: u64 = 64 << 10;
+/// What the buffers of a request take whose body is relayed unread, bytes.
+const UNREAD: u64 = 128 << 10;
 
 /// What every request needs.
 pub struct Proxy {
@@ -183,13 +183,16 @@ impl Proxy {
         &self,
         inbound: Inbound,
         body: Payload,
-        record: Record,
+        mut record: Record,
         backend: Arc<Replica>,
     ) -> Response<Body> {
         let twice = route::is_repeatable(&inbound.parts.method, &inbound.parts.uri);
         let (body, repeatable) = match body {
             Payload::Whole(bytes) => (full(bytes.clone()), Some(bytes).filter(|_| twice)),
-            Payload::Stream(body) => (body, None),
+            Payload::Stream(body) => {
+                record.keep(self.shared.memory.take(UNREAD));
+                (body, None)
+            }
         };
         let fleet = Arc::clone(&self.shared.fleet);
         let relay = Relay { record, backend, fleet, limit: self.limits.relay_body, repeatable };
@@ -251,12 +254,7 @@ impl Proxy {
         let memory = &self.shared.memory;
         let body = match body {
             Payload::Whole(bytes) => Payload::Whole(relay::fit(&backend, &mut inbound.parts, bytes, memory)),
-            unread @ Payload::Stream(_) => {
-                if why.reason == BypassReason::Memory {
-                    record.keep(memory.take(UNREAD));
-                }
-                unread
-            }
+            unread @ Payload::Stream(_) => unread,
         };
         self.relay(inbound, body, record, backend).await
     }
