@@ -31,7 +31,7 @@ use crate::http::body::{Body, BoxError};
 use crate::http::head::codings;
 
 /// The most that is kept of an answer, or of a request, on its way through a connection, bytes.
-const BUFFER: usize = 64 << 10;
+const BUFFER: usize = 32 << 10;
 /// How much of an error's text is read to judge whose fault it is.
 const JUDGED: usize = 4 << 10;
 /// What engines say when a prompt is too long. vLLM says it with status 500.

@@ -41,8 +41,8 @@ use crate::words::BypassReason;
 /// Longest `x-request-id` of a client that is taken over, bytes.
 const LONGEST_ID: usize = 128;
 
-/// What the buffers of a request take that is relayed unread, bytes. Counted where memory is short.
-const UNREAD: u64 = 64 << 10;
+/// What the buffers of a request take whose body is relayed unread, bytes.
+const UNREAD: u64 = 128 << 10;
 
 /// What every request needs.
 pub struct Proxy {
@@ -216,11 +216,14 @@ impl Proxy {
         self.relay(inbound, body, backend).await
     }
 
-    async fn relay(&self, inbound: Inbound, body: Payload, backend: Arc<Replica>) -> Response<Body> {
+    async fn relay(&self, mut inbound: Inbound, body: Payload, backend: Arc<Replica>) -> Response<Body> {
         let twice = route::is_repeatable(&inbound.parts.method, &inbound.parts.uri);
         let (body, repeatable) = match body {
             Payload::Whole(bytes) => (full(bytes.clone()), Some(bytes).filter(|_| twice)),
-            Payload::Stream(body) => (body, None),
+            Payload::Stream(body) => {
+                inbound.record.keep(self.shared.memory.take(UNREAD));
+                (body, None)
+            }
         };
         let fleet = Arc::clone(&self.shared.fleet);
         let Inbound { parts, peer, record } = inbound;
@@ -286,13 +289,8 @@ impl Proxy {
             inbound.record.model(model);
         }
         let body = match body {
-            Payload::Whole(bytes) => Payload::Whole(fit(&backend, &mut inbound.parts, bytes)),
-            unread @ Payload::Stream(_) => {
-                if why.reason == BypassReason::Memory {
-                    inbound.record.keep(self.shared.memory.take(UNREAD));
-                }
-                unread
-            }
+Payload::Whole(bytes) => Payload::Whole(fit(&backend, &mut inbound.parts, bytes)),
+            unread @ Payload::Stream(_) => unread,
         };
         self.relay(inbound, body, backend).await
     }

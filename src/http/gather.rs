@@ -17,7 +17,7 @@ use crate::http::body::BoxError;
 use crate::http::memory::{Memory, Reservation};
 
 /// The size of all pieces but the first, which grows up to it.
-const PIECE: usize = 64 << 10;
+const PIECE: usize = 32 << 10;
 /// The least that is taken for a body of unknown length.
 const LEAST: usize = 1 << 10;
 

@@ -161,14 +161,14 @@ where
     }
 }
 
-/// The next client for whom there is room.
+/// The next client, as soon as there is room for it. (Room that is taken before anyone comes would be missing to the
+/// other listeners.)
 async fn next(
     listener: &TcpListener,
     connections: &Arc<Connections>,
 ) -> io::Result<(TcpStream, SocketAddr, Place)> {
-    let room = connections.room().await;
     let (stream, address) = listener.accept().await?;
-    Ok((stream, address, connections.seat(room)))
+    Ok((stream, address, connections.seat(connections.room().await)))
 }
 
 /// Says that connections could not be accepted: once a minute, with how many there were since the last time.

@@ -26,7 +26,7 @@ use crate::http::listen::{Bounds, Peer, Stop};
 use crate::http::request::RequestBody;
 use crate::http::socket::Socket;
 
-/// What hyper may buffer of a stream of HTTP/2 that nobody reads, bytes.
+/// What hyper may buffer of a stream of HTTP/2 that nobody reads, in each direction, bytes.
 const STREAM_WINDOW: u32 = 64 << 10;
 /// The same for all streams of a connection.
 const CONNECTION_WINDOW: u32 = 256 << 10;
@@ -61,6 +61,7 @@ fn builder(bounds: &Bounds) -> auto::Builder<TokioExecutor> {
         .timer(TokioTimer::new())
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
+        .max_send_buf_size(STREAM_WINDOW as usize)
         .max_header_list_size(bounds.header_bytes as u32);
     builder
 }
