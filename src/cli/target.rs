@@ -60,9 +60,9 @@ mod serve {
     use std::time::Duration;
 
     use tokio::net::TcpListener;
-    use tokio::signal::unix::{SignalKind, signal};
 
     use super::TargetArgs;
+    use crate::app::signals::Signals;
     use crate::config::process::ServedModel;
     use crate::http::listen::Stop;
     use crate::onnx_server::open::{Opened, open_as};
@@ -90,7 +90,7 @@ mod serve {
         let listener = TcpListener::bind(address).await.map_err(|error| format!("{address}: {error}"))?;
         let address = listener.local_addr()?;
         let stop = Stop::default();
-        tokio::spawn(stop_on_signal(stop.clone()));
+        tokio::spawn(stop_on_signal(Signals::catch()?, stop.clone()));
         // The line that scripts wait for. A closed stdout is no reason not to serve.
         let mut out = std::io::stdout();
         let _ = writeln!(out, "target {} ready on http://{address} (device {})", opened.name, opened.device);
@@ -102,23 +102,12 @@ mod serve {
         Ok(())
     }
 
-    /// The first signal lets open answers end, the second or the end of the grace cuts them.
-    async fn stop_on_signal(stop: Stop) {
-        if wait_for_signal().await.is_ok() {
-            stop.accept.cancel();
-            let _ = tokio::time::timeout(GRACE, wait_for_signal()).await;
-            stop.cut.cancel();
-        }
-    }
-
-    async fn wait_for_signal() -> std::io::Result<()> {
-        let (mut terminate, mut interrupt) =
-            (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
-        Ok(())
+    /// The first signal lets open answers end; a later one, or the end of the grace, cuts them.
+    async fn stop_on_signal(mut signals: Signals, stop: Stop) {
+        signals.wish().await;
+        stop.accept.cancel();
+        let _ = tokio::time::timeout(GRACE, signals.later_wish()).await;
+        stop.cut.cancel();
     }
 }
 

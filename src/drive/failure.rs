@@ -17,8 +17,8 @@ pub enum Failure {
     /// The backend gave no answer.
     #[error(transparent)]
     Send(#[from] SendError),
-    /// No backend is configured.
-    #[error("no backend is configured")]
+    /// There is no replica that could be asked.
+    #[error("no backend is configured, or no address of it is known")]
     NoBackend,
     /// The method is for forward proxies.
     #[error("CONNECT is not served here")]
@@ -61,7 +61,17 @@ pub enum Failure {
 impl Failure {
     /// Whether no replica has answered.
     pub fn is_unreachable(&self) -> bool {
-        matches!(self, Self::Send(error) if error.kind() != SendErrorKind::Request)
+        match self {
+            Self::Send(error) => error.kind() != SendErrorKind::Request,
+            Self::NoBackend => true,
+            Self::Connect
+            | Self::BodyTooLarge { .. }
+            | Self::BodyBroken
+            | Self::UnaskedUpgrade { .. }
+            | Self::BrokeOff
+            | Self::WentSilent
+            | Self::Internal => false,
+        }
     }
 
     /// The HTTP status.

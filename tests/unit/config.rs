@@ -67,6 +67,9 @@ fn an_almost_empty_process_file_is_the_documented_one() {
     let backend = full.backends.pop().unwrap();
     full.drafters.clear();
     full.listen = empty.listen.clone();
+    // It is beside no policies of its own, and what is written down is waited for.
+    assert!(full.policies == Path::new("../policies") && !full.drain.early && empty.drain.early);
+    (full.policies, full.drain.early) = (empty.policies.clone(), true);
     assert_eq!(full, empty);
     let bare = process_of("backends: [{ name: llama70, replicas: [\"http://10.0.0.7:8000\"] }]")
         .backends
