@@ -37,7 +37,7 @@ use crate::http::connections::most_clients;
 use crate::http::drain::{DrainTimes, Lifecycle};
 use crate::http::listen::{Bounds, Endpoint};
 use crate::policy::PolicySet;
-use crate::words::Mode;
+use crate::words::{Mode, Plan};
 
 /// How long a start waits to learn who is behind the backends; after that requests are relayed until it knows.
 const KNOWN_WITHIN: Duration = Duration::from_secs(2);
@@ -155,7 +155,8 @@ async fn until_draining(life: Arc<Lifecycle>, asking: CancellationToken) {
 
 /// How the replicas of a backend are asked who they are.
 fn asking(backend: &Backend) -> Asking {
-    let process::Plans { allow, context_max, bytes_max } = &backend.plans;
+    let process::Plans { allow, explicit, context_max, bytes_max } = &backend.plans;
+    let allow: Vec<Plan> = allow.iter().filter_map(|name| name.plan()).collect();
     let configured = process::Load::default();
     Asking {
         dialect: backend.dialect.spoken(),
@@ -168,8 +169,9 @@ fn asking(backend: &Backend) -> Asking {
             within: backend.probe.within,
             bytes_max: usize_of(*bytes_max),
             context_max: *context_max as usize,
-            allow: allow.iter().filter_map(|name| name.plan()).collect(),
+            allow: allow.clone(),
         },
+        named: if *explicit { allow } else { Vec::new() },
         billed: backend.billed,
     }
 }

@@ -18,7 +18,7 @@ use crate::fleet::identity::{self, Recognised, Unknown};
 use crate::fleet::probe::{self, Limits, Report, Seen};
 use crate::fleet::{Replica, scrape};
 use crate::lab::Exit;
-use crate::words::BypassReason;
+use crate::words::{BypassReason, Plan};
 
 /// How long a server is given to become idle.
 const IDLE_WITHIN: Duration = Duration::from_secs(5);
@@ -49,6 +49,9 @@ pub struct ProbeArgs {
     /// It bills per token: ask for its models and nothing else
     #[arg(long)]
     pub billed: bool,
+    /// It has answered a call with logprobs: measure `score` even where such a call may end it (vLLM's CPU build)
+    #[arg(long)]
+    pub score: bool,
 }
 
 /// What came of it.
@@ -133,7 +136,8 @@ async fn look(args: &ProbeArgs, dialect: Named, backend: &Replica) -> Result<Out
         let why = format!("it bills per token, so it was asked for its models ({models}) and nothing else");
         return Ok(Outcome::Relayed { reason: BypassReason::Billed, why });
     }
-    let mut recognised = identity::recognise(backend, dialect.spoken()).await?;
+    let named: &[Plan] = if args.score { &[Plan::Score] } else { &[] };
+    let mut recognised = identity::recognise(backend, dialect.spoken(), named).await?;
     recognised.starts = identity::one_start(backend, &recognised).await?;
     if let Some(model) = &args.model {
         recognised.engine.model.clone_from(model);

@@ -9,6 +9,14 @@
 //! V1 runner are uninitialised memory, whose ids reach the tokenizer in the output loop that all requests
 //! share. `score_call` is the only place that asks for prompt log-probabilities, and a property test holds
 //! it to `detokenize: false`.
+//!
+//! **The first call that may end the engine**: any with log-probabilities, where no C++ compiler works. The V1 runner
+//! ranks tokens by a function that it compiles at that call. A server without `--enforce-eager` has compiled its model
+//! before it answers, so it has a compiler; a CPU build with that flag may have none, and no answer of it shows that.
+//! So `Score` is risky ([`Engine::risky`]) on whatever may be the CPU build ([`build`]). `FanOut` asks for no
+//! log-probabilities and is not.
+
+mod build;
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -72,15 +80,17 @@ impl Codec for Vllm {
         let model = answers.model().ok_or_else(|| Foreign::silent("model"))?;
         let context = context(answers).ok_or_else(|| Foreign::silent("context length"))?;
         let fan_out = shared::version(&version).is_some_and(|version| version >= TOKEN_IDS);
-        let score = scored(answers) && matches!(answers.status(GENERATE), Some(400 | 422));
-        let plans = [(score, Plan::Score), (fan_out, Plan::FanOut)];
+        let score = scored(answers) && is_open(answers);
         let metrics = answers.text(METRICS).unwrap_or_default();
+        let safe = score && build::may_be_cpu(metrics).is_none();
+        let plans = [(safe, Plan::Score), (fan_out, Plan::FanOut)];
         let block = shared::label(metrics, "vllm:cache_config_info", "block_size");
         let rendered = rendered(answers);
         Ok(Engine {
             started: shared::started(metrics),
             context: Some(context),
             plans: plans.into_iter().filter_map(|(has, plan)| has.then_some(plan)).collect(),
+            risky: if score && !safe { vec![Plan::Score] } else { Vec::new() },
             defaults: rendered.as_ref().map(defaults),
             max_tokens: rendered
                 .as_ref()
@@ -200,6 +210,7 @@ impl Codec for Vllm {
     fn missing(&self, answers: &Answers, plan: Plan) -> String {
         match plan {
             Plan::Score if !scored(answers) => "its token endpoint is not known in this version".to_owned(),
+            Plan::Score if is_open(answers) => build::caution(answers.text(METRICS).unwrap_or_default()),
             Plan::Score => match answers.status(GENERATE) {
                 Some(403) => {
                     "its token endpoint is switched off: start it with --enable-scale-out".to_owned()
@@ -237,6 +248,11 @@ fn scored(answers: &Answers) -> bool {
         .as_deref()
         .and_then(shared::version)
         .is_some_and(|version| (SCORED.0..=SCORED.1).contains(&version))
+}
+
+/// Whether the token endpoint is there: it misses its fields.
+fn is_open(answers: &Answers) -> bool {
+    matches!(answers.status(GENERATE), Some(400 | 422))
 }
 
 /// The engine's own sampling parameters for a request that leaves them open, where it shows them.
