@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-pub use gateway::{Ended, Gateway, run};
+pub use gateway::{Ended, Gateway};
 pub use served::ServedError;
 
 use crate::admin::Configured;

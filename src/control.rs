@@ -19,10 +19,6 @@ pub use survival::{Heat, Survival, Tuning};
 
 use parking_lot::Mutex;
 
-use crate::draft::Source;
-use crate::units::Tick;
-use crate::words::{Plan, RideReason};
-
 /// Everything learnt about one (epoch, policy).
 #[derive(Debug, Default)]
 pub struct Learnt {
@@ -32,7 +28,6 @@ pub struct Learnt {
     pub costs: Costs,
     /// Mean output length in tokens, and how many outputs it is from.
     length: (f64, f64),
-    gate: Option<RideReason>,
 }
 
 impl Learnt {
@@ -54,36 +49,12 @@ impl Learnt {
         let seen = (seen + 1.0).min(64.0);
         self.length = (mean + (tokens as f64 - mean) / seen, seen);
     }
-
-    /// A live reason not to leap now.
-    pub fn gate(&self) -> Option<RideReason> {
-        self.gate
-    }
 }
 
 /// The shared store of one (epoch, policy). Time spent under its lock is microseconds.
 #[derive(Debug, Default)]
 pub struct Control {
     learnt: Mutex<Learnt>,
-}
-
-/// A look at what has been learnt, for status pages and metrics. Times in seconds.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Picture {
-    /// Time per token while riding, once measured.
-    pub ride_token: Option<f64>,
-    /// Expected time of a verify call by number of draft nodes, from 0; measured plans only.
-    pub verify: Vec<(Plan, Vec<f64>)>,
-    /// Time of the model drafter per drafted token, once measured.
-    pub draft_token: Option<f64>,
-    /// Cost of switching from ride to leap.
-    pub switch_in: f64,
-    /// Cost of switching from leap to ride.
-    pub switch_out: f64,
-    /// Accepted and tried first tokens per source, decayed.
-    pub first_tokens: Vec<(Source, f64, f64)>,
-    /// The gate that is closed now.
-    pub gate: Option<RideReason>,
 }
 
 impl Control {
@@ -95,40 +66,5 @@ impl Control {
     /// Reads or writes what has been learnt. Keep it short: all sessions of the policy wait for it.
     pub fn with<T>(&self, work: impl FnOnce(&mut Learnt) -> T) -> T {
         work(&mut self.learnt.lock())
-    }
-
-    /// Closes the gate with a reason, or opens it.
-    pub fn set_gate(&self, gate: Option<RideReason>) {
-        self.with(|learnt| learnt.gate = gate);
-    }
-
-    /// Tells how long a cancelled backend call took to be gone (seconds).
-    pub fn observe_cancel(&self, seconds: f64, now: Tick) {
-        self.with(|learnt| learnt.costs.cancelled(seconds, now));
-    }
-
-    /// A copy of the main figures.
-    pub fn picture(&self) -> Picture {
-        self.with(|learnt| Picture {
-            ride_token: learnt.costs.ride_token(),
-            verify: Plan::ALL
-                .into_iter()
-                .filter(|&plan| learnt.costs.verify_measured(plan))
-                .map(|plan| {
-                    (plan, (0..=costs::NODES_MAX).map(|nodes| learnt.costs.verify(plan, nodes)).collect())
-                })
-                .collect(),
-            draft_token: learnt.costs.draft_token_measured(),
-            switch_in: learnt.costs.switch_in(),
-            switch_out: learnt.costs.switch_out(),
-            first_tokens: Source::ALL
-                .iter()
-                .map(|&source| {
-                    let (accepted, tried) = learnt.survival.first_tokens(source);
-                    (source, accepted, tried)
-                })
-                .collect(),
-            gate: learnt.gate,
-        })
     }
 }

@@ -29,3 +29,5 @@ mod memory;
 mod ops;
 #[path = "attack/patience.rs"]
 mod patience;
+#[path = "attack/explain.rs"]
+mod explain;

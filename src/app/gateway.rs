@@ -220,21 +220,6 @@ impl Gateway {
     }
 }
 
-/// Opens the listeners and serves until a signal.
-///
-/// # Errors
-/// See [`StartError`].
-pub async fn run(settings: Settings, brains: Brains) -> Result<Ended, StartError> {
-    let gateway = Gateway::start(settings, brains, None).await?;
-    for address in &gateway.addresses {
-        tracing::info!(%address, "listening");
-    }
-    if let Some(address) = gateway.admin {
-        tracing::info!(%address, "admin");
-    }
-    Ok(gateway.until_signal().await)
-}
-
 async fn bind(address: SocketAddr) -> Result<TcpListener, StartError> {
     TcpListener::bind(address).await.map_err(|error| StartError::Listen { address, error })
 }

@@ -332,10 +332,10 @@ fn the_operator_s_mode_holds_from_the_next_token() {
 fn a_gate_is_kept_but_for_those_that_fixed_gamma_ignores() {
     let mut desk = desk();
     let ride = desk.ride();
-    desk.control.set_gate(Some(RideReason::GateHealth));
+    desk.tell(ActionId::WORLD, Event::Mode(Some(RideReason::GateHealth)));
     assert_eq!(desk.token(ride, 0), []);
     assert_eq!(desk.session.summary().reason, Some(RideReason::GateHealth));
-    desk.control.set_gate(Some(RideReason::GateLoad));
+    desk.tell(ActionId::WORLD, Event::Mode(Some(RideReason::GateLoad)));
     assert_eq!(desk.token(ride, 1).len(), 2);
 }
 
