@@ -32,7 +32,7 @@ use parking_lot::Mutex;
 use crate::clock::Clock;
 use crate::control::Control;
 use crate::dialect::MaxTokens;
-use crate::drive::calls::{CallLimits, Calls};
+use crate::drive::calls::{CallLimits, Calls, Common};
 use crate::drive::drafters::Drafters;
 use crate::drive::drafting::Drafting;
 use crate::drive::failure::Failure;
@@ -48,7 +48,7 @@ use crate::fleet::identity::{Epoch, Identities, Identity};
 use crate::gateway::handover::{BoxFuture, Drive, Exchange};
 use crate::http::body::{Body, BoxError};
 use crate::http::headers;
-use crate::observe::Finished;
+use crate::observe::{Finished, Observer};
 use crate::openai::{Path, Prompt, Request, Sampling};
 use crate::session::{Action, ActionId, Decode, Ending, Limit, Permission, RidePlan, Session, Start};
 use crate::units::TokenId;
@@ -70,8 +70,8 @@ pub struct Parts {
     pub drafters: Arc<Drafters>,
     /// Longest time for a verify call.
     pub verify_timeout: Duration,
-    /// Longest time for a draft.
-    pub draft_timeout: Duration,
+    /// Longest time for a draft, if the operator has set one.
+    pub draft_timeout: Option<Duration>,
 }
 
 /// Drives eligible requests.
@@ -130,7 +130,7 @@ impl Inner {
         } else {
             effective.sampling
         };
-        let drafting = self.drafting(&ruling, &identity, &sampling);
+        let drafting = self.drafting(&ruling, &identity, &sampling, &exchange.observer);
         ruling.rules.model = drafting.is_there();
         ruling.rules.verify_timeout = self.parts.verify_timeout;
         ruling.rules.draft_timeout = self.parts.draft_timeout;
@@ -150,16 +150,23 @@ impl Inner {
 
 impl Inner {
     #[cfg(feature = "onnx")]
-    fn drafting(&self, ruling: &Ruling, identity: &Identity, sampling: &Sampling) -> Drafting {
+    fn drafting(
+        &self,
+        ruling: &Ruling,
+        identity: &Identity,
+        sampling: &Sampling,
+        observer: &Arc<Observer>,
+    ) -> Drafting {
         let drafter = ruling.model.as_deref().and_then(|name| self.parts.drafters.get(name, identity));
         // Without the target's own noise its likeliest sample is the likeliest token.
         let temperature = if identity.engine.shares_noise() { sampling.temperature } else { 0.0 };
-        Drafting::new(drafter, Sampling { temperature, ..sampling.clone() }, self.parts.draft_timeout)
+        let sampling = Sampling { temperature, ..sampling.clone() };
+        Drafting::new(drafter, sampling, self.parts.draft_timeout.is_some(), Arc::clone(observer))
     }
 
     #[cfg(not(feature = "onnx"))]
     #[expect(clippy::unused_self, reason = "the shape that the drafting with a runtime has")]
-    fn drafting(&self, _: &Ruling, _: &Identity, _: &Sampling) -> Drafting {
+    fn drafting(&self, _: &Ruling, _: &Identity, _: &Sampling, _: &Arc<Observer>) -> Drafting {
         Drafting::none()
     }
 }
@@ -196,17 +203,17 @@ impl Prepared {
             ..Finished::new(Path::Ridden, name.clone())
         };
         let mut report = Report::new(observer, started, finished, slot);
-        let calls = Calls::new(
-            Arc::clone(&backend),
-            Arc::clone(&self.identity.engine),
-            Arc::clone(&self.identity.pulse),
-            parts.headers,
-            id,
-            request.model.clone(),
-            self.sampling.clone(),
-            fresh_seed(),
-            self.limits,
-        );
+        let calls = Calls::new(Common {
+            replica: Arc::clone(&backend),
+            engine: Arc::clone(&self.identity.engine),
+            pulse: Arc::clone(&self.identity.pulse),
+            headers: parts.headers,
+            request_id: id,
+            model: request.model.clone(),
+            sampling: self.sampling.clone(),
+            dice: fresh_seed(),
+            limits: self.limits,
+        });
         let call = self.identity.engine.first_ride(&request, self.seed);
         let response = match calls.first(call).await {
             Ok(response) => response,

@@ -106,8 +106,9 @@ pub struct Rules {
     pub segment: Option<u32>,
     /// How long a verify call may take.
     pub verify_timeout: Duration,
-    /// How long the model drafter may take; two ridden tokens' time is granted in any case.
-    pub draft_timeout: Duration,
+    /// How long a draft of the model drafter may take, where the operator has set that; `None` leaves it to the
+    /// session.
+    pub draft_timeout: Option<Duration>,
 }
 
 impl Default for Rules {
@@ -125,7 +126,7 @@ impl Default for Rules {
             holdback: false,
             segment: None,
             verify_timeout: Duration::from_secs(2),
-            draft_timeout: Duration::from_millis(10),
+            draft_timeout: None,
         }
     }
 }

@@ -12,6 +12,8 @@ use crate::words::{RideReason, Verdict};
 /// A draft is waited for at least so many ridden tokens: where drafter and backend share their cores, the
 /// first one waits for what the ride left behind.
 const PATIENCE: f64 = 2.0;
+/// And at least so long.
+const PATIENCE_LEAST: Duration = Duration::from_millis(10);
 
 impl Session {
     /// Does a leaping step. `began` is when the round began, for its cost.
@@ -23,12 +25,23 @@ impl Session {
             }
             Step::Draft(gamma) => {
                 let id = self.act(Action::Draft { gamma });
-                let pace = self.pilot.control().with(|learnt| learnt.costs.ride_token()).unwrap_or(0.0);
-                let patience =
-                    self.rules.draft_timeout.max(Duration::from_secs_f64(PATIENCE * pace.min(1.0)));
-                self.phase = Phase::Draft { id, since: now, gamma, until: now.after(patience) };
+                let until = now.after(self.patience());
+                self.phase = Phase::Draft { id, since: now, gamma, until };
             }
             Step::Verify(draft) => self.verify(draft, 0, began, now),
+        }
+    }
+
+    /// How long a draft is waited for. A leap that is forced has to wait for it whatever it brings, and the first
+    /// one for the prompt to be read too: as long as for a verify call.
+    fn patience(&self) -> Duration {
+        let pace = self.pilot.control().with(|learnt| learnt.costs.ride_token());
+        match (self.rules.draft_timeout, pace) {
+            (Some(set), _) => set,
+            (None, Some(pace)) if self.rules.gamma_fixed.is_none() => {
+                Duration::from_secs_f64(PATIENCE * pace.min(1.0)).max(PATIENCE_LEAST)
+            }
+            (None, _) => self.rules.verify_timeout,
         }
     }
 
