@@ -11,7 +11,7 @@ pub mod prospect;
 pub mod run;
 pub mod survival;
 
-pub use chooser::{Dice, Quote, Terms, best_cut, pays};
+pub use chooser::{Quote, Terms, best_cut, dither, pays};
 pub use costs::Costs;
 pub use prospect::Prior;
 pub use run::Run;

@@ -24,7 +24,7 @@ use serde_json::{Map, Value};
 
 use crate::draft::Tree;
 use crate::openai::{Additive, Request, Route, Sampling};
-use crate::session::StopOrder;
+use crate::session::{Hold, StopOrder};
 use crate::units::TokenId;
 use crate::words::BypassReason;
 use crate::words::{Past, Plan, Verdict};
@@ -167,9 +167,6 @@ pub struct Round<'a> {
     pub sampling: &'a Sampling,
     /// How the draft is verified.
     pub plan: Plan,
-    /// Seeds what is drawn here where the engine tells probabilities and no sample ([`score`]); shared with
-    /// nobody.
-    pub dice: u64,
 }
 
 /// One HTTP call: `POST path` with a JSON body.
@@ -270,6 +267,8 @@ pub struct Quirks {
     pub ride_ids: bool,
     /// Which stop text counts if one token completes several.
     pub stop_order: StopOrder,
+    /// What the engine keeps back of a streamed text for the sake of stop texts.
+    pub stop_hold: Hold,
     /// The member of a choice that names the stop that ended it.
     pub stop_field: Option<&'static str>,
     /// That member also names the token that is the end of the text itself.
@@ -293,6 +292,7 @@ impl Quirks {
     pub const COMMON: Self = Self {
         ride_ids: true,
         stop_order: StopOrder::Listed,
+        stop_hold: Hold::Beginning,
         stop_field: None,
         stop_field_names_end: false,
         usage_counts_end: true,

@@ -49,7 +49,7 @@ use crate::gateway::handover::{BoxFuture, Drive, Exchange};
 use crate::http::body::{Body, BoxError};
 use crate::http::headers;
 use crate::observe::{Finished, Observer};
-use crate::openai::{Path, Prompt, Request, Sampling};
+use crate::openai::{Path, Prompt, Request, Route, Sampling};
 use crate::session::{Action, ActionId, Decode, Ending, Limit, Permission, RidePlan, Session, Start};
 use crate::units::TokenId;
 use crate::words::BypassReason;
@@ -132,6 +132,7 @@ impl Inner {
         };
         let drafting = self.drafting(&ruling, &identity, &sampling, &exchange.observer);
         ruling.rules.model = drafting.is_there();
+        ruling.rules.vocabulary = identity.tokenizer.end();
         ruling.rules.verify_timeout = self.parts.verify_timeout;
         ruling.rules.draft_timeout = self.parts.draft_timeout;
         let key = (identity.epoch.clone(), ruling.name.clone());
@@ -139,11 +140,7 @@ impl Inner {
         if let Some(probe) = &identity.probe {
             control.with(|learnt| learnt.costs.take_prior(&probe.prior));
         }
-        let limits = CallLimits {
-            bytes_max: ruling.bytes_max,
-            verify: self.parts.verify_timeout,
-            vocabulary: identity.tokenizer.end(),
-        };
+        let limits = CallLimits { bytes_max: ruling.bytes_max, verify: self.parts.verify_timeout };
         Ok(Prepared { identity, ruling, sampling, control, drafting, limits, clock: self.clock, seed })
     }
 }
@@ -211,7 +208,6 @@ impl Prepared {
             request_id: id,
             model: request.model.clone(),
             sampling: self.sampling.clone(),
-            dice: fresh_seed(),
             limits: self.limits,
         });
         let call = self.identity.engine.first_ride(&request, self.seed);
@@ -287,6 +283,7 @@ impl Prepared {
             ending: Ending {
                 stop: request.stop.clone(),
                 stop_order: engine.dialect.quirks().stop_order,
+                hold: engine.dialect.quirks().stop_hold,
                 include_stop: request.include_stop,
                 stop_token_ids: request.stop_token_ids.clone(),
                 eos: engine.eos.clone(),
@@ -295,8 +292,13 @@ impl Prepared {
             },
             temperature: self.sampling.temperature,
             decode: self.decoder(prompt, request.stream),
+            marks: match request.route {
+                Route::Chat => Arc::clone(self.identity.tokenizer.added()),
+                Route::Completions => Arc::default(),
+            },
             rules: self.ruling.rules.clone(),
             seed: self.seed,
+            noise: fresh_seed(),
         }
     }
 

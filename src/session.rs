@@ -13,7 +13,7 @@ mod shadow;
 pub mod start;
 
 pub use machine::Session;
-pub use start::{Ending, Limit, Permission, Rules, Start, StopOrder};
+pub use start::{Ending, Hold, Limit, Permission, Rules, Start, StopOrder};
 
 use crate::draft::Tree;
 use crate::units::TokenId;

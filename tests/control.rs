@@ -254,8 +254,10 @@ fn serve(
         ending: Ending::default(),
         temperature: 0.0,
         decode: Box::new(NoText),
+        marks: Arc::default(),
         rules,
         seed,
+        noise: 2,
     };
     let mut session = Session::new(start, Arc::clone(control), tick(begin));
     loop {

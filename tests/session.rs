@@ -8,8 +8,8 @@ use std::time::Duration;
 use foretell::control::Control;
 use foretell::draft::{Features, LookupSpec, Ngram, Source, Tree};
 use foretell::session::{
-    Action, ActionId, Decode, Ending, Event, Fault, Finish, Limit, Permission, RidePlan, Rules, Session,
-    Start, Summary, Tail,
+    Action, ActionId, Decode, Ending, Event, Fault, Finish, Hold, Limit, Permission, RidePlan, Rules,
+    Session, Start, Summary, Tail,
 };
 use foretell::units::{Tick, TokenId};
 use foretell::words::{Plan, RideReason, Row, Verdict};
@@ -39,6 +39,11 @@ struct Desk {
 
 impl Desk {
     fn new(rules: Rules, ending: Ending) -> Self {
+        Self::marked(rules, ending, &[])
+    }
+
+    /// A chat in which these tokens may be parsed by the backend.
+    fn marked(rules: Rules, ending: Ending, marks: &[TokenId]) -> Self {
         let control = Arc::new(Control::new());
         let start = Start {
             prompt: None,
@@ -46,8 +51,10 @@ impl Desk {
             ending,
             temperature: 0.0,
             decode: Box::new(Letters),
+            marks: marks.into(),
             rules,
             seed: 3,
+            noise: 2,
         };
         let now = Tick(1_000_000);
         let session = Session::new(start, Arc::clone(&control), now);
@@ -237,6 +244,54 @@ fn text_that_a_parser_keeps_back_never_leaps() {
     }
     let asked = desk.tell(ride, Event::Token { tokens: vec![4], text: "e".into(), tail: Tail::Open });
     assert_eq!((asked, desk.session.summary().reason), (vec![], Some(RideReason::NoDraft)));
+}
+
+#[test]
+fn text_that_a_parser_swallows_is_not_taken_for_what_a_long_stop_text_holds_back() {
+    for hold in [Hold::Beginning, Hold::Longest] {
+        let stop = vec!["a stop text longer than what is swallowed".to_owned()];
+        let mut desk = Desk::new(rules(), Ending { stop, hold, ..Ending::default() });
+        let ride = desk.ride();
+        for token in [0, 1, 2] {
+            let swallowed = Event::Token { tokens: vec![token], text: String::new(), tail: Tail::Open };
+            assert_eq!(desk.tell(ride, swallowed), [], "{hold:?}: token {token}");
+        }
+        assert_eq!((desk.session.summary().reason, desk.text.as_str()), (Some(RideReason::NoDraft), ""));
+    }
+}
+
+#[test]
+fn what_a_backend_holds_back_for_a_stop_text_is_said_when_its_ride_is_left() {
+    let ending = |hold| Ending { stop: vec!["bcx".to_owned()], hold, ..Ending::default() };
+    for (hold, token) in [(Hold::Beginning, 1), (Hold::Longest, 4)] {
+        let mut desk = Desk::new(rules(), ending(hold));
+        let ride = desk.ride();
+        let asked =
+            desk.tell(ride, Event::Token { tokens: vec![0, token], text: "a".into(), tail: Tail::Open });
+        assert!(
+            matches!(asked[..], [(_, Action::Cancel(_)), (_, Action::Verify(..))]),
+            "{hold:?}: {asked:?}"
+        );
+        assert_eq!(
+            desk.text,
+            if hold == Hold::Longest { "ae" } else { "a" },
+            "\"b\" may begin the stop text"
+        );
+    }
+}
+
+#[test]
+fn a_mark_in_the_first_ride_is_doubt() {
+    let mut desk =
+        Desk::marked(rules(), Ending { eos: vec![9], ignore_eos: true, ..Ending::default() }, &[5, 9]);
+    let ride = desk.ride();
+    // The end of a text is a mark too, but what the backend makes of it is known.
+    assert_eq!(desk.token(ride, 9).len(), 2, "cancels and verifies");
+    let mut desk = Desk::marked(rules(), Ending::default(), &[5, 9]);
+    let ride = desk.ride();
+    assert_eq!(desk.token(ride, 5), []);
+    assert_eq!(desk.token(ride, 0), []);
+    assert_eq!(desk.session.summary().reason, Some(RideReason::NoDraft));
 }
 
 #[test]

@@ -41,7 +41,10 @@ const FORKED: usize = 64;
 /// What the server takes for "draw a seed".
 const RANDOM_SEED: u64 = u32::MAX as u64;
 /// What is wanted of an answer that repeats everything otherwise.
-const WANTED: [&str; 4] = ["index", "tokens", "stop_type", "timings"];
+const WANTED: [&str; 5] = ["index", "tokens", "stop_type", "timings", OWN_STOPS];
+/// The stop texts that hold for a call that names none: the server's own. Its settings do not tell them, and every
+/// answer does.
+const OWN_STOPS: &str = "generation_settings/stop";
 
 /// How the server of llama.cpp is spoken to.
 pub struct LlamaCpp;
@@ -190,6 +193,11 @@ impl Codec for LlamaCpp {
     ) -> Result<Verdict, Unreadable> {
         let body = shared::only(bodies)?;
         let mut answers = Answered::all(body)?;
+        // Judged by what the server is set to, never by what was sampled: which answers such a text ends depends on
+        // the samples, and to refuse those alone would change how often they come.
+        if answers.iter().any(Answered::has_own_stops) {
+            return Err(Unreadable("the server has stop texts of its own (--reverse-prompt)"));
+        }
         answers.sort_by_key(|answer| answer.index);
         if answers.len() != asked.nodes + 1 {
             return Err(Unreadable("not one answer for each prompt"));
@@ -336,6 +344,8 @@ struct Answered {
     tokens: Vec<TokenId>,
     stop_type: String,
     timings: Option<Timings>,
+    #[serde(default, rename = "generation_settings/stop")]
+    own_stops: Vec<String>,
 }
 
 #[derive(Deserialize)]
@@ -355,12 +365,16 @@ impl Answered {
         }
     }
 
+    fn has_own_stops(&self) -> bool {
+        !self.own_stops.is_empty()
+    }
+
+    /// A stop text that nobody here has sent is the server's own; it ends a text there as it does here.
     fn ends(&self) -> Result<bool, Unreadable> {
         match self.stop_type.as_str() {
-            "eos" => Ok(true),
+            "eos" | "word" => Ok(true),
             "limit" => Ok(false),
-            // A stop text that nobody here has sent: the server's own.
-            _ => Err(Unreadable("ended by a rule of the server's own")),
+            _ => Err(Unreadable("ended by no rule that is known")),
         }
     }
 

@@ -20,6 +20,7 @@ use super::{
     Question, Quirks, Refusal, RideKind, Round, Unreadable,
 };
 use crate::openai::{Additive, Prompt, Request, Route, Sampling};
+use crate::session::Hold;
 use crate::units::TokenId;
 use crate::words::BypassReason;
 use crate::words::{Plan, Row, Verdict};
@@ -39,7 +40,7 @@ const BLOCK: usize = 64;
 /// How LMDeploy is spoken to.
 pub struct Lmdeploy;
 
-const QUIRKS: Quirks = Quirks { usage_counts_end: false, ..Quirks::COMMON };
+const QUIRKS: Quirks = Quirks { stop_hold: Hold::Longest, usage_counts_end: false, ..Quirks::COMMON };
 
 impl Codec for Lmdeploy {
     fn quirks(&self) -> &'static Quirks {
@@ -294,7 +295,7 @@ mod tests {
     fn a_fan_out_is_a_call_for_each_node() {
         let (draft, sampling) = (Tree::chain(&[4], Source::Model, Features::default()), Sampling::default());
         let context = Context::new("m", &[1], &[3]);
-        let round = Round { context, draft: &draft, sampling: &sampling, plan: Plan::FanOut, dice: 0 };
+        let round = Round { context, draft: &draft, sampling: &sampling, plan: Plan::FanOut };
         let asked = Lmdeploy.verify(&engine(None), &round).unwrap();
         let bodies: Vec<_> =
             asked.calls.iter().map(|call| String::from_utf8(call.body.clone()).unwrap()).collect();

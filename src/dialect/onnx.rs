@@ -19,7 +19,7 @@ use crate::openai::{Additive, Defaults, Request, Route, Sampling};
 use crate::session::StopOrder;
 use crate::units::TokenId;
 use crate::words::BypassReason;
-use crate::words::{Plan, Row, Verdict};
+use crate::words::{Dist, Plan, Row, Verdict};
 
 const VERIFY: &str = "/v1/verify";
 const TOKENIZER_INFO: &str = "/tokenizer_info";
@@ -175,15 +175,23 @@ struct VerifyAnswer {
 #[derive(Deserialize)]
 struct VerifyRow {
     sample: TokenId,
-    logprob: Option<f32>,
+    logprob: Option<f64>,
+    draft_logprob: Option<f64>,
+}
+
+impl VerifyRow {
+    /// Of the distribution only the sample's own probability is asked for.
+    fn row(self) -> Row {
+        let told = |logprob: f64| Dist { top: vec![(self.sample, logprob.exp())], complete: false };
+        let (dist, draft_p) = (self.logprob.map(told), self.draft_logprob.map(f64::exp));
+        Row { dist, draft_p, ..Row::of(self.sample) }
+    }
 }
 
 fn tree_verdict(body: &[u8]) -> Result<Verdict, Unreadable> {
     let answer: VerifyAnswer = serde_json::from_slice(body).map_err(|_| Unreadable("not a verify answer"))?;
     let computed = answer.usage.as_ref().and_then(PromptUsage::computed);
-    let rows =
-        answer.rows.into_iter().map(|row| Row { logprob: row.logprob, ..Row::of(row.sample) }).collect();
-    Ok(Verdict { rows, computed })
+    Ok(Verdict { rows: answer.rows.into_iter().map(VerifyRow::row).collect(), computed })
 }
 
 #[cfg(test)]
@@ -198,7 +206,7 @@ mod tests {
     }
 
     fn asked(draft: &Tree, sampling: &Sampling, plan: Plan) -> (Asked, String) {
-        let round = Round { context: CONTEXT, draft, sampling, plan, dice: 0 };
+        let round = Round { context: CONTEXT, draft, sampling, plan };
         let asked = Onnx.verify(&engine(), &round).unwrap();
         let text = String::from_utf8(asked.calls[0].body.clone()).unwrap();
         (asked, text)
@@ -255,7 +263,7 @@ mod tests {
         let body = br#"{"rows":[{"sample":4,"logprob":-0.1,"top":[],"draft_logprob":null}]}"#.to_vec();
         let sampling = Sampling::default();
         let read = |draft: &Tree| {
-            let round = Round { context: CONTEXT, draft, sampling: &sampling, plan: Plan::Tree, dice: 0 };
+            let round = Round { context: CONTEXT, draft, sampling: &sampling, plan: Plan::Tree };
             let asked = Onnx.verify(&engine(), &round).unwrap();
             Onnx.verdict(&engine(), &round, &asked, std::slice::from_ref(&body))
         };

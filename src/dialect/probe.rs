@@ -357,7 +357,7 @@ fn round<'a>(
     plan: Plan,
 ) -> Round<'a> {
     let context = Context::new(&engine.model, context, &[]);
-    Round { context, draft, sampling, plan, dice: 1 }
+    Round { context, draft, sampling, plan }
 }
 
 /// Greedy, with every field said, whatever the server's defaults are.

@@ -319,7 +319,7 @@ fn score_verdict(
     let bonus = Row { ends, ..Row::of(*bonus) };
     let told =
         listed.iter().map(|row| row.iter().flatten().filter_map(|entry| Some((entry.1, entry.0?))).collect());
-    Ok(Verdict { rows: score::rows(engine, round, told, bonus), computed })
+    Ok(Verdict { rows: score::rows(engine, round.sampling, told, bonus), computed })
 }
 
 #[cfg(test)]

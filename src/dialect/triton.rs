@@ -285,7 +285,7 @@ mod tests {
     fn with_round<T>(prompt: &[TokenId], draft: &Tree, look: impl Fn(&Round<'_>, &Asked) -> T) -> T {
         let sampling = Sampling { temperature: 0.0, ..Sampling::default() };
         let context = Context::new("ensemble", prompt, &[3]);
-        let round = Round { context, draft, sampling: &sampling, plan: Plan::Native, dice: 0 };
+        let round = Round { context, draft, sampling: &sampling, plan: Plan::Native };
         look(&round, &Triton.verify(&engine(), &round).unwrap())
     }
 
@@ -344,7 +344,9 @@ mod tests {
         let rows = |ids: &[TokenId], length: usize| {
             with_round(&[1, 2], &chain(&[4, 5]), |round, asked| {
                 let verdict = Triton.verdict(&engine(), round, asked, &[answered(ids, length)])?;
-                Ok::<_, Unreadable>(verdict.rows.iter().map(|row| (row.sample, row.ends)).collect::<Vec<_>>())
+                Ok::<_, Unreadable>(
+                    verdict.rows.iter().map(|row| (row.sample.unwrap(), row.ends)).collect::<Vec<_>>(),
+                )
             })
         };
         assert_eq!(rows(&[4, 5, 6], 3).unwrap(), [(4, false), (5, false), (6, false)]);

@@ -26,6 +26,7 @@ use super::{
     Question, Quirks, Refusal, RideKind, Round, Unreadable,
 };
 use crate::openai::{Additive, Prompt, Request, Route, Sampling, SamplingField};
+use crate::session::Hold;
 use crate::units::TokenId;
 use crate::words::BypassReason;
 use crate::words::{Plan, Row, Verdict};
@@ -38,8 +39,13 @@ const BLOCK: usize = 32;
 /// How `trtllm-serve` is spoken to.
 pub struct TrtLlm;
 
-const QUIRKS: Quirks =
-    Quirks { ride_ids: false, refuses_prediction: true, prompt_ids_need_count: true, ..Quirks::COMMON };
+const QUIRKS: Quirks = Quirks {
+    stop_hold: Hold::Longest,
+    ride_ids: false,
+    refuses_prediction: true,
+    prompt_ids_need_count: true,
+    ..Quirks::COMMON
+};
 
 impl Codec for TrtLlm {
     fn quirks(&self) -> &'static Quirks {
@@ -288,7 +294,7 @@ mod tests {
         let said = Said::default().with(SamplingField::Temperature).with(SamplingField::PresencePenalty);
         let sampling = Sampling { presence_penalty: 0.5, said, ..greedy() };
         let context = Context::new("m", &[1, 2], &[3]);
-        let round = Round { context, draft: &draft, sampling: &sampling, plan: Plan::FanOut, dice: 0 };
+        let round = Round { context, draft: &draft, sampling: &sampling, plan: Plan::FanOut };
         let asked = TrtLlm.verify(&engine(), &round).unwrap();
         assert_eq!(asked.calls[0].path, "/v1/completions");
         assert_eq!(
@@ -392,7 +398,7 @@ mod tests {
             let draft = Tree::chain(&draft, Source::Model, Features::default());
             let context = Context::new("m", &[5], &[]);
             let round =
-                Round { context, draft: &draft, sampling: &request.sampling, plan: Plan::FanOut, dice: 0 };
+                Round { context, draft: &draft, sampling: &request.sampling, plan: Plan::FanOut };
             let mut calls = TrtLlm.verify(&engine(), &round).unwrap().calls;
             calls.push(TrtLlm.ride(&engine(), &context, &request.sampling, 3));
             calls.push(TrtLlm.first_ride(&engine(), &request, 3));

@@ -21,6 +21,7 @@ use super::{
     Quirks, Refusal, RideKind, Round, RowShape, Unreadable, score,
 };
 use crate::openai::{Additive, Defaults, Request, Route, Sampling};
+use crate::session::Hold;
 use crate::units::TokenId;
 use crate::words::BypassReason;
 use crate::words::{Plan, Row, Verdict};
@@ -35,6 +36,8 @@ const LOGPROBS_MOST: usize = 20;
 const PROMPTS_MOST: usize = 1024;
 /// Tokens per block where the server does not tell.
 const BLOCK: usize = 16;
+/// Temperatures above zero are raised to this.
+const TEMPERATURE_LEAST: f64 = 0.01;
 /// Versions whose token endpoint was read or run, first and last.
 const SCORED: ([u32; 2], [u32; 2]) = ([0, 15], [0, 33]);
 /// The first version whose answers carry token ids.
@@ -43,7 +46,7 @@ const TOKEN_IDS: [u32; 2] = [0, 11];
 /// How vLLM is spoken to.
 pub struct Vllm;
 
-const QUIRKS: Quirks = Quirks { stop_field: Some("stop_reason"), ..Quirks::COMMON };
+const QUIRKS: Quirks = Quirks { stop_hold: Hold::Longest, stop_field: Some("stop_reason"), ..Quirks::COMMON };
 
 impl Codec for Vllm {
     fn quirks(&self) -> &'static Quirks {
@@ -361,7 +364,13 @@ fn score_verdict(
     }
     let bonus = Row { ends: choice.finish_reason.as_deref() == Some("stop"), ..Row::of(*bonus) };
     let told = tail.iter().map(|row| row.as_ref().map(told).unwrap_or_default());
-    Ok(Verdict { rows: score::rows(engine, round, told, bonus), computed })
+    Ok(Verdict { rows: score::rows(engine, &raised(round.sampling), told, bonus), computed })
+}
+
+/// How the engine samples, which does not divide by less than [`TEMPERATURE_LEAST`].
+fn raised(sampling: &Sampling) -> Sampling {
+    let least = if sampling.temperature > 0.0 { TEMPERATURE_LEAST } else { 0.0 };
+    Sampling { temperature: sampling.temperature.max(least), ..sampling.clone() }
 }
 
 /// The tokens of one row with their log-probabilities.

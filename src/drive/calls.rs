@@ -19,7 +19,6 @@ use crate::fleet::{Answer, Replica, SendError};
 use crate::http::body::{Body, BoxError};
 use crate::openai::{self, Sampling};
 use crate::session::{Event, Fault};
-use crate::units::TokenId;
 use crate::words::{Past, Plan, Verdict};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -40,8 +39,6 @@ pub struct Common {
     pub model: String,
     /// How the target samples, with the seed that the session's noise is drawn with.
     pub sampling: Sampling,
-    /// Seeds what is drawn here ([`crate::dialect::score`]).
-    pub dice: u64,
     /// Bounds of one call.
     pub limits: CallLimits,
 }
@@ -65,8 +62,6 @@ pub struct CallLimits {
     pub bytes_max: usize,
     /// Longest time for a verify call.
     pub verify: Duration,
-    /// One more than the largest token id.
-    pub vocabulary: TokenId,
 }
 
 impl Calls {
@@ -140,7 +135,7 @@ impl Calls {
     /// A verify call, from the draft to the event that the session waits for.
     pub async fn verify(self, past: Past, draft: Tree, plan: Plan, round: u32) -> Event {
         let context = Context::of(&self.0.model, &past);
-        let put = Round { context, draft: &draft, sampling: &self.0.sampling, plan, dice: self.0.dice };
+        let put = Round { context, draft: &draft, sampling: &self.0.sampling, plan };
         let asked = match self.0.engine.verify(&put, self.0.limits.bytes_max) {
             Ok(asked) => asked,
             Err(refusal) => {
@@ -195,11 +190,6 @@ impl Calls {
             let all = put.plan.prompt_tokens(put.context.len(), asked.nodes);
             let cached = all.saturating_sub(computed as usize);
             self.0.pulse.cached(cached, put.context.len(), self.0.engine.block);
-        }
-        // Once such an id were the past, no ride could go on from there.
-        if verdict.rows.iter().any(|row| row.sample >= self.0.limits.vocabulary) {
-            tracing::debug!("verdict refused: an id outside the vocabulary");
-            return Err(Fault::Verify);
         }
         Ok(verdict)
     }

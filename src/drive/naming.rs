@@ -13,7 +13,8 @@ use std::sync::Arc;
 
 use crate::draft::{Features, Source, Tree};
 use crate::drive::calls::Calls;
-use crate::session::{Decode, Event, Tail, accept};
+use crate::session::accept::{Judge, Rule, Walk};
+use crate::session::{Decode, Event, Tail};
 use crate::text::Tokenizer;
 use crate::units::TokenId;
 use crate::words::{Past, Plan};
@@ -84,7 +85,10 @@ impl Spelling<'_, Arc<Tokenizer>> {
             let draft = Tree::chain(&guess, Source::PromptLookup, Features::default());
             let answer = calls.clone().verify(self.past.clone(), draft.clone(), plan, round).await;
             let Event::Verdict(verdict) = answer else { break };
-            let Some(said) = accept::walk(&draft, &verdict).filter(|said| !said.tokens.is_empty()) else {
+            // Ids are named at temperature 0 only, where nothing is drawn.
+            let said = Judge::new(Rule::Exact, 0).walk(&draft, &verdict, 0);
+            let end = self.words.end();
+            let Some(said) = said.filter(|said| !said.tokens.is_empty() && said.is_within(end)) else {
                 break;
             };
             // The token that ends the text spells none of it.

@@ -11,9 +11,9 @@ use std::time::Duration;
 use super::accept::Accepted;
 use super::shadow::{ShadowPlan, VirtualRound};
 use super::start::{Permission, Rules};
-use crate::control::{Control, Dice, Heat, Run, Tuning};
+use crate::control::{Control, Heat, Run, Tuning};
 use crate::draft::{Budget, Feedback, Lookup, Tree};
-use crate::units::{Tick, TokenId};
+use crate::units::{Dice, Tick, TokenId};
 use crate::words::{Plan, RideReason};
 
 /// What to do next.

@@ -10,7 +10,8 @@ use crate::toy::{Law, Toy, distance, law};
 use crate::world::{Ask, Case, Hooks, plain, play, play_knowing};
 use foretell::control::{Control, Heat};
 use foretell::draft::{Features, LookupSpec, Ngram, Node, Source, Tree};
-use foretell::session::{Ending, Rules, accept};
+use foretell::session::accept::{Accepted, Judge, Rule, Walk as _};
+use foretell::session::{Ending, Rules};
 use foretell::units::TokenId;
 use foretell::words::{Plan, Row, Verdict};
 use rstest::rstest;
@@ -302,8 +303,12 @@ fn wrong_noise_is_caught(#[case] bug: NoiseBug) {
 /// What a round emits, given the draft and the samples.
 type Walk = fn(&Tree, &Verdict) -> Vec<TokenId>;
 
+fn shipped(draft: &Tree, verdict: &Verdict) -> Accepted {
+    Judge::new(Rule::Exact, 0).walk(draft, verdict, 0).expect("fits")
+}
+
 fn right(draft: &Tree, verdict: &Verdict) -> Vec<TokenId> {
-    accept::walk(draft, verdict).expect("fits").tokens
+    shipped(draft, verdict).tokens
 }
 
 /// The walk with one thing wrong: which row follows a node, and what is emitted where.
@@ -314,12 +319,12 @@ fn accept_all(draft: &Tree, verdict: &Verdict) -> Vec<TokenId> {
         tokens.push(draft.nodes()[node].token);
         place = Some(node);
     }
-    tokens.push(verdict.rows[place.map_or(0, |node| node + 1)].sample);
+    tokens.push(verdict.rows[place.map_or(0, |node| node + 1)].sample.expect("sampled"));
     tokens
 }
 
 fn emit_the_draft_for_y(draft: &Tree, verdict: &Verdict) -> Vec<TokenId> {
-    let mut run = accept::walk(draft, verdict).expect("fits");
+    let mut run = shipped(draft, verdict);
     let place = run.nodes.last().copied();
     if let Some(child) = draft.nodes().iter().find(|node| node.parent == place) {
         run.tokens.pop();
@@ -332,7 +337,7 @@ fn wrong_sibling(draft: &Tree, verdict: &Verdict) -> Vec<TokenId> {
     let mut tokens = Vec::new();
     let mut place: Option<usize> = None;
     loop {
-        let sample = verdict.rows[place.map_or(0, |node| node + 1)].sample;
+        let sample = verdict.rows[place.map_or(0, |node| node + 1)].sample.expect("sampled");
         tokens.push(sample);
         if draft.child(place, sample).is_none() {
             return tokens;

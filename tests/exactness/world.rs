@@ -231,8 +231,10 @@ pub fn play_knowing(case: &Case, control: Control, hooks: &mut Hooks<'_>) -> Out
         ending: case.ending.clone(),
         temperature: 0.0,
         decode: Box::new(Bytes { vocabulary: case.vocabulary.clone(), held: Vec::new() }),
+        marks: Arc::default(),
         rules: case.rules.clone(),
         seed: 1,
+        noise: 2,
     };
     let mut now = Tick(1);
     let mut session = Session::new(start, Arc::new(control), now);

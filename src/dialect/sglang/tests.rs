@@ -22,7 +22,7 @@ fn greedy() -> Sampling {
 
 fn round<'a>(draft: &'a Tree, sampling: &'a Sampling, plan: Plan) -> Round<'a> {
     let context = Context::new("m", &[1, 2], &[3]);
-    Round { context, draft, sampling, plan, dice: 5 }
+    Round { context, draft, sampling, plan }
 }
 
 fn body(draft: &[TokenId], sampling: &Sampling, plan: Plan) -> (&'static str, String) {

@@ -2,12 +2,13 @@
 
 use super::{Phase, Session};
 use crate::draft::{Budget, Tree};
+use crate::session::accept::Walk;
 use crate::session::pilot::{Stand, Step};
 use crate::session::start::Permission;
 use crate::units::{Tick, TokenId};
 use crate::words::RideReason;
 
-impl Session {
+impl<W: Walk> Session<W> {
     pub(super) fn step(&mut self, leaping: bool, now: Tick) -> Step {
         if let Some(reason) = self.forbidden(now) {
             return Step::Ride(reason);

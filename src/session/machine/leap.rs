@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use super::{Phase, Session};
 use crate::draft::Tree;
+use crate::session::accept::Walk;
 use crate::session::pilot::Step;
-use crate::session::{Action, Event, Fault, accept};
+use crate::session::{Action, Event, Fault};
 use crate::units::Tick;
 use crate::words::{RideReason, Verdict};
 
@@ -15,7 +16,7 @@ const PATIENCE: f64 = 2.0;
 /// And at least so long.
 const PATIENCE_LEAST: Duration = Duration::from_millis(10);
 
-impl Session {
+impl<W: Walk> Session<W> {
     /// Does a leaping step. `began` is when the round began, for its cost.
     pub(super) fn leap(&mut self, step: Step, began: Tick, now: Tick) {
         match step {
@@ -99,7 +100,12 @@ impl Session {
         else {
             return;
         };
-        let Some(accepted) = accept::walk(&draft, verdict) else { return self.verify_failed(now) };
+        let context = self.context();
+        let accepted = self.judge.walk(&draft, verdict, context);
+        // Once an id that no token has were the past, no ride could go on from there.
+        let Some(accepted) = accepted.filter(|accepted| accepted.is_within(self.rules.vocabulary)) else {
+            return self.verify_failed(now);
+        };
         if accepted.tokens.is_empty() {
             return self.verify_by(place + 1, draft, modelled, began, now);
         }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{BITE, EVIDENCE, Pilot, Stand, Step};
-use crate::control::{Learnt, Quote, Run, Terms, best_cut, pays};
+use crate::control::{Learnt, Quote, Run, Terms, best_cut, dither, pays};
 use crate::draft::{Budget, Source, Tree, merge};
 use crate::units::{Tick, TokenId};
 use crate::words::RideReason;
@@ -65,7 +65,7 @@ impl Pilot {
     fn dithered(&mut self, step: Step, budget: Budget) -> Step {
         match step {
             Step::Verify(mut draft) => {
-                let nodes = self.dice.dither(draft.len(), budget.nodes);
+                let nodes = dither(&mut self.dice, draft.len(), budget.nodes);
                 if nodes > draft.len() {
                     let longer = self.control.with(|learnt| self.merged(None, budget, learnt));
                     draft = longer.tree;
@@ -73,7 +73,7 @@ impl Pilot {
                 draft.truncate(nodes);
                 Step::Verify(draft)
             }
-            Step::Draft(gamma) => Step::Draft(self.dice.dither(gamma, budget.nodes.min(budget.depth))),
+            Step::Draft(gamma) => Step::Draft(dither(&mut self.dice, gamma, budget.nodes.min(budget.depth))),
             Step::Ride(reason) => Step::Ride(reason),
         }
     }
