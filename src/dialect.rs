@@ -4,6 +4,7 @@
 //! never talks: it turns a context and a draft into [`Call`]s, and the bytes that come back into a [`Chunk`]
 //! or a [`Verdict`]. Adding an engine is one file, one variant, one golden set; the compiler lists the rest.
 
+pub mod body;
 pub mod engine;
 pub mod llamacpp;
 pub mod lmdeploy;
@@ -26,8 +27,9 @@ use crate::openai::{Additive, Request, Route, Sampling};
 use crate::session::{Hold, StopOrder};
 use crate::units::TokenId;
 use crate::words::BypassReason;
-use crate::words::{Plan, Verdict};
+use crate::words::{Past, Plan, Verdict};
 
+use body::Ids;
 pub use engine::{Engine, Load, MaxTokens, Noise, RowShape};
 pub use recognise::{Answers, Foreign, Question};
 
@@ -91,6 +93,11 @@ impl Dialect {
         }
     }
 
+    /// What is constant about it.
+    pub fn quirks(self) -> &'static Quirks {
+        self.codec().quirks()
+    }
+
     /// How it is spoken.
     pub const fn codec(self) -> &'static dyn Codec {
         match self {
@@ -118,12 +125,24 @@ pub struct Context<'a> {
     pub prompt: &'a [TokenId],
     /// The output so far.
     pub output: &'a [TokenId],
+    /// Both as JSON writes them, where that is known already.
+    json: Option<&'a str>,
 }
 
-impl Context<'_> {
-    /// Prompt and output together, and what may follow them.
-    pub fn whole(&self, path: &[TokenId]) -> Vec<TokenId> {
-        [self.prompt, self.output, path].concat()
+impl<'a> Context<'a> {
+    /// Prompt and output for `model`.
+    pub const fn new(model: &'a str, prompt: &'a [TokenId], output: &'a [TokenId]) -> Self {
+        Self { model, prompt, output, json: None }
+    }
+
+    /// The past of a request for `model`, with its JSON text if that has been written.
+    pub fn of(model: &'a str, past: &'a Past) -> Self {
+        Self { model, prompt: past.prompt(), output: past.output(), json: past.json() }
+    }
+
+    /// Prompt and output as JSON writes them. Written once for all places of a round.
+    pub fn ids(&self) -> Ids<'a> {
+        Ids::new(self.json, self.prompt, self.output)
     }
 
     /// Tokens of prompt and output.
@@ -239,8 +258,58 @@ pub enum Beside {
     Ask(Call),
 }
 
+/// What is constant about an engine, where engines differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Quirks {
+    /// The first ride brings the ids of its tokens. Where it does not, requests leap at temperature 0 only, and the
+    /// ids are recovered: the text, cut into tokens, is put to the engine like any other draft, and what it accepts
+    /// are the ids that it sampled.
+    pub ride_ids: bool,
+    /// Which stop text counts if one token completes several.
+    pub stop_order: StopOrder,
+    /// What the engine keeps back of a streamed text for the sake of stop texts.
+    pub stop_hold: Hold,
+    /// The member of a choice that names the stop that ended it.
+    pub stop_field: Option<&'static str>,
+    /// That member also names the token that is the end of the text itself.
+    pub stop_field_names_end: bool,
+    /// `completion_tokens` includes the token that is the end of the text itself.
+    pub usage_counts_end: bool,
+    /// The route on which the last chunk of a stream brings usage that nobody asked for.
+    pub unasked_usage: Option<Route>,
+    /// The member in which the engine reports the time of an answer, at its end. No single call knows that of an
+    /// output that leapt, so there it is left out.
+    pub time_report: Option<&'static str>,
+    /// The engine refuses the whole request for the client's own `prediction`, so that it must not see it.
+    pub refuses_prediction: bool,
+    /// The engine does not say whether it puts special tokens in front of a prompt: the ids that [`Codec::beside`]
+    /// brings are used only once the first ride has counted as many.
+    pub prompt_ids_need_count: bool,
+}
+
+impl Quirks {
+    /// What most engines have in common.
+    pub const COMMON: Self = Self {
+        ride_ids: true,
+        stop_order: StopOrder::Listed,
+        stop_hold: Hold::Beginning,
+        stop_field: None,
+        stop_field_names_end: false,
+        usage_counts_end: true,
+        unasked_usage: None,
+        time_report: None,
+        refuses_prediction: false,
+        prompt_ids_need_count: false,
+    };
+}
+
 /// How one engine is spoken to. The engine itself, as it was found, is an argument everywhere.
 pub trait Codec: Sync {
+    /// What is constant about the engine.
+    fn quirks(&self) -> &'static Quirks {
+        &Quirks::COMMON
+    }
+
     /// What else to ask the server about itself, given its answers so far; none when it is all known. Every
     /// question must be safe on every version and cost no more than one token.
     fn questions(&self, answers: &Answers) -> Vec<Question>;
@@ -251,13 +320,6 @@ pub trait Codec: Sync {
     /// [`Foreign`]: it is none that can be asked to verify.
     fn engine(&self, answers: &Answers) -> Result<Engine, Foreign>;
 
-    /// Whether the first ride tells the ids of its tokens. Where it does not, requests leap at temperature 0
-    /// only, and the ids are named by the target: a text is a draft for its own ids, put to the engine like any
-    /// other draft, and what it accepts is what it would have said.
-    fn names(&self) -> bool {
-        true
-    }
-
     /// Why this engine cannot carry this request exactly, whatever the plan. `sampling` is the effective one.
     fn refuses(&self, engine: &Engine, request: &Request, sampling: &Sampling) -> Option<BypassReason>;
 
@@ -267,36 +329,6 @@ pub trait Codec: Sync {
 
     /// How long the output of this request may become, if the client does not say.
     fn max_tokens(&self, engine: &Engine, request: &Request) -> MaxTokens;
-
-    /// Which stop text counts if one token completes several.
-    fn stop_order(&self) -> StopOrder {
-        StopOrder::Listed
-    }
-
-    /// What it keeps back of a streamed text for the sake of stop texts.
-    fn stop_hold(&self) -> Hold {
-        Hold::Beginning
-    }
-
-    /// The member of a choice that says at its end which stop ended it, if there is one.
-    fn stop_field(&self) -> Option<&'static str> {
-        None
-    }
-
-    /// Whether that member also names the token that is the end of the text itself.
-    fn names_end(&self) -> bool {
-        false
-    }
-
-    /// Whether the token that is the end of the text itself is one of those that its usage counts.
-    fn counts_end(&self) -> bool {
-        true
-    }
-
-    /// Whether the last chunk of a stream on this route brings usage that nobody asked for.
-    fn usage_unasked(&self, _route: Route) -> bool {
-        false
-    }
 
     /// The client's own request with the additive fields that this dialect needs. `seed` may be sent if the
     /// client sent none, so that a model drafter can share the noise.
@@ -311,17 +343,6 @@ pub trait Codec: Sync {
     fn last_members(&self, route: Route, whole: bool) -> Value {
         let _ = (route, whole);
         Value::Null
-    }
-
-    /// The member in which this engine accounts for the time of an answer, at its end. No call knows that of a leapt
-    /// output, so there it is left out.
-    fn account(&self) -> Option<&'static str> {
-        None
-    }
-
-    /// Whether this engine refuses the whole request for the client's own `prediction`, so that it must not see it.
-    fn refuses_prediction(&self) -> bool {
-        false
     }
 
     /// The call that brings the prompt's ids, if the first ride does not tell them.
@@ -347,12 +368,6 @@ pub trait Codec: Sync {
     /// # Errors
     /// [`Unreadable`].
     fn chunk(&self, engine: &Engine, kind: RideKind, event: &Value) -> Result<Chunk, Unreadable>;
-
-    /// Whether the ids that [`Codec::beside`] has brought are used only once the first ride has counted as many. For a
-    /// server that does not say whether it puts special tokens in front.
-    fn counts(&self) -> bool {
-        false
-    }
 
     /// Why a later ride of `asked` tokens has ended that closed its stream after `brought` without a word; `None`
     /// if that is not how this engine ends one.

@@ -32,7 +32,7 @@ use parking_lot::Mutex;
 use crate::clock::Clock;
 use crate::control::Control;
 use crate::dialect::MaxTokens;
-use crate::drive::calls::{CallLimits, Calls};
+use crate::drive::calls::{CallLimits, Calls, Common};
 use crate::drive::drafters::Drafters;
 use crate::drive::drafting::Drafting;
 use crate::drive::failure::Failure;
@@ -48,7 +48,7 @@ use crate::fleet::identity::{Epoch, Identities, Identity};
 use crate::gateway::handover::{BoxFuture, Drive, Exchange};
 use crate::http::body::{Body, BoxError};
 use crate::http::headers;
-use crate::observe::Finished;
+use crate::observe::{Finished, Observer};
 use crate::openai::{Path, Prompt, Request, Route, Sampling};
 use crate::session::{Action, ActionId, Decode, Ending, Limit, Permission, RidePlan, Session, Start};
 use crate::units::TokenId;
@@ -70,8 +70,8 @@ pub struct Parts {
     pub drafters: Arc<Drafters>,
     /// Longest time for a verify call.
     pub verify_timeout: Duration,
-    /// Longest time for a draft.
-    pub draft_timeout: Duration,
+    /// Longest time for a draft, if the operator has set one.
+    pub draft_timeout: Option<Duration>,
 }
 
 /// Drives eligible requests.
@@ -130,7 +130,7 @@ impl Inner {
         } else {
             effective.sampling
         };
-        let drafting = self.drafting(&ruling, &identity, &sampling);
+        let drafting = self.drafting(&ruling, &identity, &sampling, &exchange.observer);
         ruling.rules.model = drafting.is_there();
         ruling.rules.vocabulary = identity.tokenizer.end();
         ruling.rules.verify_timeout = self.parts.verify_timeout;
@@ -147,16 +147,23 @@ impl Inner {
 
 impl Inner {
     #[cfg(feature = "onnx")]
-    fn drafting(&self, ruling: &Ruling, identity: &Identity, sampling: &Sampling) -> Drafting {
+    fn drafting(
+        &self,
+        ruling: &Ruling,
+        identity: &Identity,
+        sampling: &Sampling,
+        observer: &Arc<Observer>,
+    ) -> Drafting {
         let drafter = ruling.model.as_deref().and_then(|name| self.parts.drafters.get(name, identity));
         // Without the target's own noise its likeliest sample is the likeliest token.
         let temperature = if identity.engine.shares_noise() { sampling.temperature } else { 0.0 };
-        Drafting::new(drafter, Sampling { temperature, ..sampling.clone() }, self.parts.draft_timeout)
+        let sampling = Sampling { temperature, ..sampling.clone() };
+        Drafting::new(drafter, sampling, self.parts.draft_timeout.is_some(), Arc::clone(observer))
     }
 
     #[cfg(not(feature = "onnx"))]
     #[expect(clippy::unused_self, reason = "the shape that the drafting with a runtime has")]
-    fn drafting(&self, _: &Ruling, _: &Identity, _: &Sampling) -> Drafting {
+    fn drafting(&self, _: &Ruling, _: &Identity, _: &Sampling, _: &Arc<Observer>) -> Drafting {
         Drafting::none()
     }
 }
@@ -193,16 +200,16 @@ impl Prepared {
             ..Finished::new(Path::Ridden, name.clone())
         };
         let mut report = Report::new(observer, started, finished, slot);
-        let calls = Calls::new(
-            Arc::clone(&backend),
-            Arc::clone(&self.identity.engine),
-            Arc::clone(&self.identity.pulse),
-            parts.headers,
-            id,
-            request.model.clone(),
-            self.sampling.clone(),
-            self.limits,
-        );
+        let calls = Calls::new(Common {
+            replica: Arc::clone(&backend),
+            engine: Arc::clone(&self.identity.engine),
+            pulse: Arc::clone(&self.identity.pulse),
+            headers: parts.headers,
+            request_id: id,
+            model: request.model.clone(),
+            sampling: self.sampling.clone(),
+            limits: self.limits,
+        });
         let call = self.identity.engine.first_ride(&request, self.seed);
         let response = match calls.first(call).await {
             Ok(response) => response,
@@ -255,7 +262,8 @@ impl Prepared {
     fn naming(&self) -> Option<Naming> {
         let rules = &self.ruling.rules;
         let leaps = rules.permission == Permission::Leap && (!rules.holdback || rules.gamma_fixed.is_some());
-        let plan = rules.plans.first().filter(|_| leaps && !self.identity.engine.dialect.codec().names())?;
+        let plan =
+            rules.plans.first().filter(|_| leaps && !self.identity.engine.dialect.quirks().ride_ids)?;
         Some(Naming::new(Arc::clone(&self.identity.tokenizer), *plan))
     }
 
@@ -274,8 +282,8 @@ impl Prepared {
             limit: Limit { max_tokens, context: engine.context.and_then(|most| u32::try_from(most).ok()) },
             ending: Ending {
                 stop: request.stop.clone(),
-                stop_order: engine.dialect.codec().stop_order(),
-                hold: engine.dialect.codec().stop_hold(),
+                stop_order: engine.dialect.quirks().stop_order,
+                hold: engine.dialect.quirks().stop_hold,
                 include_stop: request.include_stop,
                 stop_token_ids: request.stop_token_ids.clone(),
                 eos: engine.eos.clone(),

@@ -9,7 +9,7 @@ pub mod replicas;
 
 use std::time::Duration;
 
-pub use metrics::{Held, Metrics};
+pub use metrics::{DraftKind, DraftLoss, Held, Metrics};
 
 use crate::openai::{Path, Route};
 use recent::Recent;

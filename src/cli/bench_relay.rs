@@ -1,6 +1,7 @@
 //! `foretell bench-relay`: Foretell against nginx, as plain reverse proxies.
 
 use std::io::Write;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -22,6 +23,12 @@ pub struct BenchRelayArgs {
     /// Its configuration
     #[arg(long, value_name = "F", default_value = "tests/relay/nginx.conf")]
     pub config: PathBuf,
+    /// Serve as the bare hyper proxy that the comparison runs beside the two others
+    #[arg(long, value_name = "ADDR", hide = true, requires = "before")]
+    pub bare: Option<SocketAddr>,
+    /// The server behind it
+    #[arg(long, value_name = "ADDR", hide = true)]
+    pub before: Option<SocketAddr>,
     /// Write the figures as JSON
     #[arg(long, value_name = "F")]
     pub json: Option<PathBuf>,
@@ -29,6 +36,9 @@ pub struct BenchRelayArgs {
 
 /// Runs it: a line per turn to standard error, the comparison to `out`.
 pub fn run(args: &BenchRelayArgs, out: &mut dyn Write) -> Exit {
+    if let (Some(listen), Some(backend)) = (args.bare, args.before) {
+        return bare(listen, backend);
+    }
     let options = Options {
         nginx: args.nginx.clone(),
         config: args.config.clone(),
@@ -52,4 +62,14 @@ pub fn run(args: &BenchRelayArgs, out: &mut dyn Write) -> Exit {
         return Exit::Unreachable;
     }
     if report.holds() { Exit::Done } else { Exit::FellShort }
+}
+
+fn bare(listen: SocketAddr, backend: SocketAddr) -> Exit {
+    let served = tokio::runtime::Builder::new_current_thread().enable_all().build().and_then(|runtime| {
+        let backend = backend.to_string().parse().map_err(std::io::Error::other)?;
+        runtime.block_on(relay::bare::serve(listen, backend))
+    });
+    let Err(error) = served;
+    eprintln!("foretell bench-relay: {error}");
+    Exit::Unreachable
 }

@@ -5,14 +5,15 @@
 //! same seed give the same tokens on every route; what has to be kept is the position, which a prompt of
 //! token ids does, and the split between prompt and output, which the field `generated` does.
 
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use serde_json::{Map, Value};
 
+use super::body::Body;
 use super::recognise::{MODELS, VERSION};
 use super::shared::{self, COMPLETION_TOKENS, PromptUsage, bytes, full_fields};
 use super::{
     Answers, Asked, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise, Question,
-    Refusal, RideKind, Round, Unreadable,
+    Quirks, Refusal, RideKind, Round, Unreadable,
 };
 use crate::openai::{Additive, Defaults, Request, Route, Sampling};
 use crate::session::StopOrder;
@@ -26,7 +27,13 @@ const TOKENIZER_INFO: &str = "/tokenizer_info";
 /// How `foretell target` is spoken to.
 pub struct Onnx;
 
+const QUIRKS: Quirks = Quirks { stop_order: StopOrder::FirstComplete, ..Quirks::COMMON };
+
 impl Codec for Onnx {
+    fn quirks(&self) -> &'static Quirks {
+        &QUIRKS
+    }
+
     fn questions(&self, answers: &Answers) -> Vec<Question> {
         answers.unasked(&[TOKENIZER_INFO])
     }
@@ -65,10 +72,6 @@ impl Codec for Onnx {
         }
     }
 
-    fn stop_order(&self) -> StopOrder {
-        StopOrder::FirstComplete
-    }
-
     /// With `return_token_ids` and, where it matters and the client sent none, `seed`.
     fn first_ride(&self, _: &Engine, request: &Request, seed: u64) -> Call {
         let mut body = shared::streamed(request, shared::continuous_usage());
@@ -86,7 +89,7 @@ impl Codec for Onnx {
     fn ride(&self, _: &Engine, context: &Context<'_>, sampling: &Sampling, max_tokens: u32) -> Call {
         let mut fields = fields(sampling);
         fields.insert("generated".into(), vec![context.output.len()].into());
-        shared::ride(context, max_tokens, fields)
+        shared::ride(context, max_tokens, &fields)
     }
 
     fn chunk(&self, _: &Engine, _: RideKind, event: &Value) -> Result<Chunk, Unreadable> {
@@ -138,16 +141,17 @@ fn fields(sampling: &Sampling) -> Map<String, Value> {
 }
 
 fn tree(round: &Round<'_>) -> Call {
-    let draft = round.draft.nodes();
-    let body = Verification {
-        model: round.context.model,
-        context: round.context.whole(&[]),
-        generated: round.context.output.len(),
-        tokens: draft.iter().map(|node| node.token).collect(),
-        parents: draft.iter().map(|node| node.parent.map_or(-1, |parent| parent as i64)).collect(),
-        sampling: full_fields(round.sampling),
-    };
-    Call { path: VERIFY, body: bytes(&body) }
+    let (draft, ids) = (round.draft.nodes(), round.context.ids());
+    let tokens: Vec<TokenId> = draft.iter().map(|node| node.token).collect();
+    let parents: Vec<i64> = draft.iter().map(|node| node.parent.map_or(-1, |parent| parent as i64)).collect();
+    let body = Body::around(&ids, 1)
+        .put("model", round.context.model)
+        .ids("context", &ids, &[])
+        .put("generated", round.context.output.len())
+        .put("tokens", tokens)
+        .put("parents", parents)
+        .all(&full_fields(round.sampling));
+    Call { path: VERIFY, body: body.end() }
 }
 
 /// Only what counts output must know how much of each prompt is output.
@@ -159,18 +163,7 @@ fn fan_out(round: &Round<'_>) -> Asked {
         let output = std::iter::once(0).chain(depths).map(|depth| before + depth);
         fields.insert("generated".into(), output.collect::<Vec<_>>().into());
     }
-    shared::fan_out(round, usize::MAX, fields)
-}
-
-#[derive(Serialize)]
-struct Verification<'a> {
-    model: &'a str,
-    context: Vec<TokenId>,
-    generated: usize,
-    tokens: Vec<TokenId>,
-    parents: Vec<i64>,
-    #[serde(flatten)]
-    sampling: Map<String, Value>,
+    shared::fan_out(round, usize::MAX, &fields)
 }
 
 #[derive(Deserialize)]
@@ -206,7 +199,7 @@ mod tests {
     use super::*;
     use crate::draft::{Features, Source, Tree};
 
-    const CONTEXT: Context<'_> = Context { model: "m", prompt: &[1, 2], output: &[3] };
+    const CONTEXT: Context<'_> = Context::new("m", &[1, 2], &[3]);
 
     fn engine() -> Engine {
         Engine::new(Dialect::Onnx, "m", "1")

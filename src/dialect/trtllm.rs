@@ -23,7 +23,7 @@ use super::recognise::VERSION;
 use super::shared::{self, PromptUsage, bytes, said_fields};
 use super::{
     Answers, Asked, Beside, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise,
-    Question, Refusal, RideKind, Round, Unreadable,
+    Question, Quirks, Refusal, RideKind, Round, Unreadable,
 };
 use crate::openai::{Additive, Prompt, Request, Route, Sampling, SamplingField};
 use crate::session::Hold;
@@ -39,7 +39,19 @@ const BLOCK: usize = 32;
 /// How `trtllm-serve` is spoken to.
 pub struct TrtLlm;
 
+const QUIRKS: Quirks = Quirks {
+    stop_hold: Hold::Longest,
+    ride_ids: false,
+    refuses_prediction: true,
+    prompt_ids_need_count: true,
+    ..Quirks::COMMON
+};
+
 impl Codec for TrtLlm {
+    fn quirks(&self) -> &'static Quirks {
+        &QUIRKS
+    }
+
     fn questions(&self, answers: &Answers) -> Vec<Question> {
         answers.unasked(&[METRICS])
     }
@@ -56,10 +68,6 @@ impl Codec for TrtLlm {
             block: block.map_or(BLOCK, |block| (block as usize).max(1)),
             ..Engine::new(Dialect::TrtLlm, model, version)
         })
-    }
-
-    fn names(&self) -> bool {
-        false
     }
 
     fn refuses(&self, _: &Engine, request: &Request, sampling: &Sampling) -> Option<BypassReason> {
@@ -89,16 +97,8 @@ impl Codec for TrtLlm {
         Call { path: request.route.path(), body: bytes(&body) }
     }
 
-    fn stop_hold(&self) -> Hold {
-        Hold::Longest
-    }
-
     fn additive(&self, _: &Engine, request: &Request) -> Additive {
         Additive { usage: true, ..Additive::of(request) }
-    }
-
-    fn refuses_prediction(&self) -> bool {
-        true
     }
 
     fn beside(&self, _: &Engine, request: &Request) -> Option<Call> {
@@ -106,17 +106,12 @@ impl Codec for TrtLlm {
         Some(Call { path: TOKENIZE, body: bytes(&json!({ "prompt": text })) })
     }
 
-    /// Whether that route adds special tokens as completions do is nowhere said.
-    fn counts(&self) -> bool {
-        true
-    }
-
     fn read_beside(&self, _: &Engine, _: &Request, body: &[u8]) -> Result<Beside, Unreadable> {
         self.tokens(body).map(Beside::Prompt).ok_or(Unreadable("no token ids"))
     }
 
     fn ride(&self, _: &Engine, context: &Context<'_>, sampling: &Sampling, max_tokens: u32) -> Call {
-        shared::ride(context, max_tokens, fields(sampling))
+        shared::ride(context, max_tokens, &fields(sampling))
     }
 
     fn chunk(&self, engine: &Engine, kind: RideKind, event: &Value) -> Result<Chunk, Unreadable> {
@@ -133,7 +128,7 @@ impl Codec for TrtLlm {
         if round.plan != Plan::FanOut {
             return Err(Refusal::NoPlan(round.plan.name()));
         }
-        Ok(shared::fan_out(round, usize::MAX, fields(round.sampling)))
+        Ok(shared::fan_out(round, usize::MAX, &fields(round.sampling)))
     }
 
     fn verdict(
@@ -298,7 +293,7 @@ mod tests {
         let draft = Tree::chain(&[4, 5], Source::Model, Features::default());
         let said = Said::default().with(SamplingField::Temperature).with(SamplingField::PresencePenalty);
         let sampling = Sampling { presence_penalty: 0.5, said, ..greedy() };
-        let context = Context { model: "m", prompt: &[1, 2], output: &[3] };
+        let context = Context::new("m", &[1, 2], &[3]);
         let round = Round { context, draft: &draft, sampling: &sampling, plan: Plan::FanOut };
         let asked = TrtLlm.verify(&engine(), &round).unwrap();
         assert_eq!(asked.calls[0].path, "/v1/completions");
@@ -314,7 +309,7 @@ mod tests {
     fn a_later_ride_asks_for_ids() {
         let said = Said::default().with(SamplingField::Temperature).with(SamplingField::TopK);
         let sampling = Sampling { said, ..greedy() };
-        let context = Context { model: "m", prompt: &[1], output: &[3] };
+        let context = Context::new("m", &[1], &[3]);
         assert_eq!(
             text(&TrtLlm.ride(&engine(), &context, &sampling, 7)),
             r#"{"model":"m","prompt":[[1,3]],"max_tokens":7,"stream":true,"temperature":0.0,"top_k":0,"detokenize":false}"#
@@ -401,7 +396,7 @@ mod tests {
             let request = request(&json!({"model": "m", "prompt": [5], "temperature": temperature, "top_k": top_k,
                 "presence_penalty": presence, "logit_bias": bias, "seed": seed, "ignore_eos": ignore_eos}));
             let draft = Tree::chain(&draft, Source::Model, Features::default());
-            let context = Context { model: "m", prompt: &[5], output: &[] };
+            let context = Context::new("m", &[5], &[]);
             let round =
                 Round { context, draft: &draft, sampling: &request.sampling, plan: Plan::FanOut };
             let mut calls = TrtLlm.verify(&engine(), &round).unwrap().calls;

@@ -13,11 +13,12 @@
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
+use super::body::Body;
 use super::recognise::{MODELS, VERSION};
 use super::shared::{self, COMPLETION_TOKENS, PromptUsage, bytes};
 use super::{
     Answers, Asked, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise, Question,
-    Refusal, RideKind, Round, RowShape, Unreadable, score,
+    Quirks, Refusal, RideKind, Round, RowShape, Unreadable, score,
 };
 use crate::openai::{Additive, Defaults, Request, Route, Sampling};
 use crate::session::Hold;
@@ -45,7 +46,13 @@ const TOKEN_IDS: [u32; 2] = [0, 11];
 /// How vLLM is spoken to.
 pub struct Vllm;
 
+const QUIRKS: Quirks = Quirks { stop_hold: Hold::Longest, stop_field: Some("stop_reason"), ..Quirks::COMMON };
+
 impl Codec for Vllm {
+    fn quirks(&self) -> &'static Quirks {
+        &QUIRKS
+    }
+
     fn questions(&self, answers: &Answers) -> Vec<Question> {
         let mut questions = answers.unasked(&[METRICS]);
         let (Some(model), Some(context)) = (answers.model(), context(answers)) else { return questions };
@@ -112,14 +119,6 @@ impl Codec for Vllm {
         }
     }
 
-    fn stop_hold(&self) -> Hold {
-        Hold::Longest
-    }
-
-    fn stop_field(&self) -> Option<&'static str> {
-        Some("stop_reason")
-    }
-
     fn first_ride(&self, _: &Engine, request: &Request, _: u64) -> Call {
         let mut body = shared::streamed(request, shared::continuous_usage());
         body.insert("return_token_ids".into(), Value::Bool(true));
@@ -146,7 +145,7 @@ impl Codec for Vllm {
     }
 
     fn ride(&self, _: &Engine, context: &Context<'_>, sampling: &Sampling, max_tokens: u32) -> Call {
-        shared::ride(context, max_tokens, shared::said_fields_with_ids(sampling))
+        shared::ride(context, max_tokens, &shared::said_fields_with_ids(sampling))
     }
 
     fn chunk(&self, _: &Engine, kind: RideKind, event: &Value) -> Result<Chunk, Unreadable> {
@@ -157,7 +156,7 @@ impl Codec for Vllm {
     fn verify(&self, engine: &Engine, round: &Round<'_>) -> Result<Asked, Refusal> {
         match round.plan {
             Plan::FanOut => {
-                Ok(shared::fan_out(round, PROMPTS_MOST, shared::said_fields_with_ids(round.sampling)))
+                Ok(shared::fan_out(round, PROMPTS_MOST, &shared::said_fields_with_ids(round.sampling)))
             }
             Plan::Score => scored_by(round, scored_nodes(engine, round)),
             Plan::Tree | Plan::Native => Err(Refusal::NoPlan(round.plan.name())),
@@ -308,13 +307,13 @@ fn score_call(round: &Round<'_>, nodes: usize, width: usize) -> Call {
         params.insert("prompt_logprobs".into(), width.into());
         params.insert("skip_reading_prefix_cache".into(), false.into());
     }
-    let body = json!({
-        "model": round.context.model,
-        "token_ids": round.context.whole(&path),
-        "sampling_params": params,
-        "stream": false,
-    });
-    Call { path: GENERATE, body: bytes(&body) }
+    let ids = round.context.ids();
+    let body = Body::around(&ids, 1)
+        .put("model", round.context.model)
+        .ids("token_ids", &ids, &path)
+        .put("sampling_params", params)
+        .put("stream", false);
+    Call { path: GENERATE, body: body.end() }
 }
 
 /// Of several prompts the usage counts all tokens, but only one prompt's cached ones; the others, which begin with

@@ -145,7 +145,7 @@ impl Sink {
             dialect: engine.dialect,
             own: None,
             prediction: request.prediction.is_some(),
-            usage_unasked: engine.dialect.codec().usage_unasked(request.route),
+            usage_unasked: engine.dialect.quirks().unasked_usage == Some(request.route),
             held: None,
             shape,
         }
@@ -183,7 +183,7 @@ impl Sink {
             let stop = STOPS.into_iter().find_map(|name| choice.get(name)).cloned();
             self.own = Some(OwnEnd { stop, account: None });
         }
-        let account = self.dialect.codec().account().and_then(|name| event.get(name));
+        let account = self.dialect.quirks().time_report.and_then(|name| event.get(name));
         if let (Some(own), Some(account)) = (&mut self.own, account) {
             own.account = Some(account.clone());
         }
@@ -191,7 +191,8 @@ impl Sink {
 
     /// Adds the engine's own account of the output, where all of it came from one call.
     fn say_account(&self, answer: &mut Value) {
-        let told = self.own.as_ref().and_then(|own| own.account.as_ref()).zip(self.dialect.codec().account());
+        let told =
+            self.own.as_ref().and_then(|own| own.account.as_ref()).zip(self.dialect.quirks().time_report);
         if let (Some((account, name)), Some(members)) = (told, answer.as_object_mut()) {
             members.insert(name.to_owned(), account.clone());
         }
@@ -200,12 +201,12 @@ impl Sink {
     /// Names the stop in the answer's choice, where the backend has a member for it: one that the answer has
     /// already, else the one that it has at the end only.
     fn say_stop(&self, answer: &mut Value, outcome: &Outcome) {
-        let codec = self.dialect.codec();
+        let quirks = self.dialect.quirks();
         let Some(choice) = answer.pointer_mut("/choices/0").and_then(Value::as_object_mut) else { return };
         let named = STOPS.into_iter().find(|name| choice.contains_key(*name));
-        if let Some(name) = named.or(codec.stop_field()) {
+        if let Some(name) = named.or(quirks.stop_field) {
             let own = self.own.as_ref().and_then(|own| own.stop.clone());
-            let stop = own.unwrap_or_else(|| outcome.stop(codec.names_end()));
+            let stop = own.unwrap_or_else(|| outcome.stop(quirks.stop_field_names_end));
             choice.insert(name.to_owned(), stop);
         }
     }
@@ -277,7 +278,7 @@ impl Sink {
         } else {
             self.write(last).await?;
         }
-        let usage = outcome.usage(self.prediction, self.dialect.codec().counts_end());
+        let usage = outcome.usage(self.prediction, self.dialect.quirks().usage_counts_end);
         match &self.shape {
             Shape::Whole { text, tokens, more } => {
                 let Some(template) = &self.template else { return Ok(None) };

@@ -1,12 +1,13 @@
-//! Foretell and nginx as reverse proxies before the same backend, turn by turn.
+//! Foretell, nginx and a bare hyper proxy before the same backend, turn by turn.
 //!
 //! The load is open loop: requests leave at their times whether or not earlier ones were answered, so a proxy
 //! that stalls is seen to stall. A request's latency counts from the moment its first byte is written to the
 //! moment its last one is read; an event's from the moment the backend writes it to the moment the client has
 //! it. Each turn carries both loads at once. Ratios are taken pair by pair and judged by their median, so
-//! slow changes of the machine cancel out.
+//! slow changes of the machine cancel out. The bare proxy is not judged: it shows what hyper itself costs.
 
 pub mod backend;
+pub mod bare;
 pub mod load;
 pub mod proxies;
 
@@ -18,7 +19,7 @@ use hdrhistogram::Histogram;
 use serde_json::{Value, json};
 
 use load::{Load, Measured};
-use proxies::{Child, Foretell, Nginx};
+use proxies::{Bare, Child, Foretell, Nginx};
 
 /// Most of Foretell's median latency over nginx's.
 pub const P50_MAX: f64 = 1.05;
@@ -92,6 +93,8 @@ pub struct Pair {
     pub nginx: Measured,
     /// Through Foretell.
     pub foretell: Measured,
+    /// Through the bare hyper proxy; not judged.
+    pub bare: Measured,
 }
 
 /// What came out.
@@ -114,8 +117,12 @@ pub struct Ratio {
     pub nginx: f64,
     /// Through Foretell, likewise.
     pub foretell: f64,
-    /// Median of the pairs' ratios.
+    /// Through the bare hyper proxy, likewise.
+    pub bare: f64,
+    /// Median of the turns' ratios, Foretell ÷ nginx.
     pub ratio: f64,
+    /// Median of the turns' ratios, bare hyper ÷ nginx.
+    pub bare_ratio: f64,
     /// The most that is allowed.
     pub most: f64,
 }
@@ -139,7 +146,9 @@ impl Report {
             name,
             nginx: all(&|pair| of(&pair.nginx)),
             foretell: all(&|pair| of(&pair.foretell)),
+            bare: all(&|pair| of(&pair.bare)),
             ratio: all(&|pair| of(&pair.foretell) / of(&pair.nginx)),
+            bare_ratio: all(&|pair| of(&pair.bare) / of(&pair.nginx)),
             most,
         }
     }
@@ -160,11 +169,17 @@ impl Report {
     /// The report for reading.
     pub fn to_text(&self) -> String {
         let mut text = format!("{} pairs of turns, medians in microseconds\n", self.pairs.len());
-        let _ = writeln!(text, "{:<12} {:>9} {:>9} {:>7} {:>7}", "", "nginx", "foretell", "ratio", "most");
-        for Ratio { name, nginx, foretell, ratio, most } in self.ratios() {
+        let _ = writeln!(
+            text,
+            "{:<12} {:>9} {:>9} {:>7} {:>7}   {:>10} {:>7}",
+            "", "nginx", "foretell", "ratio", "most", "bare hyper", "ratio"
+        );
+        for Ratio { name, nginx, foretell, bare, ratio, bare_ratio, most } in self.ratios() {
             let verdict = if ratio <= most { "" } else { "  too much" };
-            let _ =
-                writeln!(text, "{name:<12} {nginx:>9.0} {foretell:>9.0} {ratio:>7.3} {most:>7.2}{verdict}");
+            let _ = writeln!(
+                text,
+                "{name:<12} {nginx:>9.0} {foretell:>9.0} {ratio:>7.3} {most:>7.2}   {bare:>10.0} {bare_ratio:>7.3}{verdict}"
+            );
         }
         let direct = |histogram, q| micros(histogram, q);
         let _ = writeln!(
@@ -183,7 +198,11 @@ impl Report {
             median(self.pairs.iter().map(|pair| of(pair).busy.as_secs_f64()).collect())
         };
         let (nginx, foretell) = (busy(|pair| &pair.nginx), busy(|pair| &pair.foretell));
-        let _ = writeln!(text, "processor seconds per turn: nginx {nginx:.2}, foretell {foretell:.2}");
+        let bare = busy(|pair| &pair.bare);
+        let _ = writeln!(
+            text,
+            "processor seconds per turn: nginx {nginx:.2}, foretell {foretell:.2}, bare hyper {bare:.2}"
+        );
         let _ = writeln!(text, "failures {}", self.failures());
         text
     }
@@ -193,7 +212,7 @@ impl Report {
         let ratios: Vec<Value> = self
             .ratios()
             .into_iter()
-            .map(|r| json!({ "name": r.name, "nginx_us": r.nginx, "foretell_us": r.foretell, "ratio": r.ratio, "most": r.most }))
+            .map(|r| json!({ "name": r.name, "nginx_us": r.nginx, "foretell_us": r.foretell, "bare_us": r.bare, "ratio": r.ratio, "bare_ratio": r.bare_ratio, "most": r.most }))
             .collect();
         json!({ "pairs": self.pairs.len(), "ratios": ratios, "rss": self.rss, "failures": self.failures(), "holds": self.holds() })
     }
@@ -207,6 +226,7 @@ pub fn run(options: &Options, mut tell: impl FnMut(&str)) -> Result<Report, Rela
     let backend = backend::start(options.load.event_bytes)?;
     let nginx = Nginx::start(&options.nginx, &options.config, backend)?;
     let foretell = Foretell::start(&options.foretell, &options.foretell_config, backend)?;
+    let bare = Bare::start(&options.foretell, backend)?;
     let mut turn = |name: &str, through: Option<&dyn Child>| {
         let busy = || through.map_or(Duration::ZERO, Child::busy);
         let before = busy();
@@ -222,8 +242,9 @@ pub fn run(options: &Options, mut tell: impl FnMut(&str)) -> Result<Report, Rela
         let first = (n % 2 == 1).then(|| turn("foretell", Some(&foretell))).transpose()?;
         let nginx = turn("nginx", Some(&nginx))?;
         let foretell_turn = first.map_or_else(|| turn("foretell", Some(&foretell)), Ok)?;
+        let bare = turn("bare", Some(&bare))?;
         report.rss = report.rss.max(foretell.peak_memory().unwrap_or(u64::MAX));
-        report.pairs.push(Pair { nginx, foretell: foretell_turn });
+        report.pairs.push(Pair { nginx, foretell: foretell_turn, bare });
     }
     Ok(report)
 }
@@ -254,8 +275,11 @@ mod tests {
     }
 
     fn report(pairs: &[(u64, u64)], rss: u64) -> Report {
-        let pair =
-            |(nginx, foretell): &(u64, u64)| Pair { nginx: measured(*nginx), foretell: measured(*foretell) };
+        let pair = |(nginx, foretell): &(u64, u64)| Pair {
+            nginx: measured(*nginx),
+            foretell: measured(*foretell),
+            bare: measured(*nginx),
+        };
         Report { direct: measured(1), pairs: pairs.iter().map(pair).collect(), rss }
     }
 

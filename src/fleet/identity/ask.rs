@@ -100,7 +100,7 @@ pub async fn ask(
     }
     recognised.starts = one_start(backend, &recognised).await?;
     let tokenizer = tokenizer(backend, asking.tokenizer.as_deref(), &engine).await?;
-    if !engine.dialect.codec().names() && !writes_plainly(asking.tokenizer.as_deref(), &tokenizer).await {
+    if !engine.dialect.quirks().ride_ids && !writes_plainly(asking.tokenizer.as_deref(), &tokenizer).await {
         return Err(Unknown::tokenizer(
             "it sends text without ids, and no tokenizer_config.json beside the configured tokenizer says that \
              it writes tokens as they are (clean_up_tokenization_spaces: false)",
@@ -152,7 +152,7 @@ pub async fn recognise(backend: &Replica, dialect: Option<Dialect>) -> Result<Re
     }
     let dialect = dialect.or_else(|| recognise::dialect_of(&answers));
     // However it is judged below: what is relayed to it has to be fit for it.
-    backend.set_refuses_prediction(dialect.is_some_and(|dialect| dialect.codec().refuses_prediction()));
+    backend.set_refuses_prediction(dialect.is_some_and(|dialect| dialect.quirks().refuses_prediction));
     let dialect = dialect.ok_or_else(|| Unknown::foreign("none of the engines that are told apart"))?;
     for _ in 0..TURNS {
         let asked = dialect.codec().questions(&answers);

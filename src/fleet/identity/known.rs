@@ -78,7 +78,7 @@ impl Known {
     pub(super) fn new(backend: Arc<Replica>, asking: Asking) -> Self {
         let unknown = Standing::Relayed(BypassReason::NoPlan, "it has not been asked yet".to_owned());
         backend.set_refuses_prediction(
-            asking.dialect.is_some_and(|dialect| dialect.codec().refuses_prediction()),
+            asking.dialect.is_some_and(|dialect| dialect.quirks().refuses_prediction),
         );
         Self {
             backend,

@@ -1,4 +1,4 @@
-//! The two proxies as processes of their own, with free addresses.
+//! The proxies as processes of their own, with free addresses.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -74,6 +74,41 @@ impl Child for Foretell {
 }
 
 impl Drop for Foretell {
+    fn drop(&mut self) {
+        stop(&mut self.process);
+    }
+}
+
+/// The bare hyper proxy as a process.
+pub(super) struct Bare {
+    process: Process,
+    address: SocketAddr,
+}
+
+impl Bare {
+    pub(super) fn start(program: &Path, backend: SocketAddr) -> Result<Self, RelayError> {
+        let address = free()?;
+        let mut command = Command::new(program);
+        command.args(["bench-relay", "--bare", &address.to_string(), "--before", &backend.to_string()]);
+        let process = command.stdin(Stdio::null()).spawn();
+        let process = process.map_err(RelayError::io(program.display().to_string()))?;
+        let started = Self { process, address };
+        listening(address, "bare hyper")?;
+        Ok(started)
+    }
+}
+
+impl Child for Bare {
+    fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    fn id(&self) -> u32 {
+        self.process.id()
+    }
+}
+
+impl Drop for Bare {
     fn drop(&mut self) {
         stop(&mut self.process);
     }
