@@ -4,6 +4,7 @@
 //! never talks: it turns a context and a draft into [`Call`]s, and the bytes that come back into a [`Chunk`]
 //! or a [`Verdict`]. Adding an engine is one file, one variant, one golden set; the compiler lists the rest.
 
+pub mod body;
 pub mod engine;
 pub mod llamacpp;
 pub mod lmdeploy;
@@ -26,8 +27,9 @@ use crate::openai::{Additive, Request, Route, Sampling};
 use crate::session::{Hold, StopOrder};
 use crate::units::TokenId;
 use crate::words::BypassReason;
-use crate::words::{Plan, Verdict};
+use crate::words::{Past, Plan, Verdict};
 
+use body::Ids;
 pub use engine::{Engine, Load, MaxTokens, Noise, RowShape};
 pub use recognise::{Answers, Foreign, Question};
 
@@ -123,12 +125,24 @@ pub struct Context<'a> {
     pub prompt: &'a [TokenId],
     /// The output so far.
     pub output: &'a [TokenId],
+    /// Both as JSON writes them, where that is known already.
+    json: Option<&'a str>,
 }
 
-impl Context<'_> {
-    /// Prompt and output together, and what may follow them.
-    pub fn whole(&self, path: &[TokenId]) -> Vec<TokenId> {
-        [self.prompt, self.output, path].concat()
+impl<'a> Context<'a> {
+    /// Prompt and output for `model`.
+    pub const fn new(model: &'a str, prompt: &'a [TokenId], output: &'a [TokenId]) -> Self {
+        Self { model, prompt, output, json: None }
+    }
+
+    /// The past of a request for `model`, with its JSON text if that has been written.
+    pub fn of(model: &'a str, past: &'a Past) -> Self {
+        Self { model, prompt: past.prompt(), output: past.output(), json: past.json() }
+    }
+
+    /// Prompt and output as JSON writes them. Written once for all places of a round.
+    pub fn ids(&self) -> Ids<'a> {
+        Ids::new(self.json, self.prompt, self.output)
     }
 
     /// Tokens of prompt and output.

@@ -36,6 +36,7 @@ use crate::drive::exchange::{BoxFuture, Drive, Driven, Exchange};
 use crate::drive::ruling::{Passed, Rulebook};
 use crate::drive::run::Run;
 use crate::fleet::identity::{Epoch, Identities, Identity, Standing};
+use crate::observe::Observer;
 use crate::openai::Sampling;
 use crate::policy::Ruling;
 use crate::words::BypassReason;
@@ -50,8 +51,8 @@ pub struct Parts {
     pub drafters: Arc<Drafters>,
     /// Longest time for a verify call.
     pub verify_timeout: Duration,
-    /// Longest time for a draft.
-    pub draft_timeout: Duration,
+    /// Longest time for a draft, if the operator has set one.
+    pub draft_timeout: Option<Duration>,
 }
 
 /// Drives eligible requests.
@@ -108,7 +109,7 @@ impl Inner {
         } else {
             ruling.sampling.clone()
         };
-        let drafting = self.drafting(&ruling, &identity, &sampling);
+        let drafting = self.drafting(&ruling, &identity, &sampling, &exchange.shared.observer);
         ruling.rules.model = drafting.is_there();
         ruling.rules.vocabulary = identity.tokenizer.end();
         ruling.rules.verify_timeout = self.parts.verify_timeout;
@@ -125,16 +126,23 @@ impl Inner {
 
 impl Inner {
     #[cfg(feature = "onnx")]
-    fn drafting(&self, ruling: &Ruling, identity: &Identity, sampling: &Sampling) -> Drafting {
+    fn drafting(
+        &self,
+        ruling: &Ruling,
+        identity: &Identity,
+        sampling: &Sampling,
+        observer: &Arc<Observer>,
+    ) -> Drafting {
         let drafter = ruling.model.as_deref().and_then(|name| self.parts.drafters.get(name, identity));
         // Without the target's own noise its likeliest sample is the likeliest token.
         let temperature = if identity.engine.shares_noise() { sampling.temperature } else { 0.0 };
-        Drafting::new(drafter, Sampling { temperature, ..sampling.clone() }, self.parts.draft_timeout)
+        let sampling = Sampling { temperature, ..sampling.clone() };
+        Drafting::new(drafter, sampling, self.parts.draft_timeout.is_some(), Arc::clone(observer))
     }
 
     #[cfg(not(feature = "onnx"))]
     #[expect(clippy::unused_self, reason = "the shape that the drafting with a runtime has")]
-    fn drafting(&self, _: &Ruling, _: &Identity, _: &Sampling) -> Drafting {
+    fn drafting(&self, _: &Ruling, _: &Identity, _: &Sampling, _: &Arc<Observer>) -> Drafting {
         Drafting::none()
     }
 }

@@ -13,7 +13,7 @@ pub mod replicas;
 use std::time::{Duration, SystemTime};
 
 pub use body::Recorded;
-pub use metrics::{Held, Metrics};
+pub use metrics::{DraftKind, DraftLoss, Held, Metrics};
 pub use record::Record;
 
 use crate::openai::{Path, Route};

@@ -17,6 +17,8 @@ mod ops_kit;
 
 #[path = "attack/descriptors.rs"]
 mod descriptors;
+#[path = "attack/explain.rs"]
+mod explain;
 #[path = "attack/fields.rs"]
 mod fields;
 #[path = "attack/framing.rs"]
@@ -29,5 +31,3 @@ mod memory;
 mod ops;
 #[path = "attack/patience.rs"]
 mod patience;
-#[path = "attack/explain.rs"]
-mod explain;

@@ -153,8 +153,8 @@ pub struct Timeouts {
     pub idle: Option<Duration>,
     /// A verify call.
     pub verify: Duration,
-    /// A draft.
-    pub draft: Duration,
+    /// A draft of a model drafter; `None` leaves it to each session.
+    pub draft: Option<Duration>,
     /// How long an unused connection is kept.
     pub pool_idle: Duration,
 }

@@ -132,7 +132,7 @@ impl Costs {
             table.prior.clone_from(points);
         }
         self.prior = Some(Arc::clone(prior));
-        let slope = self.token_or_guess() * SLOPE;
+        let slope = self.ride_token_expected() * SLOPE;
         self.tables.iter_mut().for_each(|table| table.rebuild(slope));
     }
 
@@ -173,7 +173,7 @@ impl Costs {
     pub fn verified(&mut self, plan: Plan, nodes: usize, seconds: f64, now: Tick) {
         self.fade(now);
         self.touched = now;
-        let slope = self.token_or_guess() * SLOPE;
+        let slope = self.ride_token_expected() * SLOPE;
         if let Some(table) = self.tables.get_mut(plan.index()) {
             if let Some((mean, at)) = table.means.get_mut(nodes.min(NODES_MAX)) {
                 mean.observe(seconds);
@@ -225,7 +225,7 @@ impl Costs {
     pub fn fade(&mut self, now: Tick) {
         let known = self.tables.iter().any(Table::is_measured);
         if known && now.seconds_since(self.touched) >= self.forget {
-            let slope = self.token_or_guess() * SLOPE;
+            let slope = self.ride_token_expected() * SLOPE;
             self.tables.iter_mut().for_each(|table| table.forget(slope));
             self.draft = Mean::default();
             self.switch_in = Mean::default();
@@ -241,7 +241,7 @@ impl Costs {
     /// Expected seconds of a verify call with `nodes` draft nodes.
     pub fn verify(&self, plan: Plan, nodes: usize) -> f64 {
         let known = self.tables.get(plan.index()).and_then(|table| table.curve.get(nodes.min(NODES_MAX)));
-        known.copied().unwrap_or_else(|| self.token_or_guess() * (1.05 + SLOPE * nodes as f64))
+        known.copied().unwrap_or_else(|| self.ride_token_expected() * (1.05 + SLOPE * nodes as f64))
     }
 
     /// Whether the verify table of a plan holds a measurement, a session's or a probe's.
@@ -252,7 +252,7 @@ impl Costs {
     /// Expected seconds per token of the model drafter. Before that is measured, a guess that no shadow pass
     /// contradicts: reading a few tokens at once takes no less than saying one.
     pub fn draft_token(&self) -> f64 {
-        let guess = || self.token_or_guess() * DRAFT;
+        let guess = || self.ride_token_expected() * DRAFT;
         self.draft.known().unwrap_or_else(|| self.chunk.known().unwrap_or(f64::MAX).min(guess()))
     }
 
@@ -269,22 +269,23 @@ impl Costs {
     /// Expected extra seconds of going from ride to leap.
     pub fn switch_in(&self) -> f64 {
         let prior = || self.prior.as_ref()?.switch_in;
-        self.switch_in.known().or_else(prior).unwrap_or_else(|| self.token_or_guess())
+        self.switch_in.known().or_else(prior).unwrap_or_else(|| self.ride_token_expected())
     }
 
     /// Expected extra seconds of going from leap to ride.
     pub fn switch_out(&self) -> f64 {
         let prior = || self.prior.as_ref()?.switch_out;
-        self.switch_out.known().or_else(prior).unwrap_or_else(|| self.token_or_guess())
+        self.switch_out.known().or_else(prior).unwrap_or_else(|| self.ride_token_expected())
     }
 
     /// Whether cancelling a ride takes so long that rides should be asked for in bounded pieces.
     pub fn cancels_slowly(&self) -> bool {
         let prior = || self.prior.as_ref()?.cancel;
-        self.cancel.known().or_else(prior).is_some_and(|cancel| cancel > 3.0 * self.token_or_guess())
+        self.cancel.known().or_else(prior).is_some_and(|cancel| cancel > 3.0 * self.ride_token_expected())
     }
 
-    fn token_or_guess(&self) -> f64 {
+    /// Seconds per ridden token, measured here or by a probe, or a guess before anything is known.
+    pub fn ride_token_expected(&self) -> f64 {
         let prior = || self.prior.as_ref()?.token;
         self.ride_token().or_else(prior).unwrap_or(0.02)
     }

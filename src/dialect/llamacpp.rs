@@ -16,6 +16,7 @@
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::body::Body;
 use super::recognise::PROPS;
 use super::shared::{self, bytes, said_fields};
 use super::{
@@ -161,7 +162,7 @@ impl Codec for LlamaCpp {
     }
 
     fn ride(&self, _: &Engine, context: &Context<'_>, sampling: &Sampling, max_tokens: u32) -> Call {
-        native(&[context.whole(&[])], max_tokens, sampling)
+        native(context, &[Vec::new()], max_tokens, sampling)
     }
 
     fn chunk(&self, _: &Engine, kind: RideKind, event: &Value) -> Result<Chunk, Unreadable> {
@@ -179,8 +180,8 @@ impl Codec for LlamaCpp {
         if nodes == 0 && !round.draft.is_empty() {
             return Err(Refusal::NoRoom(round.context.len()));
         }
-        let prompts = shared::prompts(&round.context, round.draft, nodes);
-        Ok(Asked { calls: vec![native(&prompts, 1, round.sampling)], nodes })
+        let paths = shared::paths(round.draft, nodes);
+        Ok(Asked { calls: vec![native(&round.context, &paths, 1, round.sampling)], nodes })
     }
 
     fn verdict(
@@ -215,11 +216,16 @@ impl Codec for LlamaCpp {
         if slots < 2 || round.context.len() < FORKED {
             return None;
         }
-        let body = json!({
-            "prompt": round.context.whole(&[]), "n_predict": 1, "n_cmpl": slots, "temperature": 0.0,
-            "cache_prompt": true, "stream": false, "response_fields": ["index"],
-        });
-        Some(Call { path: COMPLETION, body: bytes(&body) })
+        let ids = round.context.ids();
+        let body = Body::around(&ids, 1)
+            .ids("prompt", &ids, &[])
+            .put("n_predict", 1)
+            .put("n_cmpl", slots)
+            .put("temperature", 0.0)
+            .put("cache_prompt", true)
+            .put("stream", false)
+            .put("response_fields", ["index"]);
+        Some(Call { path: COMPLETION, body: body.end() })
     }
 
     fn tokenize(&self, _: &Engine, text: &str) -> Option<Question> {
@@ -281,20 +287,23 @@ fn tokenize(text: &str, add_special: bool) -> Call {
     Call { path: TOKENIZE, body: bytes(&body) }
 }
 
-/// Prompts of ids on the server's own route, answered whole, with exactly the fields that the client has set.
-fn native(prompts: &[Vec<TokenId>], most: u32, sampling: &Sampling) -> Call {
-    let prompt = match prompts {
-        [one] => json!(one),
-        several => json!(several),
+/// A prompt of ids for each path that may follow the context, on the server's own route, answered whole, with
+/// exactly the fields that the client has set.
+fn native(context: &Context<'_>, paths: &[Vec<TokenId>], most: u32, sampling: &Sampling) -> Call {
+    let ids = context.ids();
+    let body = Body::around(&ids, paths.len());
+    let body = match paths {
+        [one] => body.ids("prompt", &ids, one),
+        several => body.lists("prompt", &ids, several),
     };
-    let mut body = json!({
-        "prompt": prompt, "n_predict": most, "cache_prompt": true, "return_tokens": true, "stream": false,
-        "response_fields": WANTED,
-    });
-    if let Some(members) = body.as_object_mut() {
-        members.extend(said_fields(sampling));
-    }
-    Call { path: COMPLETION, body: bytes(&body) }
+    let body = body
+        .put("n_predict", most)
+        .put("cache_prompt", true)
+        .put("return_tokens", true)
+        .put("stream", false)
+        .put("response_fields", WANTED)
+        .all(&said_fields(sampling));
+    Call { path: COMPLETION, body: body.end() }
 }
 
 /// One event of OpenAI's routes.

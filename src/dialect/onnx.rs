@@ -5,9 +5,10 @@
 //! same seed give the same tokens on every route; what has to be kept is the position, which a prompt of
 //! token ids does, and the split between prompt and output, which the field `generated` does.
 
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use serde_json::{Map, Value};
 
+use super::body::Body;
 use super::recognise::{MODELS, VERSION};
 use super::shared::{self, COMPLETION_TOKENS, PromptUsage, bytes, full_fields};
 use super::{
@@ -88,7 +89,7 @@ impl Codec for Onnx {
     fn ride(&self, _: &Engine, context: &Context<'_>, sampling: &Sampling, max_tokens: u32) -> Call {
         let mut fields = fields(sampling);
         fields.insert("generated".into(), vec![context.output.len()].into());
-        shared::ride(context, max_tokens, fields)
+        shared::ride(context, max_tokens, &fields)
     }
 
     fn chunk(&self, _: &Engine, _: RideKind, event: &Value) -> Result<Chunk, Unreadable> {
@@ -140,16 +141,17 @@ fn fields(sampling: &Sampling) -> Map<String, Value> {
 }
 
 fn tree(round: &Round<'_>) -> Call {
-    let draft = round.draft.nodes();
-    let body = Verification {
-        model: round.context.model,
-        context: round.context.whole(&[]),
-        generated: round.context.output.len(),
-        tokens: draft.iter().map(|node| node.token).collect(),
-        parents: draft.iter().map(|node| node.parent.map_or(-1, |parent| parent as i64)).collect(),
-        sampling: full_fields(round.sampling),
-    };
-    Call { path: VERIFY, body: bytes(&body) }
+    let (draft, ids) = (round.draft.nodes(), round.context.ids());
+    let tokens: Vec<TokenId> = draft.iter().map(|node| node.token).collect();
+    let parents: Vec<i64> = draft.iter().map(|node| node.parent.map_or(-1, |parent| parent as i64)).collect();
+    let body = Body::around(&ids, 1)
+        .put("model", round.context.model)
+        .ids("context", &ids, &[])
+        .put("generated", round.context.output.len())
+        .put("tokens", tokens)
+        .put("parents", parents)
+        .all(&full_fields(round.sampling));
+    Call { path: VERIFY, body: body.end() }
 }
 
 /// Only what counts output must know how much of each prompt is output.
@@ -161,18 +163,7 @@ fn fan_out(round: &Round<'_>) -> Asked {
         let output = std::iter::once(0).chain(depths).map(|depth| before + depth);
         fields.insert("generated".into(), output.collect::<Vec<_>>().into());
     }
-    shared::fan_out(round, usize::MAX, fields)
-}
-
-#[derive(Serialize)]
-struct Verification<'a> {
-    model: &'a str,
-    context: Vec<TokenId>,
-    generated: usize,
-    tokens: Vec<TokenId>,
-    parents: Vec<i64>,
-    #[serde(flatten)]
-    sampling: Map<String, Value>,
+    shared::fan_out(round, usize::MAX, &fields)
 }
 
 #[derive(Deserialize)]
@@ -208,7 +199,7 @@ mod tests {
     use super::*;
     use crate::draft::{Features, Source, Tree};
 
-    const CONTEXT: Context<'_> = Context { model: "m", prompt: &[1, 2], output: &[3] };
+    const CONTEXT: Context<'_> = Context::new("m", &[1, 2], &[3]);
 
     fn engine() -> Engine {
         Engine::new(Dialect::Onnx, "m", "1")

@@ -248,7 +248,7 @@ impl Prober {
             _ => (Vec::new(), greedy(), RIDE, LEAVE),
         };
         let sampling = Sampling { ignore_eos: true, ..sampling };
-        let at = Context { model: &self.engine.model, prompt: &context, output: &output };
+        let at = Context::new(&self.engine.model, &context, &output);
         let call = self.engine.ride(&at, &sampling, tokens);
         let asked = Asked { calls: Vec::new(), nodes: 0 };
         self.pending = Some(Pending { task, context, draft: Tree::default(), asked });
@@ -364,7 +364,7 @@ fn round<'a>(
     sampling: &'a Sampling,
     plan: Plan,
 ) -> Round<'a> {
-    let context = Context { model: &engine.model, prompt: context, output: &[] };
+    let context = Context::new(&engine.model, context, &[]);
     Round { context, draft, sampling, plan }
 }
 

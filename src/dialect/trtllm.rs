@@ -111,7 +111,7 @@ impl Codec for TrtLlm {
     }
 
     fn ride(&self, _: &Engine, context: &Context<'_>, sampling: &Sampling, max_tokens: u32) -> Call {
-        shared::ride(context, max_tokens, fields(sampling))
+        shared::ride(context, max_tokens, &fields(sampling))
     }
 
     fn chunk(&self, engine: &Engine, kind: RideKind, event: &Value) -> Result<Chunk, Unreadable> {
@@ -128,7 +128,7 @@ impl Codec for TrtLlm {
         if round.plan != Plan::FanOut {
             return Err(Refusal::NoPlan(round.plan.name()));
         }
-        Ok(shared::fan_out(round, usize::MAX, fields(round.sampling)))
+        Ok(shared::fan_out(round, usize::MAX, &fields(round.sampling)))
     }
 
     fn verdict(
@@ -293,7 +293,7 @@ mod tests {
         let draft = Tree::chain(&[4, 5], Source::Model, Features::default());
         let said = Said::default().with(SamplingField::Temperature).with(SamplingField::PresencePenalty);
         let sampling = Sampling { presence_penalty: 0.5, said, ..greedy() };
-        let context = Context { model: "m", prompt: &[1, 2], output: &[3] };
+        let context = Context::new("m", &[1, 2], &[3]);
         let round = Round { context, draft: &draft, sampling: &sampling, plan: Plan::FanOut };
         let asked = TrtLlm.verify(&engine(), &round).unwrap();
         assert_eq!(asked.calls[0].path, "/v1/completions");
@@ -309,7 +309,7 @@ mod tests {
     fn a_later_ride_asks_for_ids() {
         let said = Said::default().with(SamplingField::Temperature).with(SamplingField::TopK);
         let sampling = Sampling { said, ..greedy() };
-        let context = Context { model: "m", prompt: &[1], output: &[3] };
+        let context = Context::new("m", &[1], &[3]);
         assert_eq!(
             text(&TrtLlm.ride(&engine(), &context, &sampling, 7)),
             r#"{"model":"m","prompt":[[1,3]],"max_tokens":7,"stream":true,"temperature":0.0,"top_k":0,"detokenize":false}"#
@@ -396,7 +396,7 @@ mod tests {
             let request = request(&json!({"model": "m", "prompt": [5], "temperature": temperature, "top_k": top_k,
                 "presence_penalty": presence, "logit_bias": bias, "seed": seed, "ignore_eos": ignore_eos}));
             let draft = Tree::chain(&draft, Source::Model, Features::default());
-            let context = Context { model: "m", prompt: &[5], output: &[] };
+            let context = Context::new("m", &[5], &[]);
             let round =
                 Round { context, draft: &draft, sampling: &request.sampling, plan: Plan::FanOut };
             let mut calls = TrtLlm.verify(&engine(), &round).unwrap().calls;

@@ -21,6 +21,7 @@ mod build;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
+use super::body::Body;
 use super::recognise::{MODELS, VERSION};
 use super::shared::{self, COMPLETION_TOKENS, PromptUsage, bytes};
 use super::{
@@ -154,7 +155,7 @@ impl Codec for Vllm {
     }
 
     fn ride(&self, _: &Engine, context: &Context<'_>, sampling: &Sampling, max_tokens: u32) -> Call {
-        shared::ride(context, max_tokens, shared::said_fields_with_ids(sampling))
+        shared::ride(context, max_tokens, &shared::said_fields_with_ids(sampling))
     }
 
     fn chunk(&self, _: &Engine, kind: RideKind, event: &Value) -> Result<Chunk, Unreadable> {
@@ -165,7 +166,7 @@ impl Codec for Vllm {
     fn verify(&self, engine: &Engine, round: &Round<'_>) -> Result<Asked, Refusal> {
         match round.plan {
             Plan::FanOut => {
-                Ok(shared::fan_out(round, PROMPTS_MOST, shared::said_fields_with_ids(round.sampling)))
+                Ok(shared::fan_out(round, PROMPTS_MOST, &shared::said_fields_with_ids(round.sampling)))
             }
             Plan::Score => scored_by(round, scored_nodes(engine, round)),
             Plan::Tree | Plan::Native => Err(Refusal::NoPlan(round.plan.name())),
@@ -322,13 +323,13 @@ fn score_call(round: &Round<'_>, nodes: usize, width: usize) -> Call {
         params.insert("prompt_logprobs".into(), width.into());
         params.insert("skip_reading_prefix_cache".into(), false.into());
     }
-    let body = json!({
-        "model": round.context.model,
-        "token_ids": round.context.whole(&path),
-        "sampling_params": params,
-        "stream": false,
-    });
-    Call { path: GENERATE, body: bytes(&body) }
+    let ids = round.context.ids();
+    let body = Body::around(&ids, 1)
+        .put("model", round.context.model)
+        .ids("token_ids", &ids, &path)
+        .put("sampling_params", params)
+        .put("stream", false);
+    Call { path: GENERATE, body: body.end() }
 }
 
 /// Of several prompts the usage counts all tokens, but only one prompt's cached ones; the others, which begin with

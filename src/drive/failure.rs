@@ -67,9 +67,12 @@ impl Failure {
             Self::Connect
             | Self::BodyTooLarge { .. }
             | Self::BodyBroken
+            | Self::BodySilent(_)
+            | Self::Memory
             | Self::UnaskedUpgrade { .. }
             | Self::BrokeOff
             | Self::WentSilent
+            | Self::ManyChoices
             | Self::Internal => false,
         }
     }

@@ -289,7 +289,7 @@ impl Proxy {
             inbound.record.model(model);
         }
         let body = match body {
-Payload::Whole(bytes) => Payload::Whole(fit(&backend, &mut inbound.parts, bytes)),
+            Payload::Whole(bytes) => Payload::Whole(fit(&backend, &mut inbound.parts, bytes)),
             unread @ Payload::Stream(_) => unread,
         };
         self.relay(inbound, body, backend).await

@@ -12,7 +12,6 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::Instant;
 
 use crate::http::activity::Activity;
 use crate::http::head::Refusal;
@@ -55,7 +54,6 @@ pub struct Connections {
 struct Open {
     next: u64,
     connections: HashMap<u64, Arc<Activity>>,
-    last: Option<Instant>,
 }
 
 impl Connections {
@@ -149,7 +147,6 @@ impl Connections {
         let mut open = self.open.lock();
         let number = open.next;
         open.next += 1;
-        open.last = Some(Instant::now());
         open.connections.insert(number, Arc::clone(&activity));
         drop(open);
         Place { connections: Arc::clone(self), number, activity, _permit: permit }
@@ -188,6 +185,7 @@ mod tests {
     use http::Version;
 
     use super::*;
+    use tokio::time::Instant;
 
     #[test]
     fn each_client_has_two_descriptors_and_some_are_kept_back() {
@@ -224,16 +222,16 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn it_is_quiet_where_nobody_is_and_nobody_was_of_late() {
+    async fn it_is_told_when_nobody_is_connected() {
         let connections = Connections::new(3);
-        let period = Duration::from_secs(5);
-        assert!(connections.quiet_for(period));
+        connections.none().await;
         let place = connections.seat(connections.room().await);
-        tokio::time::advance(2 * period).await;
-        assert!(!connections.quiet_for(period));
-        drop(place);
-        assert!(connections.quiet_for(period));
-        drop(connections.seat(connections.room().await));
-        assert!(!connections.quiet_for(period));
+        let begun = Instant::now();
+        let leaving = async {
+            tokio::time::sleep(Duration::from_secs(5)).await;
+            drop(place);
+        };
+        tokio::join!(connections.none(), leaving);
+        assert!(begun.elapsed() >= Duration::from_secs(5));
     }
 }

@@ -44,7 +44,7 @@ enum Phase {
         id: ActionId,
         since: Tick,
         gamma: usize,
-        until: Tick,
+        until: Option<Tick>,
     },
     Verify {
         id: ActionId,
@@ -202,7 +202,8 @@ impl<W: Walk> Session<W> {
     pub fn deadline(&self) -> Option<Tick> {
         match &self.phase {
             Phase::Verify { since, .. } => Some(since.after(self.rules.verify_timeout)),
-            Phase::Draft { until, .. } | Phase::Wait { until } => Some(*until),
+            Phase::Draft { until, .. } => *until,
+            Phase::Wait { until } => Some(*until),
             Phase::Ride(_) | Phase::Over => None,
         }
     }
@@ -212,9 +213,9 @@ impl<W: Walk> Session<W> {
             return;
         }
         match std::mem::replace(&mut self.phase, Phase::Over) {
-            Phase::Draft { id, .. } => {
+            Phase::Draft { id, since, gamma, .. } => {
                 self.act(Action::Cancel(id));
-                self.draft_failed(now);
+                self.draft_late(since, gamma, now);
             }
             Phase::Verify { id, .. } => {
                 self.act(Action::Cancel(id));

@@ -81,7 +81,7 @@ pub struct Pilot {
     not_before: usize,
     model_not_before: usize,
     model_faults: u32,
-    /// The model drafter has answered a shadow pass, so it has read the prompt.
+    /// The model drafter has answered a question of this request, so it has read the prompt.
     warm: bool,
     explored: bool,
 }
@@ -230,6 +230,25 @@ impl Pilot {
             learnt.costs.drafted(tokens, seconds);
             now
         })
+    }
+
+    /// Learns from a draft that did not come in time: it costs at least what was waited for it. Returns when the round
+    /// is to be timed from, and how many tokens of the drafter's the wait was worth.
+    pub fn waited(&mut self, tokens: usize, since: Tick, now: Tick) -> (Tick, usize) {
+        let began = self.drafted(tokens, since, now);
+        let token = self.control.with(|learnt| learnt.costs.draft_token());
+        let worth = (now.seconds_since(since) / token.max(1e-9)).min(1e6) as usize;
+        (began, worth.max(1))
+    }
+
+    /// The model drafter has answered, so it has read the prompt.
+    pub fn read(&mut self) {
+        self.warm = true;
+    }
+
+    /// Whether the model drafter has read the prompt.
+    pub fn has_read(&self) -> bool {
+        self.warm
     }
 
     /// Leaping begins.

@@ -130,8 +130,10 @@ pub struct Rules {
     pub segment: Option<u32>,
     /// How long a verify call may take.
     pub verify_timeout: Duration,
-    /// How long the model drafter may take; two ridden tokens' time is granted in any case.
-    pub draft_timeout: Duration,
+    /// How long a draft of the model drafter is waited for; `None` is the session's own patience, twice the time of
+    /// a ridden token. The first draft of a request, for which the drafter reads the prompt, is waited for however
+    /// long it takes.
+    pub draft_timeout: Option<Duration>,
 }
 
 impl Default for Rules {
@@ -151,7 +153,7 @@ impl Default for Rules {
             holdback: false,
             segment: None,
             verify_timeout: Duration::from_secs(2),
-            draft_timeout: Duration::from_millis(10),
+            draft_timeout: None,
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use foretell::control::Control;
+use foretell::control::{Control, Heat};
 use foretell::draft::{Features, LookupSpec, Ngram, Source, Tree};
 use foretell::session::{
     Action, ActionId, Decode, Ending, Event, Fault, Finish, Hold, Limit, Permission, RidePlan, Rules,
@@ -370,25 +370,122 @@ fn the_end_of_text_inside_a_run_ends_it() {
     assert_eq!(desk.text, "a");
 }
 
-#[test]
-fn the_model_drafter_is_asked_and_its_silence_ends_in_a_ride() {
-    let mut desk = Desk::new(Rules { model: true, lookups: Vec::new(), ..rules() }, Ending::default());
+/// A forced session with a model drafter, and its first draft asked for.
+fn asking(more: Rules) -> (Desk, ActionId) {
+    let mut desk = Desk::new(Rules { model: true, ..more }, Ending::default());
     let ride = desk.ride();
     let asked = desk.token(ride, 0);
     let [(_, Action::Cancel(_)), (draft, Action::Draft { gamma: 2 })] = asked[..] else {
         panic!("{asked:?}")
     };
-    let model = Tree::chain(&[1, 5], Source::Model, Features::default());
-    let asked = desk.tell(draft, Event::Draft(model.clone()));
+    (desk, draft)
+}
+
+fn chain(tokens: &[TokenId]) -> Tree {
+    Tree::chain(tokens, Source::Model, Features::default())
+}
+
+/// Lets time pass up to the session's deadline.
+fn expire(desk: &mut Desk) -> Vec<(ActionId, Action)> {
+    desk.now = desk.session.deadline().expect("a deadline").max(desk.now);
+    desk.tell(ActionId::WORLD, Event::Timeout)
+}
+
+#[test]
+fn the_first_draft_reads_the_prompt_and_is_waited_for_however_long_it_takes() {
+    let (mut desk, draft) = asking(Rules { draft_timeout: Some(Duration::from_millis(30)), ..rules() });
+    assert_eq!(desk.session.deadline(), None);
+    desk.now = desk.now.after(Duration::from_secs(60));
+    assert_eq!(desk.tell(ActionId::WORLD, Event::Timeout), []);
+    let asked = desk.tell(draft, Event::Draft(chain(&[1, 5])));
     let [(verify, Action::Verify(sent, _))] = &asked[..] else { panic!("{asked:?}") };
-    assert_eq!(*sent, model);
+    assert_eq!(sent.path(1), [1, 5]);
     let asked = desk.tell(*verify, rows(&[1, 2, 3]));
-    let [(draft, Action::Draft { gamma: 2 })] = asked[..] else { panic!("{asked:?}") };
-    desk.now = desk.now.after(Duration::from_millis(10));
-    let asked = desk.tell(ActionId::WORLD, Event::Timeout);
-    assert!(matches!(asked[0], (_, Action::Cancel(id)) if id == draft));
-    rides_on(&asked);
-    assert_eq!(desk.text, "abc");
+    assert!(matches!(asked[..], [(_, Action::Draft { gamma: 2 })]), "{asked:?}");
+    assert_eq!(desk.session.deadline(), Some(desk.now.after(Duration::from_millis(30))));
+}
+
+#[rstest]
+#[case::lookups_go_on(rules().lookups, &[1, 2])]
+#[case::an_empty_round(Vec::new(), &[])]
+fn a_late_draft_costs_its_round_and_nothing_else(#[case] lookups: Vec<LookupSpec>, #[case] sent: &[TokenId]) {
+    let timeout = Some(Duration::from_millis(30));
+    let (mut desk, draft) = asking(Rules { draft_timeout: timeout, lookups, ..rules() });
+    let asked = desk.tell(draft, Event::Draft(chain(&[1, 2])));
+    let [(verify, Action::Verify(..))] = asked[..] else { panic!("{asked:?}") };
+    let asked = desk.tell(verify, rows(&[1, 2, 0]));
+    let [(late, Action::Draft { .. })] = asked[..] else { panic!("{asked:?}") };
+    let asked = expire(&mut desk);
+    let [(_, Action::Cancel(gone)), (verify, Action::Verify(draft, _))] = &asked[..] else {
+        panic!("{asked:?}")
+    };
+    let tokens: Vec<TokenId> = draft.nodes().iter().map(|node| node.token).collect();
+    assert_eq!((*gone, tokens.as_slice()), (late, sent));
+    assert_eq!(desk.tell(late, Event::Draft(chain(&[9, 9]))), [], "too late");
+    // The next round asks the drafter again.
+    let asked = desk.tell(*verify, rows(&[7, 7, 7][..=sent.len()]));
+    assert!(matches!(asked[..], [(_, Action::Draft { .. })]), "{asked:?}");
+    assert_eq!((desk.text.as_str(), desk.session.summary().reason), ("abcah", None));
+}
+
+#[test]
+fn a_drafter_that_fails_is_left_alone_for_a_while() {
+    let (mut desk, draft) = asking(rules());
+    let ride = rides_on(&desk.tell(draft, Event::Fault(Fault::Draft)));
+    assert_eq!(desk.session.summary().reason, Some(RideReason::VerifyFault));
+    let asked = desk.token(ride, 1);
+    assert!(matches!(asked[..], [(_, Action::Cancel(_)), (_, Action::Verify(..))]), "{asked:?}");
+}
+
+/// Riding takes 10 ms a token, and the model drafter is right and quick.
+fn teach(control: &Control) {
+    control.with(|learnt| {
+        (0..20).for_each(|_| learnt.costs.rode(0.010, 1));
+        for nodes in 0..9 {
+            learnt.costs.verified(Plan::Tree, nodes, 0.010, Tick(1_000_000));
+        }
+        learnt.costs.drafted(4, 0.001);
+        let node = chain(&[0]).nodes()[0];
+        (0..40).for_each(|_| learnt.survival.observe(Heat::Greedy, &node, 0, true));
+    });
+}
+
+#[test]
+fn without_a_limit_a_draft_is_waited_for_as_long_as_two_ridden_tokens_take() {
+    let free = Rules { gamma_fixed: None, model: true, lookups: Vec::new(), ..rules() };
+    let mut desk = Desk::new(free, Ending::default());
+    teach(&desk.control);
+    let ride = desk.ride();
+    let asked = desk.token(ride, 0);
+    let [(shadow, Action::Shadow { from: 0 })] = asked[..] else { panic!("{asked:?}") };
+    assert_eq!(desk.session.deadline(), None, "a pass beside the ride delays nobody");
+    assert_eq!(desk.tell(shadow, Event::Shadow(vec![0, 1])), []);
+    let asked = desk.token(ride, 1);
+    let [(_, Action::Cancel(_)), (_, Action::Draft { .. })] = asked[..] else { panic!("{asked:?}") };
+    let patience = desk.session.deadline().expect("a deadline") - desk.now;
+    let pace = desk.control.with(|learnt| learnt.costs.ride_token()).expect("measured");
+    assert!((patience.as_secs_f64() - 2.0 * pace).abs() < 1e-5, "{patience:?} at {pace} s a token");
+    // It costs the round, at the price of what was waited.
+    let before = desk.control.with(|learnt| learnt.costs.draft_token());
+    let asked = expire(&mut desk);
+    assert!(matches!(asked[..], [(_, Action::Cancel(_)), (_, Action::Verify(..))]), "{asked:?}");
+    assert!(desk.control.with(|learnt| learnt.costs.draft_token()) >= before);
+}
+
+#[test]
+fn a_ride_to_the_limit_tells_the_reason_that_bound_it() {
+    let free = Rules { gamma_fixed: None, ..rules() };
+    let mut desk = Desk::new(free, Ending::default());
+    let ride = desk.ride();
+    // Nothing of this text was there before, so there is never a draft.
+    for token in 10..21 {
+        assert_eq!(desk.token(ride, token), [], "token {token}");
+    }
+    assert_eq!(desk.session.summary().reason, Some(RideReason::NoDraft));
+    let held = desk.token(ride, 21);
+    assert_eq!(held, []);
+    let end = summary(&desk.tell(ride, Event::RideEnded(Finish::Length)));
+    assert_eq!((end.reason, end.output_tokens), (Some(RideReason::NoDraft), 12));
 }
 
 #[test]

@@ -76,7 +76,7 @@ impl Default for Timeouts {
             first_byte: None,
             idle: None,
             verify: Duration::from_secs(2),
-            draft: Duration::from_millis(10),
+            draft: None,
             pool_idle: Duration::from_secs(3),
         }
     }
@@ -240,7 +240,7 @@ fn timeouts(mut section: Section<'_>) -> Timeouts {
         first_byte: section.maybe("first_byte", default.first_byte, period),
         idle: section.maybe("idle", default.idle, period),
         verify: section.or("verify", default.verify, period),
-        draft: section.or("draft", default.draft, period),
+        draft: section.maybe("draft", default.draft, period),
         pool_idle: section.or("pool_idle", default.pool_idle, duration),
     };
     section.close();

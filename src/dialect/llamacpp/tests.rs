@@ -54,7 +54,7 @@ fn round<'a>(context: Context<'a>, draft: &'a Tree, sampling: &'a Sampling) -> R
     Round { context, draft, sampling, plan: Plan::FanOut }
 }
 
-const CONTEXT: Context<'_> = Context { model: "m", prompt: &[1, 2], output: &[3] };
+const CONTEXT: Context<'_> = Context::new("m", &[1, 2], &[3]);
 
 #[test]
 fn a_server_is_known_by_its_props() {
@@ -143,7 +143,7 @@ fn a_cold_context_is_computed_once_and_copied() {
     let (sampling, draft) = (Sampling::default(), chain(&[4, 5]));
     let prompt = [7; 64];
     let warm = |prompt: &[TokenId], draft: &Tree| {
-        let context = Context { model: "m", prompt, output: &[] };
+        let context = Context::new("m", prompt, &[]);
         LlamaCpp.warm(&engine(), &round(context, draft, &sampling))
     };
     let call = warm(&prompt, &draft).unwrap();

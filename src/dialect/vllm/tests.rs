@@ -21,7 +21,7 @@ fn greedy() -> Sampling {
 }
 
 fn round<'a>(prompt: &'a [TokenId], draft: &'a Tree, sampling: &'a Sampling, plan: Plan) -> Round<'a> {
-    let context = Context { model: "m", prompt, output: &[] };
+    let context = Context::new("m", prompt, &[]);
     Round { context, draft, sampling, plan }
 }
 

@@ -15,8 +15,9 @@ impl<W: Walk> Session<W> {
         }
         let stand = self.stand(leaping);
         if stand.room.depth == 0 && self.rules.gamma_fixed.is_none() {
-            // The last token is not worth a switch either way.
-            return if leaping { Step::Verify(Tree::default()) } else { Step::Ride(RideReason::NoGain) };
+            // The last token is not worth a switch either way, and says nothing about why the ones before were ridden.
+            let before = self.summary.reason.unwrap_or(RideReason::NoGain);
+            return if leaping { Step::Verify(Tree::default()) } else { Step::Ride(before) };
         }
         self.pilot.choose(self.output.tokens(), stand, now)
     }

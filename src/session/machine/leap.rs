@@ -10,9 +10,11 @@ use crate::session::{Action, Event, Fault};
 use crate::units::Tick;
 use crate::words::{RideReason, Verdict};
 
-/// A draft is waited for at least so many ridden tokens: where drafter and backend share their cores, the
+/// A draft is waited for as long as so many ridden tokens take: where drafter and backend share their cores, the
 /// first one waits for what the ride left behind.
 const PATIENCE: f64 = 2.0;
+/// Longest time of a ridden token that patience is reckoned by, in seconds.
+const PATIENCE_PACE: f64 = 1.0;
 
 impl<W: Walk> Session<W> {
     /// Does a leaping step. `began` is when the round began, for its cost.
@@ -24,13 +26,35 @@ impl<W: Walk> Session<W> {
             }
             Step::Draft(gamma) => {
                 let id = self.act(Action::Draft { gamma });
-                let pace = self.pilot.control().with(|learnt| learnt.costs.ride_token()).unwrap_or(0.0);
-                let patience =
-                    self.rules.draft_timeout.max(Duration::from_secs_f64(PATIENCE * pace.min(1.0)));
-                self.phase = Phase::Draft { id, since: now, gamma, until: now.after(patience) };
+                let until = self.patience().map(|patience| now.after(patience));
+                self.phase = Phase::Draft { id, since: now, gamma, until };
             }
             Step::Verify(draft) => self.verify(draft, 0, began, now),
         }
+    }
+
+    /// How long a draft is waited for; for ever while the drafter reads the prompt. A forced draft is one at any
+    /// pace, so it may take as long as a call may.
+    fn patience(&self) -> Option<Duration> {
+        if !self.pilot.has_read() {
+            return None;
+        }
+        let own = || match self.rules.gamma_fixed {
+            Some(_) => self.rules.verify_timeout,
+            None => {
+                let pace = self.pilot.control().with(|learnt| learnt.costs.ride_token_expected());
+                Duration::from_secs_f64(PATIENCE * pace.min(PATIENCE_PACE))
+            }
+        };
+        Some(self.rules.draft_timeout.unwrap_or_else(own))
+    }
+
+    /// The draft is too late for its round, which goes on with what the lookups have, if anything. The drafter is
+    /// asked again for the next round that it is expected to be worth.
+    pub(super) fn draft_late(&mut self, since: Tick, gamma: usize, now: Tick) {
+        let (began, worth) = self.pilot.waited(gamma, since, now);
+        let draft = self.pilot.combine(Tree::default(), self.stand(true));
+        self.verify(draft, worth, began, now);
     }
 
     pub(super) fn verify(&mut self, draft: Tree, modelled: usize, began: Tick, now: Tick) {
@@ -50,6 +74,7 @@ impl<W: Walk> Session<W> {
     pub(super) fn drafting(&mut self, since: Tick, gamma: usize, event: Event, now: Tick) {
         match event {
             Event::Draft(model) => {
+                self.pilot.read();
                 let modelled = model.len();
                 let began = self.pilot.drafted(gamma.max(modelled), since, now);
                 let draft = self.pilot.combine(model, self.stand(true));

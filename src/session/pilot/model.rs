@@ -78,7 +78,7 @@ impl Pilot {
             let earned = ShadowPlan::earned_by(learnt.costs.shadow_pass(), learnt.costs.ride_token());
             (self.promising(1.0, learnt), earned)
         });
-        self.warm = true;
+        self.read();
         self.shadow.passed(output.len(), promising, earned);
     }
 
