@@ -70,20 +70,24 @@ pub async fn run(args: &ProbeArgs, out: &mut dyn Write) -> io::Result<u8> {
     let named = Named::NAMES.iter().find(|(name, _)| *name == args.dialect);
     let Some((_, dialect)) = named else {
         let names: Vec<_> = Named::NAMES.iter().map(|(name, _)| *name).collect();
-        eprintln!("--dialect: unknown value, allowed {}, got {:?}", names.join("|"), args.dialect);
+        super::complain(&format_args!(
+            "--dialect: unknown value, allowed {}, got {:?}",
+            names.join("|"),
+            args.dialect
+        ));
         return Ok(USAGE);
     };
     let granted = match args.access.granted() {
         Ok(granted) => granted,
         Err(denied) => {
-            eprintln!("foretell probe: {denied}");
+            super::complain(&format_args!("foretell probe: {denied}"));
             return Ok(USAGE);
         }
     };
     let backend = match Replica::new(granted.settings("probe", &args.url)) {
         Ok(backend) => backend,
         Err(error) => {
-            eprintln!("foretell probe: {error}");
+            super::complain(&format_args!("foretell probe: {error}"));
             return Ok(USAGE);
         }
     };
@@ -96,11 +100,11 @@ pub async fn run(args: &ProbeArgs, out: &mut dyn Write) -> io::Result<u8> {
                 None => "give a key with --api-key-file F, or other fields with --header",
                 Some(_) => "the key of --api-key-file is not one that it takes",
             };
-            eprintln!("foretell probe: {} answers {status}: {key}", args.url);
+            super::complain(&format_args!("foretell probe: {} answers {status}: {key}", args.url));
             return Ok(Exit::Unreachable.code());
         }
         Err(Unknown::Unreachable(why)) => {
-            eprintln!("foretell probe: {} cannot be reached: {why}", args.url);
+            super::complain(&format_args!("foretell probe: {} cannot be reached: {why}", args.url));
             return Ok(Exit::Unreachable.code());
         }
     };

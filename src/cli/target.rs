@@ -2,10 +2,12 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::Args;
 
 use crate::config::process::Device;
+use crate::observe::log;
 
 /// Serves an ONNX model over the OpenAI API.
 #[derive(Args, Clone, Debug)]
@@ -31,14 +33,38 @@ pub struct TargetArgs {
     /// Threads of one step; without it one per core.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,
+    /// Which lines are logged, from there up.
+    #[arg(long, value_name = "LEVEL", env = "FORETELL_LOG_LEVEL", default_value = "info",
+        value_parser = ["error", "warn", "info", "debug", "trace"])]
+    pub log_level: String,
+    /// How they are written; auto is text on a terminal and JSON elsewhere.
+    #[arg(long, value_name = "FORMAT", env = "FORETELL_LOG_FORMAT", default_value = "auto",
+        value_parser = ["auto", "json", "text"])]
+    pub log_format: String,
 }
 
-/// Serves until a signal says otherwise. Returns the exit code: 0, or 1 if the start failed.
+/// Serves until a signal comes, and logs to standard error. Returns the exit code: 0, or 1 if the start failed.
+pub fn main(args: TargetArgs) -> u8 {
+    log::init(format(&args.log_format), &args.log_level);
+    let exit = run(args);
+    log::flush(Duration::from_secs(1));
+    exit
+}
+
+fn format(name: &str) -> log::Format {
+    match name {
+        "json" => log::Format::Json,
+        "text" => log::Format::Text,
+        _ => log::Format::Auto,
+    }
+}
+
+/// As [`main`], without a log.
 pub fn run(args: TargetArgs) -> u8 {
     match serve::run(args) {
         Ok(()) => 0,
         Err(error) => {
-            eprintln!("foretell target: {error}");
+            super::complain(&format_args!("foretell target: {error}"));
             1
         }
     }
