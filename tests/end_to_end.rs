@@ -22,6 +22,9 @@ mod official_client;
 #[cfg(feature = "onnx")]
 #[path = "end_to_end/onnx.rs"]
 mod onnx;
+#[cfg(feature = "onnx")]
+#[path = "end_to_end/paced.rs"]
+mod paced;
 #[path = "end_to_end/parameters.rs"]
 mod parameters;
 #[path = "end_to_end/partition.rs"]

@@ -5,15 +5,17 @@
 //! falls back to the exact one.
 
 use std::collections::HashMap;
-use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 
+use crate::clock::Clock;
 use crate::config::policy::{Drafter, Facts, Gates, Holdback, Policy, PolicyMode, Vocabulary};
 use crate::config::process::Plans;
 use crate::config::store::PolicyStore;
 use crate::control::gates::LoadGates;
+use crate::control::{PolicyState, Shelf};
 use crate::dialect::Engine;
 use crate::draft::LookupSpec;
 use crate::draft::prompt_lookup::Ngram;
@@ -23,12 +25,14 @@ use crate::fleet::{Replica, Standing};
 use crate::gateway::handover::Exchange;
 use crate::openai::{Control, Request, Sampling};
 use crate::session::{Permission, Rules};
+use crate::units::Dice;
 use crate::words::BypassReason;
 use crate::words::Mode;
 use crate::words::{Plan, RideReason};
 
-/// Requests after which the share of held-back ones has halved.
-const HALF_HELD: f64 = 100.0;
+/// Policies whose control groups are remembered, and for how long after their last request.
+const POLICIES: usize = 1_024;
+const POLICY_KEPT: Duration = Duration::from_hours(24);
 
 /// What one request may do.
 pub struct Ruling {
@@ -95,14 +99,22 @@ impl Effective {
 pub struct Rulebook {
     policies: Arc<PolicyStore>,
     plans: HashMap<String, Plans>,
-    seen: Mutex<HashMap<String, u64>>,
-    random: RandomState,
+    draws: Mutex<Draws>,
+    clock: Clock,
+}
+
+/// What control groups are drawn with: the states of the policies by their names, so that an edited policy goes on
+/// where it was.
+struct Draws {
+    states: Shelf<String, PolicyState>,
+    dice: Dice,
 }
 
 impl Rulebook {
-    /// `plans` by the name of the backend.
-    pub fn new(policies: Arc<PolicyStore>, plans: HashMap<String, Plans>) -> Self {
-        Self { policies, plans, seen: Mutex::default(), random: RandomState::new() }
+    /// `plans` by the name of the backend; `dice` draw who is held back.
+    pub fn new(policies: Arc<PolicyStore>, plans: HashMap<String, Plans>, dice: Dice) -> Self {
+        let draws = Mutex::new(Draws { states: Shelf::new(POLICIES, POLICY_KEPT), dice });
+        Self { policies, plans, draws, clock: Clock::start() }
     }
 
     /// What the first matching policy, the process and the client allow this request.
@@ -162,16 +174,11 @@ impl Rulebook {
         Ok(Ruling { name: policy.label(), rules, model, bytes_max, gates })
     }
 
-    /// Whether this request is in the control group: a share that begins at `start`, halves with every
-    /// hundred requests of the policy, and ends at `floor`.
+    /// Whether this request is in the control group of its policy.
     fn held_back(&self, policy: &Policy) -> bool {
         let Holdback { start, floor } = policy.holdback;
-        let mut seen = self.seen.lock();
-        let seen = seen.entry(policy.label()).or_default();
-        *seen += 1;
-        let share = floor.max(start * 0.5_f64.powf(*seen as f64 / HALF_HELD));
-        let draw = self.random.hash_one(*seen) as f64 / u64::MAX as f64;
-        draw < share
+        let Draws { states, dice } = &mut *self.draws.lock();
+        states.get(&policy.name, self.clock.now()).holds_back(start, floor, dice)
     }
 }
 

@@ -374,7 +374,7 @@ fn mutant_law(toy: Toy, case: &Case, gamma: usize, siblings: usize, mutant: Muta
                     Row::of(oracle.pick(&toy.weights(&full)) as TokenId)
                 })
                 .collect();
-            let run = (mutant.walk)(&tree, &Verdict { rows, computed: None });
+            let run = (mutant.walk)(&tree, &Verdict { rows, ..Verdict::default() });
             let mut taken = Vec::new();
             let mut finish = None;
             for (index, &token) in run.iter().enumerate() {

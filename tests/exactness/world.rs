@@ -415,7 +415,7 @@ impl World<'_> {
             }
             rows.push(Row::of(sample));
         }
-        Verdict { rows, computed: None }
+        Verdict { rows, ..Verdict::default() }
     }
 
     fn next(&mut self, hooks: &mut Hooks<'_>) -> (ActionId, Event) {
