@@ -29,7 +29,7 @@ use crate::config::process::{
 use crate::config::store::PolicyStore;
 use crate::drive::drafters::{DrafterError, Drafters};
 use crate::drive::ruling::{self, Rulebook};
-use crate::drive::{Driver, Parts};
+use crate::drive::{self, Driver, Parts};
 use crate::fleet::identity::{Asking, Identities};
 use crate::fleet::{self, Auth, KeyFile, ModelName, ReplicaSettings, SystemResolver};
 use crate::gateway::{self as proxy, Brains, Limits, Settings, Shared, StartError};
@@ -37,6 +37,7 @@ use crate::http::connections::most_clients;
 use crate::http::drain::{DrainTimes, Lifecycle};
 use crate::http::listen::{Bounds, Endpoint};
 use crate::policy::PolicySet;
+use crate::units::Dice;
 use crate::words::{Mode, Plan};
 
 /// How long a start waits to learn who is behind the backends; after that requests are relayed until it knows.
@@ -127,7 +128,7 @@ pub async fn start_with(
     let timeouts = process.timeouts;
     let driver = Driver::new(Parts {
         identities: Arc::clone(&identities),
-        rulebook: Rulebook::new(Arc::clone(&store), terms),
+        rulebook: Rulebook::new(Arc::clone(&store), terms, Dice::new(drive::fresh_seed())),
         drafters: Arc::clone(&drafters),
         verify_timeout: timeouts.verify,
         draft_timeout: timeouts.draft,

@@ -19,7 +19,6 @@ pub mod ruling;
 mod run;
 mod sink;
 
-use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,7 +27,7 @@ use futures_util::future::FutureExt;
 use parking_lot::Mutex;
 
 use crate::clock::Clock;
-use crate::control::Control;
+use crate::control::{Control, Shelf};
 use crate::drive::calls::CallLimits;
 use crate::drive::drafters::Drafters;
 use crate::drive::drafting::Drafting;
@@ -40,6 +39,10 @@ use crate::observe::Observer;
 use crate::openai::Sampling;
 use crate::policy::Ruling;
 use crate::words::BypassReason;
+
+/// Epochs of which something is remembered, and for how long after their last request.
+const EPOCHS: usize = 1_024;
+const EPOCH_KEPT: Duration = Duration::from_hours(24);
 
 /// What the driver is made of.
 pub struct Parts {
@@ -63,13 +66,14 @@ pub struct Driver {
 struct Inner {
     parts: Parts,
     clock: Clock,
-    learnt: Mutex<HashMap<(Epoch, String), Arc<Control>>>,
+    controls: Mutex<Shelf<Epoch, Arc<Control>>>,
 }
 
 impl Driver {
     /// A driver that has learnt nothing yet.
     pub fn new(parts: Parts) -> Self {
-        Self { inner: Arc::new(Inner { parts, clock: Clock::start(), learnt: Mutex::default() }) }
+        let controls = Mutex::new(Shelf::new(EPOCHS, EPOCH_KEPT));
+        Self { inner: Arc::new(Inner { parts, clock: Clock::start(), controls }) }
     }
 }
 
@@ -114,8 +118,7 @@ impl Inner {
         ruling.rules.vocabulary = identity.tokenizer.end();
         ruling.rules.verify_timeout = self.parts.verify_timeout;
         ruling.rules.draft_timeout = self.parts.draft_timeout;
-        let key = (identity.epoch.clone(), ruling.name.clone());
-        let control = Arc::clone(self.learnt.lock().entry(key).or_default());
+        let control = Arc::clone(self.controls.lock().get(&identity.epoch, self.clock.now()));
         if let Some(probe) = &identity.probe {
             control.with(|learnt| learnt.costs.take_prior(&probe.prior));
         }
@@ -148,6 +151,6 @@ impl Inner {
 }
 
 /// 53 bits, so that the seed survives every JSON reader on the way.
-fn fresh_seed() -> u64 {
+pub fn fresh_seed() -> u64 {
     RandomState::new().hash_one(0_u8) >> 11
 }

@@ -12,4 +12,4 @@ pub use bypass::BypassReason;
 pub use mode::Mode;
 pub use past::Past;
 pub use ride::RideReason;
-pub use verdict::{Dist, Plan, Row, Shape, Verdict};
+pub use verdict::{Dist, Plan, Put, Row, Shape, Verdict};

@@ -4,9 +4,9 @@
 //! drafts are one-hot and verified by sample-and-match, so any cut of them is exact.
 
 use super::Learnt;
+use super::costs::Way;
 use super::run::Run;
 use crate::units::Dice;
-use crate::words::Plan;
 
 /// What a round is expected to bring and to cost.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -45,7 +45,7 @@ pub fn best_cut(survival: &[f64], seconds: impl Fn(usize) -> f64) -> Quote {
 #[derive(Clone, Copy, Debug)]
 pub struct Terms {
     /// How drafts are verified.
-    pub plan: Plan,
+    pub way: Way,
     /// The rate must beat riding by this share to begin.
     pub margin: f64,
     /// And by this share to stay.
@@ -61,7 +61,7 @@ pub struct Terms {
 pub fn pays(quote: Quote, run: &Run, learnt: &Learnt, terms: Terms) -> bool {
     let costs = &learnt.costs;
     let Some(token) = costs.ride_token() else { return false };
-    let (tokens, seconds) = run.sums(terms.plan, costs);
+    let (tokens, seconds) = run.sums(terms.way, costs);
     let rate = (tokens + quote.tokens) / (seconds + quote.seconds).max(1e-9);
     if terms.leaping {
         // Leaving must be worth the switch: close to the end it seldom is.

@@ -206,7 +206,7 @@ impl Codec for LlamaCpp {
             answers.iter().map(|answer| answer.timings.as_ref().map(|timings| timings.prompt_n)).sum();
         let rows =
             answers.iter().enumerate().map(|(place, answer)| answer.row(place)).collect::<Result<_, _>>()?;
-        Ok(Verdict { rows, computed })
+        Ok(Verdict { rows, computed, ..Verdict::default() })
     }
 
     /// One prompt that is computed once and copied into as many slots as the round needs. What is drawn there

@@ -158,7 +158,7 @@ impl Codec for Lmdeploy {
                 _ => Err(Unreadable("not one token per prompt")),
             }
         };
-        Ok(Verdict { rows: bodies.iter().map(row).collect::<Result<_, _>>()?, computed: None })
+        Ok(Verdict { rows: bodies.iter().map(row).collect::<Result<_, _>>()?, ..Verdict::default() })
     }
 
     fn tokenize(&self, _: &Engine, text: &str) -> Option<Question> {

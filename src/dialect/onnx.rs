@@ -191,7 +191,11 @@ impl VerifyRow {
 fn tree_verdict(body: &[u8]) -> Result<Verdict, Unreadable> {
     let answer: VerifyAnswer = serde_json::from_slice(body).map_err(|_| Unreadable("not a verify answer"))?;
     let computed = answer.usage.as_ref().and_then(PromptUsage::computed);
-    Ok(Verdict { rows: answer.rows.into_iter().map(VerifyRow::row).collect(), computed })
+    Ok(Verdict {
+        rows: answer.rows.into_iter().map(VerifyRow::row).collect(),
+        computed,
+        ..Verdict::default()
+    })
 }
 
 #[cfg(test)]

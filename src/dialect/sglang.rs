@@ -313,13 +313,13 @@ fn score_verdict(
     // The first entry belongs to the last token of the context and tells nothing.
     let listed = meta.input_top_logprobs.get(1..).unwrap_or_default();
     if listed.len() != nodes {
-        return Ok(Verdict { rows: Vec::new(), computed });
+        return Ok(Verdict { rows: Vec::new(), computed, ..Verdict::default() });
     }
     let ends = meta.finish_reason.as_ref().is_some_and(|reason| reason.kind == "stop");
     let bonus = Row { ends, ..Row::of(*bonus) };
     let told =
         listed.iter().map(|row| row.iter().flatten().filter_map(|entry| Some((entry.1, entry.0?))).collect());
-    Ok(Verdict { rows: score::rows(engine, round.sampling, told, bonus), computed })
+    Ok(Verdict { rows: score::rows(engine, round.sampling, told, bonus), computed, ..Verdict::default() })
 }
 
 #[cfg(test)]

@@ -296,7 +296,7 @@ pub fn fan_out_verdict(prompts: usize, body: &[u8]) -> Result<Verdict, Unreadabl
             _ => Err(Unreadable("not one token per prompt")),
         })
         .collect::<Result<_, _>>()?;
-    Ok(Verdict { rows, computed })
+    Ok(Verdict { rows, computed, ..Verdict::default() })
 }
 
 /// The first numbers of a version.

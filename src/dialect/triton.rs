@@ -185,7 +185,7 @@ impl Codec for Triton {
             return Err(Unreadable("more tokens than were asked for"));
         }
         let row = |token: TokenId| Row { ends: engine.eos.contains(&token), ..Row::of(token) };
-        Ok(Verdict { rows: tokens.into_iter().map(row).collect(), computed: None })
+        Ok(Verdict { rows: tokens.into_iter().map(row).collect(), ..Verdict::default() })
     }
 
     /// Its metrics are on another port.

@@ -199,7 +199,11 @@ fn read_fan_out(prompts: usize, body: &[u8]) -> Result<Verdict, Unreadable> {
             _ => return Err(Unreadable("not one token per prompt")),
         }
     }
-    Ok(Verdict { rows, computed: answer.usage.as_ref().and_then(PromptUsage::computed) })
+    Ok(Verdict {
+        rows,
+        computed: answer.usage.as_ref().and_then(PromptUsage::computed),
+        ..Verdict::default()
+    })
 }
 
 #[cfg(test)]

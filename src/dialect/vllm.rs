@@ -371,16 +371,20 @@ fn score_verdict(
     let context = round.context.len();
     // Rows of cached tokens are garbage or missing; the row of the first node follows token n − 1.
     if cached.is_some_and(|cached| cached as usize > context.saturating_sub(1)) {
-        return Ok(Verdict { rows: Vec::new(), computed });
+        return Ok(Verdict { rows: Vec::new(), computed, ..Verdict::default() });
     }
     let listed = scored.prompt_logprobs.unwrap_or_default();
     let tail = listed.len().checked_sub(nodes).and_then(|from| listed.get(from..)).unwrap_or_default();
     if tail.len() < nodes {
-        return Ok(Verdict { rows: Vec::new(), computed });
+        return Ok(Verdict { rows: Vec::new(), computed, ..Verdict::default() });
     }
     let bonus = Row { ends: choice.finish_reason.as_deref() == Some("stop"), ..Row::of(*bonus) };
     let told = tail.iter().map(|row| row.as_ref().map(told).unwrap_or_default());
-    Ok(Verdict { rows: score::rows(engine, &raised(round.sampling), told, bonus), computed })
+    Ok(Verdict {
+        rows: score::rows(engine, &raised(round.sampling), told, bonus),
+        computed,
+        ..Verdict::default()
+    })
 }
 
 /// How the engine samples, which does not divide by less than [`TEMPERATURE_LEAST`].

@@ -23,7 +23,7 @@ use crate::http::gather;
 use crate::http::headers;
 use crate::openai::{self, Sampling};
 use crate::session::{Event, Fault};
-use crate::words::{Past, Plan, Verdict};
+use crate::words::{Past, Plan, Put, Verdict};
 
 /// What the calls of one session have in common.
 pub struct Common {
@@ -192,13 +192,14 @@ impl Calls {
     async fn judged(&self, put: &Round<'_>, asked: &mut Asked, round: u32) -> Result<Verdict, Fault> {
         let calls = std::mem::take(&mut asked.calls);
         let count = calls.len();
+        let made = Put { plan: put.plan, nodes: asked.nodes };
         let answers = calls.into_iter().map(|call| self.answer(call, Some(round), Some(put.plan)));
         let bodies = match futures_util::future::try_join_all(answers).await {
             Ok(bodies) => bodies,
             Err(Missed::Fault(fault)) => return Err(fault),
-            Err(Missed::Nothing) => return Ok(Verdict::default()),
+            Err(Missed::Nothing) => return Ok(Verdict { put: Some(made), ..Verdict::default() }),
         };
-        let verdict = self.0.engine.verdict(put, asked, &bodies).map_err(|unreadable| {
+        let mut verdict = self.0.engine.verdict(put, asked, &bodies).map_err(|unreadable| {
             tracing::debug!(%unreadable, "verdict refused");
             Fault::Verify
         })?;
@@ -208,6 +209,7 @@ impl Calls {
             let cached = all.saturating_sub(computed as usize);
             self.0.pulse.cached(cached, put.context.len(), self.0.engine.block);
         }
+        verdict.put = Some(made);
         Ok(verdict)
     }
 

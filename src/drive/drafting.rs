@@ -198,3 +198,70 @@ fn tree(chain: &[(TokenId, f32)]) -> Tree {
     }
     tree
 }
+
+#[cfg(all(test, feature = "onnx"))]
+mod tests {
+    use std::future::poll_fn;
+    use std::task::Poll;
+
+    use super::*;
+    use crate::runtime::fake::Fake;
+
+    fn counted(observer: &Observer, line: &str) -> bool {
+        observer.metrics().text().lines().any(|found| found == line)
+    }
+
+    #[tokio::test]
+    async fn a_question_that_is_given_up_leaves_the_seat_and_what_was_read() {
+        let fake = Fake::new(97, 2_000, 1);
+        let controls = fake.controls();
+        let service = DrafterService::start_with(Box::new(fake));
+        let observer = Arc::new(Observer::new().unwrap());
+        let sampling = Sampling::default();
+        let mut drafting = Drafting::new(Some(service.clone()), sampling, false, Arc::clone(&observer));
+        let past = Past::new(&[1; 500], &[2]);
+        controls.hold(true);
+        let mut reading = drafting.shadow(ActionId(1), past.clone(), 0);
+        while controls.runs() == 0 {
+            poll_fn(|context| Poll::Ready(assert!(reading.as_mut().poll(context).is_pending()))).await;
+            tokio::task::yield_now().await;
+        }
+        drop(reading);
+        drafting.given_up(ActionId(1), true);
+        controls.hold(false);
+        let reply = drafting.draft(ActionId(2), past, 3).await;
+        drafting.answered(ActionId(2));
+        assert!(matches!(&reply.event, Event::Draft(tree) if !tree.is_empty()), "{:?}", reply.event);
+        assert!(controls.tokens() <= 501 + 2, "{} tokens fed: the prompt once", controls.tokens());
+        let lost = "foretell_drafts_lost_total{cause=\"patience\",kind=\"shadow\"} 1";
+        assert!(counted(&observer, lost) && counted(&observer, "foretell_drafts_total{kind=\"draft\"} 1"));
+        let noise = || Noise { seed: None, choice: 0, sampling: Sampling::default() };
+        assert!(service.seat(noise()).await.is_none(), "the session has kept its seat");
+        drop(drafting);
+        assert!(service.seat(noise()).await.is_some(), "and gives it back with its end");
+    }
+
+    #[tokio::test]
+    async fn what_is_lost_is_counted_by_its_cause_and_what_is_left_is_not() {
+        let (fake, observer) = (Fake::new(97, 400, 1), Arc::new(Observer::new().unwrap()));
+        let controls = fake.controls();
+        let service = DrafterService::start_with(Box::new(fake));
+        let session =
+            || Drafting::new(Some(service.clone()), Sampling::default(), true, Arc::clone(&observer));
+        let (mut one, mut other) = (session(), session());
+        let past = Past::new(&[1, 2], &[]);
+        assert!(matches!(one.draft(ActionId(1), past.clone(), 2).await.event, Event::Draft(_)));
+        assert_eq!(other.draft(ActionId(1), past.clone(), 2).await.event, Event::Fault(Fault::Draft));
+        controls.fail(true);
+        assert_eq!(one.draft(ActionId(2), past.clone(), 2).await.event, Event::Fault(Fault::Draft));
+        for (id, late) in [(3, false), (4, true)] {
+            drop(one.draft(ActionId(id), past.clone(), 2));
+            one.given_up(ActionId(id), late);
+        }
+        for line in ["no_seat", "fault", "timeout"] {
+            let line = format!("foretell_drafts_lost_total{{cause=\"{line}\",kind=\"draft\"}} 1");
+            assert!(counted(&observer, &line), "{line}");
+        }
+        assert!(counted(&observer, "foretell_drafts_lost_total{cause=\"patience\",kind=\"draft\"} 0"));
+    }
+}

@@ -133,7 +133,7 @@ fn is_host(value: &HeaderValue) -> bool {
     if text.is_empty() {
         return true;
     }
-    let parsed = text.parse::<Authority>().ok().filter(|_| !text.contains('@'));
+    let parsed = text.parse::<Authority>().ok().filter(|_| !text.contains(['@', ',']));
     let port = |authority: &Authority| authority.as_str().strip_prefix(authority.host()).map(str::to_owned);
     parsed.as_ref().and_then(port).is_some_and(|port| match port.strip_prefix(':') {
         Some(digits) => digits.is_empty() || digits.parse::<u16>().is_ok(),

@@ -143,9 +143,9 @@ impl Record {
     }
 
     /// Keeps memory reserved until the end of the answer.
-    pub fn keep(&mut self, memory: Reservation) {
-        let request = memory.bytes();
-        self.memory = Some((memory, request));
+    pub fn keep(&mut self, reservation: Reservation) {
+        let request = reservation.bytes();
+        self.memory = Some((reservation, request));
     }
 
     /// The session holds so many bytes now: the reservation follows.

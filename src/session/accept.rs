@@ -141,7 +141,7 @@ mod tests {
 
     fn rows(samples: &[TokenId]) -> Verdict {
         let rows = samples.iter().copied().map(Row::of).collect();
-        Verdict { rows, computed: None }
+        Verdict { rows, ..Verdict::default() }
     }
 
     #[test]
@@ -165,7 +165,7 @@ mod tests {
     fn where_the_backend_tells_a_distribution_the_token_is_drawn_from_it() {
         let draft = Tree::chain(&[1, 2], Source::Model, Features::default());
         let dist = || Row::undrawn(vec![(1, 0.5), (7, 0.3), (2, 0.2)]);
-        let verdict = Verdict { rows: vec![dist(), dist(), Row::of(4)], computed: None };
+        let verdict = Verdict { rows: vec![dist(), dist(), Row::of(4)], ..Verdict::default() };
         let tokens = |noise: &[f64]| walked(&draft, &verdict, noise).expect("fits").tokens;
         assert_eq!(tokens(&[0.49, 0.81, 0.5]), [1, 2, 4]);
         assert_eq!(tokens(&[0.49, 0.79, 0.5]), [1, 7]);
@@ -176,7 +176,7 @@ mod tests {
     fn what_is_known_in_part_decides_nothing() {
         let draft = Tree::chain(&[1], Source::Model, Features::default());
         let part = Row { dist: Some(Dist { top: vec![(1, 0.9)], complete: false }), ..Row::default() };
-        let verdict = |first: Row| Verdict { rows: vec![first, Row::of(4)], computed: None };
+        let verdict = |first: Row| Verdict { rows: vec![first, Row::of(4)], ..Verdict::default() };
         assert_eq!(walk_samples(&draft, &verdict(part.clone())).expect("fits"), Accepted::default());
         let sampled = Row { sample: Some(1), ..part };
         assert_eq!(walk_samples(&draft, &verdict(sampled)).expect("fits").tokens, [1, 4]);

@@ -124,7 +124,8 @@ mod tests {
     #[test]
     fn without_a_clone_the_output_grows_in_its_place() {
         let mut past = Past::new(&[1], &[]);
-        past.push(&vec![7; 100]);
+        past.push(&[7; 100]);
+        past.push(&[8]);
         let place = past.output().as_ptr();
         past.follow(&[1], &[&[7; 100][..], &[8; 10]].concat());
         assert_eq!((past.output().as_ptr(), past.len()), (place, 111));

@@ -118,4 +118,15 @@ pub struct Verdict {
     pub rows: Vec<Row>,
     /// Tokens that the backend really computed, where it tells; otherwise unknown.
     pub computed: Option<u32>,
+    /// How the draft was put to the backend, for what the call costs; unknown where no call was made.
+    pub put: Option<Put>,
+}
+
+/// How a draft was put to the backend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Put {
+    /// By this plan.
+    pub plan: Plan,
+    /// So many of its nodes, from the first on.
+    pub nodes: usize,
 }

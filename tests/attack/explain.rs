@@ -305,13 +305,14 @@ fn explaining_wants_what_every_other_call_of_the_operator_wants() {
 
 #[test]
 fn every_setting_without_effect_is_warned_of_by_check_and_serve() {
-    let lines = "limits: { uri: 4KiB }\nobserve:\n  text: true\n";
+    let lines = "memory: { ttl: 2h }\nobserve:\n  text: true\n";
     let policy = "gates:\n  max_gap: 1s\naccept: { rule: ears }\n";
-    let folder = folder(&format!("backends: []\n{lines}"), policy);
+    let folder =
+        folder(&format!("backends: [{{ name: b, replicas: [\"http://127.0.0.1:9\"] }}]\n{lines}"), policy);
     let (code, out, err) = foretell(folder.path(), &["check"]);
     assert_eq!(code, 0, "{out}{err}");
     let places = [
-        "foretell.yaml:4: limits.uri: 4KiB has no effect",
+        "foretell.yaml:4: memory.ttl: 2h has no effect",
         "foretell.yaml:6: observe.text: true has no effect",
         "policies/a.yaml:4: gates.max_gap: 1s has no effect",
         "policies/a.yaml:5: accept.rule: ears is not built yet",
@@ -324,7 +325,7 @@ fn every_setting_without_effect_is_warned_of_by_check_and_serve() {
     start.policies = vec![("a.yaml", format!("version: 1\nname: a\n{policy}"))];
     let proxy = start.start();
     proxy.ready();
-    for place in ["limits.uri: 4KiB has no effect", "a.yaml:4: gates.max_gap: 1s has no effect"] {
+    for place in ["memory.ttl: 2h has no effect", "a.yaml:4: gates.max_gap: 1s has no effect"] {
         eventually(place, || proxy.stderr().contains(place).then_some(()));
     }
 }

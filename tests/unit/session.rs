@@ -3,14 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use foretell::control::{Control, Heat};
+use foretell::control::costs::NODES_MAX;
+use foretell::control::{Control, Heat, Way};
 use foretell::draft::{Features, LookupSpec, Ngram, Source, Tree};
 use foretell::session::{
     Action, ActionId, Decode, Ending, Event, Fault, Finish, Hold, Limit, Permission, RidePlan, Rules,
     Session, Start, Summary, Tail,
 };
 use foretell::units::{Tick, TokenId};
-use foretell::words::{Plan, RideReason, Row, Verdict};
+use foretell::words::{Plan, Put, RideReason, Row, Verdict};
 use rstest::rstest;
 
 /// Token n is the n-th letter.
@@ -120,7 +121,7 @@ fn desk() -> Desk {
 
 fn rows(samples: &[TokenId]) -> Event {
     let rows = samples.iter().copied().map(Row::of).collect();
-    Event::Verdict(Verdict { rows, computed: None })
+    Event::Verdict(Verdict { rows, ..Verdict::default() })
 }
 
 /// The one action asked for is a ride on; its id.
@@ -144,6 +145,35 @@ fn a_round_emits_the_accepted_run_and_one_token_more() {
     assert!(matches!(asked[..], [(_, Action::Verify(..))]), "{asked:?}");
     let seen = desk.session.summary();
     assert_eq!((seen.rounds, seen.drafted, seen.accepted, seen.output_tokens), (1, 2, 2, 4));
+}
+
+/// What was learnt of verify calls by a plan: seconds by number of nodes, for contexts like the tests'.
+fn cost(desk: &Desk, plan: Plan) -> Option<Vec<f64>> {
+    let way = Way::by(plan, 0);
+    desk.control.with(|learnt| {
+        let measured = learnt.costs.verify_measured(way);
+        measured.then(|| (0..=NODES_MAX).map(|nodes| learnt.costs.verify(way, nodes)).collect())
+    })
+}
+
+#[test]
+fn a_call_is_booked_to_the_plan_that_was_used_and_to_the_nodes_that_were_put() {
+    let rules = Rules { plans: vec![Plan::Score, Plan::FanOut], gamma_fixed: Some(4), ..rules() };
+    let mut desk = Desk::new(rules, Ending::default());
+    let ride = desk.ride();
+    let asked = desk.token(ride, 0);
+    let Some((score, Action::Verify(_, Plan::Score))) = asked.last() else { panic!("{asked:?}") };
+    // The score decides nothing after 10 ms; the fan-out that follows takes 10 ms more.
+    let asked = desk.tell(*score, rows(&[]));
+    let Some((fan_out, Action::Verify(_, Plan::FanOut))) = asked.last() else { panic!("{asked:?}") };
+    assert_eq!(cost(&desk, Plan::FanOut), None, "not called yet");
+    let put = Some(Put { plan: Plan::FanOut, nodes: 1 });
+    let asked =
+        desk.tell(*fan_out, Event::Verdict(Verdict { rows: vec![Row::of(9)], put, ..Verdict::default() }));
+    let fan_out = cost(&desk, Plan::FanOut).expect("measured");
+    assert!((fan_out[1] - 0.010).abs() < 1e-9, "10 ms with one node: {fan_out:?}");
+    assert!(cost(&desk, Plan::Score).expect("measured")[4] < 0.011, "and no more for the score");
+    let Some((_, Action::Verify(_, Plan::Score))) = asked.last() else { panic!("{asked:?}") };
 }
 
 #[rstest]
@@ -442,7 +472,7 @@ fn teach(control: &Control) {
     control.with(|learnt| {
         (0..20).for_each(|_| learnt.costs.rode(0.010, 1));
         for nodes in 0..9 {
-            learnt.costs.verified(Plan::Tree, nodes, 0.010, Tick(1_000_000));
+            learnt.costs.verified(Way::by(Plan::Tree, 0), nodes, 0.010, Tick(1_000_000));
         }
         learnt.costs.drafted(4, 0.001);
         let node = chain(&[0]).nodes()[0];
@@ -532,8 +562,10 @@ fn a_token_that_the_backend_says_ends_the_text_ends_it_without_being_text() {
     let mut desk = desk();
     let (verify, _) = desk.leap();
     let ends = Row { ends: true, ..Row::of(1) };
-    let asked = desk
-        .tell(verify, Event::Verdict(Verdict { rows: vec![ends, Row::of(2), Row::of(3)], computed: None }));
+    let asked = desk.tell(
+        verify,
+        Event::Verdict(Verdict { rows: vec![ends, Row::of(2), Row::of(3)], ..Verdict::default() }),
+    );
     let end = summary(&asked);
     assert_eq!((end.finish, end.output_tokens, desk.text.as_str()), (Some(Finish::Stop), 2, "a"));
 }

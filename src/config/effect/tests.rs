@@ -57,6 +57,14 @@ const PROCESS_ACTS: &[(&str, &str, &str)] = &[
     ("tenant.fallback", "gateway/tenant.rs", "configured.fallback"),
     ("client.control", "app.rs", "process.client"),
     ("backends[].name", "app.rs", "backend.name"),
+    ("admin.hosts", "app.rs", "admin.hosts"),
+    ("limits.connections", "app.rs", "limits.connections"),
+    ("limits.memory", "app.rs", "limits.memory"),
+    ("limits.uri", "app.rs", "limits.uri"),
+    ("ready.require_backend", "app.rs", "require_backend"),
+    ("timeouts.body", "app.rs", "timeouts.body"),
+    ("timeouts.keep_alive", "app.rs", "timeouts.keep_alive"),
+    ("backends[].connect.auth.own_token_file", "app.rs", "own_token_file"),
     ("backends[].default", "app.rs", "backend.default"),
     ("backends[].dialect", "app.rs", "backend.dialect"),
     ("backends[].ranks", "app.rs", "backend.ranks"),
@@ -230,8 +238,8 @@ fn what_is_said_to_have_no_effect_is_used_nowhere() {
         assert!(used.is_none(), "{path} is used in {}: take it out of the table", used.unwrap().0);
     }
     assert_eq!(
-        (tail("backends[].budget.slots"), tail("limits.uri")),
-        ("budget.slots".into(), "limits.uri".into())
+        (tail("backends[].budget.slots"), tail("memory.ttl")),
+        ("budget.slots".into(), "memory.ttl".into())
     );
 }
 

@@ -178,10 +178,12 @@ async fn what_was_read_for_a_question_that_was_given_up_is_not_read_again() {
     let seat = service.seat(greedy()).await.unwrap();
     let text: Vec<TokenId> = (0..1_000).map(|index| index % 90).collect();
     controls.hold(true);
-    give_up(seat.draft(past(&text[..900], 800), 32)).await;
+    let mut reading = Box::pin(seat.draft(past(&text[..900], 800), 32));
     while controls.runs() == 0 {
+        poll_fn(|context| Poll::Ready(assert!(reading.as_mut().poll(context).is_pending()))).await;
         tokio::task::yield_now().await;
     }
+    drop(reading);
     let mut again = Box::pin(seat.draft(past(&text, 800), 4));
     poll_fn(|context| Poll::Ready(assert!(again.as_mut().poll(context).is_pending()))).await;
     controls.hold(false);

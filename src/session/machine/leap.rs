@@ -8,7 +8,7 @@ use crate::session::accept::Walk;
 use crate::session::pilot::Step;
 use crate::session::{Action, Event, Fault};
 use crate::units::Tick;
-use crate::words::{RideReason, Verdict};
+use crate::words::{Put, RideReason, Verdict};
 
 /// A draft is waited for as long as so many ridden tokens take: where drafter and backend share their cores, the
 /// first one waits for what the ride left behind.
@@ -118,8 +118,14 @@ impl<W: Walk> Session<W> {
         let Some(accepted) = accepted.filter(|accepted| accepted.is_within(self.rules.vocabulary)) else {
             return self.verify_failed(now);
         };
-        if accepted.tokens.is_empty() {
-            return self.verify_by(place + 1, draft, modelled, began, now);
+        let decided = !accepted.tokens.is_empty();
+        let put =
+            verdict.put.or_else(|| Some(Put { plan: *self.rules.plans.get(place)?, nodes: draft.len() }));
+        if let Some(put) = put {
+            self.pilot.called(put, now.seconds_since(began), decided, now);
+        }
+        if !decided {
+            return self.verify_by(place + 1, draft, modelled, now, now);
         }
         let delta = self.output.extend(&accepted.tokens, accepted.ends);
         self.summary.speculated = true;
@@ -127,7 +133,7 @@ impl<W: Walk> Session<W> {
         self.summary.drafted += draft.len() as u32;
         self.summary.accepted += accepted.nodes.len().min(delta.tokens.len()) as u32;
         self.emit(delta);
-        self.pilot.round(&draft, &accepted, now.seconds_since(began), modelled, now);
+        self.pilot.round(&draft, &accepted, modelled);
         if self.output.finish().is_some() {
             self.pilot.leave(self.output.tokens().len(), now);
             return self.finish(self.output.finish());

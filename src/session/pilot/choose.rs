@@ -34,7 +34,7 @@ impl Pilot {
     fn weigh(&self, budget: Budget, stand: Stand, learnt: &Learnt) -> Step {
         let rest = learnt.expected_rest(stand.done).min(stand.rest.map_or(f64::MAX, |rest| rest as f64));
         let terms =
-            Terms { plan: self.plan, margin: self.margin, stay: self.stay, leaping: stand.leaping, rest };
+            Terms { way: self.way(), margin: self.margin, stay: self.stay, leaping: stand.leaping, rest };
         let (mut draft, quote) = self.look_up(budget, learnt);
         let nothing = draft.is_empty();
         let known = |source| stand.leaping || learnt.survival.evidence(self.heat, source) >= EVIDENCE;
@@ -99,7 +99,7 @@ impl Pilot {
             let merged = self.merged(Some(model), budget, learnt);
             let mut draft = merged.tree;
             if self.gamma_fixed.is_none() {
-                let quote = best_cut(&merged.survival, |nodes| learnt.costs.verify(self.plan, nodes));
+                let quote = best_cut(&merged.survival, |nodes| learnt.costs.verify(self.way(), nodes));
                 draft.truncate(quote.nodes.max(1));
             }
             draft
@@ -109,14 +109,14 @@ impl Pilot {
     /// What the lookups propose within a budget, and the best cut of it.
     pub(super) fn look_up(&self, budget: Budget, learnt: &Learnt) -> (Tree, Quote) {
         let merged = self.merged(None, budget, learnt);
-        let quote = best_cut(&merged.survival, |nodes| learnt.costs.verify(self.plan, nodes));
+        let quote = best_cut(&merged.survival, |nodes| learnt.costs.verify(self.way(), nodes));
         (merged.tree, quote)
     }
 
     fn merged(&self, model: Option<Tree>, budget: Budget, learnt: &Learnt) -> merge::Merged {
         let lookups = self.lookups.iter().map(|lookup| lookup.draft(budget));
         let drafts: Vec<Tree> = model.into_iter().chain(lookups).filter(|draft| !draft.is_empty()).collect();
-        merge::merge(&drafts, budget, self.plan.shape(), |node, depth| {
+        merge::merge(&drafts, budget, self.way().plan.shape(), |node, depth| {
             self.tuning.adjust(node.source, learnt.survival.conditional(self.heat, node, depth))
         })
     }

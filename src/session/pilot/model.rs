@@ -99,6 +99,6 @@ impl Pilot {
 
     fn model_quote(&self, survival: &[f64], learnt: &Learnt) -> Quote {
         let costs = &learnt.costs;
-        best_cut(survival, |nodes| costs.verify(self.plan, nodes) + nodes as f64 * costs.draft_token())
+        best_cut(survival, |nodes| costs.verify(self.way(), nodes) + nodes as f64 * costs.draft_token())
     }
 }

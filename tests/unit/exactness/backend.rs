@@ -265,7 +265,7 @@ impl Put<'_> {
         if hooks.wrong.refuse.is_some_and(|token| rows.iter().any(|row| row.sample == Some(token))) {
             return Event::Fault(Fault::Verify);
         }
-        Event::Verdict(Verdict { rows, computed: None })
+        Event::Verdict(Verdict { rows, ..Verdict::default() })
     }
 
     /// A sample after the context and one after each of the first nodes.

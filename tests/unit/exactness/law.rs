@@ -11,7 +11,7 @@ use super::backend::{Ask, Manner, plain};
 use super::bugs::Bug;
 use super::toy::{Chance, Law, Target, Told, Toy, distance, law};
 use super::world::{Case, Hooks, Outcome, play_judged};
-use foretell::control::{Control, Heat};
+use foretell::control::{self, Control, Heat};
 use foretell::draft::{Features, LookupSpec, Ngram, Node, Source, Tree};
 use foretell::session::accept::{self, Accepted, Ledger, Rule, Walk};
 use foretell::session::{Ending, Rules};
@@ -206,9 +206,9 @@ fn confident(plans: &[Plan]) -> Control {
         (0..20).for_each(|_| learnt.costs.rode(0.010, 1));
         for &plan in plans {
             for nodes in 0..4 {
-                learnt.costs.verified(plan, nodes, 0.004, Tick(1));
+                learnt.costs.verified(control::Way::by(plan, 0), nodes, 0.004, Tick(1));
             }
-            learnt.costs.entered(plan, 1, 0.004, Tick(1));
+            learnt.costs.entered(control::Way::by(plan, 0), 1, 0.004, Tick(1));
         }
         learnt.costs.left(0.010);
         let lookup = Tree::chain(&[0], Source::PromptLookup, Features { match_len: 2, margin: 0.0 });
