@@ -11,7 +11,7 @@ pub mod signals;
 
 use std::collections::HashMap;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -282,7 +282,7 @@ fn backend_settings(process: &Process, backend: &Backend) -> Result<ReplicaSetti
         default: backend.default,
         keep_client_host: connect.host != HostHeader::Backend,
         auth: auth(connect)?,
-        own_key: connect.own_token_file.as_ref().map(key).transpose()?,
+        own_key: connect.own_token_file.as_deref().map(key).transpose()?,
         tls: tls.transpose()?,
         ranks: backend.ranks,
         connect_timeout: process.timeouts.connect,
@@ -301,9 +301,9 @@ fn auth(connect: &Connect) -> Result<Auth, AssembleError> {
     })
 }
 
-fn key(path: &PathBuf) -> Result<Arc<KeyFile>, AssembleError> {
+fn key(path: &Path) -> Result<Arc<KeyFile>, AssembleError> {
     let key = KeyFile::open(path);
-    key.map(Arc::new).map_err(|error| AssembleError::File { path: path.clone(), error })
+    key.map(Arc::new).map_err(|error| AssembleError::File { path: path.to_owned(), error })
 }
 
 fn usize_of(bytes: u64) -> usize {

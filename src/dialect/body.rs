@@ -22,7 +22,9 @@ impl<'a> Ids<'a> {
         Self(text.map_or_else(
             || {
                 let mut text = String::new();
-                [prompt, output].into_iter().for_each(|ids| write_ids(&mut text, ids));
+                for ids in [prompt, output] {
+                    write_ids(&mut text, ids);
+                }
                 Cow::Owned(text)
             },
             Cow::Borrowed,

@@ -71,11 +71,7 @@ pub struct Drafting {
 pub struct Drafting;
 
 #[cfg(not(feature = "onnx"))]
-#[expect(
-    clippy::unused_self,
-    clippy::needless_pass_by_value,
-    reason = "the shape that the drafting with a runtime has"
-)]
+#[expect(clippy::unused_self, reason = "the shape that the drafting with a runtime has")]
 impl Drafting {
     /// No drafter.
     pub fn none() -> Self {
@@ -223,7 +219,11 @@ mod tests {
         controls.hold(true);
         let mut reading = drafting.shadow(ActionId(1), past.clone(), 0);
         while controls.runs() == 0 {
-            poll_fn(|context| Poll::Ready(assert!(reading.as_mut().poll(context).is_pending()))).await;
+            poll_fn(|context| {
+                let _: () = assert!(reading.as_mut().poll(context).is_pending());
+                Poll::Ready(())
+            })
+            .await;
             tokio::task::yield_now().await;
         }
         drop(reading);

@@ -262,8 +262,8 @@ mod tests {
         assert_eq!(is_whole(pieces(&[], false), 0).await, 0);
         assert_eq!(is_whole(Full::new(Bytes::from(wanted(300))), 300).await, 300);
         assert_eq!(is_whole(Full::new(Bytes::from(wanted(200_000))), 200_000).await, 200_000);
-        assert_eq!(is_whole(pieces(&[1; 3000], false), 3000).await, 4096);
-        assert_eq!(is_whole(pieces(&[1; 100_000], false), 100_000).await, 100_000);
+        assert_eq!(is_whole(pieces(&vec![1; 3000], false), 3000).await, 4096);
+        assert_eq!(is_whole(pieces(&vec![1; 100_000], false), 100_000).await, 100_000);
         assert_eq!(is_whole(pieces(&[70_000, 1, 70_000], false), 140_001).await, 140_001);
     }
 

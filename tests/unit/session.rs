@@ -425,7 +425,7 @@ fn expire(desk: &mut Desk) -> Vec<(ActionId, Action)> {
 fn the_first_draft_reads_the_prompt_and_is_waited_for_however_long_it_takes() {
     let (mut desk, draft) = asking(Rules { draft_timeout: Some(Duration::from_millis(30)), ..rules() });
     assert_eq!(desk.session.deadline(), None);
-    desk.now = desk.now.after(Duration::from_secs(60));
+    desk.now = desk.now.after(Duration::from_mins(1));
     assert_eq!(desk.tell(ActionId::WORLD, Event::Timeout), []);
     let asked = desk.tell(draft, Event::Draft(chain(&[1, 5])));
     let [(verify, Action::Verify(sent, _))] = &asked[..] else { panic!("{asked:?}") };

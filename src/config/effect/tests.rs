@@ -153,7 +153,9 @@ const POLICY_BESIDE: &[(&str, &str)] = &[
 /// Every setting that the reading of these documents has asked for, lists and maps left out.
 fn settings(documents: &[&str], parse: impl Fn(&str)) -> BTreeSet<String> {
     asked::take();
-    documents.iter().for_each(|document| parse(document));
+    for document in documents {
+        parse(document);
+    }
     let asked: BTreeSet<String> = asked::take().iter().map(|path| without_numbers(path)).collect();
     let holds = |path: &str| {
         asked.iter().any(|other| other.strip_prefix(path).is_some_and(|rest| rest.starts_with(['.', '['])))

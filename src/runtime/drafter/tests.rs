@@ -180,12 +180,20 @@ async fn what_was_read_for_a_question_that_was_given_up_is_not_read_again() {
     controls.hold(true);
     let mut reading = Box::pin(seat.draft(past(&text[..900], 800), 32));
     while controls.runs() == 0 {
-        poll_fn(|context| Poll::Ready(assert!(reading.as_mut().poll(context).is_pending()))).await;
+        poll_fn(|context| {
+            let _: () = assert!(reading.as_mut().poll(context).is_pending());
+            Poll::Ready(())
+        })
+        .await;
         tokio::task::yield_now().await;
     }
     drop(reading);
     let mut again = Box::pin(seat.draft(past(&text, 800), 4));
-    poll_fn(|context| Poll::Ready(assert!(again.as_mut().poll(context).is_pending()))).await;
+    poll_fn(|context| {
+        let _: () = assert!(again.as_mut().poll(context).is_pending());
+        Poll::Ready(())
+    })
+    .await;
     controls.hold(false);
     let drafted = again.await.unwrap();
     assert_eq!(ids(&drafted), plain(&Fake::new(VOCABULARY, 2_000, 1), &greedy(), &text, 800, 4));
@@ -204,7 +212,11 @@ async fn a_question_that_was_given_up_before_its_turn_takes_no_run() {
     let before = controls.tokens();
     controls.hold(true);
     let mut other = Box::pin(busy.draft(past(&[1, 2], 1), 1));
-    poll_fn(|context| Poll::Ready(assert!(other.as_mut().poll(context).is_pending()))).await;
+    poll_fn(|context| {
+        let _: () = assert!(other.as_mut().poll(context).is_pending());
+        Poll::Ready(())
+    })
+    .await;
     give_up(seat.draft(past(&[9; 300], 40), 8)).await;
     controls.hold(false);
     other.await.unwrap();

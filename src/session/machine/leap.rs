@@ -39,12 +39,12 @@ impl<W: Walk> Session<W> {
         if !self.pilot.has_read() {
             return None;
         }
-        let own = || match self.rules.gamma_fixed {
-            Some(_) => self.rules.verify_timeout,
-            None => {
-                let pace = self.pilot.control().with(|learnt| learnt.costs.ride_token_expected());
-                Duration::from_secs_f64(PATIENCE * pace.min(PATIENCE_PACE))
+        let own = || {
+            if self.rules.gamma_fixed.is_some() {
+                return self.rules.verify_timeout;
             }
+            let pace = self.pilot.control().with(|learnt| learnt.costs.ride_token_expected());
+            Duration::from_secs_f64(PATIENCE * pace.min(PATIENCE_PACE))
         };
         Some(self.rules.draft_timeout.unwrap_or_else(own))
     }

@@ -99,10 +99,10 @@ impl Bug {
                     accepted.tokens.push(child.token);
                 }
             }
-            Self::MismatchRedrawn if accepted.tokens.len() > 1 => {
-                if draft.nodes().iter().any(|node| node.parent == place) {
-                    accepted.tokens.pop();
-                }
+            Self::MismatchRedrawn
+                if accepted.tokens.len() > 1 && draft.nodes().iter().any(|node| node.parent == place) =>
+            {
+                accepted.tokens.pop();
             }
             Self::BonusDoubled => accepted.tokens.extend(last),
             Self::EndDiscarded => {
