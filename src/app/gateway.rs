@@ -151,7 +151,7 @@ impl Gateway {
         Listening::new(Bounds::default(), Connections::new(OPERATORS), self.admin_stop.clone())
     }
 
-    /// Serves until [`Lifecycle::drain`] is called, then stops step by step.
+    /// Serves until [`crate::http::drain::Lifecycle::drain`] is called, then stops step by step.
     pub async fn ended(self) -> Ended {
         let life = Arc::clone(&self.shared.life);
         let connections = Arc::clone(&self.shared.connections);

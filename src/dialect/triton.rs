@@ -6,7 +6,7 @@
 //! draft_tokens_external`; which one it is cannot be asked, so the plan has to be allowed (`plans.allow: [native]`),
 //! and an engine of another kind refuses the call, which ends in a ride.
 //! * The frontend returns text, so the ids of the first ride are named by the target
-//!   ([`super::Codec::names`]). The ids of the prompt come from the very model that makes them for the frontend
+//!   ([`super::Quirks::ride_ids`]). The ids of the prompt come from the very model that makes them for the frontend
 //!   (`preprocessing`). A chat is rendered inside the frontend, and nobody says how: no plan.
 //! * Above temperature 0 the engine draws with a fixed default seed that restarts with every call: such a
 //!   server counts as seeded.

@@ -3,7 +3,7 @@
 //! **What is offered**: `FanOut` for completions at temperature 0, which the client has said itself.
 //! * The schema forbids unknown fields, so every call is built from fields that it has.
 //! * A later call returns ids (`detokenize: false`) or text, never both, and the first ride is the client's own
-//!   request, so it brings text. Its ids are named by the target ([`super::Codec::names`]). Chat has neither ids
+//!   request, so it brings text. Its ids are named by the target ([`super::Quirks::ride_ids`]). Chat has neither ids
 //!   nor a way to learn those of its prompt: no plan.
 //! * Above temperature 0 the C++ sampler draws with a fixed default seed that restarts with every call, and the
 //!   server does not tell which sampler it runs: such a server counts as seeded (bypass `seed`).

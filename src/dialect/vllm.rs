@@ -13,7 +13,7 @@
 //! **The first call that may end the engine**: any with log-probabilities, where no C++ compiler works. The V1 runner
 //! ranks tokens by a function that it compiles at that call. A server without `--enforce-eager` has compiled its model
 //! before it answers, so it has a compiler; a CPU build with that flag may have none, and no answer of it shows that.
-//! So `Score` is risky ([`Engine::risky`]) on whatever may be the CPU build ([`build`]). `FanOut` asks for no
+//! So `Score` is risky ([`Engine::risky`]) on whatever may be the CPU build (`build`). `FanOut` asks for no
 //! log-probabilities and is not.
 
 mod build;

@@ -1,7 +1,7 @@
 //! The log: one stream of lines to standard error, never text of a prompt or an answer.
 //!
 //! Nothing that answers a request waits for the log, fails because of it, or prints beside it: lines are handed to a
-//! thread of their own ([`mod@writer`]), and what that thread cannot write is counted. A request's span carries its
+//! thread of their own (`writer`), and what that thread cannot write is counted. A request's span carries its
 //! id, so that every line that is written while it is served has it.
 
 mod json;

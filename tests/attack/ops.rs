@@ -414,7 +414,7 @@ fn a_session_whose_engine_is_killed_has_its_cause_in_its_line() {
     let body = json!({"model": Target::model(), "prompt": "The mill stood where", "max_tokens": 1500, "stream": true,
         "temperature": 1.0});
     let mut client = Wire::connect(proxy.address);
-    client.send(completion("killed", "x-foretell: ride\r\n", &body));
+    client.send(completion("killed", "x-foretell: ride\r\nconnection: close\r\n", &body));
     let head = client.head().unwrap();
     assert_eq!((head.status(), head.field("x-foretell-path")), (200, Some("eligible")));
     assert!(client.more());

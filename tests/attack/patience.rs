@@ -139,7 +139,7 @@ fn a_stuck_body_does_not_hold_the_drain() {
 #[test]
 fn an_idle_proxy_ends_at_once() {
     let backend = Backend::plain();
-    let mut proxy = Start::before(backend.address).and("drain: { delay: 10m, grace: 10m }").start();
+    let mut proxy = Start::before(backend.address).start();
     proxy.ready();
     proxy.signal("TERM");
     assert!(proxy.wait().success());

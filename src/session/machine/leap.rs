@@ -33,11 +33,11 @@ impl<W: Walk> Session<W> {
         }
     }
 
-    /// How long a draft is waited for; for ever while the drafter reads the prompt. A forced draft is one at any
-    /// pace, so it may take as long as a call may.
+    /// How long a draft is waited for. While the drafter reads the prompt, and for a forced draft, which is one at any
+    /// pace, it is as long as a call may take: the client waits meanwhile, so a drafter that hangs must not hold it.
     fn patience(&self) -> Option<Duration> {
         if !self.pilot.has_read() {
-            return None;
+            return Some(self.rules.verify_timeout);
         }
         let own = || {
             if self.rules.gamma_fixed.is_some() {
@@ -52,6 +52,9 @@ impl<W: Walk> Session<W> {
     /// The draft is too late for its round, which goes on with what the lookups have, if anything. The drafter is
     /// asked again for the next round that it is expected to be worth.
     pub(super) fn draft_late(&mut self, since: Tick, gamma: usize, now: Tick) {
+        if !self.pilot.has_read() {
+            self.pilot.model_failed(self.output.tokens().len());
+        }
         let (began, worth) = self.pilot.waited(gamma, since, now);
         let draft = self.pilot.combine(Tree::default(), self.stand(true));
         self.verify(draft, worth, began, now);
