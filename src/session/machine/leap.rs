@@ -26,7 +26,7 @@ impl<W: Walk> Session<W> {
             }
             Step::Draft(gamma) => {
                 let id = self.act(Action::Draft { gamma });
-                let until = self.patience().map(|patience| now.after(patience));
+                let until = Some(now.after(self.patience()));
                 self.phase = Phase::Draft { id, since: now, gamma, until };
             }
             Step::Verify(draft) => self.verify(draft, 0, began, now),
@@ -35,9 +35,9 @@ impl<W: Walk> Session<W> {
 
     /// How long a draft is waited for. While the drafter reads the prompt, and for a forced draft, which is one at any
     /// pace, it is as long as a call may take: the client waits meanwhile, so a drafter that hangs must not hold it.
-    fn patience(&self) -> Option<Duration> {
+    fn patience(&self) -> Duration {
         if !self.pilot.has_read() {
-            return Some(self.rules.verify_timeout);
+            return self.rules.verify_timeout;
         }
         let own = || {
             if self.rules.gamma_fixed.is_some() {
@@ -46,7 +46,7 @@ impl<W: Walk> Session<W> {
             let pace = self.pilot.control().with(|learnt| learnt.costs.ride_token_expected());
             Duration::from_secs_f64(PATIENCE * pace.min(PATIENCE_PACE))
         };
-        Some(self.rules.draft_timeout.unwrap_or_else(own))
+        self.rules.draft_timeout.unwrap_or_else(own)
     }
 
     /// The draft is too late for its round, which goes on with what the lookups have, if anything. The drafter is
