@@ -37,7 +37,7 @@ impl<W: Walk> Session<W> {
     /// pace, it is as long as a call may take: the client waits meanwhile, so a drafter that hangs must not hold it.
     fn patience(&self) -> Duration {
         if !self.pilot.has_read() {
-            return self.rules.verify_timeout;
+            return self.rules.draft_timeout.unwrap_or(self.rules.verify_timeout);
         }
         let own = || {
             if self.rules.gamma_fixed.is_some() {
