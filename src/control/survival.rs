@@ -104,6 +104,15 @@ impl Survival {
         (0..BUCKETS).map(|bucket| self.cell(heat, source, bucket, 0).tried).sum()
     }
 
+    /// Accepted and tried first tokens of a source, decayed, over all temperatures.
+    pub fn first_tokens(&self, source: Source) -> (f64, f64) {
+        let buckets = if source == Source::Model { 0..1 } else { 0..BUCKETS };
+        [Heat::Greedy, Heat::Low, Heat::Mid, Heat::High]
+            .into_iter()
+            .flat_map(|heat| buckets.clone().map(move |bucket| self.cell(heat, source, bucket, 0)))
+            .fold((0.0, 0.0), |sum, cell| (sum.0 + cell.accepted, sum.1 + cell.tried))
+    }
+
     fn along(&self, heat: Heat, source: Source, bucket: usize, position: usize) -> f64 {
         (0..=position.min(POSITIONS - 1))
             .fold(base(source, bucket), |prior, at| self.cell(heat, source, bucket, at).posterior(prior))
