@@ -289,7 +289,9 @@ impl Proxy {
             inbound.record.model(model);
         }
         let body = match body {
-            Payload::Whole(bytes) => Payload::Whole(fit(&backend, &mut inbound.parts, bytes, &self.shared.memory)),
+            Payload::Whole(bytes) => {
+                Payload::Whole(fit(&backend, &mut inbound.parts, bytes, &self.shared.memory))
+            }
             unread @ Payload::Stream(_) => unread,
         };
         self.relay(inbound, body, backend).await
