@@ -6,6 +6,7 @@ pub mod answer;
 pub mod body;
 pub mod connections;
 pub mod drain;
+pub mod ebb;
 pub mod gather;
 pub mod head;
 pub mod headers;

@@ -15,6 +15,7 @@ use crate::gateway::tunnel::Tunnels;
 use crate::gateway::{Brains, Settings, Shared, StartError};
 use crate::http::connections::Connections;
 use crate::http::drain::DrainTimes;
+use crate::http::ebb;
 use crate::http::listen::{self, Bounds, Listening, Stop};
 use crate::http::workers::Workers;
 
@@ -87,6 +88,7 @@ impl Gateway {
         let workers = Arc::new(Workers::start(settings.workers).map_err(StartError::Threads)?);
         let watching = CancellationToken::new();
         shared.fleet.watch(&settings.resolver, &watching);
+        tokio::spawn(ebb::follow(Arc::clone(&shared.memory), watching.clone()));
         let discovered = shared.fleet.discover(settings.resolver.as_ref());
         // A name that nobody answers for is no reason not to listen.
         let _ = tokio::time::timeout(DISCOVERED_WITHIN, discovered).await;

@@ -7,12 +7,12 @@ use http::{Request, Response};
 use http_body_util::{BodyExt, Limited};
 use serde_json::Value;
 
-use super::exchange::{Unsent, fit};
+use super::exchange::{Shared, Unsent, fit};
 use super::failure::Failure;
 use super::head;
 use super::pump::Nothing;
 use super::sink::{Gone, Sink};
-use crate::fleet::{Answer, Fleet, SendError};
+use crate::fleet::{Answer, SendError};
 use crate::http::body::full;
 use crate::observe::Record;
 use crate::words::BypassReason;
@@ -22,12 +22,12 @@ const ERROR_BYTES: usize = 1 << 20;
 
 /// Sends the request once more and passes on what comes.
 pub(super) async fn stream(nothing: Nothing) {
-    let Nothing { unsent, fleet, mut slot, mut sink } = nothing;
+    let Nothing { unsent, shared, mut slot, mut sink } = nothing;
     slot.record.declined(BypassReason::Fault);
     slot.record.to(unsent.replica.name());
     let gone = sink.hung_up();
     let answered = async {
-        let sent = send(unsent, &fleet).await;
+        let sent = send(unsent, &shared).await;
         pass_on(sent, &mut sink, &mut slot.record).await?;
         sink.trailers(slot.record.so_far()).await
     };
@@ -38,11 +38,11 @@ pub(super) async fn stream(nothing: Nothing) {
     slot.record.end(answered.is_err());
 }
 
-async fn send(unsent: Unsent, fleet: &Fleet) -> Result<Response<Answer>, SendError> {
+async fn send(unsent: Unsent, shared: &Shared) -> Result<Response<Answer>, SendError> {
     let Unsent { mut head, body, mut replica } = unsent;
-    let body = fit(&replica, &mut head, body);
+    let body = fit(&replica, &mut head, body, &shared.memory);
     let request = Request::from_parts(head, full(body));
-    fleet.send(&mut replica, request, None).await
+    shared.fleet.send(&mut replica, request, None).await
 }
 
 async fn pass_on(

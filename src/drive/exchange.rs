@@ -121,11 +121,11 @@ pub struct Unsent {
 
 /// A completion's body as `replica` takes it: without the client's own `prediction`, where its engine would refuse the
 /// whole request for it.
-pub fn fit(replica: &Replica, head: &mut request::Parts, body: Bytes) -> Bytes {
+pub fn fit(replica: &Replica, head: &mut request::Parts, body: Bytes, memory: &Arc<Memory>) -> Bytes {
     match replica.refuses_prediction().then(|| openai::without_prediction(&body)).flatten() {
         Some(without) => {
             head.headers.remove(CONTENT_LENGTH);
-            without.into()
+            memory.take(without.len() as u64).over(without)
         }
         None => body,
     }

@@ -16,13 +16,12 @@ use crate::clock::Clock;
 use crate::draft::Source;
 use crate::drive::calls::Calls;
 use crate::drive::drafting::{Drafting, Reply};
-use crate::drive::exchange::{Declined, Exchange, Slot, Unsent};
+use crate::drive::exchange::{Declined, Exchange, Shared, Slot, Unsent};
 use crate::drive::failure::Failure;
 use crate::drive::naming::Naming;
 use crate::drive::ride::{Heard, Ride};
 use crate::drive::run::Run;
 use crate::drive::sink::{End, Gone, Sink};
-use crate::fleet::Fleet;
 use crate::openai::usage::Usage;
 use crate::session::{Action, ActionId, Event, Fault, Finish, RidePlan, Session, Summary, Tail, footprint};
 use crate::words::{BypassReason, Past, RideReason};
@@ -49,7 +48,7 @@ pub struct Pump {
     slot: Slot,
     /// What it takes to send the request once more, until something of the answer has been read.
     unsent: Option<Unsent>,
-    fleet: Arc<Fleet>,
+    shared: Shared,
     clock: Clock,
     sink: Sink,
     /// What the session has read and emitted, as it is shared with calls and drafter.
@@ -96,8 +95,8 @@ pub struct Ended {
 pub struct Nothing {
     /// What is to be sent, and where.
     pub unsent: Unsent,
-    /// All replicas.
-    pub fleet: Arc<Fleet>,
+    /// Where replicas and memory are.
+    pub shared: Shared,
     /// The request's record and place.
     pub slot: Slot,
     /// Where a stream goes on.
@@ -127,7 +126,7 @@ impl Pump {
             drafting: run.drafting,
             slot,
             unsent: Some(Unsent { head, body, replica }),
-            fleet: shared.fleet,
+            shared,
             clock: run.clock,
             sink,
             past: Past::default(),
@@ -172,7 +171,7 @@ impl Pump {
             if let Some(unsent) = self.nothing(&happened) {
                 return Err(Box::new(Nothing {
                     unsent,
-                    fleet: self.fleet,
+                    shared: self.shared,
                     slot: self.slot,
                     sink: self.sink,
                 }));
@@ -209,7 +208,7 @@ impl Pump {
             _ => false,
         };
         let mut unsent = self.unsent.take_if(|_| nothing)?;
-        match self.fleet.once_more(&unsent.replica) {
+        match self.shared.fleet.once_more(&unsent.replica) {
             Some(replica) => unsent.replica = replica,
             None => return None,
         }

@@ -289,7 +289,9 @@ impl Proxy {
             inbound.record.model(model);
         }
         let body = match body {
-            Payload::Whole(bytes) => Payload::Whole(fit(&backend, &mut inbound.parts, bytes)),
+            Payload::Whole(bytes) => {
+                Payload::Whole(fit(&backend, &mut inbound.parts, bytes, &self.shared.memory))
+            }
             unread @ Payload::Stream(_) => unread,
         };
         self.relay(inbound, body, backend).await
@@ -422,7 +424,7 @@ impl Proxy {
         let Unsent { mut head, body, replica: backend } = unsent;
         let mut record = slot.into_record();
         record.declined(reason);
-        let body = fit(&backend, &mut head, body);
+        let body = fit(&backend, &mut head, body, &self.shared.memory);
         let repeatable = Some(body.clone());
         let fleet = Arc::clone(&self.shared.fleet);
         let relay = Relay { record, backend, fleet, limit: None, repeatable };
