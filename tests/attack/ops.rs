@@ -473,6 +473,22 @@ fn probe_says_that_a_server_wants_a_key_and_takes_one() {
 }
 
 #[test]
+fn explain_takes_a_key_for_its_own_questions() {
+    let server = locked("Bearer right");
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), &[("key", "right\n"), ("empty", "\n"), ("r.json", r#"{"model":"m","prompt":"a"}"#)]);
+    let url = format!("http://{}", server.address);
+    let explain = ["explain", "--backend", &url, "--request", "r.json"];
+    let told = foretell(folder.path(), &explain);
+    assert!(told.all().contains("401"), "{told:?}");
+    let told = foretell(folder.path(), &[&explain[..], &["--api-key-file", "key"]].concat());
+    assert!(!told.all().contains("401"), "{told:?}");
+    assert!(server.all().iter().any(|(_, request)| bearer(request) == Some("Bearer right")));
+    let told = foretell(folder.path(), &[&explain[..], &["--api-key-file", "empty"]].concat());
+    assert_eq!(told.code, Some(64), "{told:?}");
+}
+
+#[test]
 fn bench_takes_a_key_headers_and_a_model() {
     let server = locked("Bearer right");
     let folder = tempfile::tempdir().unwrap();
