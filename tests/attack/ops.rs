@@ -629,6 +629,23 @@ fn a_running_proxy_says_that_a_server_wants_a_key() {
 }
 
 #[test]
+fn a_server_that_is_only_relayed_to_needs_no_key_of_foretells_own() {
+    let server = locked("Bearer right");
+    for (named, reason) in [("billed: true", "billed"), ("dialect: openai", "no_plan")] {
+        let process =
+            format!("backends: [{{ name: b, {named}, replicas: [\"http://{}\"] }}]\n", server.address);
+        let proxy = Start::with(&process).start();
+        eventually("it has been asked", || {
+            (first_replica(&proxy)["probe"]["verdict"].to_string().contains("401")).then_some(())
+        });
+        let body = json!({"model": "m", "prompt": "a", "max_tokens": 2});
+        let answer = ask(proxy.address, completion("relayed", "authorization: Bearer right\r\n", &body));
+        assert_eq!((answer.status(), answer.field("x-foretell-reason")), (200, Some(reason)), "{named}");
+        assert_eq!(lines(&proxy, "WARN", "b/0"), Vec::<String>::new(), "{named}");
+    }
+}
+
+#[test]
 fn a_certificate_that_is_its_own_authority_is_explained() {
     let papers = Papers::new();
     let served = |name: &str| {
