@@ -8,13 +8,15 @@ mod print;
 
 use std::io::{self, Read, Write};
 use std::net::IpAddr;
+use std::path::PathBuf;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
+use super::access::{Access, Denied};
 use super::{OK, USAGE};
 use crate::admin::explain::{Asked, Question};
 use crate::app;
-use crate::config::{Flags, Loaded, Strings, load};
+use crate::config::{Flags, Loaded, Process, Strings, load};
 use crate::lab::Exit;
 use crate::openai::Route;
 use crate::policy::Explanation;
@@ -41,6 +43,12 @@ pub struct ExplainArgs {
     /// The address that the request comes from, for tenant.trusted_peers
     #[arg(long, value_name = "IP", default_value = "127.0.0.1")]
     pub peer: String,
+    /// File with the API key for asking the server who it is; the request itself has the headers of --header
+    #[arg(long, value_name = "F")]
+    pub api_key_file: Option<PathBuf>,
+    /// Authority of the server's certificate, PEM, instead of that of the process file
+    #[arg(long, value_name = "F")]
+    pub ca: Option<PathBuf>,
     /// Ask neither the running proxy nor the server
     #[arg(long, conflicts_with = "admin")]
     pub offline: bool,
@@ -61,7 +69,7 @@ struct Given {
 /// # Errors
 /// If `out` cannot be written.
 pub fn run(args: &ExplainArgs, environment: &dyn Strings, out: &mut dyn Write) -> io::Result<u8> {
-    let loaded = match load(&args.flags, environment) {
+    let mut loaded = match load(&args.flags, environment) {
         Ok(loaded) => loaded,
         Err(problems) => {
             for problem in &problems {
@@ -70,6 +78,9 @@ pub fn run(args: &ExplainArgs, environment: &dyn Strings, out: &mut dyn Write) -
             return Ok(USAGE);
         }
     };
+    if let Err(denied) = args.enter(&mut loaded.process) {
+        return writeln!(out, "{denied}").map(|()| USAGE);
+    }
     let given = match Given::read(args) {
         Ok(given) => given,
         Err(wrong) => return writeln!(out, "{wrong}").map(|()| USAGE),
@@ -84,6 +95,19 @@ pub fn run(args: &ExplainArgs, environment: &dyn Strings, out: &mut dyn Write) -
         }
     }
     Ok(OK)
+}
+
+impl ExplainArgs {
+    /// Takes the key and the authority of the command line for those of every backend.
+    fn enter(&self, process: &mut Process) -> Result<(), Denied> {
+        let Self { api_key_file, ca, .. } = self;
+        Access { api_key_file: api_key_file.clone(), ca: ca.clone(), headers: Vec::new() }.granted()?;
+        for connect in process.backends.iter_mut().map(|backend| &mut backend.connect) {
+            connect.own_token_file = api_key_file.clone().or(connect.own_token_file.take());
+            connect.ca = ca.clone().or(connect.ca.take());
+        }
+        Ok(())
+    }
 }
 
 async fn explained(args: &ExplainArgs, loaded: &Loaded, given: &Given) -> Result<Explanation, String> {

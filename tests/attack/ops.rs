@@ -473,6 +473,22 @@ fn probe_says_that_a_server_wants_a_key_and_takes_one() {
 }
 
 #[test]
+fn explain_takes_a_key_for_its_own_questions() {
+    let server = locked("Bearer right");
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), &[("key", "right\n"), ("empty", "\n"), ("r.json", r#"{"model":"m","prompt":"a"}"#)]);
+    let url = format!("http://{}", server.address);
+    let explain = ["explain", "--backend", &url, "--request", "r.json"];
+    let told = foretell(folder.path(), &explain);
+    assert!(told.all().contains("401"), "{told:?}");
+    let told = foretell(folder.path(), &[&explain[..], &["--api-key-file", "key"]].concat());
+    assert!(!told.all().contains("401"), "{told:?}");
+    assert!(server.all().iter().any(|(_, request)| bearer(request) == Some("Bearer right")));
+    let told = foretell(folder.path(), &[&explain[..], &["--api-key-file", "empty"]].concat());
+    assert_eq!(told.code, Some(64), "{told:?}");
+}
+
+#[test]
 fn bench_takes_a_key_headers_and_a_model() {
     let server = locked("Bearer right");
     let folder = tempfile::tempdir().unwrap();
@@ -610,6 +626,23 @@ fn a_running_proxy_says_that_a_server_wants_a_key() {
     assert!(shown["probe"]["verdict"].to_string().contains("own_token_file"), "{shown}");
     assert!(proxy.admin_get("/").text().contains("own_token_file"));
     assert_eq!(lines(&proxy, "WARN", "401").len(), 1);
+}
+
+#[test]
+fn a_server_that_is_only_relayed_to_needs_no_key_of_foretells_own() {
+    let server = locked("Bearer right");
+    for (named, reason) in [("billed: true", "billed"), ("dialect: openai", "no_plan")] {
+        let process =
+            format!("backends: [{{ name: b, {named}, replicas: [\"http://{}\"] }}]\n", server.address);
+        let proxy = Start::with(&process).start();
+        eventually("it has been asked", || {
+            (first_replica(&proxy)["probe"]["verdict"].to_string().contains("401")).then_some(())
+        });
+        let body = json!({"model": "m", "prompt": "a", "max_tokens": 2});
+        let answer = ask(proxy.address, completion("relayed", "authorization: Bearer right\r\n", &body));
+        assert_eq!((answer.status(), answer.field("x-foretell-reason")), (200, Some(reason)), "{named}");
+        assert_eq!(lines(&proxy, "WARN", "b/0"), Vec::<String>::new(), "{named}");
+    }
 }
 
 #[test]

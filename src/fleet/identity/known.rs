@@ -12,6 +12,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::dialect::Engine;
+use crate::dialect::relayed::RELAYED;
 use crate::fleet::Replica;
 use crate::fleet::identity::ask::{self, Unknown};
 use crate::fleet::identity::pace::{Pace, Settled};
@@ -221,6 +222,12 @@ impl Known {
                 self.relayed(BypassReason::NoPlan, why, STRANGER);
                 Settled::Foreign
             }
+            // No key would make more of it.
+            Unknown::Locked(status) if self.is_relayed_by_name() => {
+                let why = format!("it is only relayed to, and answers {status} to Foretell");
+                self.relayed(BypassReason::NoPlan, why, RELAY);
+                Settled::Foreign
+            }
             Unknown::Locked(status) => {
                 let why = format!("{status}: it wants a key: name one as connect.auth.own_token_file");
                 if self.is_news(&why) {
@@ -242,6 +249,11 @@ impl Known {
                 Settled::Away
             }
         }
+    }
+
+    /// Whether the operator has named it as a server that is only relayed to.
+    fn is_relayed_by_name(&self) -> bool {
+        self.asking.dialect.is_some_and(|dialect| RELAYED.contains(&dialect))
     }
 
     /// It gave no answer. One that is down has its line in the log already.
@@ -277,7 +289,8 @@ impl Known {
             return Settled::Foreign;
         }
         let models = match ask::models(&self.backend).await {
-            Ok(models) => models,
+            Ok(models) => models.to_string(),
+            Err(Unknown::Locked(status)) => status.to_string(),
             Err(unknown) => return self.unknown(unknown, false),
         };
         let why = format!("it bills per token, so it was asked for its models ({models}) and nothing else");
