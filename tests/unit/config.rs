@@ -5,6 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
+use foretell::config::effect::{self, Kind};
 use foretell::config::load::parse_policies;
 use foretell::config::policy;
 use foretell::config::process::{
@@ -424,6 +425,7 @@ fn every_file_that_is_shipped_is_good() {
     };
     for (file, text) in yaml_in("deploy") {
         let process = process::parse(&file, &text).map_err(|problems| lines(&problems)).unwrap();
+        assert_eq!(effect::warnings(Kind::Policy, &root.join("policies/default.yaml")), Vec::<String>::new());
         for folder in ["policies", "policies/examples"] {
             parse_policies(&yaml_in(folder), &process).map_err(|problems| lines(&problems)).unwrap();
         }
