@@ -65,7 +65,9 @@ fn an_almost_empty_process_file_is_the_documented_one() {
     let empty = process_of("");
     assert_eq!(empty, Process::default());
     let mut full = process::parse("f", include_str!("../../deploy/foretell.yaml")).unwrap();
-    let backend = full.backends.pop().unwrap();
+    let mut backend = full.backends.pop().unwrap();
+    // The plans that are written down are named, though they are the usual ones.
+    assert!(std::mem::replace(&mut backend.plans.explicit, false));
     full.drafters.clear();
     full.listen = empty.listen.clone();
     // It is beside no policies of its own, and what is written down is waited for.
