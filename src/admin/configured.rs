@@ -18,6 +18,7 @@ use crate::gateway::Shared;
 use crate::observe::Observer;
 use crate::policy::part::ModelState;
 use crate::policy::{self, Explanation, Fact, PolicySet, Ruling};
+use crate::words::RideReason;
 
 /// The configuration of a running proxy, and what follows from it.
 pub struct Configured {
@@ -118,7 +119,10 @@ impl Configured {
             let unknown = ModelState::Unknown("the server's vocabulary is not known");
             identity.map_or(unknown, |identity| self.drafters.state(name, &identity.epoch.vocabulary))
         };
-        let closed = |ruling: &Ruling| ruling::closed(&ruling.gates, replica.as_deref()?, &identity?.pulse);
+        let closed = |ruling: &Ruling| {
+            let gate = || ruling::closed(&ruling.gates, replica.as_deref()?, &identity?.pulse);
+            if shared.life.is_draining() { Some(RideReason::Draining) } else { gate() }
+        };
         let known = Known {
             asked: "proxy",
             replica: replica.as_ref(),

@@ -232,3 +232,6 @@ fn walk(facts: &Facts<'_>, mut walk: Walk) -> Decision {
     };
     Decision { outcome, findings: walk.findings, temperature }
 }
+
+#[cfg(test)]
+mod tests;

@@ -189,7 +189,7 @@ fn verdict(
     let rides = rides(findings);
     match (&decision.outcome, ruling) {
         (Outcome::Undecided(step, why), _) => undecided(*step, why, rides),
-        (_, Some(_)) => eligible(rides, gate),
+        (_, Some(ruling)) => eligible(ruling, rides, gate),
         // Every other outcome has been answered above.
         (_, None) => ("undecided", None, "it cannot be told".to_owned()),
     }
@@ -243,6 +243,7 @@ fn undecided(
 }
 
 fn eligible(
+    ruling: &Ruling,
     rides: Option<(RideReason, &str)>,
     gate: Option<RideReason>,
 ) -> (&'static str, Option<&'static str>, String) {
@@ -253,7 +254,11 @@ fn eligible(
             ("eligible", Some(gate.name()), words)
         }
         (None, None) => {
-            ("eligible", None, "it rides first, and leaps when that is expected to pay".to_owned())
+            let leaps = match ruling.rules.gamma_fixed {
+                Some(_) => "leaps at every token, whatever it costs (gamma.fixed)",
+                None => "leaps when that is expected to pay",
+            };
+            ("eligible", None, format!("it rides first, and {leaps}"))
         }
     }
 }

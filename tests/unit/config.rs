@@ -5,6 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
+use foretell::config::effect::{self, Kind};
 use foretell::config::load::parse_policies;
 use foretell::config::policy;
 use foretell::config::process::{
@@ -64,7 +65,9 @@ fn an_almost_empty_process_file_is_the_documented_one() {
     let empty = process_of("");
     assert_eq!(empty, Process::default());
     let mut full = process::parse("f", include_str!("../../deploy/foretell.yaml")).unwrap();
-    let backend = full.backends.pop().unwrap();
+    let mut backend = full.backends.pop().unwrap();
+    // The plans that are written down are named, though they are the usual ones.
+    assert!(std::mem::replace(&mut backend.plans.explicit, false));
     full.drafters.clear();
     full.listen = empty.listen.clone();
     // It is beside no policies of its own, and what is written down is waited for.
@@ -424,6 +427,7 @@ fn every_file_that_is_shipped_is_good() {
     };
     for (file, text) in yaml_in("deploy") {
         let process = process::parse(&file, &text).map_err(|problems| lines(&problems)).unwrap();
+        assert_eq!(effect::warnings(Kind::Policy, &root.join("policies/default.yaml")), Vec::<String>::new());
         for folder in ["policies", "policies/examples"] {
             parse_policies(&yaml_in(folder), &process).map_err(|problems| lines(&problems)).unwrap();
         }

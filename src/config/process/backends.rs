@@ -275,9 +275,10 @@ fn plans(mut section: Section<'_>) -> Plans {
         ("native", PlanName::Native),
         ("prediction", PlanName::Prediction),
     ];
+    let allow = section.item("allow");
     let plans = Plans {
-        explicit: section.item("allow").is_some(),
-        allow: section.list("allow", default.allow, word(names)),
+        explicit: allow.is_some(),
+        allow: allow.map_or(default.allow, |item| item.list(word(names))),
         context_max: section.or("context_max", default.context_max, whole(1..=1 << 24)),
         bytes_max: section.or("bytes_max", default.bytes_max, size),
     };
