@@ -27,7 +27,7 @@ INFLATED = $(CACHE)/models/target-x$(INFLATE)
 export ORT_DYLIB_PATH := $(ORT)
 
 .PHONY: help demo serve-demo quick test test-rust test-python test-loaded build dist bench bench-relay models lint print-env
-.PHONY: clean engines test-engines
+.PHONY: clean dead-code engines test-engines
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -73,6 +73,9 @@ test-engines: build $(PYPATH)/.done ## Exactness before real engines (ENGINES=ll
 
 models: ## Train the bundled models again (about 100 minutes on two cores)
 	onnx/train/all.sh
+
+dead-code: ## Items that neither the binary nor a test names
+	.ci/dead_code.py
 
 lint: ## What CI checks besides the tests
 	cargo fmt --check

@@ -11,19 +11,20 @@ use bytes::Bytes;
 use http::header::{ALLOW, AUTHORIZATION, CONTENT_TYPE, HOST, ORIGIN, WWW_AUTHENTICATE};
 use http::uri::Authority;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, request};
-use http_body_util::{BodyExt, LengthLimitError, Limited};
-use hyper::body::Incoming;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 pub use configured::Configured;
 
 use crate::config::problem::Problem;
+use crate::drive::failure::Failure;
 use crate::fleet::{Replica, key};
 use crate::gateway::Shared;
 use crate::http::answer::{error_response, json_response};
 use crate::http::body::Body;
 use crate::http::body::full;
+use crate::http::gather::{self, Gathered, Stopped};
+use crate::http::request::RequestBody;
 use crate::words::Mode;
 
 const BODY: usize = 8 << 20;
@@ -79,7 +80,7 @@ impl Admin {
     }
 
     /// Answers on the metrics-only listener.
-    pub fn answer_metrics(&self, request: &Request<Incoming>) -> Response<Body> {
+    pub fn answer_metrics(&self, request: &Request<RequestBody>) -> Response<Body> {
         match (request.method(), request.uri().path()) {
             (&Method::GET, "/metrics") => self.metrics(),
             _ => not_found(),
@@ -87,7 +88,7 @@ impl Admin {
     }
 
     /// Answers on the admin listener.
-    pub async fn answer(self: Arc<Self>, request: Request<Incoming>) -> Response<Body> {
+    pub async fn answer(self: Arc<Self>, request: Request<RequestBody>) -> Response<Body> {
         let (parts, body) = request.into_parts();
         let path = parts.uri.path();
         match path {
@@ -228,12 +229,13 @@ impl Admin {
     }
 
     /// `?route=chat|completions&tenant=T&peer=IP`, each of them optional; the body and the fields are the request's.
-    async fn explain(&self, parts: &request::Parts, body: Incoming) -> Response<Body> {
+    async fn explain(&self, parts: &request::Parts, body: RequestBody) -> Response<Body> {
         let Some(configured) = &self.configured else { return not_found() };
         let limit = configured.speculate_body();
-        let body = match Limited::new(body, limit).collect().await {
-            Ok(body) => Some(body.to_bytes()),
-            Err(error) if error.is::<LengthLimitError>() => None,
+        let body = match gather::gather(body, limit, &self.shared.memory).await {
+            Ok(Gathered::Whole(body)) => Some(body),
+            Ok(Gathered::Part(_, Stopped::Limit)) => None,
+            Ok(Gathered::Part(_, Stopped::Memory)) => return Failure::Memory.response(),
             Err(error) => return bad_request(&error.to_string(), None),
         };
         match explain::asked(parts, body.as_deref(), limit) {
@@ -244,7 +246,7 @@ impl Admin {
         }
     }
 
-    async fn mode(&self, body: Incoming) -> Response<Body> {
+    async fn mode(&self, body: RequestBody) -> Response<Body> {
         #[derive(Deserialize)]
         #[serde(deny_unknown_fields)]
         struct Wanted {
@@ -287,11 +289,8 @@ impl Admin {
     }
 }
 
-async fn read(body: Incoming) -> Result<bytes::Bytes, Response<Body>> {
-    match Limited::new(body, BODY).collect().await {
-        Ok(body) => Ok(body.to_bytes()),
-        Err(error) => Err(bad_request(&error.to_string(), None)),
-    }
+async fn read(body: RequestBody) -> Result<Vec<u8>, Response<Body>> {
+    gather::whole(body, BODY).await.map_err(|error| bad_request(&error.to_string(), None))
 }
 
 impl Guard {

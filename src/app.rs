@@ -11,13 +11,13 @@ pub mod signals;
 
 use std::collections::HashMap;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-pub use gateway::{Ended, Gateway, run};
+pub use gateway::{Ended, Gateway};
 pub use served::ServedError;
 
 use crate::admin::Configured;
@@ -29,14 +29,16 @@ use crate::config::process::{
 use crate::config::store::PolicyStore;
 use crate::drive::drafters::{DrafterError, Drafters};
 use crate::drive::ruling::{self, Rulebook};
-use crate::drive::{Driver, Parts};
+use crate::drive::{self, Driver, Parts};
 use crate::fleet::identity::{Asking, Identities};
 use crate::fleet::{self, Auth, KeyFile, ModelName, ReplicaSettings, SystemResolver};
 use crate::gateway::{self as proxy, Brains, Limits, Settings, Shared, StartError};
+use crate::http::connections::most_clients;
 use crate::http::drain::{DrainTimes, Lifecycle};
 use crate::http::listen::{Bounds, Endpoint};
 use crate::policy::PolicySet;
-use crate::words::Mode;
+use crate::units::Dice;
+use crate::words::{Mode, Plan};
 
 /// How long a start waits to learn who is behind the backends; after that requests are relayed until it knows.
 const KNOWN_WITHIN: Duration = Duration::from_secs(2);
@@ -126,7 +128,7 @@ pub async fn start_with(
     let timeouts = process.timeouts;
     let driver = Driver::new(Parts {
         identities: Arc::clone(&identities),
-        rulebook: Rulebook::new(Arc::clone(&store), terms),
+        rulebook: Rulebook::new(Arc::clone(&store), terms, Dice::new(drive::fresh_seed())),
         drafters: Arc::clone(&drafters),
         verify_timeout: timeouts.verify,
         draft_timeout: timeouts.draft,
@@ -154,7 +156,8 @@ async fn until_draining(life: Arc<Lifecycle>, asking: CancellationToken) {
 
 /// How the replicas of a backend are asked who they are.
 fn asking(backend: &Backend) -> Asking {
-    let process::Plans { allow, context_max, bytes_max } = &backend.plans;
+    let process::Plans { allow, explicit, context_max, bytes_max } = &backend.plans;
+    let allow: Vec<Plan> = allow.iter().filter_map(|name| name.plan()).collect();
     let configured = process::Load::default();
     Asking {
         dialect: backend.dialect.spoken(),
@@ -167,8 +170,9 @@ fn asking(backend: &Backend) -> Asking {
             within: backend.probe.within,
             bytes_max: usize_of(*bytes_max),
             context_max: *context_max as usize,
-            allow: allow.iter().filter_map(|name| name.plan()).collect(),
+            allow: allow.clone(),
         },
+        named: if *explicit { allow } else { Vec::new() },
         billed: backend.billed,
     }
 }
@@ -207,8 +211,10 @@ fn settings(process: &Process) -> Result<Settings, AssembleError> {
     let head = Bounds {
         headers: limits.headers,
         header_bytes: usize_of(limits.header_bytes),
+        uri: usize_of(limits.uri),
         header_timeout: process.timeouts.header,
-        ..Bounds::default()
+        body: process.timeouts.body,
+        keep_alive: process.timeouts.keep_alive,
     };
     let admin_token = process.admin.token_file.as_ref().map(|path| {
         let read = fleet::key::secret(path);
@@ -234,6 +240,8 @@ fn settings(process: &Process) -> Result<Settings, AssembleError> {
             speculate_body: usize_of(limits.speculate_body),
             relay_body: limits.relay_body,
             sessions: limits.sessions,
+            memory: limits.memory,
+            connections: limits.connections.unwrap_or_else(most_clients),
         },
         drain: DrainTimes {
             delay: process.drain.delay,
@@ -274,7 +282,7 @@ fn backend_settings(process: &Process, backend: &Backend) -> Result<ReplicaSetti
         default: backend.default,
         keep_client_host: connect.host != HostHeader::Backend,
         auth: auth(connect)?,
-        own_key: connect.own_token_file.as_ref().map(key).transpose()?,
+        own_key: connect.own_token_file.as_deref().map(key).transpose()?,
         tls: tls.transpose()?,
         ranks: backend.ranks,
         connect_timeout: process.timeouts.connect,
@@ -293,9 +301,9 @@ fn auth(connect: &Connect) -> Result<Auth, AssembleError> {
     })
 }
 
-fn key(path: &PathBuf) -> Result<Arc<KeyFile>, AssembleError> {
+fn key(path: &Path) -> Result<Arc<KeyFile>, AssembleError> {
     let key = KeyFile::open(path);
-    key.map(Arc::new).map_err(|error| AssembleError::File { path: path.clone(), error })
+    key.map(Arc::new).map_err(|error| AssembleError::File { path: path.to_owned(), error })
 }
 
 fn usize_of(bytes: u64) -> usize {

@@ -84,7 +84,7 @@ pub fn main() -> ExitCode {
     match cli.command {
         Command::Serve(args) => serve::run(&args).into(),
         Command::Demo(args) => demo::main(&args).into(),
-        Command::Target(args) => ExitCode::from(target::run(args)),
+        Command::Target(args) => ExitCode::from(target::main(args)),
         Command::Check(args) => told(check::run(&args, &Environment, stdout)),
         Command::Explain(args) => told(explain::run(&args, &Environment, stdout)),
         Command::Bench(args) => on_runtime("bench", bench::run(&args, stdout)).into(),

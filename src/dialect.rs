@@ -4,6 +4,7 @@
 //! never talks: it turns a context and a draft into [`Call`]s, and the bytes that come back into a [`Chunk`]
 //! or a [`Verdict`]. Adding an engine is one file, one variant, one golden set; the compiler lists the rest.
 
+pub mod body;
 pub mod engine;
 pub mod llamacpp;
 pub mod lmdeploy;
@@ -23,11 +24,12 @@ use serde_json::{Map, Value};
 
 use crate::draft::Tree;
 use crate::openai::{Additive, Request, Route, Sampling};
-use crate::session::StopOrder;
+use crate::session::{Hold, StopOrder};
 use crate::units::TokenId;
 use crate::words::BypassReason;
-use crate::words::{Plan, Verdict};
+use crate::words::{Past, Plan, Verdict};
 
+use body::Ids;
 pub use engine::{Engine, Load, MaxTokens, Noise, RowShape};
 pub use recognise::{Answers, Foreign, Question};
 
@@ -123,12 +125,24 @@ pub struct Context<'a> {
     pub prompt: &'a [TokenId],
     /// The output so far.
     pub output: &'a [TokenId],
+    /// Both as JSON writes them, where that is known already.
+    json: Option<&'a str>,
 }
 
-impl Context<'_> {
-    /// Prompt and output together, and what may follow them.
-    pub fn whole(&self, path: &[TokenId]) -> Vec<TokenId> {
-        [self.prompt, self.output, path].concat()
+impl<'a> Context<'a> {
+    /// Prompt and output for `model`.
+    pub const fn new(model: &'a str, prompt: &'a [TokenId], output: &'a [TokenId]) -> Self {
+        Self { model, prompt, output, json: None }
+    }
+
+    /// The past of a request for `model`, with its JSON text if that has been written.
+    pub fn of(model: &'a str, past: &'a Past) -> Self {
+        Self { model, prompt: past.prompt(), output: past.output(), json: past.json() }
+    }
+
+    /// Prompt and output as JSON writes them. Written once for all places of a round.
+    pub fn ids(&self) -> Ids<'a> {
+        Ids::new(self.json, self.prompt, self.output)
     }
 
     /// Tokens of prompt and output.
@@ -153,9 +167,6 @@ pub struct Round<'a> {
     pub sampling: &'a Sampling,
     /// How the draft is verified.
     pub plan: Plan,
-    /// Seeds what is drawn here where the engine tells probabilities and no sample ([`score`]); shared with
-    /// nobody.
-    pub dice: u64,
 }
 
 /// One HTTP call: `POST path` with a JSON body.
@@ -256,6 +267,8 @@ pub struct Quirks {
     pub ride_ids: bool,
     /// Which stop text counts if one token completes several.
     pub stop_order: StopOrder,
+    /// What the engine keeps back of a streamed text for the sake of stop texts.
+    pub stop_hold: Hold,
     /// The member of a choice that names the stop that ended it.
     pub stop_field: Option<&'static str>,
     /// That member also names the token that is the end of the text itself.
@@ -279,6 +292,7 @@ impl Quirks {
     pub const COMMON: Self = Self {
         ride_ids: true,
         stop_order: StopOrder::Listed,
+        stop_hold: Hold::Beginning,
         stop_field: None,
         stop_field_names_end: false,
         usage_counts_end: true,

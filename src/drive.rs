@@ -19,7 +19,6 @@ pub mod ruling;
 mod run;
 mod sink;
 
-use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,7 +27,7 @@ use futures_util::future::FutureExt;
 use parking_lot::Mutex;
 
 use crate::clock::Clock;
-use crate::control::Control;
+use crate::control::{Control, Shelf};
 use crate::drive::calls::CallLimits;
 use crate::drive::drafters::Drafters;
 use crate::drive::drafting::Drafting;
@@ -36,9 +35,14 @@ use crate::drive::exchange::{BoxFuture, Drive, Driven, Exchange};
 use crate::drive::ruling::{Passed, Rulebook};
 use crate::drive::run::Run;
 use crate::fleet::identity::{Epoch, Identities, Identity, Standing};
+use crate::observe::Observer;
 use crate::openai::Sampling;
 use crate::policy::Ruling;
 use crate::words::BypassReason;
+
+/// Epochs of which something is remembered, and for how long after their last request.
+const EPOCHS: usize = 1_024;
+const EPOCH_KEPT: Duration = Duration::from_hours(24);
 
 /// What the driver is made of.
 pub struct Parts {
@@ -50,8 +54,8 @@ pub struct Parts {
     pub drafters: Arc<Drafters>,
     /// Longest time for a verify call.
     pub verify_timeout: Duration,
-    /// Longest time for a draft.
-    pub draft_timeout: Duration,
+    /// Longest time for a draft, if the operator has set one.
+    pub draft_timeout: Option<Duration>,
 }
 
 /// Drives eligible requests.
@@ -62,13 +66,14 @@ pub struct Driver {
 struct Inner {
     parts: Parts,
     clock: Clock,
-    learnt: Mutex<HashMap<(Epoch, String), Arc<Control>>>,
+    controls: Mutex<Shelf<Epoch, Arc<Control>>>,
 }
 
 impl Driver {
     /// A driver that has learnt nothing yet.
     pub fn new(parts: Parts) -> Self {
-        Self { inner: Arc::new(Inner { parts, clock: Clock::start(), learnt: Mutex::default() }) }
+        let controls = Mutex::new(Shelf::new(EPOCHS, EPOCH_KEPT));
+        Self { inner: Arc::new(Inner { parts, clock: Clock::start(), controls }) }
     }
 }
 
@@ -108,41 +113,44 @@ impl Inner {
         } else {
             ruling.sampling.clone()
         };
-        let drafting = self.drafting(&ruling, &identity, &sampling);
+        let drafting = self.drafting(&ruling, &identity, &sampling, &exchange.shared.observer);
         ruling.rules.model = drafting.is_there();
+        ruling.rules.vocabulary = identity.tokenizer.end();
         ruling.rules.verify_timeout = self.parts.verify_timeout;
         ruling.rules.draft_timeout = self.parts.draft_timeout;
-        let key = (identity.epoch.clone(), ruling.name.clone());
-        let control = Arc::clone(self.learnt.lock().entry(key).or_default());
+        let control = Arc::clone(self.controls.lock().get(&identity.epoch, self.clock.now()));
         if let Some(probe) = &identity.probe {
             control.with(|learnt| learnt.costs.take_prior(&probe.prior));
         }
-        let limits = CallLimits {
-            bytes_max: ruling.bytes_max,
-            verify: self.parts.verify_timeout,
-            vocabulary: identity.tokenizer.end(),
-        };
+        let limits = CallLimits { bytes_max: ruling.bytes_max, verify: self.parts.verify_timeout };
         Ok(Run { identity, ruling, sampling, control, drafting, limits, clock: self.clock, seed })
     }
 }
 
 impl Inner {
     #[cfg(feature = "onnx")]
-    fn drafting(&self, ruling: &Ruling, identity: &Identity, sampling: &Sampling) -> Drafting {
+    fn drafting(
+        &self,
+        ruling: &Ruling,
+        identity: &Identity,
+        sampling: &Sampling,
+        observer: &Arc<Observer>,
+    ) -> Drafting {
         let drafter = ruling.model.as_deref().and_then(|name| self.parts.drafters.get(name, identity));
         // Without the target's own noise its likeliest sample is the likeliest token.
         let temperature = if identity.engine.shares_noise() { sampling.temperature } else { 0.0 };
-        Drafting::new(drafter, Sampling { temperature, ..sampling.clone() }, self.parts.draft_timeout)
+        let sampling = Sampling { temperature, ..sampling.clone() };
+        Drafting::new(drafter, sampling, self.parts.draft_timeout.is_some(), Arc::clone(observer))
     }
 
     #[cfg(not(feature = "onnx"))]
     #[expect(clippy::unused_self, reason = "the shape that the drafting with a runtime has")]
-    fn drafting(&self, _: &Ruling, _: &Identity, _: &Sampling) -> Drafting {
+    fn drafting(&self, _: &Ruling, _: &Identity, _: &Sampling, _: &Arc<Observer>) -> Drafting {
         Drafting::none()
     }
 }
 
 /// 53 bits, so that the seed survives every JSON reader on the way.
-fn fresh_seed() -> u64 {
+pub fn fresh_seed() -> u64 {
     RandomState::new().hash_one(0_u8) >> 11
 }

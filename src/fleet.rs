@@ -28,12 +28,13 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use prometheus::HistogramVec;
 use tokio::sync::watch as channel;
 
 pub use breaker::BreakerState;
 pub use discover::{Resolve, SystemResolver};
-pub use error::{SendError, SendErrorKind};
+pub use error::{REQUEST_TIMEOUT, SendError, SendErrorKind};
 pub use health::{LastError, Standing};
 pub use key::KeyFile;
 pub use link::{Answer, BrokenOff};
@@ -56,6 +57,8 @@ pub struct Fleet {
     dice: Dice,
     budget: RetryBudget,
     connects: HistogramVec,
+    /// Names whose addresses could not be had when they were asked for last.
+    unresolved: Mutex<BTreeSet<String>>,
 }
 
 impl Fleet {
@@ -85,6 +88,7 @@ impl Fleet {
             dice: Dice::default(),
             budget: RetryBudget::default(),
             connects,
+            unresolved: Mutex::default(),
         })
     }
 
@@ -191,6 +195,19 @@ impl Fleet {
 
     fn names_to_ask(&self) -> BTreeSet<String> {
         self.discoveries().into_iter().map(|(name, _)| name).collect()
+    }
+
+    fn is_unresolved(&self, name: &str) -> bool {
+        self.unresolved.lock().contains(name)
+    }
+
+    fn set_unresolved(&self, name: &str, unresolved: bool) {
+        let mut names = self.unresolved.lock();
+        if unresolved {
+            names.insert(name.to_owned());
+        } else {
+            names.remove(name);
+        }
     }
 
     /// Takes over the addresses that a name has now.

@@ -18,9 +18,12 @@ use crate::drive::exchange::Drive;
 pub use crate::drive::exchange::Shared;
 use crate::drive::mode::ModeSwitch;
 use crate::fleet::{Fleet, InvalidUrl, ModelName, ReplicaSettings, Resolve, SystemResolver};
+use crate::http::connections::Connections;
 use crate::http::drain::{DrainTimes, Lifecycle};
 use crate::http::listen::{Bounds, Endpoint};
+use crate::http::memory::Memory;
 use crate::observe::Observer;
+use crate::observe::edge::EdgeMetrics;
 use crate::observe::replicas::ReplicaMetrics;
 use crate::words::Mode;
 
@@ -35,11 +38,22 @@ pub struct Limits {
     pub relay_body: Option<u64>,
     /// Most driven sessions at once; beyond it, requests are relayed.
     pub sessions: usize,
+    /// Most memory for bodies and sessions, bytes; beyond it, completions are relayed unread.
+    pub memory: u64,
+    /// Most clients connected at once.
+    pub connections: usize,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { head: Bounds::default(), speculate_body: 8 << 20, relay_body: None, sessions: 1024 }
+        Self {
+            head: Bounds::default(),
+            speculate_body: 8 << 20,
+            relay_body: None,
+            sessions: 1024,
+            memory: 512 << 20,
+            connections: 1 << 20,
+        }
     }
 }
 
@@ -146,6 +160,8 @@ impl Shared {
         let backends = settings.backends.iter();
         let fleet = Fleet::new(backends.map(|backend| ReplicaSettings { lanes, ..backend.clone() }))?;
         let fleet = Arc::new(fleet);
+        let memory = Memory::new(settings.limits.memory);
+        let connections = Connections::new(settings.limits.connections);
         Ok(Self {
             modes: Arc::new(ModeSwitch::new(settings.mode)),
             observer: {
@@ -153,12 +169,16 @@ impl Shared {
                 observer.metrics().register(ReplicaMetrics::new(Arc::clone(&fleet))?)?;
                 let named = settings.backends.iter().flat_map(|backend| &backend.models);
                 observer.metrics().configured_models(named.flat_map(ModelName::exact));
+                let edge = EdgeMetrics::new(Arc::clone(&memory), Arc::clone(&connections))?;
+                observer.metrics().register(edge)?;
                 Arc::new(observer)
             },
             fleet,
             life: Arc::new(Lifecycle::default()),
             require_backend: settings.require_backend,
             sessions: Arc::new(Semaphore::new(settings.limits.sessions.min(Semaphore::MAX_PERMITS))),
+            memory,
+            connections,
         })
     }
 

@@ -3,6 +3,7 @@
 //! Every request ends in one [`Finished`] record, and every view is made from it, so they cannot disagree.
 
 pub mod body;
+pub mod edge;
 pub mod log;
 pub mod metrics;
 pub mod recent;
@@ -12,7 +13,7 @@ pub mod replicas;
 use std::time::{Duration, SystemTime};
 
 pub use body::Recorded;
-pub use metrics::{Held, Metrics};
+pub use metrics::{DraftKind, DraftLoss, Held, Metrics};
 pub use record::Record;
 
 use crate::openai::{Path, Route};

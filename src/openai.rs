@@ -18,6 +18,7 @@ pub mod usage;
 pub use answer::{Additive, Template, fill, strip};
 pub use control_header::Control;
 pub use eligibility::{Finding, Judgement, judge, refusal, understand};
+pub use json::parsed_bytes;
 pub use prediction::without_prediction;
 pub use request::{Prompt, PromptSize, Request, Route};
 pub use sampling::{Defaults, Said, Sampling, SamplingField};

@@ -1,6 +1,6 @@
 //! The policies, and the one decision that is made with them: what may be done with a request?
 //!
-//! PURE. The proxy asks [`decide`] while a request comes in, the driver when it knows who answers, and `foretell
+//! PURE. The proxy asks [`decide()`] while a request comes in, the driver when it knows who answers, and `foretell
 //! explain` for a request that nobody has sent; so none of them can say something else than another. Reading policy
 //! files is the work of `config`.
 

@@ -13,11 +13,19 @@ mod shadow;
 pub mod start;
 
 pub use machine::Session;
-pub use start::{Ending, Limit, Permission, Rules, Start, StopOrder};
+pub use start::{Ending, Hold, Limit, Permission, Rules, Start, StopOrder};
 
 use crate::draft::Tree;
 use crate::units::TokenId;
 use crate::words::{Plan, RideReason, Verdict};
+
+/// About what a session holds for so many tokens of prompt and output, bytes: the ids, their text, an automaton over
+/// them with two states and three edges per token, and a call under way.
+pub fn footprint(tokens: usize) -> u64 {
+    const SESSION: u64 = 32 << 10;
+    const TOKEN: u64 = 256;
+    SESSION + TOKEN * tokens as u64
+}
 
 /// Names one action, and ties every event to the action it answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -1,13 +1,15 @@
-//! The closed lists that every room shares: plans, verdicts, modes, and the reasons of bypasses and rides.
+//! What every room shares: plans, verdicts, modes, the reasons of bypasses and rides, and the tokens of a request.
 //!
 //! PURE, and below every other room but `units`, so that no two rooms need each other for a name.
 
 mod bypass;
 mod mode;
+pub mod past;
 mod ride;
 pub mod verdict;
 
 pub use bypass::BypassReason;
 pub use mode::Mode;
+pub use past::Past;
 pub use ride::RideReason;
-pub use verdict::{Plan, Row, Shape, Verdict};
+pub use verdict::{Dist, Plan, Put, Row, Shape, Verdict};

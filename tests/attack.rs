@@ -8,9 +8,6 @@
 #[allow(dead_code)]
 mod kit;
 
-#[path = "attack/edge.rs"]
-mod edge;
-
 #[path = "attack/log.rs"]
 mod log;
 
@@ -18,5 +15,19 @@ mod log;
 #[allow(dead_code)]
 mod ops_kit;
 
+#[path = "attack/descriptors.rs"]
+mod descriptors;
+#[path = "attack/explain.rs"]
+mod explain;
+#[path = "attack/fields.rs"]
+mod fields;
+#[path = "attack/framing.rs"]
+mod framing;
+#[path = "attack/h2.rs"]
+mod h2;
+#[path = "attack/memory.rs"]
+mod memory;
 #[path = "attack/ops.rs"]
 mod ops;
+#[path = "attack/patience.rs"]
+mod patience;

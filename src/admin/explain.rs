@@ -15,6 +15,7 @@ use crate::fleet::{Replica, Standing};
 use crate::gateway::facts::{self, Head};
 use crate::gateway::{Shared, route, tenant};
 use crate::http::headers;
+use crate::http::listen::Peer;
 use crate::openai::{self, Finding, Request, Route};
 use crate::policy::explain::{Besides, Explanation};
 use crate::policy::part::ModelState;
@@ -113,7 +114,8 @@ pub fn asked(call: &Parts, body: Option<&[u8]>, limit: usize) -> Result<Question
     if body.is_none() {
         question.body = None;
     }
-    (question.peer, question.tenant) = (asked.peer, asked.tenant);
+    let caller = call.extensions.get::<Peer>().map(|peer| peer.address.ip());
+    (question.peer, question.tenant) = (asked.peer.or(caller), asked.tenant);
     Ok(question)
 }
 
@@ -122,7 +124,7 @@ pub fn asked(call: &Parts, body: Option<&[u8]>, limit: usize) -> Result<Question
 pub struct Asked {
     /// Its route.
     pub route: Option<Route>,
-    /// The address that it comes from.
+    /// The address that it comes from; without one, that of the caller.
     pub peer: Option<IpAddr>,
     /// Its tenant.
     pub tenant: Option<String>,

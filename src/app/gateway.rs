@@ -13,12 +13,16 @@ use crate::app::signals::{SAME_WISH, Signals, Wish};
 use crate::gateway::proxy::Proxy;
 use crate::gateway::tunnel::Tunnels;
 use crate::gateway::{Brains, Settings, Shared, StartError};
+use crate::http::connections::Connections;
 use crate::http::drain::DrainTimes;
-use crate::http::listen::{self, Bounds, Stop};
+use crate::http::listen::{self, Bounds, Listening, Stop};
 use crate::http::workers::Workers;
 
 /// How long a start waits for the addresses behind names.
 const DISCOVERED_WITHIN: Duration = Duration::from_secs(2);
+
+/// Connections of operators, scrapers and probes at once, for each of their listeners.
+const OPERATORS: usize = 16;
 
 /// How the gateway ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,10 +109,15 @@ impl Gateway {
             let listener = bind(endpoint.address).await?;
             gateway.addresses.push(local(&listener, endpoint.address)?);
             let (proxy, workers) = (Arc::clone(&proxy), Arc::clone(&workers));
-            let (head, stop) = (settings.limits.head, gateway.shared.life.stop.clone());
+            let listening = Listening {
+                bounds: settings.limits.head,
+                connections: Arc::clone(&gateway.shared.connections),
+                tls: endpoint.tls,
+                stop: gateway.shared.life.stop.clone(),
+            };
             gateway.proxies.push(tokio::spawn(async move {
                 let app = move |request| Arc::clone(&proxy).answer(request);
-                listen::serve_on(&workers, listener, endpoint.tls, app, head, stop).await
+                listen::serve_on(&workers, listener, app, listening).await
             }));
         }
         gateway.shared.life.listening();
@@ -125,23 +134,27 @@ impl Gateway {
         if let Some(address) = settings.admin {
             let listener = bind(address).await?;
             self.admin = Some(local(&listener, address)?);
-            let (admin, stop) = (Arc::clone(&admin), self.admin_stop.clone());
+            let admin = Arc::clone(&admin);
             let app = move |request| Arc::clone(&admin).answer(request);
-            self.admins.push(tokio::spawn(listen::serve(listener, app, Bounds::default(), stop)));
+            self.admins.push(tokio::spawn(listen::serve(listener, app, self.for_operators())));
         }
         if let Some(address) = settings.metrics {
             let listener = bind(address).await?;
             self.metrics = Some(local(&listener, address)?);
-            let stop = self.admin_stop.clone();
             let app = move |request| std::future::ready(admin.answer_metrics(&request));
-            self.admins.push(tokio::spawn(listen::serve(listener, app, Bounds::default(), stop)));
+            self.admins.push(tokio::spawn(listen::serve(listener, app, self.for_operators())));
         }
         Ok(())
     }
 
-    /// Serves until [`Lifecycle::drain`] is called, then stops step by step.
+    fn for_operators(&self) -> Listening {
+        Listening::new(Bounds::default(), Connections::new(OPERATORS), self.admin_stop.clone())
+    }
+
+    /// Serves until [`crate::http::drain::Lifecycle::drain`] is called, then stops step by step.
     pub async fn ended(self) -> Ended {
         let life = Arc::clone(&self.shared.life);
+        let connections = Arc::clone(&self.shared.connections);
         let tunnels = self.tunnels.clone();
         let done = CancellationToken::new();
         let all = async {
@@ -154,7 +167,7 @@ impl Gateway {
             done.cancel();
             if life.stop.cut.is_cancelled() { cut + open } else { cut }
         };
-        let (cut, ()) = tokio::join!(all, life.steps(self.times, done.cancelled()));
+        let (cut, ()) = tokio::join!(all, life.steps(self.times, connections.none(), done.cancelled()));
         life.set_empty();
         // The admin listener outlives the proxy, so that `drain?wait=1` gets its answer.
         self.admin_stop.accept.cancel();
@@ -205,21 +218,6 @@ impl Gateway {
             }
         }
     }
-}
-
-/// Opens the listeners and serves until a signal.
-///
-/// # Errors
-/// See [`StartError`].
-pub async fn run(settings: Settings, brains: Brains) -> Result<Ended, StartError> {
-    let gateway = Gateway::start(settings, brains, None).await?;
-    for address in &gateway.addresses {
-        tracing::info!(%address, "listening");
-    }
-    if let Some(address) = gateway.admin {
-        tracing::info!(%address, "admin");
-    }
-    Ok(gateway.until_signal().await)
 }
 
 async fn bind(address: SocketAddr) -> Result<TcpListener, StartError> {

@@ -3,7 +3,7 @@
 //! `SIGTERM` and `SIGINT` ask it to end. All others that would end it by accident are written to the log and ignored.
 
 use std::io;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -43,6 +43,17 @@ impl Signals {
             user1: signal(SignalKind::user_defined1())?,
             user2: signal(SignalKind::user_defined2())?,
         })
+    }
+
+    /// After a first wish: waits for one that is not the same.
+    pub async fn later_wish(&mut self) {
+        let first = Instant::now();
+        loop {
+            self.wish().await;
+            if first.elapsed() >= SAME_WISH {
+                return;
+            }
+        }
     }
 
     /// Waits for the wish that the process end.

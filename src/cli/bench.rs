@@ -90,21 +90,21 @@ pub async fn run(args: &BenchArgs, out: &mut impl Write) -> Exit {
     let (bench, files) = match args.bench().and_then(|bench| Ok((bench, args.files()?))) {
         Ok(ready) => ready,
         Err(unusable) => {
-            eprintln!("foretell bench: {unusable}");
+            super::complain(&format_args!("foretell bench: {unusable}"));
             return Exit::Usage;
         }
     };
     let runs = match bench::run(&bench, &progress()).await {
         Ok(runs) => runs,
         Err(stopped) => {
-            eprintln!("foretell bench: {stopped}");
+            super::complain(&format_args!("foretell bench: {stopped}"));
             return Exit::Unreachable;
         }
     };
     // A reader who closed the pipe has seen enough; the files and the exit status still count.
     let _ = out.write_all(report::table(&runs).as_bytes());
     if let Err(unusable) = files.write(&runs) {
-        eprintln!("foretell bench: {unusable}");
+        super::complain(&format_args!("foretell bench: {unusable}"));
         return Exit::Unreachable;
     }
     judge(&args.require, &runs, out)

@@ -46,10 +46,10 @@ pub fn run(args: &BenchRelayArgs, out: &mut dyn Write) -> Exit {
         turn: Duration::from_secs(args.seconds),
         ..Options::default()
     };
-    let report = match relay::run(&options, |line| eprintln!("{line}")) {
+    let report = match relay::run(&options, |line| super::complain(&line)) {
         Ok(report) => report,
         Err(error) => {
-            eprintln!("foretell bench-relay: {error}");
+            super::complain(&format_args!("foretell bench-relay: {error}"));
             return Exit::Unreachable;
         }
     };
@@ -58,7 +58,7 @@ pub fn run(args: &BenchRelayArgs, out: &mut dyn Write) -> Exit {
     let written =
         args.json.as_ref().map_or(Ok(()), |path| std::fs::write(path, report.to_json().to_string()));
     if let Err(error) = written {
-        eprintln!("foretell bench-relay: --json: {error}");
+        super::complain(&format_args!("foretell bench-relay: --json: {error}"));
         return Exit::Unreachable;
     }
     if report.holds() { Exit::Done } else { Exit::FellShort }
@@ -70,6 +70,6 @@ fn bare(listen: SocketAddr, backend: SocketAddr) -> Exit {
         runtime.block_on(relay::bare::serve(listen, backend))
     });
     let Err(error) = served;
-    eprintln!("foretell bench-relay: {error}");
+    super::complain(&format_args!("foretell bench-relay: {error}"));
     Exit::Unreachable
 }

@@ -33,7 +33,7 @@ pub struct DemoArgs {
 #[cfg(feature = "onnx")]
 pub fn main(args: &DemoArgs) -> Exit {
     let fail = |error: &dyn std::fmt::Display| {
-        eprintln!("foretell demo: {error}");
+        super::complain(&format_args!("foretell demo: {error}"));
         Exit::Unreachable
     };
     crate::observe::log::init(crate::observe::log::Format::Text, "warn");
@@ -52,7 +52,9 @@ pub fn main(args: &DemoArgs) -> Exit {
 /// Says that this build cannot run models.
 #[cfg(not(feature = "onnx"))]
 pub fn main(_: &DemoArgs) -> Exit {
-    eprintln!("foretell demo: this binary was built without the feature `onnx`, which runs models");
+    super::complain(&format_args!(
+        "foretell demo: this binary was built without the feature `onnx`, which runs models"
+    ));
     Exit::Unreachable
 }
 
@@ -67,7 +69,7 @@ pub async fn run_on(args: &DemoArgs, stack: &Stack, canvas: Canvas, out: &mut im
     let workloads = match Workload::read_folder(&args.workloads) {
         Ok(workloads) => workloads,
         Err(error) => {
-            eprintln!("foretell demo: {error}");
+            super::complain(&format_args!("foretell demo: {error}"));
             return Exit::Usage;
         }
     };

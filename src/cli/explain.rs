@@ -79,7 +79,7 @@ pub fn run(args: &ExplainArgs, environment: &dyn Strings, out: &mut dyn Write) -
         Ok(told) if args.json => writeln!(out, "{}", serde_json::to_string_pretty(&told)?)?,
         Ok(told) => print::words(&told, out)?,
         Err(why) => {
-            eprintln!("foretell explain: {why}");
+            super::complain(&format_args!("foretell explain: {why}"));
             return Ok(Exit::Unreachable.code());
         }
     }

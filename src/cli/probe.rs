@@ -18,7 +18,7 @@ use crate::fleet::identity::{self, Recognised, Unknown};
 use crate::fleet::probe::{self, Limits, Report, Seen};
 use crate::fleet::{Replica, scrape};
 use crate::lab::Exit;
-use crate::words::BypassReason;
+use crate::words::{BypassReason, Plan};
 
 /// How long a server is given to become idle.
 const IDLE_WITHIN: Duration = Duration::from_secs(5);
@@ -49,6 +49,9 @@ pub struct ProbeArgs {
     /// It bills per token: ask for its models and nothing else
     #[arg(long)]
     pub billed: bool,
+    /// It has answered a call with logprobs: measure `score` even where such a call may end it (vLLM's CPU build)
+    #[arg(long)]
+    pub score: bool,
 }
 
 /// What came of it.
@@ -67,20 +70,24 @@ pub async fn run(args: &ProbeArgs, out: &mut dyn Write) -> io::Result<u8> {
     let named = Named::NAMES.iter().find(|(name, _)| *name == args.dialect);
     let Some((_, dialect)) = named else {
         let names: Vec<_> = Named::NAMES.iter().map(|(name, _)| *name).collect();
-        eprintln!("--dialect: unknown value, allowed {}, got {:?}", names.join("|"), args.dialect);
+        super::complain(&format_args!(
+            "--dialect: unknown value, allowed {}, got {:?}",
+            names.join("|"),
+            args.dialect
+        ));
         return Ok(USAGE);
     };
     let granted = match args.access.granted() {
         Ok(granted) => granted,
         Err(denied) => {
-            eprintln!("foretell probe: {denied}");
+            super::complain(&format_args!("foretell probe: {denied}"));
             return Ok(USAGE);
         }
     };
     let backend = match Replica::new(granted.settings("probe", &args.url)) {
         Ok(backend) => backend,
         Err(error) => {
-            eprintln!("foretell probe: {error}");
+            super::complain(&format_args!("foretell probe: {error}"));
             return Ok(USAGE);
         }
     };
@@ -93,11 +100,11 @@ pub async fn run(args: &ProbeArgs, out: &mut dyn Write) -> io::Result<u8> {
                 None => "give a key with --api-key-file F, or other fields with --header",
                 Some(_) => "the key of --api-key-file is not one that it takes",
             };
-            eprintln!("foretell probe: {} answers {status}: {key}", args.url);
+            super::complain(&format_args!("foretell probe: {} answers {status}: {key}", args.url));
             return Ok(Exit::Unreachable.code());
         }
         Err(Unknown::Unreachable(why)) => {
-            eprintln!("foretell probe: {} cannot be reached: {why}", args.url);
+            super::complain(&format_args!("foretell probe: {} cannot be reached: {why}", args.url));
             return Ok(Exit::Unreachable.code());
         }
     };
@@ -133,7 +140,8 @@ async fn look(args: &ProbeArgs, dialect: Named, backend: &Replica) -> Result<Out
         let why = format!("it bills per token, so it was asked for its models ({models}) and nothing else");
         return Ok(Outcome::Relayed { reason: BypassReason::Billed, why });
     }
-    let mut recognised = identity::recognise(backend, dialect.spoken()).await?;
+    let named: &[Plan] = if args.score { &[Plan::Score] } else { &[] };
+    let mut recognised = identity::recognise(backend, dialect.spoken(), named).await?;
     recognised.starts = identity::one_start(backend, &recognised).await?;
     if let Some(model) = &args.model {
         recognised.engine.model.clone_from(model);

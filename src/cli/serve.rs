@@ -27,7 +27,9 @@ pub fn run(args: &ServeArgs) -> Exit {
     let loaded = match files::load(&args.flags, &Environment) {
         Ok(loaded) => loaded,
         Err(problems) => {
-            problems.iter().for_each(|problem| super::complain(problem));
+            for problem in &problems {
+                super::complain(problem);
+            }
             return Exit::Usage;
         }
     };

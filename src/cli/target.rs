@@ -2,10 +2,12 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::Args;
 
 use crate::config::process::Device;
+use crate::observe::log;
 
 /// Serves an ONNX model over the OpenAI API.
 #[derive(Args, Clone, Debug)]
@@ -31,14 +33,38 @@ pub struct TargetArgs {
     /// Threads of one step; without it one per core.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,
+    /// Which lines are logged, from there up.
+    #[arg(long, value_name = "LEVEL", env = "FORETELL_LOG_LEVEL", default_value = "info",
+        value_parser = ["error", "warn", "info", "debug", "trace"])]
+    pub log_level: String,
+    /// How they are written; auto is text on a terminal and JSON elsewhere.
+    #[arg(long, value_name = "FORMAT", env = "FORETELL_LOG_FORMAT", default_value = "auto",
+        value_parser = ["auto", "json", "text"])]
+    pub log_format: String,
 }
 
-/// Serves until a signal says otherwise. Returns the exit code: 0, or 1 if the start failed.
+/// Serves until a signal comes, and logs to standard error. Returns the exit code: 0, or 1 if the start failed.
+pub fn main(args: TargetArgs) -> u8 {
+    log::init(format(&args.log_format), &args.log_level);
+    let exit = run(args);
+    log::flush(Duration::from_secs(1));
+    exit
+}
+
+fn format(name: &str) -> log::Format {
+    match name {
+        "json" => log::Format::Json,
+        "text" => log::Format::Text,
+        _ => log::Format::Auto,
+    }
+}
+
+/// As [`main`], without a log.
 pub fn run(args: TargetArgs) -> u8 {
     match serve::run(args) {
         Ok(()) => 0,
         Err(error) => {
-            eprintln!("foretell target: {error}");
+            super::complain(&format_args!("foretell target: {error}"));
             1
         }
     }
@@ -60,9 +86,9 @@ mod serve {
     use std::time::Duration;
 
     use tokio::net::TcpListener;
-    use tokio::signal::unix::{SignalKind, signal};
 
     use super::TargetArgs;
+    use crate::app::signals::Signals;
     use crate::config::process::ServedModel;
     use crate::http::listen::Stop;
     use crate::onnx_server::open::{Opened, open_as};
@@ -90,7 +116,7 @@ mod serve {
         let listener = TcpListener::bind(address).await.map_err(|error| format!("{address}: {error}"))?;
         let address = listener.local_addr()?;
         let stop = Stop::default();
-        tokio::spawn(stop_on_signal(stop.clone()));
+        tokio::spawn(stop_on_signal(Signals::catch()?, stop.clone()));
         // The line that scripts wait for. A closed stdout is no reason not to serve.
         let mut out = std::io::stdout();
         let _ = writeln!(out, "target {} ready on http://{address} (device {})", opened.name, opened.device);
@@ -102,23 +128,12 @@ mod serve {
         Ok(())
     }
 
-    /// The first signal lets open answers end, the second or the end of the grace cuts them.
-    async fn stop_on_signal(stop: Stop) {
-        if wait_for_signal().await.is_ok() {
-            stop.accept.cancel();
-            let _ = tokio::time::timeout(GRACE, wait_for_signal()).await;
-            stop.cut.cancel();
-        }
-    }
-
-    async fn wait_for_signal() -> std::io::Result<()> {
-        let (mut terminate, mut interrupt) =
-            (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
-        Ok(())
+    /// The first signal lets open answers end; a later one, or the end of the grace, cuts them.
+    async fn stop_on_signal(mut signals: Signals, stop: Stop) {
+        signals.wish().await;
+        stop.accept.cancel();
+        let _ = tokio::time::timeout(GRACE, signals.later_wish()).await;
+        stop.cut.cancel();
     }
 }
 

@@ -35,14 +35,6 @@ const fn ignored(path: &'static str, says: &'static str) -> Remark {
 /// Settings of the process file without effect.
 const PROCESS: &[Remark] = &[
     ignored(
-        "limits.uri",
-        "has no effect yet: a long URI is bounded as a part of the head, by limits.header_bytes",
-    ),
-    ignored(
-        "limits.memory",
-        "has no effect yet: memory is bounded by limits.sessions and limits.speculate_body alone",
-    ),
-    ignored(
         "backends[].models[].base",
         "has no effect: an adapter is routed and verified like every other model",
     ),
@@ -81,8 +73,14 @@ const POLICY: &[Remark] = &[
     ignored("gates.latency", "has no effect yet: this gate never closes"),
     ignored("gates.max_gap", "has no effect yet: the silence of a leap is bounded by timeouts.verify alone"),
     ignored("gates.reprobe", "has no effect yet: no gate waits before it opens again"),
-    Remark { path: "gamma.fixed", at: NOTHING, says: "leaps whatever it costs: it is for tests and sweeps" },
 ];
+
+/// Settings that act, and that nobody should have by accident.
+const CAUTIONS: &[Remark] = &[Remark {
+    path: "gamma.fixed",
+    at: NOTHING,
+    says: "leaps whatever it costs: it is for tests and sweeps",
+}];
 
 /// Which kind of file it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,11 +92,12 @@ pub enum Kind {
 }
 
 impl Kind {
-    const fn remarks(self) -> &'static [Remark] {
-        match self {
-            Self::Process => PROCESS,
-            Self::Policy => POLICY,
-        }
+    fn remarks(self) -> impl Iterator<Item = &'static Remark> {
+        let (without_effect, cautions): (_, &[Remark]) = match self {
+            Self::Process => (PROCESS, &[]),
+            Self::Policy => (POLICY, CAUTIONS),
+        };
+        without_effect.iter().chain(cautions)
     }
 }
 
@@ -116,8 +115,7 @@ fn remarks(kind: Kind, file: &str, root: &Node) -> Vec<String> {
     each(root, root.line, &Place::default(), &mut |place, line, node| {
         let got = node.got();
         let got = got.trim_matches('"');
-        let remark =
-            kind.remarks().iter().find(|remark| remark.path == place.pattern && remark.at.holds(got));
+        let remark = kind.remarks().find(|remark| remark.path == place.pattern && remark.at.holds(got));
         if let Some(Remark { says, .. }) = remark {
             let value = if matches!(node.value, Value::Map(_) | Value::List(_)) { "" } else { got };
             let gap = if value.is_empty() { "" } else { " " };
@@ -171,3 +169,6 @@ fn each(node: &Node, line: u64, place: &Place, show: &mut impl FnMut(&Place, u64
         Value::Null | Value::Bool(_) | Value::Whole(_) | Value::Number(_) | Value::Text(_) => {}
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -130,15 +130,21 @@ pub struct Limits {
     pub relay_body: Option<u64>,
     /// Most speculated requests at a time; the others are relayed.
     pub sessions: usize,
-    /// Most memory for sessions, bytes.
+    /// Most memory for bodies and sessions, bytes; above it completions are relayed unread.
     pub memory: u64,
+    /// Most clients connected at once; by default as many as the limit of open descriptors allows.
+    pub connections: Option<usize>,
 }
 
 /// How long things may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timeouts {
-    /// From connecting to the end of the headers.
+    /// From connecting, or from its first byte, to the end of a head.
     pub header: Duration,
+    /// Silence inside the body of a request.
+    pub body: Duration,
+    /// A connection without a request.
+    pub keep_alive: Duration,
     /// Connecting to a backend.
     pub connect: Duration,
     /// From the request to the backend's first byte.
@@ -147,8 +153,8 @@ pub struct Timeouts {
     pub idle: Option<Duration>,
     /// A verify call.
     pub verify: Duration,
-    /// A draft.
-    pub draft: Duration,
+    /// A draft of a model drafter; `None` leaves it to each session.
+    pub draft: Option<Duration>,
     /// How long an unused connection is kept.
     pub pool_idle: Duration,
 }

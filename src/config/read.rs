@@ -109,6 +109,8 @@ impl<'n> Section<'n> {
     /// The value of `key`, if the file has it.
     pub fn item(&mut self, key: &'static str) -> Option<Item<'n>> {
         self.known.push(key);
+        #[cfg(test)]
+        asked::note(self.place(key));
         let (_, node) = self.entries.iter().find(|(name, _)| name.name == key)?;
         Some(Item { node, path: self.place(key), problems: self.problems })
     }
@@ -373,4 +375,24 @@ fn callable(text: &str) -> Option<http::Uri> {
         && uri.host().is_some_and(|host| !host.is_empty())
         && uri.query().is_none();
     good.then_some(uri)
+}
+
+/// Which keys the reading of files has asked for, so that a test can walk the settings.
+#[cfg(test)]
+pub(super) mod asked {
+    use std::cell::RefCell;
+    use std::collections::BTreeSet;
+
+    thread_local! {
+        static ASKED: RefCell<BTreeSet<String>> = RefCell::default();
+    }
+
+    pub(super) fn note(path: String) {
+        ASKED.with_borrow_mut(|asked| asked.insert(path));
+    }
+
+    /// All since the last time.
+    pub(crate) fn take() -> BTreeSet<String> {
+        ASKED.take()
+    }
 }

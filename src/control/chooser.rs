@@ -4,8 +4,9 @@
 //! drafts are one-hot and verified by sample-and-match, so any cut of them is exact.
 
 use super::Learnt;
+use super::costs::Way;
 use super::run::Run;
-use crate::words::Plan;
+use crate::units::Dice;
 
 /// What a round is expected to bring and to cost.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -44,7 +45,7 @@ pub fn best_cut(survival: &[f64], seconds: impl Fn(usize) -> f64) -> Quote {
 #[derive(Clone, Copy, Debug)]
 pub struct Terms {
     /// How drafts are verified.
-    pub plan: Plan,
+    pub way: Way,
     /// The rate must beat riding by this share to begin.
     pub margin: f64,
     /// And by this share to stay.
@@ -60,7 +61,7 @@ pub struct Terms {
 pub fn pays(quote: Quote, run: &Run, learnt: &Learnt, terms: Terms) -> bool {
     let costs = &learnt.costs;
     let Some(token) = costs.ride_token() else { return false };
-    let (tokens, seconds) = run.sums(terms.plan, costs);
+    let (tokens, seconds) = run.sums(terms.way, costs);
     let rate = (tokens + quote.tokens) / (seconds + quote.seconds).max(1e-9);
     if terms.leaping {
         // Leaving must be worth the switch: close to the end it seldom is.
@@ -76,36 +77,12 @@ pub fn pays(quote: Quote, run: &Run, learnt: &Learnt, terms: Terms) -> bool {
     now && saving >= switching
 }
 
-/// The session's own seeded randomness (SplitMix64). It decides what is explored, never what is emitted.
-#[derive(Clone, Copy, Debug)]
-pub struct Dice(u64);
-
-impl Dice {
-    /// Dice that always fall the same way for the same seed.
-    pub fn new(seed: u64) -> Self {
-        Self(seed)
+/// In one round of twenty one node more or less, so that the cost table learns its neighbours.
+pub fn dither(dice: &mut Dice, nodes: usize, most: usize) -> usize {
+    if nodes == 0 || !dice.one_in(20) {
+        return nodes;
     }
-
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    /// True once in `n` times.
-    pub fn one_in(&mut self, n: u64) -> bool {
-        self.next().is_multiple_of(n.max(1))
-    }
-
-    /// In one round of twenty one node more or less, so that the cost table learns its neighbours.
-    pub fn dither(&mut self, nodes: usize, most: usize) -> usize {
-        if nodes == 0 || !self.one_in(20) {
-            return nodes;
-        }
-        if self.one_in(2) { (nodes + 1).min(most) } else { (nodes - 1).max(1) }
-    }
+    if dice.one_in(2) { (nodes + 1).min(most) } else { (nodes - 1).max(1) }
 }
 
 #[cfg(test)]
@@ -123,8 +100,8 @@ mod tests {
     #[test]
     fn dither_is_rare_and_stays_in_bounds() {
         let mut dice = Dice::new(7);
-        let moved = (0..2_000).filter(|_| dice.dither(4, 4) != 4).count();
+        let moved = (0..2_000).filter(|_| dither(&mut dice, 4, 4) != 4).count();
         assert!((20..110).contains(&moved), "{moved}");
-        assert!((0..200).all(|_| (1..=3).contains(&dice.dither(1, 3))));
+        assert!((0..200).all(|_| (1..=3).contains(&dither(&mut dice, 1, 3))));
     }
 }

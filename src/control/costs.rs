@@ -1,18 +1,22 @@
 //! What calls cost, in seconds: measured, decayed, never assumed where a measurement is at hand.
 //!
 //! Time per ridden token is (last − first) / (n − 1) over every stretch of riding, so the wait for a first
-//! token never counts. The time of a verify call is a table over the number of draft nodes, made monotone
-//! and interpolated. What has not been measured for a while is forgotten, so that a bad moment does not close
-//! the door for good; every trial that loses doubles that while, so that a bad backend is not tried for ever.
+//! token never counts. The time of a verify call is booked to the plan that was really used, the size of the
+//! context and the number of draft nodes. What has not been measured for a while is forgotten, so that a bad moment
+//! does not close the door for good; every trial that loses doubles that while, so that a bad backend is not tried
+//! for ever.
+
+mod table;
 
 use std::sync::Arc;
+
+pub use table::{CONTEXTS, NODES_MAX};
+use table::{Place, Verify};
 
 use super::prospect::Prior;
 use crate::units::Tick;
 use crate::words::Plan;
 
-/// Most nodes told apart in the verify table.
-pub const NODES_MAX: usize = 32;
 /// Rounds after which a mean has forgotten: it adapts within a handful.
 const MEMORY: f64 = 8.0;
 /// An observation counts at most this multiple of a settled mean: one hiccup is not a trend.
@@ -52,38 +56,47 @@ impl Mean {
         self.value += (seconds - self.value) / self.weight.max(1.0);
     }
 
+    /// As [`Self::observe`], for what is no time and has no outliers.
+    fn count(&mut self, value: f64) {
+        self.weight = (self.weight + 1.0).min(MEMORY);
+        self.value += (value - self.value) / self.weight;
+    }
+
     fn known(self) -> Option<f64> {
         (self.weight >= 0.5).then_some(self.value)
     }
 }
 
-/// Seconds of a verify call of one plan, by draft nodes.
-#[derive(Debug)]
-struct Table {
-    /// By number of nodes: the mean, and when it was last measured.
-    means: Vec<(Mean, Tick)>,
-    /// What a probe has found, by number of nodes.
-    prior: Vec<(usize, f64)>,
-    /// What means and prior say for every number of nodes; empty while nothing is known.
-    curve: Vec<f64>,
+/// How a round is put to the backend, for what it costs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Way {
+    /// How the draft is verified.
+    pub plan: Plan,
+    /// How it is verified after all where that plan decides nothing.
+    pub fallback: Option<Plan>,
+    /// Tokens of the context.
+    pub context: usize,
 }
 
-impl Default for Table {
-    fn default() -> Self {
-        Self {
-            means: vec![(Mean::default(), Tick::default()); NODES_MAX + 1],
-            prior: Vec::new(),
-            curve: Vec::new(),
-        }
+impl Way {
+    /// By this plan alone.
+    pub const fn by(plan: Plan, context: usize) -> Self {
+        Self { plan, fallback: None, context }
+    }
+
+    fn place(self) -> Place {
+        Place::new(self.plan, self.context)
     }
 }
 
-/// The measured costs of one (epoch, policy).
+/// The measured costs of one replica.
 #[derive(Debug)]
 pub struct Costs {
     ride_seconds: f64,
     ride_tokens: f64,
-    tables: [Table; Plan::ALL.len()],
+    verify: Verify,
+    /// Share of the calls of each plan that decided nothing.
+    undecided: [Mean; Plan::ALL.len()],
     draft: Mean,
     shadow: Mean,
     /// Shadow passes of a drafter that had read the prompt before; never forgotten, it is a bound only.
@@ -106,7 +119,8 @@ impl Default for Costs {
         Self {
             ride_seconds: 0.0,
             ride_tokens: 0.0,
-            tables: std::array::from_fn(|_| Table::default()),
+            verify: Verify::default(),
+            undecided: [Mean::default(); Plan::ALL.len()],
             draft: Mean::default(),
             shadow: Mean::default(),
             chunk: Mean::default(),
@@ -128,12 +142,9 @@ impl Costs {
         if self.prior.as_ref().is_some_and(|known| Arc::ptr_eq(known, prior)) {
             return;
         }
-        for (table, points) in self.tables.iter_mut().zip(&prior.verify) {
-            table.prior.clone_from(points);
-        }
         self.prior = Some(Arc::clone(prior));
-        let slope = self.token_or_guess() * SLOPE;
-        self.tables.iter_mut().for_each(|table| table.rebuild(slope));
+        let slope = self.ride_token_expected() * SLOPE;
+        self.verify.take_prior(prior, slope);
     }
 
     /// Notes that a ride brought `tokens` tokens `seconds` after the ones before.
@@ -170,29 +181,29 @@ impl Costs {
     }
 
     /// Notes a verify call in the middle of leaping.
-    pub fn verified(&mut self, plan: Plan, nodes: usize, seconds: f64, now: Tick) {
+    pub fn verified(&mut self, way: Way, nodes: usize, seconds: f64, now: Tick) {
         self.fade(now);
         self.touched = now;
-        let slope = self.token_or_guess() * SLOPE;
-        if let Some(table) = self.tables.get_mut(plan.index()) {
-            if let Some((mean, at)) = table.means.get_mut(nodes.min(NODES_MAX)) {
-                mean.observe(seconds);
-                *at = now;
-            }
-            table.drop_older(now, self.forget);
-            table.rebuild(slope);
+        let slope = self.ride_token_expected() * SLOPE;
+        self.verify.observe(way.place(), nodes, seconds, slope, now, self.forget);
+    }
+
+    /// Notes whether a call of a plan decided anything.
+    pub fn decided(&mut self, plan: Plan, anything: bool) {
+        if let Some(share) = self.undecided.get_mut(plan.index()) {
+            share.count(f64::from(u8::from(!anything)));
         }
     }
 
     /// Notes the first verify call after a ride: what it took beyond the table is the cost of switching.
     /// Before the table knows anything, it is taken for a verify call like any other.
-    pub fn entered(&mut self, plan: Plan, nodes: usize, seconds: f64, now: Tick) {
-        if self.verify_measured(plan) {
-            let extra = (seconds - self.verify(plan, nodes)).max(0.0);
+    pub fn entered(&mut self, way: Way, nodes: usize, seconds: f64, now: Tick) {
+        if self.verify_measured(way) {
+            let extra = (seconds - self.call(way, nodes)).max(0.0);
             self.switch_in.observe(extra);
         } else {
             let assumed = (seconds - self.switch_in()).max(seconds * 0.5);
-            self.verified(plan, nodes, assumed, now);
+            self.verified(way, nodes, assumed, now);
         }
     }
 
@@ -223,10 +234,9 @@ impl Costs {
 
     /// Forgets what nothing has touched for long. Cheap; called at every decision.
     pub fn fade(&mut self, now: Tick) {
-        let known = self.tables.iter().any(Table::is_measured);
-        if known && now.seconds_since(self.touched) >= self.forget {
-            let slope = self.token_or_guess() * SLOPE;
-            self.tables.iter_mut().for_each(|table| table.forget(slope));
+        if self.verify.is_measured() && now.seconds_since(self.touched) >= self.forget {
+            let slope = self.ride_token_expected() * SLOPE;
+            self.verify.forget(slope);
             self.draft = Mean::default();
             self.switch_in = Mean::default();
             self.switch_out = Mean::default();
@@ -238,21 +248,30 @@ impl Costs {
         (self.ride_tokens >= 4.0).then(|| (self.ride_seconds / self.ride_tokens).max(1e-7))
     }
 
-    /// Expected seconds of a verify call with `nodes` draft nodes.
-    pub fn verify(&self, plan: Plan, nodes: usize) -> f64 {
-        let known = self.tables.get(plan.index()).and_then(|table| table.curve.get(nodes.min(NODES_MAX)));
-        known.copied().unwrap_or_else(|| self.token_or_guess() * (1.05 + SLOPE * nodes as f64))
+    /// Expected seconds until a round with `nodes` draft nodes is verified: its call, and as often as that decides
+    /// nothing another one by the fallback.
+    pub fn verify(&self, way: Way, nodes: usize) -> f64 {
+        let undecided = self.undecided.get(way.plan.index()).and_then(|share| share.known()).unwrap_or(0.0);
+        let again = way.fallback.filter(|_| undecided > 0.0);
+        let again = again.map_or(0.0, |plan| undecided * self.call(Way::by(plan, way.context), nodes));
+        self.call(way, nodes) + again
     }
 
-    /// Whether the verify table of a plan holds a measurement, a session's or a probe's.
-    pub fn verify_measured(&self, plan: Plan) -> bool {
-        self.tables.get(plan.index()).is_some_and(|table| !table.curve.is_empty())
+    /// Expected seconds of one verify call.
+    fn call(&self, way: Way, nodes: usize) -> f64 {
+        let guess = || self.ride_token_expected() * (1.05 + SLOPE * nodes as f64);
+        self.verify.seconds(way.place(), nodes).unwrap_or_else(guess)
+    }
+
+    /// Whether a call of this plan with a context of this size was measured, by a session or a probe.
+    pub fn verify_measured(&self, way: Way) -> bool {
+        self.verify.is_known(way.place())
     }
 
     /// Expected seconds per token of the model drafter. Before that is measured, a guess that no shadow pass
     /// contradicts: reading a few tokens at once takes no less than saying one.
     pub fn draft_token(&self) -> f64 {
-        let guess = || self.token_or_guess() * DRAFT;
+        let guess = || self.ride_token_expected() * DRAFT;
         self.draft.known().unwrap_or_else(|| self.chunk.known().unwrap_or(f64::MAX).min(guess()))
     }
 
@@ -269,116 +288,35 @@ impl Costs {
     /// Expected extra seconds of going from ride to leap.
     pub fn switch_in(&self) -> f64 {
         let prior = || self.prior.as_ref()?.switch_in;
-        self.switch_in.known().or_else(prior).unwrap_or_else(|| self.token_or_guess())
+        self.switch_in.known().or_else(prior).unwrap_or_else(|| self.ride_token_expected())
     }
 
     /// Expected extra seconds of going from leap to ride.
     pub fn switch_out(&self) -> f64 {
         let prior = || self.prior.as_ref()?.switch_out;
-        self.switch_out.known().or_else(prior).unwrap_or_else(|| self.token_or_guess())
+        self.switch_out.known().or_else(prior).unwrap_or_else(|| self.ride_token_expected())
     }
 
     /// Whether cancelling a ride takes so long that rides should be asked for in bounded pieces.
     pub fn cancels_slowly(&self) -> bool {
         let prior = || self.prior.as_ref()?.cancel;
-        self.cancel.known().or_else(prior).is_some_and(|cancel| cancel > 3.0 * self.token_or_guess())
+        self.cancel.known().or_else(prior).is_some_and(|cancel| cancel > 3.0 * self.ride_token_expected())
     }
 
-    fn token_or_guess(&self) -> f64 {
+    /// Seconds per ridden token, measured here or by a probe, or a guess before anything is known.
+    pub fn ride_token_expected(&self) -> f64 {
         let prior = || self.prior.as_ref()?.token;
         self.ride_token().or_else(prior).unwrap_or(0.02)
-    }
-}
-
-impl Table {
-    fn is_measured(&self) -> bool {
-        self.means.iter().any(|(mean, _)| mean.known().is_some())
-    }
-
-    /// Forgets every measurement; what a probe has found stays.
-    fn forget(&mut self, slope: f64) {
-        *self = Self { prior: std::mem::take(&mut self.prior), ..Self::default() };
-        self.rebuild(slope);
-    }
-
-    /// What the prior says where nothing is measured, raised or lowered as far as measurements lie from it.
-    fn supposed(&self) -> Vec<Option<f64>> {
-        let prior = |nodes: usize| (!self.prior.is_empty()).then(|| along(&self.prior, nodes, 0.0));
-        let (mut real, mut said) = (0.0, 0.0);
-        for (nodes, (mean, _)) in self.means.iter().enumerate() {
-            if let Some((value, prior)) = mean.known().zip(prior(nodes)) {
-                real += mean.weight * value;
-                said += mean.weight * prior;
-            }
-        }
-        let factor = if said > 0.0 { real / said } else { 1.0 };
-        let at =
-            |nodes: usize| self.prior.iter().find(|point| point.0 == nodes).map(|point| point.1 * factor);
-        (0..=NODES_MAX).map(at).collect()
-    }
-
-    /// Forgets single entries that are old while others are fresh.
-    fn drop_older(&mut self, now: Tick, seconds: f64) {
-        for (mean, at) in &mut self.means {
-            if now.seconds_since(*at) > seconds {
-                *mean = Mean::default();
-            }
-        }
-    }
-
-    /// Monotone (pool adjacent violators), then linear between measured points; beyond the last the slope
-    /// of the last two, or the prior slope.
-    fn rebuild(&mut self, slope: f64) {
-        let mut blocks: Vec<(f64, f64, usize, usize)> = Vec::new();
-        let supposed = self.supposed();
-        for (nodes, ((mean, _), supposed)) in self.means.iter().zip(supposed).enumerate() {
-            let known = mean.known().map(|value| (value, mean.weight));
-            let Some((value, weight)) = known.or_else(|| Some((supposed?, PRIOR_WEIGHT))) else { continue };
-            let mut block = (value, weight, nodes, nodes);
-            while let Some(&(value, weight, first, _)) = blocks.last().filter(|last| last.0 > block.0) {
-                let sum = weight + block.1;
-                block = ((value * weight + block.0 * block.1) / sum, sum, first, block.3);
-                blocks.pop();
-            }
-            blocks.push(block);
-        }
-        let points: Vec<(usize, f64)> = blocks
-            .iter()
-            .flat_map(|&(value, _, first, last)| {
-                let end = (last > first).then_some((last, value));
-                std::iter::once((first, value)).chain(end)
-            })
-            .collect();
-        self.curve = if points.is_empty() {
-            Vec::new()
-        } else {
-            (0..=NODES_MAX).map(|nodes| along(&points, nodes, slope)).collect()
-        };
-    }
-}
-
-/// Piecewise linear through `points` (rising in both coordinates), `slope` per node outside them.
-fn along(points: &[(usize, f64)], nodes: usize, slope: f64) -> f64 {
-    let below = points.iter().rev().find(|point| point.0 <= nodes);
-    let above = points.iter().find(|point| point.0 >= nodes);
-    match (below, above) {
-        (Some(&(x0, y0)), Some(&(x1, y1))) if x1 > x0 => {
-            y0 + (y1 - y0) * (nodes - x0) as f64 / (x1 - x0) as f64
-        }
-        (Some(&(_, y)), Some(_)) => y,
-        (Some(&(x, y)), None) => {
-            let measured =
-                points.first().filter(|first| first.0 < x).map(|&(x0, y0)| (y - y0) / (x - x0) as f64);
-            y + (nodes - x) as f64 * measured.unwrap_or(slope).max(slope * 0.25)
-        }
-        (None, Some(&(x, y))) => (y - (x - nodes) as f64 * slope).max(y * 0.5),
-        (None, None) => 0.0,
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::control::prospect::Curve;
+
+    const TREE: Way = Way::by(Plan::Tree, 40);
+    const SCORE: Way = Way::by(Plan::Score, 40);
 
     fn riding_at(token: f64) -> Costs {
         let mut costs = Costs::default();
@@ -401,45 +339,44 @@ mod tests {
     fn the_table_is_monotone_and_interpolates() {
         let mut costs = riding_at(0.010);
         for _ in 0..10 {
-            costs.verified(Plan::Tree, 1, 0.011, Tick(0));
-            costs.verified(Plan::Tree, 5, 0.015, Tick(0));
-            costs.verified(Plan::Tree, 3, 0.010, Tick(0));
+            costs.verified(TREE, 1, 0.011, Tick(0));
+            costs.verified(TREE, 5, 0.015, Tick(0));
+            costs.verified(TREE, 3, 0.010, Tick(0));
         }
-        assert!((costs.verify(Plan::Tree, 5) - 0.015).abs() < 1e-9);
-        assert!((costs.verify(Plan::Tree, 4) - 0.01275).abs() < 1e-9, "{}", costs.verify(Plan::Tree, 4));
-        assert!(
-            (0..NODES_MAX).all(|n| costs.verify(Plan::Tree, n) <= costs.verify(Plan::Tree, n + 1) + 1e-12)
-        );
+        assert!((costs.verify(TREE, 5) - 0.015).abs() < 1e-9);
+        assert!((costs.verify(TREE, 4) - 0.01275).abs() < 1e-9, "{}", costs.verify(TREE, 4));
+        assert!((0..NODES_MAX).all(|n| costs.verify(TREE, n) <= costs.verify(TREE, n + 1) + 1e-12));
     }
 
     #[test]
     fn a_changed_cost_is_learnt_within_a_handful_of_rounds() {
         let mut costs = riding_at(0.010);
-        (0..20).for_each(|_| costs.verified(Plan::Tree, 4, 0.012, Tick(0)));
-        (0..10).for_each(|_| costs.verified(Plan::Tree, 4, 0.030, Tick(0)));
-        assert!(costs.verify(Plan::Tree, 4) > 0.024, "{}", costs.verify(Plan::Tree, 4));
+        (0..20).for_each(|_| costs.verified(TREE, 4, 0.012, Tick(0)));
+        (0..10).for_each(|_| costs.verified(TREE, 4, 0.030, Tick(0)));
+        assert!(costs.verify(TREE, 4) > 0.024, "{}", costs.verify(TREE, 4));
     }
 
     #[test]
     fn what_is_not_used_is_forgotten_later_after_every_trial_that_lost() {
         let after = |seconds: u64| Tick(seconds * 1_000_000);
         let mut costs = riding_at(0.010);
-        costs.verified(Plan::Tree, 4, 0.9, after(0));
+        costs.verified(TREE, 4, 0.9, after(0));
         costs.fade(after(29));
-        assert!(costs.verify(Plan::Tree, 4) > 0.5);
+        assert!(costs.verify(TREE, 4) > 0.5);
         costs.fade(after(31));
-        assert!(costs.verify(Plan::Tree, 4) < 0.02 && !costs.verify_measured(Plan::Tree));
-        costs.verified(Plan::Tree, 4, 0.9, after(31));
+        assert!(costs.verify(TREE, 4) < 0.02 && !costs.verify_measured(TREE));
+        costs.verified(TREE, 4, 0.9, after(31));
         costs.streak_ended(true);
         costs.fade(after(80));
-        assert!(costs.verify_measured(Plan::Tree));
+        assert!(costs.verify_measured(TREE));
         costs.fade(after(92));
-        assert!(!costs.verify_measured(Plan::Tree));
+        assert!(!costs.verify_measured(TREE));
     }
 
     fn probed() -> Arc<Prior> {
         let mut prior = Prior { switch_in: Some(0.03), token: Some(0.01), ..Prior::default() };
-        prior.verify[Plan::Score.index()] = vec![(0, 0.010), (4, 0.014), (8, 0.018)];
+        let points = vec![(0, 0.010), (4, 0.014), (8, 0.018)];
+        prior.verify[Plan::Score.index()] = vec![Curve { context: 40, points }];
         Arc::new(prior)
     }
 
@@ -448,15 +385,59 @@ mod tests {
         let after = |seconds: u64| Tick(seconds * 1_000_000);
         let mut costs = riding_at(0.010);
         costs.take_prior(&probed());
-        assert!(costs.verify_measured(Plan::Score) && !costs.verify_measured(Plan::FanOut));
-        assert!((costs.verify(Plan::Score, 6) - 0.016).abs() < 1e-9);
+        assert!(costs.verify_measured(SCORE) && !costs.verify_measured(Way::by(Plan::FanOut, 40)));
+        assert!((costs.verify(SCORE, 6) - 0.016).abs() < 1e-9);
         assert!((costs.switch_in() - 0.03).abs() < 1e-9);
-        (0..8).for_each(|_| costs.verified(Plan::Score, 4, 0.028, after(0)));
-        assert!((costs.verify(Plan::Score, 4) - 0.028).abs() < 1e-9);
+        (0..8).for_each(|_| costs.verified(SCORE, 4, 0.028, after(0)));
+        assert!((costs.verify(SCORE, 4) - 0.028).abs() < 1e-9);
         // Twice the prior there, so twice the prior elsewhere.
-        assert!((costs.verify(Plan::Score, 8) - 0.036).abs() < 1e-9, "{}", costs.verify(Plan::Score, 8));
+        assert!((costs.verify(SCORE, 8) - 0.036).abs() < 1e-9, "{}", costs.verify(SCORE, 8));
         costs.fade(after(31));
-        assert!((costs.verify(Plan::Score, 4) - 0.014).abs() < 1e-9);
+        assert!((costs.verify(SCORE, 4) - 0.014).abs() < 1e-9);
+    }
+
+    #[test]
+    fn contexts_of_another_size_have_costs_of_their_own_and_begin_with_the_nearest() {
+        let (short, long) = (Way::by(Plan::Score, 40), Way::by(Plan::Score, 1_000));
+        let mut costs = riding_at(0.010);
+        (0..8).for_each(|_| costs.verified(short, 4, 0.012, Tick(0)));
+        assert!((costs.verify(long, 4) - 0.012).abs() < 1e-9, "nothing else is known");
+        assert!(costs.verify_measured(short) && !costs.verify_measured(long));
+        (0..8).for_each(|_| costs.verified(long, 4, 0.036, Tick(0)));
+        assert!((costs.verify(short, 4) - 0.012).abs() < 1e-9);
+        assert!((costs.verify(long, 4) - 0.036).abs() < 1e-9);
+        let (one, three) = (costs.verify(short, 8), costs.verify(long, 8));
+        assert!(
+            (three / one - 3.0).abs() < 0.1,
+            "three times the cost there, so three times elsewhere: {one} {three}"
+        );
+    }
+
+    #[test]
+    fn a_probe_of_two_contexts_is_believed_at_each() {
+        let curve = |context, seconds| Curve { context, points: vec![(0, seconds), (8, seconds * 2.0)] };
+        let mut prior = Prior { token: Some(0.01), ..Prior::default() };
+        prior.verify[Plan::Score.index()] = vec![curve(40, 0.010), curve(1_000, 0.030)];
+        let mut costs = Costs::default();
+        costs.take_prior(&Arc::new(prior));
+        let at = |context| costs.verify(Way::by(Plan::Score, context), 8);
+        assert!(
+            (at(40) - 0.020).abs() < 1e-9
+                && (at(1_000) - 0.060).abs() < 1e-9
+                && (at(9_000) - 0.060).abs() < 1e-9
+        );
+    }
+
+    #[test]
+    fn a_plan_that_leaves_half_undecided_costs_half_a_call_of_its_fallback_more() {
+        let way = Way { fallback: Some(Plan::FanOut), ..SCORE };
+        let mut costs = riding_at(0.010);
+        costs.verified(SCORE, 4, 0.012, Tick(0));
+        costs.verified(Way::by(Plan::FanOut, 40), 4, 0.050, Tick(0));
+        assert!((costs.verify(way, 4) - 0.012).abs() < 1e-9, "no call was seen to decide nothing");
+        (0..100).for_each(|round| costs.decided(Plan::Score, round % 2 == 0));
+        assert!((costs.verify(way, 4) - 0.037).abs() < 0.005, "{}", costs.verify(way, 4));
+        assert!((costs.verify(SCORE, 4) - 0.012).abs() < 1e-9, "without a fallback the round is over");
     }
 
     #[test]

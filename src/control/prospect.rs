@@ -137,24 +137,15 @@ impl Measured {
 
     /// The same figures for a chooser to begin with.
     pub fn prior(&self) -> Prior {
-        let curve = |plan: Plan| {
+        let curves = |plan: Plan| {
             let places = self.places().into_iter().filter(|place| place.0 == plan);
-            let curves: Vec<_> = places
-                .map(|(_, context)| self.points(|timed| timed.plan == plan && near(context, timed.context)))
-                .collect();
-            let all = curves.iter().flatten().map(|point| point.0);
-            let nodes: std::collections::BTreeSet<usize> = all.collect();
-            let mean = |nodes: usize| {
-                let at = curves.iter().filter_map(|curve| curve.iter().find(|point| point.0 == nodes));
-                let (sum, count) = at.fold((0.0, 0.0), |(sum, count), point| (sum + point.1, count + 1.0));
-                (nodes, sum / count)
-            };
-            nodes.into_iter().map(mean).collect()
+            let points = |context| self.points(|timed| timed.plan == plan && near(context, timed.context));
+            places.map(|(_, context)| Curve { context, points: points(context) }).collect()
         };
         let tokens = self.token.len() as f64;
         let token = self.token.iter().map(|&(_, seconds)| seconds).sum::<f64>() / tokens;
         Prior {
-            verify: Plan::ALL.map(curve),
+            verify: Plan::ALL.map(curves),
             token: (tokens > 0.0).then_some(token),
             switch_in: self.t_out,
             switch_out: self.t_in,
@@ -168,11 +159,20 @@ fn near(one: usize, other: usize) -> bool {
     one.abs_diff(other) < 64 && one.max(other) < 2 * one.min(other)
 }
 
+/// Times of verify calls with contexts of about the same length.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Curve {
+    /// Tokens of the context.
+    pub context: usize,
+    /// Draft nodes and seconds, both rising.
+    pub points: Vec<(usize, f64)>,
+}
+
 /// What a chooser believes of an epoch until it has measured it itself. Times in seconds.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Prior {
-    /// Times of verify calls by number of draft nodes, rising; by [`Plan::index`].
-    pub verify: [Vec<(usize, f64)>; Plan::ALL.len()],
+    /// Times of verify calls by [`Plan::index`], one curve for each length of context that was measured.
+    pub verify: [Vec<Curve>; Plan::ALL.len()],
     /// Per ridden token.
     pub token: Option<f64>,
     /// Extra cost of going from ride to leap.

@@ -5,8 +5,7 @@
 
 use std::collections::VecDeque;
 
-use super::costs::Costs;
-use crate::words::Plan;
+use super::costs::{Costs, Way};
 
 /// Rounds remembered.
 const ROUNDS: usize = 24;
@@ -36,11 +35,11 @@ impl Run {
     }
 
     /// Decayed sums over the rounds at today's costs: (tokens, seconds).
-    pub fn sums(&self, plan: Plan, costs: &Costs) -> (f64, f64) {
+    pub fn sums(&self, way: Way, costs: &Costs) -> (f64, f64) {
         let mut weight = 1.0;
         self.rounds.iter().fold((0.0, 0.0), |(tokens, seconds), round| {
             weight *= KEEP;
-            let took = costs.verify(plan, round.nodes) + round.modelled as f64 * costs.draft_token();
+            let took = costs.verify(way, round.nodes) + round.modelled as f64 * costs.draft_token();
             (tokens + weight * round.tokens as f64, seconds + weight * took)
         })
     }

@@ -66,6 +66,9 @@ pub struct Engine {
     pub context: Option<usize>,
     /// The plans that this server can serve, best first; what a request may use is [`Engine::plans`].
     pub plans: Vec<Plan>,
+    /// Plans that it also serves, but whose first call may end it, depending on what is installed there, which no
+    /// answer shows. Used only where the operator names them ([`Engine::enable_named`]).
+    pub risky: Vec<Plan>,
     /// What it puts where a client says nothing; `None` if that is not known.
     pub defaults: Option<Defaults>,
     /// Most output tokens, whatever a client asks for, where the server is configured so.
@@ -112,6 +115,7 @@ impl Engine {
             started: None,
             context: None,
             plans: Vec::new(),
+            risky: Vec::new(),
             defaults: None,
             max_tokens: None,
             noise: Noise::default(),
@@ -130,6 +134,13 @@ impl Engine {
             eos: Vec::new(),
             special: Vec::new(),
         }
+    }
+
+    /// Moves the risky plans that the operator has named to the head of [`Engine::plans`].
+    pub fn enable_named(&mut self, named: &[Plan]) {
+        let (taken, left): (Vec<Plan>, Vec<Plan>) = self.risky.iter().partition(|plan| named.contains(plan));
+        self.risky = left;
+        self.plans.splice(0..0, taken);
     }
 
     /// The request's sampling with this server's defaults, and whether nothing in it is a guess.

@@ -16,6 +16,7 @@
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::body::Body;
 use super::recognise::PROPS;
 use super::shared::{self, bytes, said_fields};
 use super::{
@@ -40,7 +41,10 @@ const FORKED: usize = 64;
 /// What the server takes for "draw a seed".
 const RANDOM_SEED: u64 = u32::MAX as u64;
 /// What is wanted of an answer that repeats everything otherwise.
-const WANTED: [&str; 4] = ["index", "tokens", "stop_type", "timings"];
+const WANTED: [&str; 5] = ["index", "tokens", "stop_type", "timings", OWN_STOPS];
+/// The stop texts that hold for a call that names none: the server's own. Its settings do not tell them, and every
+/// answer does.
+const OWN_STOPS: &str = "generation_settings/stop";
 
 /// How the server of llama.cpp is spoken to.
 pub struct LlamaCpp;
@@ -158,7 +162,7 @@ impl Codec for LlamaCpp {
     }
 
     fn ride(&self, _: &Engine, context: &Context<'_>, sampling: &Sampling, max_tokens: u32) -> Call {
-        native(&[context.whole(&[])], max_tokens, sampling)
+        native(context, &[Vec::new()], max_tokens, sampling)
     }
 
     fn chunk(&self, _: &Engine, kind: RideKind, event: &Value) -> Result<Chunk, Unreadable> {
@@ -176,8 +180,8 @@ impl Codec for LlamaCpp {
         if nodes == 0 && !round.draft.is_empty() {
             return Err(Refusal::NoRoom(round.context.len()));
         }
-        let prompts = shared::prompts(&round.context, round.draft, nodes);
-        Ok(Asked { calls: vec![native(&prompts, 1, round.sampling)], nodes })
+        let paths = shared::paths(round.draft, nodes);
+        Ok(Asked { calls: vec![native(&round.context, &paths, 1, round.sampling)], nodes })
     }
 
     fn verdict(
@@ -189,6 +193,11 @@ impl Codec for LlamaCpp {
     ) -> Result<Verdict, Unreadable> {
         let body = shared::only(bodies)?;
         let mut answers = Answered::all(body)?;
+        // Judged by what the server is set to, never by what was sampled: which answers such a text ends depends on
+        // the samples, and to refuse those alone would change how often they come.
+        if answers.iter().any(Answered::has_own_stops) {
+            return Err(Unreadable("the server has stop texts of its own (--reverse-prompt)"));
+        }
         answers.sort_by_key(|answer| answer.index);
         if answers.len() != asked.nodes + 1 {
             return Err(Unreadable("not one answer for each prompt"));
@@ -197,7 +206,7 @@ impl Codec for LlamaCpp {
             answers.iter().map(|answer| answer.timings.as_ref().map(|timings| timings.prompt_n)).sum();
         let rows =
             answers.iter().enumerate().map(|(place, answer)| answer.row(place)).collect::<Result<_, _>>()?;
-        Ok(Verdict { rows, computed })
+        Ok(Verdict { rows, computed, ..Verdict::default() })
     }
 
     /// One prompt that is computed once and copied into as many slots as the round needs. What is drawn there
@@ -207,11 +216,16 @@ impl Codec for LlamaCpp {
         if slots < 2 || round.context.len() < FORKED {
             return None;
         }
-        let body = json!({
-            "prompt": round.context.whole(&[]), "n_predict": 1, "n_cmpl": slots, "temperature": 0.0,
-            "cache_prompt": true, "stream": false, "response_fields": ["index"],
-        });
-        Some(Call { path: COMPLETION, body: bytes(&body) })
+        let ids = round.context.ids();
+        let body = Body::around(&ids, 1)
+            .ids("prompt", &ids, &[])
+            .put("n_predict", 1)
+            .put("n_cmpl", slots)
+            .put("temperature", 0.0)
+            .put("cache_prompt", true)
+            .put("stream", false)
+            .put("response_fields", ["index"]);
+        Some(Call { path: COMPLETION, body: body.end() })
     }
 
     fn tokenize(&self, _: &Engine, text: &str) -> Option<Question> {
@@ -273,20 +287,23 @@ fn tokenize(text: &str, add_special: bool) -> Call {
     Call { path: TOKENIZE, body: bytes(&body) }
 }
 
-/// Prompts of ids on the server's own route, answered whole, with exactly the fields that the client has set.
-fn native(prompts: &[Vec<TokenId>], most: u32, sampling: &Sampling) -> Call {
-    let prompt = match prompts {
-        [one] => json!(one),
-        several => json!(several),
+/// A prompt of ids for each path that may follow the context, on the server's own route, answered whole, with
+/// exactly the fields that the client has set.
+fn native(context: &Context<'_>, paths: &[Vec<TokenId>], most: u32, sampling: &Sampling) -> Call {
+    let ids = context.ids();
+    let body = Body::around(&ids, paths.len());
+    let body = match paths {
+        [one] => body.ids("prompt", &ids, one),
+        several => body.lists("prompt", &ids, several),
     };
-    let mut body = json!({
-        "prompt": prompt, "n_predict": most, "cache_prompt": true, "return_tokens": true, "stream": false,
-        "response_fields": WANTED,
-    });
-    if let Some(members) = body.as_object_mut() {
-        members.extend(said_fields(sampling));
-    }
-    Call { path: COMPLETION, body: bytes(&body) }
+    let body = body
+        .put("n_predict", most)
+        .put("cache_prompt", true)
+        .put("return_tokens", true)
+        .put("stream", false)
+        .put("response_fields", WANTED)
+        .all(&said_fields(sampling));
+    Call { path: COMPLETION, body: body.end() }
 }
 
 /// One event of OpenAI's routes.
@@ -327,6 +344,8 @@ struct Answered {
     tokens: Vec<TokenId>,
     stop_type: String,
     timings: Option<Timings>,
+    #[serde(default, rename = "generation_settings/stop")]
+    own_stops: Vec<String>,
 }
 
 #[derive(Deserialize)]
@@ -346,12 +365,16 @@ impl Answered {
         }
     }
 
+    fn has_own_stops(&self) -> bool {
+        !self.own_stops.is_empty()
+    }
+
+    /// A stop text that nobody here has sent is the server's own; it ends a text there as it does here.
     fn ends(&self) -> Result<bool, Unreadable> {
         match self.stop_type.as_str() {
-            "eos" => Ok(true),
+            "eos" | "word" => Ok(true),
             "limit" => Ok(false),
-            // A stop text that nobody here has sent: the server's own.
-            _ => Err(Unreadable("ended by a rule of the server's own")),
+            _ => Err(Unreadable("ended by no rule that is known")),
         }
     }
 

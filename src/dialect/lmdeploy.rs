@@ -13,12 +13,14 @@
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::body::{Body, Ids};
 use super::shared::{self, COMPLETION_TOKENS, bytes};
 use super::{
     Answers, Asked, Beside, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise,
     Question, Quirks, Refusal, RideKind, Round, Unreadable,
 };
 use crate::openai::{Additive, Prompt, Request, Route, Sampling};
+use crate::session::Hold;
 use crate::units::TokenId;
 use crate::words::BypassReason;
 use crate::words::{Plan, Row, Verdict};
@@ -38,7 +40,7 @@ const BLOCK: usize = 64;
 /// How LMDeploy is spoken to.
 pub struct Lmdeploy;
 
-const QUIRKS: Quirks = Quirks { usage_counts_end: false, ..Quirks::COMMON };
+const QUIRKS: Quirks = Quirks { stop_hold: Hold::Longest, usage_counts_end: false, ..Quirks::COMMON };
 
 impl Codec for Lmdeploy {
     fn quirks(&self) -> &'static Quirks {
@@ -111,7 +113,7 @@ impl Codec for Lmdeploy {
     }
 
     fn ride(&self, _: &Engine, context: &Context<'_>, sampling: &Sampling, max_tokens: u32) -> Call {
-        generate(&context.whole(&[]), max_tokens, sampling)
+        generate(&context.ids(), &[], max_tokens, sampling)
     }
 
     fn chunk(&self, engine: &Engine, kind: RideKind, event: &Value) -> Result<Chunk, Unreadable> {
@@ -132,8 +134,9 @@ impl Codec for Lmdeploy {
             return Err(Refusal::NoPlan(round.plan.name()));
         }
         let nodes = round.draft.len().min(CALLS_MOST - 1);
-        let prompts = shared::prompts(&round.context, round.draft, nodes);
-        let calls = prompts.iter().map(|prompt| generate(prompt, 1, round.sampling)).collect();
+        let ids = round.context.ids();
+        let paths = shared::paths(round.draft, nodes);
+        let calls = paths.iter().map(|path| generate(&ids, path, 1, round.sampling)).collect();
         Ok(Asked { calls, nodes })
     }
 
@@ -155,7 +158,7 @@ impl Codec for Lmdeploy {
                 _ => Err(Unreadable("not one token per prompt")),
             }
         };
-        Ok(Verdict { rows: bodies.iter().map(row).collect::<Result<_, _>>()?, computed: None })
+        Ok(Verdict { rows: bodies.iter().map(row).collect::<Result<_, _>>()?, ..Verdict::default() })
     }
 
     fn tokenize(&self, _: &Engine, text: &str) -> Option<Question> {
@@ -182,20 +185,19 @@ impl Codec for Lmdeploy {
     }
 }
 
-/// One prompt of ids, with everything said.
-fn generate(prompt: &[TokenId], most: u32, sampling: &Sampling) -> Call {
-    let body = json!({
-        "input_ids": prompt,
-        "max_tokens": most,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k.unwrap_or(0),
-        "min_p": sampling.min_p,
-        "repetition_penalty": sampling.repetition_penalty,
-        "ignore_eos": sampling.ignore_eos,
-        "stream": false,
-    });
-    Call { path: GENERATE, body: bytes(&body) }
+/// One prompt of ids, the context and what follows it, with everything said.
+fn generate(ids: &Ids<'_>, path: &[TokenId], most: u32, sampling: &Sampling) -> Call {
+    let body = Body::around(ids, 1)
+        .ids("input_ids", ids, path)
+        .put("max_tokens", most)
+        .put("temperature", sampling.temperature)
+        .put("top_p", sampling.top_p)
+        .put("top_k", sampling.top_k.unwrap_or(0))
+        .put("min_p", sampling.min_p)
+        .put("repetition_penalty", sampling.repetition_penalty)
+        .put("ignore_eos", sampling.ignore_eos)
+        .put("stream", false);
+    Call { path: GENERATE, body: body.end() }
 }
 
 #[derive(Deserialize)]
@@ -292,8 +294,8 @@ mod tests {
     #[test]
     fn a_fan_out_is_a_call_for_each_node() {
         let (draft, sampling) = (Tree::chain(&[4], Source::Model, Features::default()), Sampling::default());
-        let context = Context { model: "m", prompt: &[1], output: &[3] };
-        let round = Round { context, draft: &draft, sampling: &sampling, plan: Plan::FanOut, dice: 0 };
+        let context = Context::new("m", &[1], &[3]);
+        let round = Round { context, draft: &draft, sampling: &sampling, plan: Plan::FanOut };
         let asked = Lmdeploy.verify(&engine(None), &round).unwrap();
         let bodies: Vec<_> =
             asked.calls.iter().map(|call| String::from_utf8(call.body.clone()).unwrap()).collect();

@@ -5,9 +5,10 @@
 //! same seed give the same tokens on every route; what has to be kept is the position, which a prompt of
 //! token ids does, and the split between prompt and output, which the field `generated` does.
 
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use serde_json::{Map, Value};
 
+use super::body::Body;
 use super::recognise::{MODELS, VERSION};
 use super::shared::{self, COMPLETION_TOKENS, PromptUsage, bytes, full_fields};
 use super::{
@@ -18,7 +19,7 @@ use crate::openai::{Additive, Defaults, Request, Route, Sampling};
 use crate::session::StopOrder;
 use crate::units::TokenId;
 use crate::words::BypassReason;
-use crate::words::{Plan, Row, Verdict};
+use crate::words::{Dist, Plan, Row, Verdict};
 
 const VERIFY: &str = "/v1/verify";
 const TOKENIZER_INFO: &str = "/tokenizer_info";
@@ -88,7 +89,7 @@ impl Codec for Onnx {
     fn ride(&self, _: &Engine, context: &Context<'_>, sampling: &Sampling, max_tokens: u32) -> Call {
         let mut fields = fields(sampling);
         fields.insert("generated".into(), vec![context.output.len()].into());
-        shared::ride(context, max_tokens, fields)
+        shared::ride(context, max_tokens, &fields)
     }
 
     fn chunk(&self, _: &Engine, _: RideKind, event: &Value) -> Result<Chunk, Unreadable> {
@@ -140,16 +141,17 @@ fn fields(sampling: &Sampling) -> Map<String, Value> {
 }
 
 fn tree(round: &Round<'_>) -> Call {
-    let draft = round.draft.nodes();
-    let body = Verification {
-        model: round.context.model,
-        context: round.context.whole(&[]),
-        generated: round.context.output.len(),
-        tokens: draft.iter().map(|node| node.token).collect(),
-        parents: draft.iter().map(|node| node.parent.map_or(-1, |parent| parent as i64)).collect(),
-        sampling: full_fields(round.sampling),
-    };
-    Call { path: VERIFY, body: bytes(&body) }
+    let (draft, ids) = (round.draft.nodes(), round.context.ids());
+    let tokens: Vec<TokenId> = draft.iter().map(|node| node.token).collect();
+    let parents: Vec<i64> = draft.iter().map(|node| node.parent.map_or(-1, |parent| parent as i64)).collect();
+    let body = Body::around(&ids, 1)
+        .put("model", round.context.model)
+        .ids("context", &ids, &[])
+        .put("generated", round.context.output.len())
+        .put("tokens", tokens)
+        .put("parents", parents)
+        .all(&full_fields(round.sampling));
+    Call { path: VERIFY, body: body.end() }
 }
 
 /// Only what counts output must know how much of each prompt is output.
@@ -161,18 +163,7 @@ fn fan_out(round: &Round<'_>) -> Asked {
         let output = std::iter::once(0).chain(depths).map(|depth| before + depth);
         fields.insert("generated".into(), output.collect::<Vec<_>>().into());
     }
-    shared::fan_out(round, usize::MAX, fields)
-}
-
-#[derive(Serialize)]
-struct Verification<'a> {
-    model: &'a str,
-    context: Vec<TokenId>,
-    generated: usize,
-    tokens: Vec<TokenId>,
-    parents: Vec<i64>,
-    #[serde(flatten)]
-    sampling: Map<String, Value>,
+    shared::fan_out(round, usize::MAX, &fields)
 }
 
 #[derive(Deserialize)]
@@ -184,15 +175,27 @@ struct VerifyAnswer {
 #[derive(Deserialize)]
 struct VerifyRow {
     sample: TokenId,
-    logprob: Option<f32>,
+    logprob: Option<f64>,
+    draft_logprob: Option<f64>,
+}
+
+impl VerifyRow {
+    /// Of the distribution only the sample's own probability is asked for.
+    fn row(self) -> Row {
+        let told = |logprob: f64| Dist { top: vec![(self.sample, logprob.exp())], complete: false };
+        let (dist, draft_p) = (self.logprob.map(told), self.draft_logprob.map(f64::exp));
+        Row { dist, draft_p, ..Row::of(self.sample) }
+    }
 }
 
 fn tree_verdict(body: &[u8]) -> Result<Verdict, Unreadable> {
     let answer: VerifyAnswer = serde_json::from_slice(body).map_err(|_| Unreadable("not a verify answer"))?;
     let computed = answer.usage.as_ref().and_then(PromptUsage::computed);
-    let rows =
-        answer.rows.into_iter().map(|row| Row { logprob: row.logprob, ..Row::of(row.sample) }).collect();
-    Ok(Verdict { rows, computed })
+    Ok(Verdict {
+        rows: answer.rows.into_iter().map(VerifyRow::row).collect(),
+        computed,
+        ..Verdict::default()
+    })
 }
 
 #[cfg(test)]
@@ -200,14 +203,14 @@ mod tests {
     use super::*;
     use crate::draft::{Features, Source, Tree};
 
-    const CONTEXT: Context<'_> = Context { model: "m", prompt: &[1, 2], output: &[3] };
+    const CONTEXT: Context<'_> = Context::new("m", &[1, 2], &[3]);
 
     fn engine() -> Engine {
         Engine::new(Dialect::Onnx, "m", "1")
     }
 
     fn asked(draft: &Tree, sampling: &Sampling, plan: Plan) -> (Asked, String) {
-        let round = Round { context: CONTEXT, draft, sampling, plan, dice: 0 };
+        let round = Round { context: CONTEXT, draft, sampling, plan };
         let asked = Onnx.verify(&engine(), &round).unwrap();
         let text = String::from_utf8(asked.calls[0].body.clone()).unwrap();
         (asked, text)
@@ -264,7 +267,7 @@ mod tests {
         let body = br#"{"rows":[{"sample":4,"logprob":-0.1,"top":[],"draft_logprob":null}]}"#.to_vec();
         let sampling = Sampling::default();
         let read = |draft: &Tree| {
-            let round = Round { context: CONTEXT, draft, sampling: &sampling, plan: Plan::Tree, dice: 0 };
+            let round = Round { context: CONTEXT, draft, sampling: &sampling, plan: Plan::Tree };
             let asked = Onnx.verify(&engine(), &round).unwrap();
             Onnx.verdict(&engine(), &round, &asked, std::slice::from_ref(&body))
         };

@@ -32,6 +32,10 @@ const RIDE: u32 = 64;
 /// Tokens of a ride that comes whole, for engines that do not stream by ids.
 const WHOLE: u32 = 8;
 const OUT_OF_TIME: &str = "stopped when its time was up";
+/// The possible causes where the first call with log-probabilities of all got no good answer.
+const FIRST_LOGPROBS: &str = "its first call with logprobs got no good answer: either it compiles for that call, which takes some \
+     seconds once, or no C++ compiler works there and the call has ended it (\"InvalidCxxCompiler\" or \"C++ compile \
+     error\" in its log)";
 /// Refusals after which a plan is given up.
 const REFUSALS: u32 = 2;
 
@@ -244,7 +248,7 @@ impl Prober {
             _ => (Vec::new(), greedy(), RIDE, LEAVE),
         };
         let sampling = Sampling { ignore_eos: true, ..sampling };
-        let at = Context { model: &self.engine.model, prompt: &context, output: &output };
+        let at = Context::new(&self.engine.model, &context, &output);
         let call = self.engine.ride(&at, &sampling, tokens);
         let asked = Asked { calls: Vec::new(), nodes: 0 };
         self.pending = Some(Pending { task, context, draft: Tree::default(), asked });
@@ -269,6 +273,10 @@ impl Prober {
     /// Learns from the answer to the last step.
     pub fn take(&mut self, heard: Heard) {
         let Some(pending) = self.pending.take() else { return };
+        let failed = matches!(heard, Heard::Late | Heard::Silence | Heard::Refused(500..=599));
+        if failed && matches!(pending.task, Task::Same { again: false }) {
+            self.learning.note(FIRST_LOGPROBS);
+        }
         match heard {
             Heard::Round { bodies, seconds } => self.rounded(&pending, &bodies, seconds),
             Heard::Ride(events) => self.ridden(&pending, &events),
@@ -356,8 +364,8 @@ fn round<'a>(
     sampling: &'a Sampling,
     plan: Plan,
 ) -> Round<'a> {
-    let context = Context { model: &engine.model, prompt: context, output: &[] };
-    Round { context, draft, sampling, plan, dice: 1 }
+    let context = Context::new(&engine.model, context, &[]);
+    Round { context, draft, sampling, plan }
 }
 
 /// Greedy, with every field said, whatever the server's defaults are.

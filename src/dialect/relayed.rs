@@ -63,7 +63,7 @@ impl Codec for Relayed {
     }
 
     fn ride(&self, _: &Engine, context: &Context<'_>, sampling: &Sampling, max_tokens: u32) -> Call {
-        shared::ride(context, max_tokens, shared::said_fields(sampling))
+        shared::ride(context, max_tokens, &shared::said_fields(sampling))
     }
 
     fn chunk(&self, _: &Engine, _: RideKind, _: &Value) -> Result<Chunk, Unreadable> {

@@ -1,10 +1,11 @@
-//! Deciding a position from its log-probabilities, where the engine tells those and draws no sample.
+//! Rebuilding the distribution of a position from log-probabilities, where the engine tells those and draws no
+//! sample.
 //!
-//! A position is decided only if the processed distribution can be rebuilt from what is told, and that is
-//! judged from the probabilities alone, before a random number is drawn: what is left undecided is taken by
-//! another plan, whose sample is then the only one ever drawn there.
+//! It is rebuilt only if that can be done exactly, and whether it can is judged from the probabilities alone. The
+//! session draws from it; what is left undecided is taken by another plan, whose sample is then the only one ever
+//! drawn there.
 
-use super::{Engine, Round};
+use super::Engine;
 use crate::openai::Sampling;
 use crate::units::TokenId;
 use crate::words::Row;
@@ -29,58 +30,41 @@ pub fn width(sampling: &Sampling, most: usize) -> Option<usize> {
     (width <= most).then_some(width)
 }
 
-/// The token that the target takes at this place. `top` holds the most probable tokens with their raw
-/// log-probabilities, at least [`width`] of them unless the vocabulary is smaller, in any order; `draw` is
-/// uniform in (0, 1) and used by this place alone.
-pub fn decide(top: &[(TokenId, f64)], sampling: &Sampling, draw: f64) -> Option<TokenId> {
+/// What the target says at a place, if that can be rebuilt: the token that it takes, or the distribution that it
+/// draws from. `top` holds the most probable tokens with their raw log-probabilities, at least [`width`] of them
+/// unless the vocabulary is smaller, in any order. A token of `special` must not be decided here, because only the
+/// engine knows whether it ends the text: above T = 0 a place at which such a token may be drawn is left undecided
+/// whatever would be drawn.
+pub fn row(top: &[(TokenId, f64)], sampling: &Sampling, special: &[TokenId]) -> Option<Row> {
     let mut top = top.to_vec();
     top.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
     top.dedup_by_key(|entry| entry.0);
+    let is_special = |token: &TokenId| special.contains(token);
     if sampling.plainly_greedy() {
         let [first, second, ..] = top.as_slice() else { return None };
-        return (first.1 - second.1 > TIE).then_some(first.0);
+        let clear = first.1 - second.1 > TIE && !is_special(&first.0);
+        return clear.then(|| Row::of(first.0));
+    }
+    if top.iter().any(|entry| is_special(&entry.0)) {
+        return None;
     }
     let kept = nucleus(&weights(&top, sampling)?, sampling.top_p)?;
     let total: f64 = kept.iter().map(|entry| entry.1).sum();
-    let mut left = draw * total;
-    for &(token, weight) in &kept {
-        left -= weight;
-        if left <= 0.0 {
-            return Some(token);
-        }
-    }
-    kept.last().map(|entry| entry.0)
+    Some(Row::undrawn(kept.into_iter().map(|(token, weight)| (token, weight / total)).collect()))
 }
 
-/// As [`decide`], where a token of `special` must not be decided here, because only the engine knows whether it
-/// ends the text. Above T = 0 a place at which such a token may be drawn is left undecided whatever is drawn:
-/// discarding a sample because of what it is would change how often it comes.
-pub fn decide_text(
-    top: &[(TokenId, f64)],
-    sampling: &Sampling,
-    draw: f64,
-    special: &[TokenId],
-) -> Option<TokenId> {
-    let is_special = |token: &TokenId| special.contains(token);
-    if !sampling.plainly_greedy() && top.iter().any(|entry| is_special(&entry.0)) {
-        return None;
-    }
-    decide(top, sampling, draw).filter(|token| !is_special(token))
-}
-
-/// The rows of a scored chain: what its places are decided to be, up to the first that is left open; behind the
-/// last of them `bonus`, which the engine has sampled. `told` has each place's tokens with their log-probabilities.
+/// The rows of a scored chain up to the first place that is left open; behind the last of them `bonus`, which the
+/// engine has sampled. `told` has each place's tokens with their log-probabilities.
 pub fn rows(
     engine: &Engine,
-    round: &Round<'_>,
+    sampling: &Sampling,
     told: impl Iterator<Item = Vec<(TokenId, f64)>>,
     bonus: Row,
 ) -> Vec<Row> {
     let mut rows = Vec::new();
-    for (index, top) in told.enumerate() {
-        let draw = draw(round.dice, round.context.len() + index);
-        let Some(sample) = decide_text(&top, round.sampling, draw, &engine.special) else { return rows };
-        rows.push(Row::of(sample));
+    for top in told {
+        let Some(row) = row(&top, sampling, &engine.special) else { return rows };
+        rows.push(row);
     }
     rows.push(bonus);
     rows
@@ -132,17 +116,6 @@ fn is_one(value: f64) -> bool {
     value == 1.0
 }
 
-/// The draw of one place: uniform in (0, 1), a function of the session's dice and the absolute position.
-pub fn draw(dice: u64, position: usize) -> f64 {
-    // SplitMix64 (Steele, Lea, Flood 2014) of the pair.
-    let mut z = dice ^ (position as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(17);
-    for (shift, factor) in [(30, 0xBF58_476D_1CE4_E5B9_u64), (27, 0x94D0_49BB_1331_11EB)] {
-        z = (z ^ (z >> shift)).wrapping_mul(factor);
-    }
-    z ^= z >> 31;
-    ((z >> 12) as f64 + 0.5) * 2.0_f64.powi(-52)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -151,12 +124,16 @@ mod tests {
         Sampling { temperature, top_k: Some(top_k), top_p, ..Sampling::default() }
     }
 
+    fn plain(top: &[(TokenId, f64)], sampling: &Sampling) -> Option<Row> {
+        row(top, sampling, &[])
+    }
+
     #[test]
     fn the_most_probable_is_taken_unless_it_is_a_tie() {
         let greedy = Sampling { temperature: 0.0, ..Sampling::default() };
-        assert_eq!(decide(&[(4, -2.0), (7, -0.5)], &greedy, 0.5), Some(7));
-        assert_eq!(decide(&[(4, -0.5), (7, -0.5)], &greedy, 0.5), None);
-        assert_eq!(decide(&[(4, -0.5)], &greedy, 0.5), None, "alone it proves nothing");
+        assert_eq!(plain(&[(4, -2.0), (7, -0.5)], &greedy), Some(Row::of(7)));
+        assert_eq!(plain(&[(4, -0.5), (7, -0.5)], &greedy), None);
+        assert_eq!(plain(&[(4, -0.5)], &greedy), None, "alone it proves nothing");
         assert_eq!(width(&greedy, 20), Some(2));
     }
 
@@ -166,50 +143,36 @@ mod tests {
         assert_eq!(width(&open, 20), None);
         assert_eq!(width(&sampling(0.8, 20, 1.0), 20), None);
         assert_eq!(width(&sampling(0.8, 3, 1.0), 20), Some(4));
-        assert_eq!(decide(&[(1, -1.0), (2, -2.0)], &sampling(0.8, 3, 1.0), 0.5), None);
+        assert_eq!(plain(&[(1, -1.0), (2, -2.0)], &sampling(0.8, 3, 1.0)), None);
         let tie = [(1, -1.0), (2, -2.0), (3, -2.0)];
-        assert_eq!(decide(&tie, &sampling(0.8, 2, 1.0), 0.5), None, "a tie at the edge of top-k");
+        assert_eq!(plain(&tie, &sampling(0.8, 2, 1.0)), None, "a tie at the edge of top-k");
     }
 
     #[test]
-    fn what_may_be_special_is_left_out_whatever_is_drawn() {
+    fn what_may_be_special_is_left_out_whatever_would_be_drawn() {
         let top = [(1, -0.2), (0, -2.0), (3, -6.0)];
         let sampling = sampling(1.0, 2, 1.0);
-        for draw in [0.1, 0.5, 0.99] {
-            assert_eq!(decide_text(&top, &sampling, draw, &[0]), None);
-            assert!(decide_text(&top, &sampling, draw, &[7]).is_some());
-        }
+        assert_eq!(row(&top, &sampling, &[0]), None);
+        assert!(row(&top, &sampling, &[7]).is_some());
         let greedy = Sampling { temperature: 0.0, ..Sampling::default() };
-        assert_eq!(
-            decide_text(&top, &greedy, 0.5, &[0]),
-            Some(1),
-            "one that is not taken is in nobody's way"
-        );
-        assert_eq!(decide_text(&top, &greedy, 0.5, &[1]), None);
+        let taken = row(&top, &greedy, &[0]);
+        assert_eq!(taken, Some(Row::of(1)), "one that is not taken is in nobody's way");
+        assert_eq!(row(&top, &greedy, &[1]), None);
     }
 
     #[test]
-    fn draws_follow_the_processed_distribution() {
+    fn the_distribution_is_the_processed_one() {
         let top: Vec<(TokenId, f64)> = [0.4_f64, 0.3, 0.15, 0.1, 0.05]
             .iter()
             .enumerate()
             .map(|(token, p)| (token as TokenId, p.ln()))
             .collect();
         // Top-k 4 at T = 0.5 squares: .16 .09 .0225 .01 of .2825; top-p 0.85 keeps the first two.
-        let sampling = sampling(0.5, 4, 0.85);
-        let n = 200_000;
-        let first = (0..n).filter(|&i| decide(&top, &sampling, draw(9, i)) == Some(0)).count();
-        let share = first as f64 / n as f64;
-        assert!((share - 0.64).abs() < 0.005, "{share}");
-        assert!((0..1000).all(|i| decide(&top, &sampling, draw(7, i)).is_some_and(|token| token < 2)));
-    }
-
-    #[test]
-    fn draws_of_places_are_uniform_and_independent_of_neighbours() {
-        let n = 100_000;
-        let draws: Vec<f64> = (0..n).map(|i| draw(3, i)).collect();
-        let mean = draws.iter().sum::<f64>() / n as f64;
-        let pairs = draws.windows(2).map(|pair| (pair[0] - 0.5) * (pair[1] - 0.5)).sum::<f64>() / n as f64;
-        assert!((mean - 0.5).abs() < 0.005 && pairs.abs() < 0.002, "{mean} {pairs}");
+        let Some(Row { sample: None, dist: Some(dist), .. }) = plain(&top, &sampling(0.5, 4, 0.85)) else {
+            panic!("a distribution")
+        };
+        let tokens: Vec<TokenId> = dist.top.iter().map(|entry| entry.0).collect();
+        assert_eq!((tokens, dist.complete), (vec![0, 1], true));
+        assert!((dist.top[0].1 - 0.64).abs() < 1e-12 && (dist.top[1].1 - 0.36).abs() < 1e-12);
     }
 }

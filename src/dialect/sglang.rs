@@ -14,6 +14,7 @@
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::body::Body;
 use super::recognise::{MODELS, SERVER_INFO};
 use super::shared::{self, COMPLETION_TOKENS, bytes};
 use super::{
@@ -123,7 +124,7 @@ impl Codec for Sglang {
     }
 
     fn ride(&self, _: &Engine, context: &Context<'_>, sampling: &Sampling, max_tokens: u32) -> Call {
-        shared::ride(context, max_tokens, shared::said_fields_with_ids(sampling))
+        shared::ride(context, max_tokens, &shared::said_fields_with_ids(sampling))
     }
 
     fn chunk(&self, _: &Engine, kind: RideKind, event: &Value) -> Result<Chunk, Unreadable> {
@@ -134,7 +135,7 @@ impl Codec for Sglang {
     fn verify(&self, engine: &Engine, round: &Round<'_>) -> Result<Asked, Refusal> {
         match round.plan {
             Plan::FanOut => {
-                Ok(shared::fan_out(round, PROMPTS_MOST, shared::said_fields_with_ids(round.sampling)))
+                Ok(shared::fan_out(round, PROMPTS_MOST, &shared::said_fields_with_ids(round.sampling)))
             }
             Plan::Score => {
                 let width = score::width(round.sampling, LOGPROBS_MOST);
@@ -248,28 +249,30 @@ fn scores(engine: &Engine, sampling: &Sampling) -> bool {
 fn score_call(round: &Round<'_>, nodes: usize, width: usize) -> Call {
     let path = nodes.checked_sub(1).map_or_else(Vec::new, |last| round.draft.path(last));
     let sampling = round.sampling;
-    let mut body = json!({
-        "input_ids": round.context.whole(&path),
-        "sampling_params": {
-            "max_new_tokens": 1,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k.map_or(json!(-1), Value::from),
-            "min_p": sampling.min_p,
-            "frequency_penalty": 0.0,
-            "presence_penalty": 0.0,
-            "repetition_penalty": 1.0,
-            "ignore_eos": sampling.ignore_eos,
-        },
-        "stream": false,
+    let params = json!({
+        "max_new_tokens": 1,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k.map_or(json!(-1), Value::from),
+        "min_p": sampling.min_p,
+        "frequency_penalty": 0.0,
+        "presence_penalty": 0.0,
+        "repetition_penalty": 1.0,
+        "ignore_eos": sampling.ignore_eos,
     });
-    if let (true, Some(members)) = (nodes > 0, body.as_object_mut()) {
-        members.insert("return_logprob".into(), true.into());
-        members.insert("logprob_start_len".into(), round.context.len().saturating_sub(1).into());
-        members.insert("top_logprobs_num".into(), width.into());
-        members.insert("return_text_in_logprobs".into(), false.into());
+    let ids = round.context.ids();
+    let mut body = Body::around(&ids, 1)
+        .ids("input_ids", &ids, &path)
+        .put("sampling_params", params)
+        .put("stream", false);
+    if nodes > 0 {
+        body = body
+            .put("return_logprob", true)
+            .put("logprob_start_len", round.context.len().saturating_sub(1))
+            .put("top_logprobs_num", width)
+            .put("return_text_in_logprobs", false);
     }
-    Call { path: GENERATE, body: bytes(&body) }
+    Call { path: GENERATE, body: body.end() }
 }
 
 #[derive(Deserialize)]
@@ -310,13 +313,13 @@ fn score_verdict(
     // The first entry belongs to the last token of the context and tells nothing.
     let listed = meta.input_top_logprobs.get(1..).unwrap_or_default();
     if listed.len() != nodes {
-        return Ok(Verdict { rows: Vec::new(), computed });
+        return Ok(Verdict { rows: Vec::new(), computed, ..Verdict::default() });
     }
     let ends = meta.finish_reason.as_ref().is_some_and(|reason| reason.kind == "stop");
     let bonus = Row { ends, ..Row::of(*bonus) };
     let told =
         listed.iter().map(|row| row.iter().flatten().filter_map(|entry| Some((entry.1, entry.0?))).collect());
-    Ok(Verdict { rows: score::rows(engine, round, told, bonus), computed })
+    Ok(Verdict { rows: score::rows(engine, round.sampling, told, bonus), computed, ..Verdict::default() })
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
+use super::body::Body;
 use super::{Asked, Call, Chunk, Context, Engine, Load, RideKind, Round, Unreadable};
 use crate::draft::Tree;
 use crate::openai::{Request, Route, Sampling, SamplingField as F};
@@ -36,36 +37,40 @@ pub fn bytes(body: &impl Serialize) -> Vec<u8> {
     serde_json::to_vec(body).unwrap_or_default()
 }
 
-/// A completion of token ids: one sequence per prompt.
-#[derive(Serialize)]
+/// A completion of token ids: one sequence for each path that may follow the context.
 struct Completion<'a> {
-    model: &'a str,
-    prompt: Vec<Vec<TokenId>>,
+    context: &'a Context<'a>,
+    paths: &'a [Vec<TokenId>],
     max_tokens: u32,
     stream: bool,
-    #[serde(flatten)]
-    fields: Map<String, Value>,
+    fields: &'a Map<String, Value>,
 }
 
 impl Completion<'_> {
     fn call(&self) -> Call {
-        Call { path: COMPLETIONS, body: bytes(self) }
+        let ids = self.context.ids();
+        let body = Body::around(&ids, self.paths.len())
+            .put("model", self.context.model)
+            .lists("prompt", &ids, self.paths)
+            .put("max_tokens", self.max_tokens)
+            .put("stream", self.stream)
+            .all(self.fields);
+        Call { path: COMPLETIONS, body: body.end() }
     }
 }
 
 /// A ride from the whole context; `fields` is everything but prompt and length.
-pub fn ride(context: &Context<'_>, max_tokens: u32, fields: Map<String, Value>) -> Call {
-    let prompt = vec![context.whole(&[])];
-    Completion { model: context.model, prompt, max_tokens, stream: true, fields }.call()
+pub fn ride(context: &Context<'_>, max_tokens: u32, fields: &Map<String, Value>) -> Call {
+    Completion { context, paths: &[Vec::new()], max_tokens, stream: true, fields }.call()
 }
 
 /// A round in one call: a token after the context and one after each node, of as many nodes as go into `most`
 /// prompts.
-pub fn fan_out(round: &Round<'_>, most: usize, fields: Map<String, Value>) -> Asked {
+pub fn fan_out(round: &Round<'_>, most: usize, fields: &Map<String, Value>) -> Asked {
     let nodes = round.draft.len().min(most.saturating_sub(1));
-    let prompt = prompts(&round.context, round.draft, nodes);
-    let call = Completion { model: round.context.model, prompt, max_tokens: 1, stream: false, fields }.call();
-    Asked { calls: vec![call], nodes }
+    let paths = paths(round.draft, nodes);
+    let call = Completion { context: &round.context, paths: &paths, max_tokens: 1, stream: false, fields };
+    Asked { calls: vec![call.call()], nodes }
 }
 
 /// The answer to a round of one call.
@@ -79,10 +84,10 @@ pub fn only(bodies: &[Vec<u8>]) -> Result<&[u8], Unreadable> {
     }
 }
 
-/// The context, and the context with each node's path: what a fan-out asks for.
-pub fn prompts(context: &Context<'_>, draft: &Tree, nodes: usize) -> Vec<Vec<TokenId>> {
+/// What follows the context in the prompts of a fan-out: nothing, and each node's path.
+pub fn paths(draft: &Tree, nodes: usize) -> Vec<Vec<TokenId>> {
     let nodes = (0..nodes.min(draft.len())).map(|node| draft.path(node));
-    std::iter::once(Vec::new()).chain(nodes).map(|path| context.whole(&path)).collect()
+    std::iter::once(Vec::new()).chain(nodes).collect()
 }
 
 /// How many nodes can be decided from log-probabilities: the chain at the draft's head, up to a token that is
@@ -291,7 +296,7 @@ pub fn fan_out_verdict(prompts: usize, body: &[u8]) -> Result<Verdict, Unreadabl
             _ => Err(Unreadable("not one token per prompt")),
         })
         .collect::<Result<_, _>>()?;
-    Ok(Verdict { rows, computed })
+    Ok(Verdict { rows, computed, ..Verdict::default() })
 }
 
 /// The first numbers of a version.

@@ -6,7 +6,7 @@
 //! draft_tokens_external`; which one it is cannot be asked, so the plan has to be allowed (`plans.allow: [native]`),
 //! and an engine of another kind refuses the call, which ends in a ride.
 //! * The frontend returns text, so the ids of the first ride are named by the target
-//!   ([`super::Codec::names`]). The ids of the prompt come from the very model that makes them for the frontend
+//!   ([`super::Quirks::ride_ids`]). The ids of the prompt come from the very model that makes them for the frontend
 //!   (`preprocessing`). A chat is rendered inside the frontend, and nobody says how: no plan.
 //! * Above temperature 0 the engine draws with a fixed default seed that restarts with every call: such a
 //!   server counts as seeded.
@@ -20,6 +20,7 @@
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::body::Body;
 use super::recognise::{KSERVE, MODELS};
 use super::shared::{self, bytes};
 use super::{
@@ -118,19 +119,17 @@ impl Codec for Triton {
     }
 
     fn ride(&self, engine: &Engine, context: &Context<'_>, _: &Sampling, max_tokens: u32) -> Call {
-        let ids = context.whole(&[]);
-        let mut body = json!({
-            "input_lengths": ids.len(),
-            "input_ids": ids,
-            "request_output_len": max_tokens,
-            "runtime_top_k": 1,
-            "streaming": true,
-        });
-        if let (Some(body), Some(&end)) = (body.as_object_mut(), engine.eos.first()) {
-            body.insert("end_id".into(), end.into());
-            body.insert("pad_id".into(), end.into());
+        let ids = context.ids();
+        let mut body = Body::around(&ids, 1)
+            .put("input_lengths", context.len())
+            .ids("input_ids", &ids, &[])
+            .put("request_output_len", max_tokens)
+            .put("runtime_top_k", 1)
+            .put("streaming", true);
+        if let Some(end) = engine.eos.first() {
+            body = body.put("end_id", end).put("pad_id", end);
         }
-        Call { path: STREAM, body: bytes(&body) }
+        Call { path: STREAM, body: body.end() }
     }
 
     fn chunk(&self, engine: &Engine, kind: RideKind, event: &Value) -> Result<Chunk, Unreadable> {
@@ -177,15 +176,16 @@ impl Codec for Triton {
         if let Some([length]) = output(body, "sequence_length").as_deref() {
             tokens.truncate(*length as usize);
         }
-        let context = round.context.whole(&[]);
         if tokens.len() > asked.nodes + 1 {
-            tokens = tokens.strip_prefix(&context[..]).ok_or(Unreadable("another context"))?.to_vec();
+            let output = tokens.strip_prefix(round.context.prompt);
+            let own = output.and_then(|output| output.strip_prefix(round.context.output));
+            tokens = own.ok_or(Unreadable("another context"))?.to_vec();
         }
         if tokens.len() > asked.nodes + 1 {
             return Err(Unreadable("more tokens than were asked for"));
         }
         let row = |token: TokenId| Row { ends: engine.eos.contains(&token), ..Row::of(token) };
-        Ok(Verdict { rows: tokens.into_iter().map(row).collect(), computed: None })
+        Ok(Verdict { rows: tokens.into_iter().map(row).collect(), ..Verdict::default() })
     }
 
     /// Its metrics are on another port.
@@ -199,13 +199,19 @@ impl Codec for Triton {
 }
 
 /// A tensor of one row.
-fn tensor(name: &str, datatype: &str, data: &[impl serde::Serialize]) -> Value {
-    json!({ "name": name, "shape": [1, data.len()], "datatype": datatype, "data": data })
+fn tensor(name: &str, datatype: &str, data: &[impl serde::Serialize]) -> Body {
+    frame(name, datatype, data.len()).put("data", data)
+}
+
+/// A tensor of one row of so many entries, which are yet to be put.
+fn frame(name: &str, datatype: &str, length: usize) -> Body {
+    Body::with_room(128).put("name", name).put("shape", [1, length]).put("datatype", datatype)
 }
 
 fn preprocessing(text: &str) -> Value {
+    let tensor = |name: &str, datatype: &str, data: Value| json!({ "name": name, "shape": [1, 1], "datatype": datatype, "data": [data] });
     json!({
-        "inputs": [tensor("QUERY", "BYTES", &[text]), tensor("REQUEST_OUTPUT_LEN", "INT32", &[1])],
+        "inputs": [tensor("QUERY", "BYTES", text.into()), tensor("REQUEST_OUTPUT_LEN", "INT32", 1.into())],
         "outputs": [{ "name": "INPUT_ID" }, { "name": "OUT_END_ID" }],
     })
 }
@@ -213,21 +219,19 @@ fn preprocessing(text: &str) -> Value {
 /// Verifies the first nodes of the draft. Without `end_id` the end of the text is a token like any other, and
 /// the session's to see.
 fn infer(round: &Round<'_>, nodes: usize) -> Call {
-    let ids = round.context.whole(&[]);
+    let (ids, length) = (round.context.ids(), round.context.len());
     let mut inputs = vec![
-        tensor("input_ids", "INT32", &ids),
-        tensor("input_lengths", "INT32", &[ids.len()]),
+        frame("input_ids", "INT32", length).ids("data", &ids, &[]),
+        tensor("input_lengths", "INT32", &[length]),
         tensor("request_output_len", "INT32", &[nodes + 1]),
         tensor("runtime_top_k", "INT32", &[1]),
     ];
     if let Some(last) = nodes.checked_sub(1) {
         inputs.push(tensor("draft_input_ids", "INT32", &round.draft.path(last)));
     }
-    let body = json!({
-        "inputs": inputs,
-        "outputs": [{ "name": "output_ids" }, { "name": "sequence_length" }],
-    });
-    Call { path: INFER, body: bytes(&body) }
+    let outputs = ["output_ids", "sequence_length"].map(|name| Body::with_room(32).put("name", name));
+    let body = Body::around(&ids, 1).objects("inputs", inputs).objects("outputs", outputs);
+    Call { path: INFER, body: body.end() }
 }
 
 fn takes_drafts(answers: &Answers) -> bool {
@@ -280,8 +284,8 @@ mod tests {
 
     fn with_round<T>(prompt: &[TokenId], draft: &Tree, look: impl Fn(&Round<'_>, &Asked) -> T) -> T {
         let sampling = Sampling { temperature: 0.0, ..Sampling::default() };
-        let context = Context { model: "ensemble", prompt, output: &[3] };
-        let round = Round { context, draft, sampling: &sampling, plan: Plan::Native, dice: 0 };
+        let context = Context::new("ensemble", prompt, &[3]);
+        let round = Round { context, draft, sampling: &sampling, plan: Plan::Native };
         look(&round, &Triton.verify(&engine(), &round).unwrap())
     }
 
@@ -340,7 +344,9 @@ mod tests {
         let rows = |ids: &[TokenId], length: usize| {
             with_round(&[1, 2], &chain(&[4, 5]), |round, asked| {
                 let verdict = Triton.verdict(&engine(), round, asked, &[answered(ids, length)])?;
-                Ok::<_, Unreadable>(verdict.rows.iter().map(|row| (row.sample, row.ends)).collect::<Vec<_>>())
+                Ok::<_, Unreadable>(
+                    verdict.rows.iter().map(|row| (row.sample.unwrap(), row.ends)).collect::<Vec<_>>(),
+                )
             })
         };
         assert_eq!(rows(&[4, 5, 6], 3).unwrap(), [(4, false), (5, false), (6, false)]);
@@ -363,7 +369,7 @@ mod tests {
 
     #[test]
     fn a_later_ride_streams_ids_and_ends_in_silence() {
-        let context = Context { model: "ensemble", prompt: &[1], output: &[3] };
+        let context = Context::new("ensemble", &[1], &[3]);
         let call = Triton.ride(&engine(), &context, &Sampling::default(), 7);
         assert_eq!(call.path, "/v2/models/tensorrt_llm/generate_stream");
         assert_eq!(

@@ -3,7 +3,7 @@
 //! **What is offered**: `FanOut` for completions at temperature 0, which the client has said itself.
 //! * The schema forbids unknown fields, so every call is built from fields that it has.
 //! * A later call returns ids (`detokenize: false`) or text, never both, and the first ride is the client's own
-//!   request, so it brings text. Its ids are named by the target ([`super::Codec::names`]). Chat has neither ids
+//!   request, so it brings text. Its ids are named by the target ([`super::Quirks::ride_ids`]). Chat has neither ids
 //!   nor a way to learn those of its prompt: no plan.
 //! * Above temperature 0 the C++ sampler draws with a fixed default seed that restarts with every call, and the
 //!   server does not tell which sampler it runs: such a server counts as seeded (bypass `seed`).
@@ -26,6 +26,7 @@ use super::{
     Question, Quirks, Refusal, RideKind, Round, Unreadable,
 };
 use crate::openai::{Additive, Prompt, Request, Route, Sampling, SamplingField};
+use crate::session::Hold;
 use crate::units::TokenId;
 use crate::words::BypassReason;
 use crate::words::{Plan, Row, Verdict};
@@ -38,8 +39,13 @@ const BLOCK: usize = 32;
 /// How `trtllm-serve` is spoken to.
 pub struct TrtLlm;
 
-const QUIRKS: Quirks =
-    Quirks { ride_ids: false, refuses_prediction: true, prompt_ids_need_count: true, ..Quirks::COMMON };
+const QUIRKS: Quirks = Quirks {
+    stop_hold: Hold::Longest,
+    ride_ids: false,
+    refuses_prediction: true,
+    prompt_ids_need_count: true,
+    ..Quirks::COMMON
+};
 
 impl Codec for TrtLlm {
     fn quirks(&self) -> &'static Quirks {
@@ -105,7 +111,7 @@ impl Codec for TrtLlm {
     }
 
     fn ride(&self, _: &Engine, context: &Context<'_>, sampling: &Sampling, max_tokens: u32) -> Call {
-        shared::ride(context, max_tokens, fields(sampling))
+        shared::ride(context, max_tokens, &fields(sampling))
     }
 
     fn chunk(&self, engine: &Engine, kind: RideKind, event: &Value) -> Result<Chunk, Unreadable> {
@@ -122,7 +128,7 @@ impl Codec for TrtLlm {
         if round.plan != Plan::FanOut {
             return Err(Refusal::NoPlan(round.plan.name()));
         }
-        Ok(shared::fan_out(round, usize::MAX, fields(round.sampling)))
+        Ok(shared::fan_out(round, usize::MAX, &fields(round.sampling)))
     }
 
     fn verdict(
@@ -193,7 +199,11 @@ fn read_fan_out(prompts: usize, body: &[u8]) -> Result<Verdict, Unreadable> {
             _ => return Err(Unreadable("not one token per prompt")),
         }
     }
-    Ok(Verdict { rows, computed: answer.usage.as_ref().and_then(PromptUsage::computed) })
+    Ok(Verdict {
+        rows,
+        computed: answer.usage.as_ref().and_then(PromptUsage::computed),
+        ..Verdict::default()
+    })
 }
 
 #[cfg(test)]
@@ -287,8 +297,8 @@ mod tests {
         let draft = Tree::chain(&[4, 5], Source::Model, Features::default());
         let said = Said::default().with(SamplingField::Temperature).with(SamplingField::PresencePenalty);
         let sampling = Sampling { presence_penalty: 0.5, said, ..greedy() };
-        let context = Context { model: "m", prompt: &[1, 2], output: &[3] };
-        let round = Round { context, draft: &draft, sampling: &sampling, plan: Plan::FanOut, dice: 0 };
+        let context = Context::new("m", &[1, 2], &[3]);
+        let round = Round { context, draft: &draft, sampling: &sampling, plan: Plan::FanOut };
         let asked = TrtLlm.verify(&engine(), &round).unwrap();
         assert_eq!(asked.calls[0].path, "/v1/completions");
         assert_eq!(
@@ -303,7 +313,7 @@ mod tests {
     fn a_later_ride_asks_for_ids() {
         let said = Said::default().with(SamplingField::Temperature).with(SamplingField::TopK);
         let sampling = Sampling { said, ..greedy() };
-        let context = Context { model: "m", prompt: &[1], output: &[3] };
+        let context = Context::new("m", &[1], &[3]);
         assert_eq!(
             text(&TrtLlm.ride(&engine(), &context, &sampling, 7)),
             r#"{"model":"m","prompt":[[1,3]],"max_tokens":7,"stream":true,"temperature":0.0,"top_k":0,"detokenize":false}"#
@@ -390,9 +400,9 @@ mod tests {
             let request = request(&json!({"model": "m", "prompt": [5], "temperature": temperature, "top_k": top_k,
                 "presence_penalty": presence, "logit_bias": bias, "seed": seed, "ignore_eos": ignore_eos}));
             let draft = Tree::chain(&draft, Source::Model, Features::default());
-            let context = Context { model: "m", prompt: &[5], output: &[] };
+            let context = Context::new("m", &[5], &[]);
             let round =
-                Round { context, draft: &draft, sampling: &request.sampling, plan: Plan::FanOut, dice: 0 };
+                Round { context, draft: &draft, sampling: &request.sampling, plan: Plan::FanOut };
             let mut calls = TrtLlm.verify(&engine(), &round).unwrap().calls;
             calls.push(TrtLlm.ride(&engine(), &context, &request.sampling, 3));
             calls.push(TrtLlm.first_ride(&engine(), &request, 3));

@@ -9,10 +9,19 @@
 //! V1 runner are uninitialised memory, whose ids reach the tokenizer in the output loop that all requests
 //! share. `score_call` is the only place that asks for prompt log-probabilities, and a property test holds
 //! it to `detokenize: false`.
+//!
+//! **The first call that may end the engine**: any with log-probabilities, where no C++ compiler works. The V1 runner
+//! ranks tokens by a function that it compiles at that call. A server without `--enforce-eager` has compiled its model
+//! before it answers, so it has a compiler; a CPU build with that flag may have none, and no answer of it shows that.
+//! So `Score` is risky ([`Engine::risky`]) on whatever may be the CPU build (`build`). `FanOut` asks for no
+//! log-probabilities and is not.
+
+mod build;
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
+use super::body::Body;
 use super::recognise::{MODELS, VERSION};
 use super::shared::{self, COMPLETION_TOKENS, PromptUsage, bytes};
 use super::{
@@ -20,6 +29,7 @@ use super::{
     Quirks, Refusal, RideKind, Round, RowShape, Unreadable, score,
 };
 use crate::openai::{Additive, Defaults, Request, Route, Sampling};
+use crate::session::Hold;
 use crate::units::TokenId;
 use crate::words::BypassReason;
 use crate::words::{Plan, Row, Verdict};
@@ -34,6 +44,8 @@ const LOGPROBS_MOST: usize = 20;
 const PROMPTS_MOST: usize = 1024;
 /// Tokens per block where the server does not tell.
 const BLOCK: usize = 16;
+/// Temperatures above zero are raised to this.
+const TEMPERATURE_LEAST: f64 = 0.01;
 /// Versions whose token endpoint was read or run, first and last.
 const SCORED: ([u32; 2], [u32; 2]) = ([0, 15], [0, 33]);
 /// The first version whose answers carry token ids.
@@ -42,7 +54,7 @@ const TOKEN_IDS: [u32; 2] = [0, 11];
 /// How vLLM is spoken to.
 pub struct Vllm;
 
-const QUIRKS: Quirks = Quirks { stop_field: Some("stop_reason"), ..Quirks::COMMON };
+const QUIRKS: Quirks = Quirks { stop_hold: Hold::Longest, stop_field: Some("stop_reason"), ..Quirks::COMMON };
 
 impl Codec for Vllm {
     fn quirks(&self) -> &'static Quirks {
@@ -69,15 +81,17 @@ impl Codec for Vllm {
         let model = answers.model().ok_or_else(|| Foreign::silent("model"))?;
         let context = context(answers).ok_or_else(|| Foreign::silent("context length"))?;
         let fan_out = shared::version(&version).is_some_and(|version| version >= TOKEN_IDS);
-        let score = scored(answers) && matches!(answers.status(GENERATE), Some(400 | 422));
-        let plans = [(score, Plan::Score), (fan_out, Plan::FanOut)];
+        let score = scored(answers) && is_open(answers);
         let metrics = answers.text(METRICS).unwrap_or_default();
+        let safe = score && build::may_be_cpu(metrics).is_none();
+        let plans = [(safe, Plan::Score), (fan_out, Plan::FanOut)];
         let block = shared::label(metrics, "vllm:cache_config_info", "block_size");
         let rendered = rendered(answers);
         Ok(Engine {
             started: shared::started(metrics),
             context: Some(context),
             plans: plans.into_iter().filter_map(|(has, plan)| has.then_some(plan)).collect(),
+            risky: if score && !safe { vec![Plan::Score] } else { Vec::new() },
             defaults: rendered.as_ref().map(defaults),
             max_tokens: rendered
                 .as_ref()
@@ -141,7 +155,7 @@ impl Codec for Vllm {
     }
 
     fn ride(&self, _: &Engine, context: &Context<'_>, sampling: &Sampling, max_tokens: u32) -> Call {
-        shared::ride(context, max_tokens, shared::said_fields_with_ids(sampling))
+        shared::ride(context, max_tokens, &shared::said_fields_with_ids(sampling))
     }
 
     fn chunk(&self, _: &Engine, kind: RideKind, event: &Value) -> Result<Chunk, Unreadable> {
@@ -152,7 +166,7 @@ impl Codec for Vllm {
     fn verify(&self, engine: &Engine, round: &Round<'_>) -> Result<Asked, Refusal> {
         match round.plan {
             Plan::FanOut => {
-                Ok(shared::fan_out(round, PROMPTS_MOST, shared::said_fields_with_ids(round.sampling)))
+                Ok(shared::fan_out(round, PROMPTS_MOST, &shared::said_fields_with_ids(round.sampling)))
             }
             Plan::Score => scored_by(round, scored_nodes(engine, round)),
             Plan::Tree | Plan::Native => Err(Refusal::NoPlan(round.plan.name())),
@@ -197,6 +211,7 @@ impl Codec for Vllm {
     fn missing(&self, answers: &Answers, plan: Plan) -> String {
         match plan {
             Plan::Score if !scored(answers) => "its token endpoint is not known in this version".to_owned(),
+            Plan::Score if is_open(answers) => build::caution(answers.text(METRICS).unwrap_or_default()),
             Plan::Score => match answers.status(GENERATE) {
                 Some(403) => {
                     "its token endpoint is switched off: start it with --enable-scale-out".to_owned()
@@ -234,6 +249,11 @@ fn scored(answers: &Answers) -> bool {
         .as_deref()
         .and_then(shared::version)
         .is_some_and(|version| (SCORED.0..=SCORED.1).contains(&version))
+}
+
+/// Whether the token endpoint is there: it misses its fields.
+fn is_open(answers: &Answers) -> bool {
+    matches!(answers.status(GENERATE), Some(400 | 422))
 }
 
 /// The engine's own sampling parameters for a request that leaves them open, where it shows them.
@@ -303,13 +323,13 @@ fn score_call(round: &Round<'_>, nodes: usize, width: usize) -> Call {
         params.insert("prompt_logprobs".into(), width.into());
         params.insert("skip_reading_prefix_cache".into(), false.into());
     }
-    let body = json!({
-        "model": round.context.model,
-        "token_ids": round.context.whole(&path),
-        "sampling_params": params,
-        "stream": false,
-    });
-    Call { path: GENERATE, body: bytes(&body) }
+    let ids = round.context.ids();
+    let body = Body::around(&ids, 1)
+        .put("model", round.context.model)
+        .ids("token_ids", &ids, &path)
+        .put("sampling_params", params)
+        .put("stream", false);
+    Call { path: GENERATE, body: body.end() }
 }
 
 /// Of several prompts the usage counts all tokens, but only one prompt's cached ones; the others, which begin with
@@ -351,16 +371,26 @@ fn score_verdict(
     let context = round.context.len();
     // Rows of cached tokens are garbage or missing; the row of the first node follows token n − 1.
     if cached.is_some_and(|cached| cached as usize > context.saturating_sub(1)) {
-        return Ok(Verdict { rows: Vec::new(), computed });
+        return Ok(Verdict { rows: Vec::new(), computed, ..Verdict::default() });
     }
     let listed = scored.prompt_logprobs.unwrap_or_default();
     let tail = listed.len().checked_sub(nodes).and_then(|from| listed.get(from..)).unwrap_or_default();
     if tail.len() < nodes {
-        return Ok(Verdict { rows: Vec::new(), computed });
+        return Ok(Verdict { rows: Vec::new(), computed, ..Verdict::default() });
     }
     let bonus = Row { ends: choice.finish_reason.as_deref() == Some("stop"), ..Row::of(*bonus) };
     let told = tail.iter().map(|row| row.as_ref().map(told).unwrap_or_default());
-    Ok(Verdict { rows: score::rows(engine, round, told, bonus), computed })
+    Ok(Verdict {
+        rows: score::rows(engine, &raised(round.sampling), told, bonus),
+        computed,
+        ..Verdict::default()
+    })
+}
+
+/// How the engine samples, which does not divide by less than [`TEMPERATURE_LEAST`].
+fn raised(sampling: &Sampling) -> Sampling {
+    let least = if sampling.temperature > 0.0 { TEMPERATURE_LEAST } else { 0.0 };
+    Sampling { temperature: sampling.temperature.max(least), ..sampling.clone() }
 }
 
 /// The tokens of one row with their log-probabilities.

@@ -10,7 +10,7 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
-use crate::units::TokenId;
+use crate::units::{Dice, TokenId};
 
 const ROOT: u32 = 0;
 const NONE: u32 = u32::MAX;
@@ -210,16 +210,13 @@ impl Automaton {
     }
 }
 
-/// A hasher for pairs of small numbers: the SplitMix64 finaliser. The keys are states and token ids.
+/// A hasher for pairs of small numbers. The keys are states and token ids.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Mix(u64);
 
 impl Hasher for Mix {
     fn finish(&self) -> u64 {
-        let mut z = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
+        Dice::mix(self.0)
     }
 
     fn write(&mut self, bytes: &[u8]) {

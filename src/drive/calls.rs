@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http_body_util::{BodyExt, Full, Limited};
+use http_body_util::{BodyExt, Full};
 
 use hyper::header::{self, HeaderMap, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
@@ -15,32 +15,39 @@ use hyper::{Method, Request, Response, StatusCode};
 use crate::dialect::{Asked, Beside, Call, Context, Engine, Refusal, Round};
 use crate::draft::Tree;
 use crate::drive::exchange::Exchange;
-use crate::drive::fresh_seed;
 use crate::drive::run::Run;
 use crate::fleet::scrape::Pulse;
 use crate::fleet::{Answer, Replica, SendError};
 use crate::http::body::{Body, BoxError};
+use crate::http::gather;
 use crate::http::headers;
 use crate::openai::{self, Sampling};
 use crate::session::{Event, Fault};
-use crate::units::TokenId;
-use crate::words::{Plan, Verdict};
+use crate::words::{Past, Plan, Put, Verdict};
 
-/// Everything that the calls of one session have in common.
-#[derive(Clone)]
-pub struct Calls {
-    backend: Arc<Replica>,
-    engine: Arc<Engine>,
-    pulse: Arc<Pulse>,
-    headers: HeaderMap,
-    request_id: String,
-    model: String,
-    /// Carries the seed that the session's noise is drawn with.
-    sampling: Sampling,
-    /// Seeds what is drawn here ([`crate::dialect::score`]).
-    dice: u64,
-    limits: CallLimits,
+/// What the calls of one session have in common.
+pub struct Common {
+    /// Where they go.
+    pub replica: Arc<Replica>,
+    /// How it is spoken to.
+    pub engine: Arc<Engine>,
+    /// What its load and its rounds show.
+    pub pulse: Arc<Pulse>,
+    /// The client's end-to-end header fields.
+    pub headers: HeaderMap,
+    /// `x-request-id`; a round adds its number.
+    pub request_id: String,
+    /// The model id as the client sent it.
+    pub model: String,
+    /// How the target samples, with the seed that the session's noise is drawn with.
+    pub sampling: Sampling,
+    /// Bounds of one call.
+    pub limits: CallLimits,
 }
+
+/// The calls of one session. A clone copies nothing.
+#[derive(Clone)]
+pub struct Calls(Arc<Common>);
 
 /// Why a call brought no answer that can be read.
 enum Missed {
@@ -57,8 +64,6 @@ pub struct CallLimits {
     pub bytes_max: usize,
     /// Longest time for a verify call.
     pub verify: Duration,
-    /// One more than the largest token id.
-    pub vocabulary: TokenId,
 }
 
 impl Calls {
@@ -72,27 +77,26 @@ impl Calls {
         }
         headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        Self {
-            backend: Arc::clone(&exchange.replica),
+        Self(Arc::new(Common {
+            replica: Arc::clone(&exchange.replica),
             engine: Arc::clone(&run.identity.engine),
             pulse: Arc::clone(&run.identity.pulse),
             headers,
             request_id: exchange.slot.record.so_far().id.clone(),
             model: exchange.request.model.clone(),
             sampling: run.sampling.clone(),
-            dice: fresh_seed(),
             limits: run.limits,
-        }
+        }))
     }
 
     /// The engine that is spoken to.
     pub fn engine(&self) -> &Arc<Engine> {
-        &self.engine
+        &self.0.engine
     }
 
     /// Longest time for a verify call.
     pub fn patience(&self) -> Duration {
-        self.limits.verify
+        self.0.limits.verify
     }
 
     /// Sends the client's own request.
@@ -104,17 +108,16 @@ impl Calls {
     /// than for any other byte of one.
     pub async fn ride(
         self,
-        prompt: Vec<TokenId>,
-        output: Vec<TokenId>,
+        past: Past,
         max_tokens: u32,
         round: u32,
     ) -> Result<Response<Answer>, (Fault, String)> {
-        let context = Context { model: &self.model, prompt: &prompt, output: &output };
-        let call = self.engine.ride(&context, &self.sampling, max_tokens);
+        let context = Context::of(&self.0.model, &past);
+        let call = self.0.engine.ride(&context, &self.0.sampling, max_tokens);
         let sent = self.send(call, Some(round), false);
-        let sent = match self.backend.idle() {
+        let sent = match self.0.replica.idle() {
             Some(idle) => tokio::time::timeout(idle, sent).await.map_err(|_| {
-                self.backend.fell_silent();
+                self.0.replica.fell_silent();
                 (Fault::Silence, format!("the backend sent no answer within {idle:?}"))
             })?,
             None => sent.await,
@@ -136,9 +139,9 @@ impl Calls {
     pub async fn beside(self, request: Arc<openai::Request>, first: Call) -> Event {
         let mut call = first;
         loop {
-            let asked = tokio::time::timeout(self.limits.verify, self.answer(call, None, None)).await;
+            let asked = tokio::time::timeout(self.0.limits.verify, self.answer(call, None, None)).await;
             let Ok(Ok(body)) = asked else { return Event::Doubt };
-            match self.engine.read_beside(&request, &body) {
+            match self.0.engine.read_beside(&request, &body) {
                 Ok(Beside::Prompt(ids)) => return Event::Prompt(ids),
                 Ok(Beside::Ask(next)) => call = next,
                 Err(_) => return Event::Doubt,
@@ -147,17 +150,10 @@ impl Calls {
     }
 
     /// A verify call, from the draft to the event that the session waits for.
-    pub async fn verify(
-        self,
-        prompt: Vec<TokenId>,
-        output: Vec<TokenId>,
-        draft: Tree,
-        plan: Plan,
-        round: u32,
-    ) -> Event {
-        let context = Context { model: &self.model, prompt: &prompt, output: &output };
-        let put = Round { context, draft: &draft, sampling: &self.sampling, plan, dice: self.dice };
-        let asked = match self.engine.verify(&put, self.limits.bytes_max) {
+    pub async fn verify(self, past: Past, draft: Tree, plan: Plan, round: u32) -> Event {
+        let context = Context::of(&self.0.model, &past);
+        let put = Round { context, draft: &draft, sampling: &self.0.sampling, plan };
+        let asked = match self.0.engine.verify(&put, self.0.limits.bytes_max) {
             Ok(asked) => asked,
             Err(refusal) => {
                 tracing::debug!(%refusal, "draft not sent");
@@ -166,7 +162,7 @@ impl Calls {
             }
         };
         let warm =
-            self.engine.warm(&put).filter(|call| round == 1 && call.body.len() <= self.limits.bytes_max);
+            self.0.engine.warm(&put).filter(|call| round == 1 && call.body.len() <= self.0.limits.bytes_max);
         let ask = async {
             if let Some(call) = warm {
                 // What it says is thrown away, and so is why it failed: the round does without.
@@ -174,7 +170,7 @@ impl Calls {
             }
             self.ask(&put, asked, round).await
         };
-        match tokio::time::timeout(self.limits.verify, ask).await {
+        match tokio::time::timeout(self.0.limits.verify, ask).await {
             Ok(Ok(event)) => event,
             Ok(Err(fault)) => Event::Fault(fault),
             Err(_) => Event::Fault(Fault::Verify),
@@ -182,39 +178,38 @@ impl Calls {
     }
 
     /// Puts the round to the engine, and once more in another way where that could decide nothing.
-    async fn ask(&self, put: &Round<'_>, asked: Asked, round: u32) -> Result<Event, Fault> {
-        let _verifying = self.pulse.verifying(put.plan.sequences(asked.nodes));
-        let verdict = self.judged(put, &asked, round).await?;
-        let again = verdict.rows.is_empty().then(|| self.engine.again(put, &asked)).flatten();
+    async fn ask(&self, put: &Round<'_>, mut asked: Asked, round: u32) -> Result<Event, Fault> {
+        let _verifying = self.0.pulse.verifying(put.plan.sequences(asked.nodes));
+        let verdict = self.judged(put, &mut asked, round).await?;
+        let again = verdict.rows.is_empty().then(|| self.0.engine.again(put, &asked)).flatten();
         Ok(Event::Verdict(match again {
-            Some(again) => self.judged(put, &again, round).await?,
+            Some(mut again) => self.judged(put, &mut again, round).await?,
             None => verdict,
         }))
     }
 
-    /// Makes all calls of a round at once.
-    async fn judged(&self, put: &Round<'_>, asked: &Asked, round: u32) -> Result<Verdict, Fault> {
-        let answers = asked.calls.iter().map(|call| self.answer(call.clone(), Some(round), Some(put.plan)));
+    /// Makes all calls of a round at once; they are taken out of `asked`.
+    async fn judged(&self, put: &Round<'_>, asked: &mut Asked, round: u32) -> Result<Verdict, Fault> {
+        let calls = std::mem::take(&mut asked.calls);
+        let count = calls.len();
+        let made = Put { plan: put.plan, nodes: asked.nodes };
+        let answers = calls.into_iter().map(|call| self.answer(call, Some(round), Some(put.plan)));
         let bodies = match futures_util::future::try_join_all(answers).await {
             Ok(bodies) => bodies,
             Err(Missed::Fault(fault)) => return Err(fault),
-            Err(Missed::Nothing) => return Ok(Verdict::default()),
+            Err(Missed::Nothing) => return Ok(Verdict { put: Some(made), ..Verdict::default() }),
         };
-        let verdict = self.engine.verdict(put, asked, &bodies).map_err(|unreadable| {
+        let mut verdict = self.0.engine.verdict(put, asked, &bodies).map_err(|unreadable| {
             tracing::debug!(%unreadable, "verdict refused");
             Fault::Verify
         })?;
-        let alone = self.backend.in_flight() <= asked.calls.len();
+        let alone = self.0.replica.in_flight() <= count;
         if let Some(computed) = verdict.computed.filter(|_| alone) {
             let all = put.plan.prompt_tokens(put.context.len(), asked.nodes);
             let cached = all.saturating_sub(computed as usize);
-            self.pulse.cached(cached, put.context.len(), self.engine.block);
+            self.0.pulse.cached(cached, put.context.len(), self.0.engine.block);
         }
-        // Once such an id were the past, no ride could go on from there.
-        if verdict.rows.iter().any(|row| row.sample >= self.limits.vocabulary) {
-            tracing::debug!("verdict refused: an id outside the vocabulary");
-            return Err(Fault::Verify);
-        }
+        verdict.put = Some(made);
         Ok(verdict)
     }
 
@@ -225,9 +220,10 @@ impl Calls {
         if matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
             return Err(Missed::Fault(retry_after(response.headers())));
         }
-        let body = Limited::new(response.into_body(), self.limits.bytes_max).collect().await;
-        let Ok(body) = body.map(|body| body.to_bytes().to_vec()) else { return Err(fault) };
-        let codec = self.engine.dialect.codec();
+        let Ok(body) = gather::whole(response.into_body(), self.0.limits.bytes_max).await else {
+            return Err(fault);
+        };
+        let codec = self.0.engine.dialect.codec();
         match (status, plan) {
             (StatusCode::OK, _) => Ok(body),
             (status, Some(plan)) if codec.tells_nothing(plan, status.as_u16(), &body) => Err(Missed::Nothing),
@@ -241,14 +237,14 @@ impl Calls {
         if let Ok(uri) = call.path.parse() {
             *request.uri_mut() = uri;
         }
-        *request.headers_mut() = self.headers.clone();
+        *request.headers_mut() = self.0.headers.clone();
         let id =
-            round.map_or_else(|| self.request_id.clone(), |round| format!("{}-{round}", self.request_id));
+            round.map_or_else(|| self.0.request_id.clone(), |round| format!("{}-{round}", self.0.request_id));
         if let Ok(id) = HeaderValue::from_str(&id) {
             request.headers_mut().insert(headers::REQUEST_ID, id);
         }
         // Only the client's own request tells how well the replica serves clients.
-        if first { self.backend.send(request).await } else { self.backend.ask(request).await }
+        if first { self.0.replica.send(request).await } else { self.0.replica.ask(request).await }
     }
 }
 

@@ -1,51 +1,69 @@
-//! Asking the model drafter, within its time.
+//! Asking the model drafter.
 //!
-//! A seat is borrowed by one question at a time and comes back with the answer. No drafter, no seat, an
-//! answer too late: each is a draft fault, and the session rides.
+//! A session has one seat at its drafter, taken at the first question and kept until the request ends: a question
+//! that is given up leaves the seat with everything that the drafter has read in its cache. How long an answer is
+//! waited for is the session's to say; there is no time limit here. No drafter, no free seat, a failed run: each is
+//! a draft fault, and the session rides.
 
 #[cfg(feature = "onnx")]
-use std::time::Duration;
+use std::sync::Arc;
 
 use futures_util::future::{BoxFuture, FutureExt};
 
 #[cfg(feature = "onnx")]
+use tokio::sync::OnceCell;
+
+#[cfg(feature = "onnx")]
 use crate::draft::{Features, Node, Source, Tree};
 #[cfg(feature = "onnx")]
+use crate::observe::{DraftKind, DraftLoss, Observer};
+#[cfg(feature = "onnx")]
 use crate::openai::Sampling;
-use crate::session::{Event, Fault};
+use crate::session::{ActionId, Event, Fault};
+#[cfg(feature = "onnx")]
 use crate::units::TokenId;
+use crate::words::Past;
 
 #[cfg(feature = "onnx")]
 use crate::runtime::drafter::{DraftFault, DrafterService, Noise, Seat};
 
-/// Without the runtime there is no drafter to seat.
-#[cfg(not(feature = "onnx"))]
-pub enum Seat {}
-
-/// An answer from outside: the event, and the seat if one was borrowed.
+/// An answer from outside.
 pub struct Reply {
-    /// What the session is told.
+    /// The event for the session.
     pub event: Event,
-    /// The drafter's seat, back again.
-    pub seat: Option<Seat>,
     /// Seconds that the question took, for questions to the drafter.
     pub seconds: Option<f64>,
 }
 
 impl Reply {
-    /// An answer that borrowed no seat.
+    /// An answer that no drafter gave.
     pub fn event(event: Event) -> Self {
-        Self { event, seat: None, seconds: None }
+        Self { event, seconds: None }
     }
+}
+
+/// What is asked of the drafter.
+#[cfg(feature = "onnx")]
+#[derive(Clone, Copy)]
+enum Question {
+    /// A chain of at most so many tokens.
+    Draft { gamma: usize },
+    /// Its own choice at each output place from this one on.
+    Shadow { from: usize },
 }
 
 /// The model drafter of one session.
 #[cfg(feature = "onnx")]
 pub struct Drafting {
     service: Option<DrafterService>,
-    sampling: Sampling,
-    within: Duration,
-    seat: Option<Seat>,
+    noise: Noise,
+    /// Taken by the first question that finds one free.
+    seat: Arc<OnceCell<Seat>>,
+    /// The questions under way.
+    asked: Vec<(ActionId, DraftKind)>,
+    /// What a question is lost to that is not answered in time.
+    late: DraftLoss,
+    observer: Arc<Observer>,
 }
 
 /// Without the runtime there is no model drafter.
@@ -53,11 +71,7 @@ pub struct Drafting {
 pub struct Drafting;
 
 #[cfg(not(feature = "onnx"))]
-#[expect(
-    clippy::unused_self,
-    clippy::needless_pass_by_value,
-    reason = "the shape that the drafting with a runtime has"
-)]
+#[expect(clippy::unused_self, reason = "the shape that the drafting with a runtime has")]
 impl Drafting {
     /// No drafter.
     pub fn none() -> Self {
@@ -70,26 +84,35 @@ impl Drafting {
     }
 
     /// There is none to ask.
-    pub fn draft(&mut self, _: Vec<TokenId>, _: Vec<TokenId>, _: usize) -> BoxFuture<'static, Reply> {
+    pub fn draft(&mut self, _: ActionId, _: Past, _: usize) -> BoxFuture<'static, Reply> {
         async { Reply::event(Event::Fault(Fault::Draft)) }.boxed()
     }
 
     /// There is none to ask.
-    pub fn shadow(&mut self, _: Vec<TokenId>, _: Vec<TokenId>, _: usize) -> BoxFuture<'static, Reply> {
+    pub fn shadow(&mut self, _: ActionId, _: Past, _: usize) -> BoxFuture<'static, Reply> {
         async { Reply::event(Event::Fault(Fault::Draft)) }.boxed()
     }
 
-    /// There is no seat to take back.
-    pub fn give_back(&mut self, seat: Seat) {
-        match seat {}
-    }
+    /// There was none to ask.
+    pub fn answered(&mut self, _: ActionId) {}
+
+    /// There was none to ask.
+    pub fn given_up(&mut self, _: ActionId, _: bool) {}
 }
 
 #[cfg(feature = "onnx")]
 impl Drafting {
-    /// Questions go to `service`; `sampling` carries the seed of the noise that the target samples with.
-    pub fn new(service: Option<DrafterService>, sampling: Sampling, within: Duration) -> Self {
-        Self { service, sampling, within, seat: None }
+    /// Questions go to `service`; `sampling` carries the seed of the noise that the target samples with. `bounded`:
+    /// the operator has set how long a draft may take (`timeouts.draft`).
+    pub fn new(
+        service: Option<DrafterService>,
+        sampling: Sampling,
+        bounded: bool,
+        observer: Arc<Observer>,
+    ) -> Self {
+        let noise = Noise { seed: sampling.seed, choice: 0, sampling };
+        let late = if bounded { DraftLoss::Timeout } else { DraftLoss::Patience };
+        Self { service, noise, seat: Arc::default(), asked: Vec::new(), late, observer }
     }
 
     /// Whether there is a drafter to ask.
@@ -97,71 +120,67 @@ impl Drafting {
         self.service.is_some()
     }
 
-    /// A chain of at most `gamma` tokens after prompt and output.
-    pub fn draft(
-        &mut self,
-        prompt: Vec<TokenId>,
-        output: Vec<TokenId>,
-        gamma: usize,
-    ) -> BoxFuture<'static, Reply> {
-        self.ask(prompt, output, move |mut seat, context, prompt_len| {
-            async move {
-                let answer = seat.draft(&context, prompt_len, gamma).await;
-                (seat, answer.map(|chain| Event::Draft(tree(&chain))))
-            }
-            .boxed()
-        })
+    /// A chain of at most `gamma` tokens after the past.
+    pub fn draft(&mut self, id: ActionId, past: Past, gamma: usize) -> BoxFuture<'static, Reply> {
+        self.ask(id, past, Question::Draft { gamma })
     }
 
     /// The drafter's own choice at each output place from `from` on.
-    pub fn shadow(
-        &mut self,
-        prompt: Vec<TokenId>,
-        output: Vec<TokenId>,
-        from: usize,
-    ) -> BoxFuture<'static, Reply> {
-        self.ask(prompt, output, move |mut seat, context, prompt_len| {
-            async move {
-                let answer = seat.shadow(&context, prompt_len, prompt_len + from).await;
-                (seat, answer.map(Event::Shadow))
-            }
-            .boxed()
-        })
+    pub fn shadow(&mut self, id: ActionId, past: Past, from: usize) -> BoxFuture<'static, Reply> {
+        self.ask(id, past, Question::Shadow { from })
     }
 
-    /// Takes a seat back.
-    pub fn give_back(&mut self, seat: Seat) {
-        self.seat = Some(seat);
+    /// A question has been answered.
+    pub fn answered(&mut self, id: ActionId) {
+        self.asked.retain(|(asked, _)| *asked != id);
     }
 
-    fn ask<Q>(&mut self, prompt: Vec<TokenId>, output: Vec<TokenId>, question: Q) -> BoxFuture<'static, Reply>
-    where
-        Q: FnOnce(Seat, Vec<TokenId>, usize) -> BoxFuture<'static, (Seat, Result<Event, DraftFault>)>
-            + Send
-            + 'static,
-    {
-        let (service, seat, within) = (self.service.clone(), self.seat.take(), self.within);
-        let noise = Noise { seed: self.sampling.seed, choice: 0, sampling: self.sampling.clone() };
+    /// A question is not waited for any more. `late`: because its deadline has come.
+    pub fn given_up(&mut self, id: ActionId, late: bool) {
+        let asked = self.asked.iter().find(|(asked, _)| *asked == id);
+        if let Some((_, kind)) = asked.filter(|_| late) {
+            self.observer.metrics().draft_lost(*kind, self.late);
+        }
+        self.answered(id);
+    }
+
+    fn ask(&mut self, id: ActionId, past: Past, question: Question) -> BoxFuture<'static, Reply> {
+        let kind = question.kind();
+        self.asked.push((id, kind));
+        self.observer.metrics().draft_asked(kind);
+        let (service, seat) = (self.service.clone(), Arc::clone(&self.seat));
+        let (noise, observer) = (self.noise.clone(), Arc::clone(&self.observer));
         async move {
-            let seat = match (seat, service) {
-                (Some(seat), _) => Some(seat),
-                (None, Some(service)) => service.seat(noise).await,
-                (None, None) => None,
-            };
-            let Some(seat) = seat else { return Reply::event(Event::Fault(Fault::Draft)) };
+            let seated = seat.get_or_try_init(|| async { service.ok_or(())?.seat(noise).await.ok_or(()) });
             let started = tokio::time::Instant::now();
-            let prompt_len = prompt.len();
-            let asked = question(seat, [prompt, output].concat(), prompt_len);
-            match tokio::time::timeout(within, asked).await {
-                Ok((seat, answer)) => Reply {
-                    event: answer.unwrap_or(Event::Fault(Fault::Draft)),
-                    seat: Some(seat),
-                    seconds: Some(started.elapsed().as_secs_f64()),
-                },
-                Err(_) => Reply::event(Event::Fault(Fault::Draft)),
-            }
+            let answer = match seated.await {
+                Ok(seat) => question.put(seat, past).await.map_err(|_| DraftLoss::Fault),
+                Err(()) => Err(DraftLoss::NoSeat),
+            };
+            let event = answer.unwrap_or_else(|loss| {
+                observer.metrics().draft_lost(kind, loss);
+                Event::Fault(Fault::Draft)
+            });
+            Reply { event, seconds: Some(started.elapsed().as_secs_f64()) }
         }
         .boxed()
+    }
+}
+
+#[cfg(feature = "onnx")]
+impl Question {
+    const fn kind(self) -> DraftKind {
+        match self {
+            Self::Draft { .. } => DraftKind::Draft,
+            Self::Shadow { .. } => DraftKind::Shadow,
+        }
+    }
+
+    async fn put(self, seat: &Seat, past: Past) -> Result<Event, DraftFault> {
+        match self {
+            Self::Draft { gamma } => seat.draft(past, gamma).await.map(|chain| Event::Draft(tree(&chain))),
+            Self::Shadow { from } => seat.shadow(past, from).await.map(Event::Shadow),
+        }
     }
 }
 
@@ -174,4 +193,75 @@ fn tree(chain: &[(TokenId, f32)]) -> Tree {
         tree.push(Node { token, parent: index.checked_sub(1), source: Source::Model, features });
     }
     tree
+}
+
+#[cfg(all(test, feature = "onnx"))]
+mod tests {
+    use std::future::poll_fn;
+    use std::task::Poll;
+
+    use super::*;
+    use crate::runtime::fake::Fake;
+
+    fn counted(observer: &Observer, line: &str) -> bool {
+        observer.metrics().text().lines().any(|found| found == line)
+    }
+
+    #[tokio::test]
+    async fn a_question_that_is_given_up_leaves_the_seat_and_what_was_read() {
+        let fake = Fake::new(97, 2_000, 1);
+        let controls = fake.controls();
+        let service = DrafterService::start_with(Box::new(fake));
+        let observer = Arc::new(Observer::new().unwrap());
+        let sampling = Sampling::default();
+        let mut drafting = Drafting::new(Some(service.clone()), sampling, false, Arc::clone(&observer));
+        let past = Past::new(&[1; 500], &[2]);
+        controls.hold(true);
+        let mut reading = drafting.shadow(ActionId(1), past.clone(), 0);
+        while controls.runs() == 0 {
+            poll_fn(|context| {
+                let _: () = assert!(reading.as_mut().poll(context).is_pending());
+                Poll::Ready(())
+            })
+            .await;
+            tokio::task::yield_now().await;
+        }
+        drop(reading);
+        drafting.given_up(ActionId(1), true);
+        controls.hold(false);
+        let reply = drafting.draft(ActionId(2), past, 3).await;
+        drafting.answered(ActionId(2));
+        assert!(matches!(&reply.event, Event::Draft(tree) if !tree.is_empty()), "{:?}", reply.event);
+        assert!(controls.tokens() <= 501 + 2, "{} tokens fed: the prompt once", controls.tokens());
+        let lost = "foretell_drafts_lost_total{cause=\"patience\",kind=\"shadow\"} 1";
+        assert!(counted(&observer, lost) && counted(&observer, "foretell_drafts_total{kind=\"draft\"} 1"));
+        let noise = || Noise { seed: None, choice: 0, sampling: Sampling::default() };
+        assert!(service.seat(noise()).await.is_none(), "the session has kept its seat");
+        drop(drafting);
+        assert!(service.seat(noise()).await.is_some(), "and gives it back with its end");
+    }
+
+    #[tokio::test]
+    async fn what_is_lost_is_counted_by_its_cause_and_what_is_left_is_not() {
+        let (fake, observer) = (Fake::new(97, 400, 1), Arc::new(Observer::new().unwrap()));
+        let controls = fake.controls();
+        let service = DrafterService::start_with(Box::new(fake));
+        let session =
+            || Drafting::new(Some(service.clone()), Sampling::default(), true, Arc::clone(&observer));
+        let (mut one, mut other) = (session(), session());
+        let past = Past::new(&[1, 2], &[]);
+        assert!(matches!(one.draft(ActionId(1), past.clone(), 2).await.event, Event::Draft(_)));
+        assert_eq!(other.draft(ActionId(1), past.clone(), 2).await.event, Event::Fault(Fault::Draft));
+        controls.fail(true);
+        assert_eq!(one.draft(ActionId(2), past.clone(), 2).await.event, Event::Fault(Fault::Draft));
+        for (id, late) in [(3, false), (4, true)] {
+            drop(one.draft(ActionId(id), past.clone(), 2));
+            one.given_up(ActionId(id), late);
+        }
+        for line in ["no_seat", "fault", "timeout"] {
+            let line = format!("foretell_drafts_lost_total{{cause=\"{line}\",kind=\"draft\"}} 1");
+            assert!(counted(&observer, &line), "{line}");
+        }
+        assert!(counted(&observer, "foretell_drafts_lost_total{cause=\"patience\",kind=\"draft\"} 0"));
+    }
 }

@@ -11,7 +11,9 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use super::mode::ModeSwitch;
 use crate::fleet::{Fleet, Replica};
 use crate::http::body::Body;
+use crate::http::connections::Connections;
 use crate::http::drain::Lifecycle;
+use crate::http::memory::Memory;
 use crate::observe::{Observer, Record};
 use crate::openai::{self, Control};
 use crate::words::BypassReason;
@@ -43,6 +45,10 @@ pub struct Shared {
     pub require_backend: bool,
     /// The places for driven sessions.
     pub sessions: Arc<Semaphore>,
+    /// What clients make the process keep.
+    pub memory: Arc<Memory>,
+    /// The clients that are connected.
+    pub connections: Arc<Connections>,
 }
 
 /// An eligible request with everything that belongs to it.

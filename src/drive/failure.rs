@@ -1,10 +1,15 @@
 //! One mapping of causes to the errors that clients see, in the shape of the OpenAI API.
 
-use http::{Response, StatusCode};
+use http::header::RETRY_AFTER;
+use http::{HeaderValue, Response, StatusCode};
 
-use crate::fleet::{SendError, SendErrorKind};
+use crate::fleet::{REQUEST_TIMEOUT, SendError, SendErrorKind};
 use crate::http::answer::{error_body, json_response};
 use crate::http::body::Body;
+use crate::http::request::Silent;
+
+/// Seconds until a client that was sent away may come again.
+const AGAIN: HeaderValue = HeaderValue::from_static("1");
 
 /// Why Foretell itself answers a request with an error. What a backend answers is never changed.
 #[derive(Debug, thiserror::Error)]
@@ -12,8 +17,8 @@ pub enum Failure {
     /// The backend gave no answer.
     #[error(transparent)]
     Send(#[from] SendError),
-    /// No backend is configured.
-    #[error("no backend is configured")]
+    /// There is no replica that could be asked.
+    #[error("no backend is configured, or no address of it is known")]
     NoBackend,
     /// The method is for forward proxies.
     #[error("CONNECT is not served here")]
@@ -27,6 +32,12 @@ pub enum Failure {
     /// The client's body ended early.
     #[error("the request body ended early")]
     BodyBroken,
+    /// The client's body did not go on.
+    #[error(transparent)]
+    BodySilent(Silent),
+    /// Twice `limits.memory` is in use, or the limit is and the request cannot be passed on unread.
+    #[error("memory is short; try again later")]
+    Memory,
     /// The backend changed protocols without having been asked to.
     #[error("backend `{backend}` switched protocols unasked")]
     UnaskedUpgrade {
@@ -50,7 +61,20 @@ pub enum Failure {
 impl Failure {
     /// Whether no replica has answered.
     pub fn is_unreachable(&self) -> bool {
-        matches!(self, Self::Send(error) if error.kind() != SendErrorKind::Request)
+        match self {
+            Self::Send(error) => error.kind() != SendErrorKind::Request,
+            Self::NoBackend => true,
+            Self::Connect
+            | Self::BodyTooLarge { .. }
+            | Self::BodyBroken
+            | Self::BodySilent(_)
+            | Self::Memory
+            | Self::UnaskedUpgrade { .. }
+            | Self::BrokeOff
+            | Self::WentSilent
+            | Self::ManyChoices
+            | Self::Internal => false,
+        }
     }
 
     /// The HTTP status.
@@ -64,6 +88,8 @@ impl Failure {
             Self::Connect => StatusCode::METHOD_NOT_ALLOWED,
             Self::BodyTooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             Self::BodyBroken => StatusCode::BAD_REQUEST,
+            Self::BodySilent(_) => StatusCode::REQUEST_TIMEOUT,
+            Self::Memory => StatusCode::SERVICE_UNAVAILABLE,
             Self::Internal => StatusCode::INTERNAL_SERVER_ERROR,
         }
     }
@@ -71,11 +97,13 @@ impl Failure {
     /// The `code` of the error body: one word per cause.
     pub fn code(&self) -> &'static str {
         match self {
-            Self::Send(error) => error.kind().code(),
+            Self::Send(error) => error.code(),
             Self::NoBackend => "no_backend",
             Self::Connect => "method_not_allowed",
             Self::BodyTooLarge { .. } => "body_too_large",
             Self::BodyBroken => "bad_request_body",
+            Self::BodySilent(_) => REQUEST_TIMEOUT,
+            Self::Memory => "memory",
             Self::UnaskedUpgrade { .. } => "backend_protocol",
             Self::BrokeOff => "backend_broke_off",
             Self::ManyChoices => "backend_choices",
@@ -84,9 +112,18 @@ impl Failure {
         }
     }
 
+    /// Why a client's body could not be read.
+    pub fn of_body(error: &(dyn std::error::Error + 'static)) -> Self {
+        error.downcast_ref().copied().map_or(Self::BodyBroken, Self::BodySilent)
+    }
+
     /// The whole answer.
     pub fn response(&self) -> Response<Body> {
-        json_response(self.status(), &self.body())
+        let mut response = json_response(self.status(), &self.body());
+        if matches!(self, Self::Memory) {
+            response.headers_mut().insert(RETRY_AFTER, AGAIN);
+        }
+        response
     }
 
     /// What the answer says.

@@ -37,7 +37,7 @@ pub fn with<B>(
 
 /// The fields of an answer that passes as it is.
 pub fn passed_on(mut fields: HeaderMap) -> HeaderMap {
-    headers::strip_hop_by_hop(&mut fields);
+    headers::from_backend(&mut fields);
     fields
 }
 

@@ -13,10 +13,11 @@ use std::sync::Arc;
 
 use crate::draft::{Features, Source, Tree};
 use crate::drive::calls::Calls;
-use crate::session::{Decode, Event, Tail, accept};
+use crate::session::accept::{Judge, Rule, Walk};
+use crate::session::{Decode, Event, Tail};
 use crate::text::Tokenizer;
 use crate::units::TokenId;
-use crate::words::Plan;
+use crate::words::{Past, Plan};
 
 /// After so many events with text the ids are asked for.
 const PLACES: [usize; 2] = [2, 16];
@@ -60,16 +61,12 @@ impl Naming {
 
     /// Asks for the ids of what has been heard, after those that are known. All calls together take no longer
     /// than one verify call may: the client waits meanwhile.
-    pub fn ask(
-        &self,
-        calls: Calls,
-        prompt: Vec<TokenId>,
-        known: Vec<TokenId>,
-    ) -> impl Future<Output = Event> + Send + 'static {
+    pub fn ask(&self, calls: Calls, past: Past) -> impl Future<Output = Event> + Send + 'static {
         let (words, plan, heard) = (Arc::clone(&self.words), self.plan, self.heard.clone());
         async move {
-            let named = known.len();
-            let mut text = Spelling { words: &words, prompt, heard, known };
+            let named = past.output().len();
+            let known = past.output().to_vec();
+            let mut text = Spelling { words: &words, past, heard, known };
             let spelt = tokio::time::timeout(calls.patience(), text.ask(&calls, plan)).await;
             if spelt == Ok(false) {
                 return Event::Doubt;
@@ -86,15 +83,18 @@ impl Spelling<'_, Arc<Tokenizer>> {
         for round in 0..ROUNDS {
             let Some(guess) = self.guess() else { break };
             let draft = Tree::chain(&guess, Source::PromptLookup, Features::default());
-            let (prompt, known) = (self.prompt.clone(), self.known.clone());
-            let answer = calls.clone().verify(prompt, known, draft.clone(), plan, round).await;
+            let answer = calls.clone().verify(self.past.clone(), draft.clone(), plan, round).await;
             let Event::Verdict(verdict) = answer else { break };
-            let Some(said) = accept::walk(&draft, &verdict).filter(|said| !said.tokens.is_empty()) else {
+            // Ids are named at temperature 0 only, where nothing is drawn.
+            let said = Judge::new(Rule::Exact, 0).walk(&draft, &verdict, 0);
+            let end = self.words.end();
+            let Some(said) = said.filter(|said| !said.tokens.is_empty() && said.is_within(end)) else {
                 break;
             };
             // The token that ends the text spells none of it.
             let spelt = said.tokens.len() - usize::from(said.ends);
             let fits = self.take(said.tokens.get(..spelt).unwrap_or_default());
+            self.past.push(self.known.get(self.past.output().len()..).unwrap_or_default());
             if !fits || (said.ends && !self.is_level()) {
                 return false;
             }
@@ -125,19 +125,20 @@ impl Words for Arc<Tokenizer> {
 /// A text that has been heard, and the tokens of it that are known.
 struct Spelling<'a, W> {
     words: &'a W,
-    prompt: Vec<TokenId>,
+    /// Prompt and known tokens, as calls carry them.
+    past: Past,
     heard: String,
     known: Vec<TokenId>,
 }
 
 impl<W: Words> Spelling<'_, W> {
     fn is_level(&self) -> bool {
-        self.words.spell(&self.prompt, &self.known) == self.heard
+        self.words.spell(self.past.prompt(), &self.known) == self.heard
     }
 
     /// What the tokens after the known ones may be; `None` if there are none, or none to be guessed.
     fn guess(&self) -> Option<Vec<TokenId>> {
-        let known = self.words.spell(&self.prompt, &self.known);
+        let known = self.words.spell(self.past.prompt(), &self.known);
         let rest = self.heard.strip_prefix(&known).filter(|rest| !rest.is_empty())?;
         let mut guess = self.words.cut(rest);
         guess.truncate(CHUNK);
@@ -151,7 +152,7 @@ impl<W: Words> Spelling<'_, W> {
                 return true;
             }
             self.known.push(token);
-            let spelt = self.words.spell(&self.prompt, &self.known);
+            let spelt = self.words.spell(self.past.prompt(), &self.known);
             if !self.heard.starts_with(&spelt) {
                 self.known.pop();
                 // The backend holds back a part of what this token spells.
@@ -189,7 +190,7 @@ mod tests {
     }
 
     fn heard(text: &str, known: &[TokenId]) -> Spelling<'static, Toy> {
-        Spelling { words: &Toy, prompt: vec![7], heard: text.to_owned(), known: known.to_vec() }
+        Spelling { words: &Toy, past: Past::new(&[7], known), heard: text.to_owned(), known: known.to_vec() }
     }
 
     #[test]

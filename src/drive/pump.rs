@@ -24,8 +24,8 @@ use crate::drive::run::Run;
 use crate::drive::sink::{End, Gone, Sink};
 use crate::fleet::Fleet;
 use crate::openai::usage::Usage;
-use crate::session::{Action, ActionId, Event, Fault, Finish, RidePlan, Session, Summary, Tail};
-use crate::words::{BypassReason, RideReason};
+use crate::session::{Action, ActionId, Event, Fault, Finish, RidePlan, Session, Summary, Tail, footprint};
+use crate::words::{BypassReason, Past, RideReason};
 
 /// Events of the world that answer no action.
 const WORLD: ActionId = ActionId::WORLD;
@@ -52,6 +52,10 @@ pub struct Pump {
     fleet: Arc<Fleet>,
     clock: Clock,
     sink: Sink,
+    /// What the session has read and emitted, as it is shared with calls and drafter.
+    past: Past,
+    /// A deadline of the session has just come: what it cancels now was too late.
+    late: bool,
     ride: Option<Ride>,
     first: bool,
     ended: Option<Finish>,
@@ -126,6 +130,8 @@ impl Pump {
             fleet: shared.fleet,
             clock: run.clock,
             sink,
+            past: Past::default(),
+            late: false,
             first: true,
             ended: None,
             usage: None,
@@ -159,6 +165,9 @@ impl Pump {
                 Ok(None) => self.name(),
                 Err(Gone) => self.session.handle(WORLD, Event::ClientGone, self.clock.now()),
             }
+            self.slot
+                .record
+                .session_holds(footprint(self.session.prompt().len() + self.session.output().len()));
             let happened = self.wait().await;
             if let Some(unsent) = self.nothing(&happened) {
                 return Err(Box::new(Nothing {
@@ -234,8 +243,8 @@ impl Pump {
                     self.round += 1;
                     let drafter = draft.nodes().first().map_or("none", |node| Source::name(node.source));
                     self.slot.record.verifying(drafter);
-                    let (prompt, output) = (self.session.prompt().to_vec(), self.session.output().to_vec());
-                    let call = self.calls.clone().verify(prompt, output, draft, plan, self.round);
+                    let past = self.past.for_call(self.session.prompt(), self.session.output());
+                    let call = self.calls.clone().verify(past, draft, plan, self.round);
                     self.pend(id, call.map(Reply::event));
                 }
                 Action::Cancel(target) => self.cancel(target),
@@ -248,6 +257,7 @@ impl Pump {
                 Action::Finish(summary) => return Ok(Some(summary)),
             }
         }
+        self.late = false;
         self.sink.release().await?;
         Ok(None)
     }
@@ -255,14 +265,15 @@ impl Pump {
     /// Asks for the ids of what the first ride has brought, if that is due.
     fn name(&mut self) {
         let Some(ride) = self.ride.as_ref().filter(|_| self.first && self.held.is_none()) else { return };
-        let prompt = self.session.prompt().to_vec();
-        let Some(naming) = self.naming.as_mut().filter(|_| !prompt.is_empty()) else { return };
+        let id = ride.id;
+        let unknown = self.session.prompt().is_empty();
+        let Some(naming) = self.naming.as_mut().filter(|_| !unknown) else { return };
         let counts = self.uncounted && self.calls.engine().dialect.quirks().prompt_ids_need_count;
         if counts || !naming.is_due() {
             return;
         }
-        let id = ride.id;
-        let asked = naming.ask(self.calls.clone(), prompt, self.session.output().to_vec());
+        let asked =
+            naming.ask(self.calls.clone(), self.past.for_call(self.session.prompt(), self.session.output()));
         self.held = Some(id);
         self.pend(id, asked.map(Reply::event));
     }
@@ -287,20 +298,20 @@ impl Pump {
         self.first = false;
         self.broken = Failure::BrokeOff;
         self.ended = None;
-        let (prompt, output) = (self.session.prompt().to_vec(), self.session.output().to_vec());
-        let opening = self.calls.clone().ride(prompt, output, max_tokens, self.round).boxed();
+        let past = self.past.for_call(self.session.prompt(), self.session.output());
+        let opening = self.calls.clone().ride(past, max_tokens, self.round).boxed();
         self.ride = Some(Ride::opening(id, Arc::clone(self.calls.engine()), max_tokens, opening));
     }
 
     fn start_draft(&mut self, id: ActionId, gamma: usize) {
-        let (prompt, output) = (self.session.prompt().to_vec(), self.session.output().to_vec());
-        let reply = self.drafting.draft(prompt, output, gamma);
+        self.past.follow(self.session.prompt(), self.session.output());
+        let reply = self.drafting.draft(id, self.past.clone(), gamma);
         self.pend(id, reply);
     }
 
     fn start_shadow(&mut self, id: ActionId, from: usize) {
-        let (prompt, output) = (self.session.prompt().to_vec(), self.session.output().to_vec());
-        let reply = self.drafting.shadow(prompt, output, from);
+        self.past.follow(self.session.prompt(), self.session.output());
+        let reply = self.drafting.shadow(id, self.past.clone(), from);
         self.pend(id, reply);
     }
 
@@ -311,8 +322,9 @@ impl Pump {
         self.pending.push(reply.boxed());
     }
 
-    /// Dropping a call closes its connection; dropping a question to the drafter frees its seat.
+    /// Dropping a call closes its connection; dropping a question to the drafter frees its thread.
     fn cancel(&mut self, target: ActionId) {
+        self.drafting.given_up(target, self.late);
         if self.ride.as_ref().is_some_and(|ride| ride.id == target) {
             self.ride = None;
         }
@@ -350,10 +362,8 @@ impl Pump {
             Happened::Done(id, reply) => {
                 self.aborts.retain(|(pending, _)| *pending != id);
                 self.held.take_if(|held| *held == id);
-                let Some(mut reply) = reply else { return };
-                if let Some(seat) = reply.seat.take() {
-                    self.drafting.give_back(seat);
-                }
+                let Some(reply) = reply else { return };
+                self.drafting.answered(id);
                 if let Some(seconds) = reply.seconds {
                     self.slot.record.drafted(Duration::from_secs_f64(seconds));
                 }
@@ -362,7 +372,10 @@ impl Pump {
                 self.slot.record.account(self.session.summary());
             }
             Happened::ClientGone => self.session.handle(WORLD, Event::ClientGone, now),
-            Happened::Deadline => self.session.handle(WORLD, Event::Timeout, now),
+            Happened::Deadline => {
+                self.late = true;
+                self.session.handle(WORLD, Event::Timeout, now);
+            }
         }
     }
 

@@ -1,13 +1,15 @@
 //! What the driver knows for the decision about a request, and the draw of its control group.
 
 use std::collections::HashMap;
-use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 
+use crate::clock::Clock;
 use crate::config::process::Plans;
 use crate::config::store::PolicyStore;
+use crate::control::{PolicyState, Shelf};
 use crate::drive::drafters::Drafters;
 use crate::fleet::identity::{self, Identity};
 use crate::fleet::scrape::Pulse;
@@ -18,10 +20,12 @@ use crate::policy::{
     Backend, Body, Fact, Facts, Holdback, LiveGates, Outcome, Policy, PolicySet, Ruling, Server, Standing,
     Terms, Wish, decide,
 };
+use crate::units::Dice;
 use crate::words::{BypassReason, Mode, RideReason};
 
-/// Requests after which the share of held-back ones has halved.
-const HALF_HELD: f64 = 100.0;
+/// Policies whose control groups are remembered, and for how long after their last request.
+const POLICIES: usize = 1_024;
+const POLICY_KEPT: Duration = Duration::from_hours(24);
 
 /// What the operator allows on a backend.
 pub fn terms(plans: &Plans) -> Terms {
@@ -80,14 +84,22 @@ pub struct Passed<'a> {
 pub struct Rulebook {
     policies: Arc<PolicyStore>,
     terms: HashMap<String, Terms>,
-    seen: Mutex<HashMap<String, u64>>,
-    random: RandomState,
+    draws: Mutex<Draws>,
+    clock: Clock,
+}
+
+/// What control groups are drawn with: the states of the policies by their names, so that an edited policy goes on
+/// where it was.
+struct Draws {
+    states: Shelf<String, PolicyState>,
+    dice: Dice,
 }
 
 impl Rulebook {
-    /// `terms` by the name of the backend.
-    pub fn new(policies: Arc<PolicyStore>, terms: HashMap<String, Terms>) -> Self {
-        Self { policies, terms, seen: Mutex::default(), random: RandomState::new() }
+    /// `terms` by the name of the backend; `dice` draw who is held back.
+    pub fn new(policies: Arc<PolicyStore>, terms: HashMap<String, Terms>, dice: Dice) -> Self {
+        let draws = Mutex::new(Draws { states: Shelf::new(POLICIES, POLICY_KEPT), dice });
+        Self { policies, terms, draws, clock: Clock::start() }
     }
 
     /// What is allowed on a backend.
@@ -123,16 +135,11 @@ impl Rulebook {
         }
     }
 
-    /// Whether this request is in the control group: a share that begins at `start`, halves with every
-    /// hundred requests of the policy, and ends at `floor`.
+    /// Whether this request is in the control group of its policy.
     fn held_back(&self, policy: &Policy) -> bool {
         let Holdback { start, floor } = policy.holdback;
-        let mut seen = self.seen.lock();
-        let seen = seen.entry(policy.label()).or_default();
-        *seen += 1;
-        let share = floor.max(start * 0.5_f64.powf(*seen as f64 / HALF_HELD));
-        let draw = self.random.hash_one(*seen) as f64 / u64::MAX as f64;
-        draw < share
+        let Draws { states, dice } = &mut *self.draws.lock();
+        states.get(&policy.name, self.clock.now()).holds_back(start, floor, dice)
     }
 }
 

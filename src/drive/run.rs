@@ -24,7 +24,7 @@ use crate::fleet::identity::Identity;
 use crate::fleet::{Answer, SendError};
 use crate::http::body::{Body, full};
 use crate::observe::Recorded;
-use crate::openai::{Path, Prompt, Request, Sampling};
+use crate::openai::{Path, Prompt, Request, Route, Sampling};
 use crate::policy::Ruling;
 use crate::session::{Action, Decode, Ending, Limit, Permission, RidePlan, Session, Start};
 use crate::units::TokenId;
@@ -162,6 +162,7 @@ impl Run {
             ending: Ending {
                 stop: request.stop.clone(),
                 stop_order: engine.dialect.quirks().stop_order,
+                hold: engine.dialect.quirks().stop_hold,
                 include_stop: request.include_stop,
                 stop_token_ids: request.stop_token_ids.clone(),
                 eos: engine.eos.clone(),
@@ -170,8 +171,13 @@ impl Run {
             },
             temperature: self.sampling.temperature,
             decode: self.decoder(prompt, request.stream),
+            marks: match request.route {
+                Route::Chat => Arc::clone(self.identity.tokenizer.added()),
+                Route::Completions => Arc::default(),
+            },
             rules: self.ruling.rules.clone(),
             seed: self.seed,
+            noise: super::fresh_seed(),
         }
     }
 

@@ -60,10 +60,25 @@ impl Fleet {
     }
 
     async fn ask(&self, resolver: &dyn Resolve, name: &str) {
-        match resolver.resolve(name).await {
-            Ok(found) if found.is_empty() => tracing::warn!(name, "no address, the replicas stay"),
-            Ok(found) => self.found(name, &BTreeSet::from_iter(found)),
-            Err(error) => tracing::warn!(name, %error, "no answer, the replicas stay"),
+        let trouble = match resolver.resolve(name).await {
+            Ok(found) if found.is_empty() => Some("no address".to_owned()),
+            Ok(found) => {
+                self.found(name, &BTreeSet::from_iter(found));
+                None
+            }
+            Err(error) => Some(error.to_string()),
+        };
+        // One line for each change, however often the name is asked for.
+        match (trouble, self.is_unresolved(name)) {
+            (Some(cause), false) => {
+                tracing::warn!(name, cause, "name is not resolved, the replicas stay");
+                self.set_unresolved(name, true);
+            }
+            (None, true) => {
+                tracing::info!(name, "name is resolved again");
+                self.set_unresolved(name, false);
+            }
+            (Some(_), true) | (None, false) => {}
         }
     }
 }

@@ -5,9 +5,14 @@ use std::io;
 use std::time::Duration;
 
 use http::StatusCode;
+use rustix::io::Errno;
 use rustls::CertificateError;
 
 use super::link::{chain, root};
+use crate::http::request::Silent;
+
+/// The `code` of the error body where the client's body did not go on.
+pub const REQUEST_TIMEOUT: &str = "request_timeout";
 
 /// What a certificate that `openssl req -x509` makes by default is refused with.
 const OWN_AUTHORITY: &str = "TLS refused: the server shows an authority's own certificate (CA:TRUE), which no server may \
@@ -58,6 +63,9 @@ pub enum SendError {
         /// What the body said.
         detail: String,
     },
+    /// The client's own body did not go on.
+    #[error(transparent)]
+    RequestSilent(Silent),
     /// The client's own body passed a limit.
     #[error("the request body is too large")]
     RequestTooLarge,
@@ -107,15 +115,25 @@ impl SendError {
             Self::ConnectTimeout { .. } | Self::FirstByteTimeout { .. } => SendErrorKind::Timeout,
             Self::Closed { .. } => SendErrorKind::Closed,
             Self::Protocol { .. } => SendErrorKind::Protocol,
-            Self::RequestBody { .. } | Self::RequestTooLarge | Self::Unsendable { .. } => {
-                SendErrorKind::Request
-            }
+            Self::RequestBody { .. }
+            | Self::RequestSilent(_)
+            | Self::RequestTooLarge
+            | Self::Unsendable { .. } => SendErrorKind::Request,
+        }
+    }
+
+    /// The `code` of the error body.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::RequestSilent(_) => REQUEST_TIMEOUT,
+            error => error.kind().code(),
         }
     }
 
     /// The status that a client gets for it.
     pub fn status(&self) -> StatusCode {
         match self.kind() {
+            SendErrorKind::Request if matches!(self, Self::RequestSilent(_)) => StatusCode::REQUEST_TIMEOUT,
             SendErrorKind::Connect | SendErrorKind::Closed | SendErrorKind::Protocol => {
                 StatusCode::BAD_GATEWAY
             }
@@ -141,12 +159,16 @@ impl SendError {
 
     /// The body of the request has failed.
     pub(super) fn of_body(error: &(dyn StdError + 'static)) -> Self {
-        if is_limit(error) { Self::RequestTooLarge } else { Self::RequestBody { detail: root(error) } }
+        match find::<Silent>(error) {
+            Some(silent) => Self::RequestSilent(*silent),
+            None if is_limit(error) => Self::RequestTooLarge,
+            None => Self::RequestBody { detail: root(error) },
+        }
     }
 
     pub(super) fn of_call(backend: &str, error: &hyper::Error) -> Self {
         let backend = backend.to_owned();
-        if error.is_user() || is_limit(error) {
+        if error.is_user() || is_limit(error) || find::<Silent>(error).is_some() {
             Self::of_body(error)
         } else if error.is_parse() {
             Self::Protocol { backend, detail: root(error) }
@@ -154,6 +176,12 @@ impl SendError {
             Self::Closed { backend }
         }
     }
+}
+
+/// Whether the process, or the system, has no descriptor left.
+pub(super) fn is_out_of_descriptors(error: &(dyn StdError + 'static)) -> bool {
+    let code = find::<std::io::Error>(error).and_then(std::io::Error::raw_os_error);
+    code.is_some_and(|code| [Errno::MFILE, Errno::NFILE].map(Errno::raw_os_error).contains(&code))
 }
 
 fn is_limit(error: &(dyn StdError + 'static)) -> bool {

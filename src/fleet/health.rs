@@ -302,10 +302,10 @@ impl Health {
                 tracing::warn!(replica, url, cause, "breaker is open: the replica failed again and again");
             }
             (_, BreakerState::Open) => {
-                tracing::info!(replica, url, cause, "breaker stays open: the trial failed")
+                tracing::info!(replica, url, cause, "breaker stays open: the trial failed");
             }
             (_, BreakerState::HalfOpen) => {
-                tracing::info!(replica, url, "breaker is half open: one request tries")
+                tracing::info!(replica, url, "breaker is half open: one request tries");
             }
             (_, BreakerState::Closed) => tracing::info!(replica, url, "breaker is closed"),
         }

@@ -21,7 +21,7 @@ use crate::fleet::probe::{Limits, Report};
 use crate::fleet::scrape::Pulse;
 use crate::fleet::{Fleet, Replica};
 use crate::text::Tokenizer;
-use crate::words::BypassReason;
+use crate::words::{BypassReason, Plan};
 
 pub use ask::{Recognised, Unknown, ask, models, one_start, recognise, tokenizer};
 
@@ -98,6 +98,8 @@ pub struct Asking {
     pub ready: bool,
     /// Bounds of a probe.
     pub limits: Limits,
+    /// Plans that the operator has named; they are used even where their first call may end the engine.
+    pub named: Vec<Plan>,
     /// It bills per token: it is asked for its models and nothing else.
     pub billed: bool,
 }

@@ -13,6 +13,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
+use http::header::CONTENT_LENGTH;
 use http::{Request, Response, StatusCode};
 use http_body::{Body as _, Frame, SizeHint};
 use hyper::body::Incoming;
@@ -27,7 +28,10 @@ use super::error::SendErrorKind;
 use super::health::{Failing, Health, Outcome};
 use super::silence::Silence;
 use crate::http::body::{Body, BoxError};
+use crate::http::head::codings;
 
+/// The most that is kept of an answer, or of a request, on its way through a connection, bytes.
+const BUFFER: usize = 32 << 10;
 /// How much of an error's text is read to judge whose fault it is.
 const JUDGED: usize = 4 << 10;
 /// What engines say when a prompt is too long. vLLM says it with status 500.
@@ -43,12 +47,15 @@ pub(super) struct Link {
     sender: SendRequest<Body>,
     /// `None` once the connection has ended.
     driver: Option<Driver>,
+    /// Nothing more is sent over it.
+    spent: bool,
 }
 
 impl Link {
     pub(super) async fn new(stream: Stream) -> Result<Self, hyper::Error> {
-        let (sender, driver) = Builder::new().writev(false).handshake(stream).await?;
-        Ok(Self { sender, driver: Some(Box::pin(driver.with_upgrades())) })
+        let builder = Builder::new().writev(false).max_buf_size(BUFFER).clone();
+        let (sender, driver) = builder.handshake(stream).await?;
+        Ok(Self { sender, driver: Some(Box::pin(driver.with_upgrades())), spent: false })
     }
 
     /// Lets the connection read and write.
@@ -59,7 +66,7 @@ impl Link {
     /// Itself, if another request can be sent.
     fn freed(mut self) -> Option<Self> {
         self.drive(&mut Context::from_waker(Waker::noop()));
-        (self.driver.is_some() && self.sender.is_ready()).then_some(self)
+        (self.driver.is_some() && self.sender.is_ready() && !self.spent).then_some(self)
     }
 
     /// Sends a request and waits for the head of its answer.
@@ -75,6 +82,23 @@ impl Link {
         })
         .await
     }
+}
+
+/// Leaves one length to an answer that has two: where chunks are, they count, and nobody uses the connection again,
+/// since the next one on it might begin where its sender does not think it does (RFC 9112, 6.3).
+///
+/// # Errors
+/// A transfer coding other than `chunked`, once: it was not asked for, and is gone when the answer is passed on.
+pub(super) fn frame(response: &mut Response<Incoming>, link: &mut Link) -> Result<(), String> {
+    let mut codings = codings(response.headers());
+    let Some(first) = codings.next() else { return Ok(()) };
+    let plain = first.eq_ignore_ascii_case("chunked") && codings.next().is_none();
+    drop(codings);
+    if !plain && !response.body().is_end_stream() {
+        return Err("an answer has no transfer coding but chunked, once".to_owned());
+    }
+    link.spent = response.headers_mut().remove(CONTENT_LENGTH).is_some();
+    Ok(())
 }
 
 fn drive(driver: &mut Option<Driver>, cx: &mut Context<'_>) {
@@ -166,6 +190,12 @@ impl Pool {
             idle.swept = true;
             tokio::spawn(sweep(Arc::downgrade(self), self.keep));
         }
+    }
+
+    /// Closes what is idle.
+    pub(super) fn clear(&self) {
+        let idle = std::mem::take(&mut self.idle.lock().links);
+        drop(idle);
     }
 
     /// Closes what has been idle for too long; false if nothing is left.

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use http::header::{ACCEPT_ENCODING, CONTENT_TYPE};
 use http::{HeaderValue, Method, Request, Response, StatusCode};
-use http_body_util::{BodyExt, Limited};
+use http_body_util::BodyExt;
 use tokio::time::Instant;
 
 use super::replica::Fresh;
@@ -19,6 +19,7 @@ use crate::clock::Clock;
 use crate::dialect::probe::{Bounds, Findings, Heard, Prober, Step, TEXT};
 use crate::dialect::{Call, Engine, RideKind};
 use crate::http::body::full;
+use crate::http::gather;
 use crate::openai::sse;
 use crate::text::Tokenizer;
 use crate::units::TokenId;
@@ -148,8 +149,7 @@ async fn round(backend: &Replica, calls: &[Call], fresh: bool, bytes_max: usize)
 
 async fn whole(backend: &Replica, call: &Call, fresh: bool, most: usize) -> Result<Vec<u8>, Heard> {
     let response = send(backend, call, fresh).await?;
-    let body = Limited::new(response.into_body(), most).collect().await;
-    Ok(body.map_err(|_| Heard::Silence)?.to_bytes().to_vec())
+    gather::whole(response.into_body(), most).await.map_err(|_| Heard::Silence)
 }
 
 /// Reads a stream until so many events with tokens have come, and hangs up; or an answer that comes whole.
@@ -163,8 +163,8 @@ async fn ride(backend: &Replica, engine: &Engine, call: &Call, leave: usize) -> 
     let whole = kind.is_some_and(|kind| kind.as_bytes().starts_with(b"application/json"));
     let mut body = response.into_body();
     if whole {
-        let Ok(body) = Limited::new(body, sse::EVENT_BYTES).collect().await else { return Heard::Silence };
-        let value = serde_json::from_slice(&body.to_bytes());
+        let Ok(body) = gather::whole(body, sse::EVENT_BYTES).await else { return Heard::Silence };
+        let value = serde_json::from_slice(&body);
         return value
             .map_or(Heard::Silence, |value| Heard::Ride(vec![(begun.elapsed().as_secs_f64(), value)]));
     }

@@ -27,12 +27,12 @@ pub use settings::{Auth, InvalidUrl, ReplicaSettings};
 
 use self::address::{Connector, address, connector, host_of};
 use super::breaker::BreakerState;
-use super::error::{SendError, SendErrorKind};
+use super::error::{SendError, SendErrorKind, is_out_of_descriptors};
 use super::health::{Failing, Health, LastError, Outcome, Standing};
-use super::link::{Answer, Link, Pool, Proof, Source};
+use super::link::{Answer, Link, Pool, Proof, Source, Stream, frame};
 use super::load::{Load, Told};
 use super::models::{Fit, ModelName};
-use crate::http::body::Body;
+use crate::http::body::{Body, BoxError};
 use crate::http::workers::lane;
 
 /// Which data-parallel rank of an engine is to compute a request. vLLM and SGLang both know it.
@@ -41,6 +41,9 @@ const RANK: HeaderName = HeaderName::from_static("x-data-parallel-rank");
 const LOCAL: &str = "http://localhost";
 /// Most models that are remembered to take no prediction; beyond that each is tried anew.
 const UNPREDICTED: usize = 256;
+
+/// How often a descriptor is tried for while there is none.
+const DESCRIPTORS_AGAIN: Duration = Duration::from_millis(20);
 
 /// On a request: it goes out on a connection that was never used before.
 #[derive(Clone, Copy, Debug)]
@@ -503,8 +506,14 @@ impl Replica {
                 },
             };
             let mut error = match link.call(request).await {
-                Ok(response) => {
-                    return Ok(Answer::response(response.map(Source::There), Some(link), busy, proof));
+                Ok(mut response) => {
+                    return match frame(&mut response, &mut link) {
+                        Ok(()) => Ok(Answer::response(response.map(Source::There), Some(link), busy, proof)),
+                        Err(detail) => {
+                            let backend = self.settings.name.clone();
+                            Err(Unanswered::lost(SendError::Protocol { backend, detail }))
+                        }
+                    };
                 }
                 Err(error) => error,
             };
@@ -522,13 +531,26 @@ impl Replica {
     async fn connect(&self) -> Result<Link, SendError> {
         let name = &self.settings.name;
         let begun = tokio::time::Instant::now();
-        let connecting = self.connector.clone().oneshot(self.address.clone());
-        let stream = tokio::time::timeout(self.settings.connect_timeout, connecting).await;
+        let stream = tokio::time::timeout(self.settings.connect_timeout, self.reach()).await;
         let stream = stream
             .map_err(|_| SendError::ConnectTimeout { backend: name.clone() })?
             .map_err(|error| SendError::of_connecting(name, error.as_ref()))?;
         self.connects.observe(begun.elapsed().as_secs_f64());
         Link::new(stream).await.map_err(|error| SendError::of_call(name, &error))
+    }
+
+    /// Connects. Where the process has no descriptor left, those of idle connections are freed, and the next that is
+    /// free is waited for.
+    async fn reach(&self) -> Result<Stream, BoxError> {
+        loop {
+            match self.connector.clone().oneshot(self.address.clone()).await {
+                Err(error) if is_out_of_descriptors(&*error) => {
+                    self.pools.iter().for_each(|pool| pool.clear());
+                    tokio::time::sleep(DESCRIPTORS_AGAIN).await;
+                }
+                reached => return reached,
+            }
+        }
     }
 
     fn target(&self, asked: &Uri) -> Result<Uri, SendError> {

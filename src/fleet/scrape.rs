@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
 use http::{Request, StatusCode, Uri};
-use http_body_util::{BodyExt, Limited};
 use tokio::time::Instant;
 
 use super::Replica;
@@ -17,6 +16,7 @@ use super::load::Load;
 use crate::control::gates::Signal;
 use crate::dialect::{self, Dialect};
 use crate::http::body::full;
+use crate::http::gather;
 
 /// A metrics page larger than this is none.
 const PAGE_BYTES: usize = 8 << 20;
@@ -113,7 +113,7 @@ pub async fn look(backend: &Replica, dialect: Dialect, path: &str) -> Option<dia
     if response.status() != StatusCode::OK {
         return None;
     }
-    let body = Limited::new(response.into_body(), PAGE_BYTES).collect().await.ok()?.to_bytes();
+    let body = gather::whole(response.into_body(), PAGE_BYTES).await.ok()?;
     dialect.codec().load(std::str::from_utf8(&body).ok()?)
 }
 

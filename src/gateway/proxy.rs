@@ -11,7 +11,6 @@ use http::header::CONNECTION;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, Version, request};
 use http_body::Body as _;
 use http_body_util::BodyExt;
-use hyper::body::Incoming;
 use tokio::sync::OwnedSemaphorePermit;
 use tracing::Instrument;
 
@@ -28,8 +27,11 @@ use crate::fleet::Replica;
 use crate::gateway::{Brains, Limits, Settings, Shared};
 use crate::http::body::Body;
 use crate::http::body::full;
+use crate::http::gather::Stopped;
 use crate::http::headers;
 use crate::http::listen::Peer;
+use crate::http::memory::{Level, Reservation};
+use crate::http::request::RequestBody;
 use crate::observe::Record;
 use crate::observe::metrics::Stage;
 use crate::openai::{self, Judgement, Route};
@@ -38,6 +40,9 @@ use crate::words::BypassReason;
 
 /// Longest `x-request-id` of a client that is taken over, bytes.
 const LONGEST_ID: usize = 128;
+
+/// What the buffers of a request take whose body is relayed unread, bytes.
+const UNREAD: u64 = 128 << 10;
 
 /// What every request needs.
 pub struct Proxy {
@@ -85,6 +90,8 @@ struct Eligible {
     request: Box<openai::Request>,
     to: Arc<Replica>,
     permit: OwnedSemaphorePermit,
+    /// For the body as it was understood, and for all that the session will hold.
+    memory: Reservation,
 }
 
 /// A body on its way to a backend.
@@ -96,11 +103,11 @@ enum Payload {
 }
 
 impl Payload {
-    fn streamed(body: Incoming) -> Self {
+    fn streamed(body: RequestBody) -> Self {
         if body.is_end_stream() {
             return Self::Whole(Bytes::new());
         }
-        Self::Stream(body.map_err(Into::into).boxed_unsync())
+        Self::Stream(body.boxed_unsync())
     }
 }
 
@@ -153,7 +160,7 @@ impl Proxy {
 
     /// Answers one request. Its id goes with it to the backend, and back to the client; an answer with an id of the
     /// backend's own keeps that.
-    pub(crate) async fn answer(self: Arc<Self>, request: Request<Incoming>) -> Response<Body> {
+    pub(crate) async fn answer(self: Arc<Self>, request: Request<RequestBody>) -> Response<Body> {
         let (mut parts, body) = request.into_parts();
         let (id, field) = self.id(&parts.headers);
         parts.headers.insert(headers::REQUEST_ID, field.clone());
@@ -165,7 +172,7 @@ impl Proxy {
         response
     }
 
-    async fn answer_recorded(&self, request: Request<Incoming>, record: Record) -> Response<Body> {
+    async fn answer_recorded(&self, request: Request<RequestBody>, record: Record) -> Response<Body> {
         let (mut parts, body) = request.into_parts();
         let peer = parts.extensions.remove::<Peer>();
         let keeps_alive = parts.version <= Version::HTTP_11;
@@ -181,16 +188,17 @@ impl Proxy {
     }
 
     /// Whatever is no completion.
-    async fn other(&self, mut inbound: Inbound, body: Incoming) -> Response<Body> {
+    async fn other(&self, mut inbound: Inbound, body: RequestBody) -> Response<Body> {
         if inbound.parts.method == Method::CONNECT {
             return fail(inbound.record, &Failure::Connect);
         }
         let mut model = None;
         // Only where several backends answer is it worth looking for the model.
         let body = if self.shared.fleet.needs_model() && inbound.parts.method == Method::POST {
-            match route::read(body, self.limits.speculate_body).await {
-                Read::Broken => return fail(inbound.record, &Failure::BodyBroken),
-                Read::Replay(replay) => Payload::Stream(replay.into_body()),
+            match route::read(body, self.limits.speculate_body, &self.shared.memory).await {
+                Read::Broken(error) => return fail(inbound.record, &Failure::of_body(&*error)),
+                Read::Unread(_, Stopped::Memory) => return fail(inbound.record, &Failure::Memory),
+                Read::Unread(body, Stopped::Limit) => Payload::Stream(body),
                 Read::Whole(bytes) => {
                     model = route::model_of(&bytes);
                     Payload::Whole(bytes)
@@ -208,11 +216,14 @@ impl Proxy {
         self.relay(inbound, body, backend).await
     }
 
-    async fn relay(&self, inbound: Inbound, body: Payload, backend: Arc<Replica>) -> Response<Body> {
+    async fn relay(&self, mut inbound: Inbound, body: Payload, backend: Arc<Replica>) -> Response<Body> {
         let twice = route::is_repeatable(&inbound.parts.method, &inbound.parts.uri);
         let (body, repeatable) = match body {
             Payload::Whole(bytes) => (full(bytes.clone()), Some(bytes).filter(|_| twice)),
-            Payload::Stream(body) => (body, None),
+            Payload::Stream(body) => {
+                inbound.record.keep(self.shared.memory.take(UNREAD));
+                (body, None)
+            }
         };
         let fleet = Arc::clone(&self.shared.fleet);
         let Inbound { parts, peer, record } = inbound;
@@ -240,7 +251,11 @@ impl Proxy {
     }
 
     /// A completion: drive it, or relay it with a reason.
-    async fn completion(&self, mut inbound: Inbound, body: Incoming, route: Route) -> Response<Body> {
+    async fn completion(&self, mut inbound: Inbound, body: RequestBody, route: Route) -> Response<Body> {
+        if self.shared.memory.level() == Level::Exhausted {
+            inbound.record.bypassed(route, BypassReason::Memory, None);
+            return fail(inbound.record, &Failure::Memory);
+        }
         let wish = self.wish(&inbound.parts);
         let peer = inbound.peer.map(|peer| peer.address.ip());
         let tenant = tenant::of(&self.tenants, peer, &inbound.parts.headers);
@@ -254,7 +269,12 @@ impl Proxy {
                 let client = Client { control: wish.control(), tenant, trailers };
                 return self.hand_over(inbound, eligible, body, client).await;
             }
-            Verdict::Fail(failure) => return fail(inbound.record, &failure),
+            Verdict::Fail(failure) => {
+                if matches!(failure, Failure::Memory) {
+                    inbound.record.bypassed(route, BypassReason::Memory, None);
+                }
+                return fail(inbound.record, &failure);
+            }
             Verdict::Predict { why, model, altered, own, to } => {
                 inbound.record.bypassed(route, why.reason, None);
                 return self.predict(inbound, model, altered, own, to).await;
@@ -276,7 +296,7 @@ impl Proxy {
     }
 
     /// Asks [`policy::decide`] with what the head tells, and once more with the body.
-    async fn decide(&self, head: &Head<'_>, body: Incoming) -> Verdict {
+    async fn decide(&self, head: &Head<'_>, body: RequestBody) -> Verdict {
         let mut facts = facts::of_head(head, &self.shared);
         facts.leaps &= self.drive.is_some();
         let early = bypass(policy::decide(&facts));
@@ -285,13 +305,19 @@ impl Proxy {
             let (why, body) = (why.clone(), Payload::streamed(body));
             return Verdict::Relay { why, model: None, to: None, body };
         }
-        let bytes = match route::read(body, self.limits.speculate_body).await {
-            Read::Broken => return Verdict::Fail(Failure::BodyBroken),
-            Read::Replay(replay) => {
-                facts.body = Fact::Known(policy::Body::TooLarge);
-                let why = bypass(policy::decide(&facts)).unwrap_or(BypassReason::Body.into());
-                let body = Payload::Stream(replay.into_body());
-                return Verdict::Relay { why, model: None, to: None, body };
+        let bytes = match route::read(body, self.limits.speculate_body, &self.shared.memory).await {
+            Read::Broken(error) => return Verdict::Fail(Failure::of_body(&*error)),
+            // Whom it is for stands in what was not read.
+            Read::Unread(_, Stopped::Memory) if fleet.needs_model() => return Verdict::Fail(Failure::Memory),
+            Read::Unread(body, stopped) => {
+                let why = match stopped {
+                    Stopped::Limit => {
+                        facts.body = Fact::Known(policy::Body::TooLarge);
+                        bypass(policy::decide(&facts)).unwrap_or(BypassReason::Body.into())
+                    }
+                    Stopped::Memory => early.unwrap_or(BypassReason::Memory.into()),
+                };
+                return Verdict::Relay { why, model: None, to: None, body: Payload::Stream(body) };
             }
             Read::Whole(bytes) => bytes,
         };
@@ -314,6 +340,9 @@ impl Proxy {
     /// Judges the body, and takes a place among the sessions if it may be driven. A replica that was picked
     /// for it serves it also if it is relayed.
     fn judged(&self, facts: &Facts<'_>, body: &Bytes) -> Result<Eligible, (Why, Option<Arc<Replica>>)> {
+        let Some(memory) = self.shared.memory.try_take(openai::parsed_bytes(body) as u64) else {
+            return Err((BypassReason::Memory.into(), None));
+        };
         let begun = Instant::now();
         let judged = openai::judge(facts.route, body);
         self.shared.observer.metrics().overhead(Stage::Parse, begun.elapsed());
@@ -324,12 +353,14 @@ impl Proxy {
         let (outcome, permit) = self.placed(facts, &judged, to.as_deref());
         match (outcome, judged, to, permit) {
             (Outcome::Undecided(Step::Server, _), Judgement::Eligible(request), Some(to), Some(permit)) => {
-                Ok(Eligible { request, to, permit })
+                Ok(Eligible { request, to, permit, memory })
             }
             (outcome, judged, to, _) => {
                 let mut why = bypass(outcome).unwrap_or(BypassReason::Fault.into());
                 if let (true, Judgement::Eligible(request)) = (why.predict, &judged) {
-                    why.predicted = dialect::openai::predicted(request, body).map(Bytes::from);
+                    let predicted = dialect::openai::predicted(request, body);
+                    why.predicted =
+                        predicted.map(|body| self.shared.memory.take(body.len() as u64).over(body));
                 }
                 Err((why, to))
             }
@@ -362,7 +393,7 @@ impl Proxy {
         body: Bytes,
         client: Client,
     ) -> Response<Body> {
-        let Eligible { request, to: replica, permit } = eligible;
+        let Eligible { request, to: replica, permit, memory } = eligible;
         let Inbound { parts: mut head, peer, mut record } = inbound;
         let Some(drive) = &self.drive else { return fail(record, &Failure::Internal) };
         let host = head.uri.host().map(ToOwned::to_owned);
@@ -370,6 +401,7 @@ impl Proxy {
         head.headers.remove(CONNECTION);
         head.headers.remove(http::header::UPGRADE);
         record.model(request.model.clone());
+        record.keep(memory);
         let slot = Slot::new(record, permit);
         let answer =
             drive.drive(Exchange { head, body, request, replica, shared: self.shared.clone(), client, slot });

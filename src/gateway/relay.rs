@@ -112,7 +112,7 @@ impl Relay {
         }
         let backend = hyper::upgrade::on(&mut response);
         let (mut parts, _) = response.into_parts();
-        if let Some(protocol) = headers::strip_hop_by_hop(&mut parts.headers) {
+        if let Some(protocol) = headers::from_backend(&mut parts.headers) {
             parts.headers.insert(UPGRADE, protocol);
         }
         parts.headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
@@ -169,9 +169,10 @@ impl Relay {
 
     async fn exchange(
         &mut self,
-        parts: request::Parts,
+        mut parts: request::Parts,
         body: Body,
     ) -> Result<Response<fleet::Answer>, Failure> {
+        headers::frame(&mut parts, &body);
         self.record.to(self.backend.name());
         let body = match self.limit {
             None => body,
@@ -191,7 +192,7 @@ impl Relay {
 
     fn pass_back(mut self, response: Response<fleet::Answer>) -> Response<Body> {
         let (mut parts, body) = response.into_parts();
-        headers::strip_hop_by_hop(&mut parts.headers);
+        headers::from_backend(&mut parts.headers);
         // Extensions of the backend's connection mean nothing on the client's.
         parts.extensions.clear();
         let mut response = Response::from_parts(parts, ());

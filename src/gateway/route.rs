@@ -3,19 +3,18 @@
 //! A candidate's body is read as long as it stays small and plain. Whatever was read is forwarded first, so a
 //! request that turns out to be no candidate is relayed as if nobody had looked.
 
-use std::collections::VecDeque;
-use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::sync::Arc;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http::header::CONTENT_ENCODING;
 use http::{HeaderMap, Method, Uri};
-use http_body::{Body as _, Frame, SizeHint};
 use http_body_util::BodyExt;
-use hyper::body::Incoming;
 use serde::Deserialize;
 
 use crate::http::body::{Body, BoxError};
+use crate::http::gather::{Gathered, Stopped, gather};
+use crate::http::memory::Memory;
+use crate::http::request::RequestBody;
 use crate::openai::Route;
 
 /// The completion route that a request asks for.
@@ -53,83 +52,18 @@ pub fn model_of(body: &[u8]) -> Option<String> {
 pub enum Read {
     /// All of it.
     Whole(Bytes),
-    /// Too large, or with trailers: what was read, and what is still to come.
-    Replay(Replay),
-    /// The client broke off.
-    Broken,
+    /// What was read, and what is still to come.
+    Unread(Body, Stopped),
+    /// The client broke off, or did not go on.
+    Broken(BoxError),
 }
 
-/// Reads `body` up to `limit` bytes.
-pub async fn read(mut body: Incoming, limit: usize) -> Read {
-    if body.size_hint().lower() > limit as u64 {
-        return Read::Replay(Replay { read: VecDeque::new(), rest: body });
-    }
-    let mut read: VecDeque<Frame<Bytes>> = VecDeque::new();
-    let mut size = 0;
-    while let Some(frame) = body.frame().await {
-        let Ok(frame) = frame else { return Read::Broken };
-        size += frame.data_ref().map_or(0, Bytes::len);
-        let plain = frame.is_data();
-        read.push_back(frame);
-        if size > limit || !plain {
-            return Read::Replay(Replay { read, rest: body });
-        }
-    }
-    Read::Whole(joined(read))
-}
-
-fn joined(frames: VecDeque<Frame<Bytes>>) -> Bytes {
-    let mut pieces = frames.into_iter().filter_map(|frame| frame.into_data().ok());
-    let Some(first) = pieces.next() else { return Bytes::new() };
-    let Some(second) = pieces.next() else { return first };
-    let mut all = BytesMut::from(&first[..]);
-    all.extend_from_slice(&second);
-    for piece in pieces {
-        all.extend_from_slice(&piece);
-    }
-    all.freeze()
-}
-
-/// A body of which a part has been read already: gives that part again, then the rest.
-pub struct Replay {
-    read: VecDeque<Frame<Bytes>>,
-    rest: Incoming,
-}
-
-impl Replay {
-    /// As a body to send.
-    pub fn into_body(self) -> Body {
-        self.boxed_unsync()
-    }
-}
-
-impl http_body::Body for Replay {
-    type Data = Bytes;
-    type Error = BoxError;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        match self.read.pop_front() {
-            Some(frame) => Poll::Ready(Some(Ok(frame))),
-            None => Pin::new(&mut self.rest).poll_frame(cx).map_err(Into::into),
-        }
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.read.is_empty() && self.rest.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        let read: usize = self.read.iter().filter_map(|frame| frame.data_ref().map(Bytes::len)).sum();
-        let rest = self.rest.size_hint();
-        let mut hint = SizeHint::new();
-        hint.set_lower(rest.lower() + read as u64);
-        if let Some(upper) = rest.upper() {
-            hint.set_upper(upper + read as u64);
-        }
-        hint
+/// Reads `body` up to `limit` bytes, as far as there is memory for it.
+pub async fn read(body: RequestBody, limit: usize, memory: &Arc<Memory>) -> Read {
+    match gather(body, limit, memory).await {
+        Ok(Gathered::Whole(bytes)) => Read::Whole(bytes),
+        Ok(Gathered::Part(part, stopped)) => Read::Unread(part.boxed_unsync(), stopped),
+        Err(error) => Read::Broken(error),
     }
 }
 

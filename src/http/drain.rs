@@ -89,14 +89,19 @@ impl Lifecycle {
         self.empty.send_replace(true);
     }
 
-    /// Plays the steps of stopping: keeps accepting for `delay`, then lets what is open end within `grace`,
-    /// then cuts it. Ends early when `done` does.
-    pub async fn steps(&self, times: DrainTimes, done: impl Future<Output = ()>) {
+    /// Plays the steps of stopping: keeps accepting for `delay`, or until `none` is there where that is enough, then
+    /// lets what is open end within `grace`, then cuts it. Ends early when `done` does.
+    pub async fn steps(
+        &self,
+        times: DrainTimes,
+        none: impl Future<Output = ()>,
+        done: impl Future<Output = ()>,
+    ) {
         self.draining().await;
         tokio::select! {
             () = tokio::time::sleep(times.delay) => {}
             () = self.hurried.cancelled() => {}
-            () = self.stop.connections.none(), if times.early => {}
+            () = none, if times.early => {}
         }
         self.stop.accept.cancel();
         if tokio::time::timeout(times.grace, done).await.is_err() {
@@ -126,7 +131,8 @@ mod tests {
             life.stop.cut.cancelled().await;
             start.elapsed()
         };
-        let ((), accept, cut) = tokio::join!(life.steps(times, std::future::pending()), accept, cut);
+        let ((), accept, cut) =
+            tokio::join!(life.steps(times, std::future::pending(), std::future::pending()), accept, cut);
         assert_eq!(accept.as_secs(), 5);
         assert_eq!(cut.as_secs(), 125);
     }
@@ -137,29 +143,25 @@ mod tests {
         let early = DrainTimes::default();
         let idle = Lifecycle::default();
         idle.drain();
-        idle.steps(early, std::future::ready(())).await;
+        idle.steps(early, std::future::ready(()), std::future::ready(())).await;
         assert_eq!(begun.elapsed(), Duration::ZERO);
 
         let busy = Lifecycle::default();
-        let client = busy.stop.connections.count();
-        let leaving = async {
-            tokio::time::sleep(Duration::from_secs(2)).await;
-            drop(client);
-        };
         busy.drain();
-        tokio::join!(busy.steps(early, std::future::ready(())), leaving);
+        busy.steps(early, tokio::time::sleep(Duration::from_secs(2)), std::future::ready(())).await;
         assert_eq!(begun.elapsed().as_secs(), 2);
 
         let hurried = Lifecycle::default();
-        let _client = hurried.stop.connections.count();
         hurried.drain();
         hurried.hurry();
-        hurried.steps(DrainTimes { early: false, ..early }, std::future::ready(())).await;
+        hurried
+            .steps(DrainTimes { early: false, ..early }, std::future::pending(), std::future::ready(()))
+            .await;
         assert_eq!(begun.elapsed().as_secs(), 2);
 
         let set = Lifecycle::default();
         set.drain();
-        set.steps(DrainTimes { early: false, ..early }, std::future::ready(())).await;
+        set.steps(DrainTimes { early: false, ..early }, std::future::ready(()), std::future::ready(())).await;
         assert_eq!(begun.elapsed().as_secs(), 7, "what the operator has set is waited for");
     }
 
@@ -167,7 +169,7 @@ mod tests {
     async fn nothing_is_cut_when_all_has_ended() {
         let life = Lifecycle::default();
         life.drain();
-        life.steps(DrainTimes::default(), std::future::ready(())).await;
+        life.steps(DrainTimes::default(), std::future::pending(), std::future::ready(())).await;
         assert!(life.stop.accept.is_cancelled() && !life.stop.cut.is_cancelled());
     }
 }

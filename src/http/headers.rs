@@ -3,8 +3,10 @@
 //! Fields that concern one connection only (RFC 9110, 7.6.1) end here, whichever way they travel; all others
 //! pass untouched.
 
-use http::header::{CONNECTION, COOKIE, EXPECT, HOST, TE, TRANSFER_ENCODING, UPGRADE};
-use http::{HeaderMap, HeaderName, HeaderValue, Version};
+use http::header::{
+    CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, HOST, PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE,
+};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Version, request};
 
 use crate::http::listen::Peer;
 
@@ -23,6 +25,8 @@ pub const PARAMETER: HeaderName = HeaderName::from_static("x-foretell-parameter"
 /// Longest name of a parameter that is put into a header, bytes.
 const PARAMETER_MAX: usize = 128;
 
+/// The names of all fields of Foretell's own begin with it.
+const OWN: &str = "x-foretell";
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 const HTTP2_SETTINGS: HeaderName = HeaderName::from_static("http2-settings");
@@ -62,6 +66,33 @@ fn named_by_connection(headers: &HeaderMap) -> Vec<HeaderName> {
     names.filter_map(|name| HeaderName::from_bytes(name.trim().as_bytes()).ok()).collect()
 }
 
+/// Takes out the fields that only Foretell itself may set, or is to read.
+pub fn strip_own(headers: &mut HeaderMap) {
+    let is_own = |name: &&HeaderName| {
+        let rest = name.as_str().strip_prefix(OWN);
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
+    };
+    let own: Vec<HeaderName> = headers.keys().filter(is_own).cloned().collect();
+    for name in own {
+        headers.remove(name);
+    }
+}
+
+/// Makes the fields of a backend's answer fit for a client. Returns the protocol that it switches to.
+pub fn from_backend(headers: &mut HeaderMap) -> Option<HeaderValue> {
+    strip_own(headers);
+    strip_hop_by_hop(headers)
+}
+
+/// A body of unknown length has to be announced where hyper takes the method for one without a body.
+pub fn frame(head: &mut request::Parts, body: &impl http_body::Body) {
+    let bodiless = matches!(head.method, Method::GET | Method::HEAD);
+    let sized = head.headers.contains_key(CONTENT_LENGTH) || body.size_hint().exact().is_some();
+    if bodiless && !sized {
+        head.headers.insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
+    }
+}
+
 /// Whether the client can take trailers.
 pub fn takes_trailers(headers: &HeaderMap) -> bool {
     let values = headers.get_all(TE).into_iter().filter_map(|value| value.to_str().ok());
@@ -78,8 +109,9 @@ pub fn for_backend(
 ) -> Option<HeaderValue> {
     let trailers = takes_trailers(headers);
     let upgrade = strip_hop_by_hop(headers).filter(|protocol| may_switch(protocol, version));
+    strip_own(headers);
     // The server side of hyper has answered `100 Continue` as soon as the body is read.
-    for name in [CONTROL, TEXT, EXPECT] {
+    for name in [EXPECT, PROXY_AUTHORIZATION] {
         headers.remove(name);
     }
     if trailers {
@@ -199,11 +231,50 @@ mod tests {
     fn foretells_own_fields_end_here_and_trailers_are_asked_for_again() {
         let mut map =
             headers(&[("x-foretell", "ride"), ("te", "gzip, Trailers"), ("expect", "100-continue")]);
+        map.extend(headers(&[("x-foretell-path", "x"), ("proxy-authorization", "Basic eDp5")]));
+        map.insert("x-foretelling", "not ours".parse().unwrap());
         for_backend(&mut map, Version::HTTP_2, Some("h:1"), None);
         assert_eq!(
             map,
-            headers(&[("te", "trailers"), ("x-forwarded-proto", "http"), ("x-forwarded-host", "h:1")])
+            headers(&[
+                ("te", "trailers"),
+                ("x-foretelling", "not ours"),
+                ("x-forwarded-proto", "http"),
+                ("x-forwarded-host", "h:1")
+            ])
         );
+    }
+
+    #[test]
+    fn what_a_backend_says_in_foretells_name_ends_here() {
+        let mut map = headers(&[("x-foretell-policy", "p"), ("x-foretell", "off"), ("x-stays", "1")]);
+        map.append("x-foretell-policy", "q".parse().unwrap());
+        assert_eq!(from_backend(&mut map), None);
+        assert_eq!(map, headers(&[("x-stays", "1")]));
+    }
+
+    #[rstest::rstest]
+    #[case("GET", None, true)]
+    #[case("HEAD", None, true)]
+    #[case("POST", None, false)]
+    #[case("GET", Some("3"), false)]
+    fn a_body_of_unknown_length_is_announced_where_hyper_would_leave_it_out(
+        #[case] method: &str,
+        #[case] length: Option<&str>,
+        #[case] announced: bool,
+    ) {
+        let mut head = http::Request::builder().method(method);
+        if let Some(length) = length {
+            head = head.header(CONTENT_LENGTH, length);
+        }
+        let mut head = head.body(()).unwrap().into_parts().0;
+        let stream =
+            futures_util::stream::pending::<Result<http_body::Frame<bytes::Bytes>, std::io::Error>>();
+        frame(&mut head, &http_body_util::StreamBody::new(stream));
+        assert_eq!(head.headers.contains_key(TRANSFER_ENCODING), announced);
+        let mut head = http::Request::builder().method(method).body(()).unwrap().into_parts().0;
+        frame(&mut head, &crate::http::body::full("abc"));
+        assert!(head.headers.is_empty());
     }
 
     #[test]

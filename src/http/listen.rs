@@ -3,28 +3,29 @@
 //! Shared by the proxy, the admin listener and `foretell target`, so that header limits, timeouts and the
 //! order of shutting down are the same everywhere.
 
-use std::convert::Infallible;
-use std::future::Future;
+use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use hyper::body::Incoming;
-use hyper::service::service_fn;
-use hyper::{Request, Response, StatusCode};
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use hyper_util::server::conn::auto;
+use http::{Request, Response};
 use rustls::ServerConfig;
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::watch;
+use tokio::time::Instant;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::http::body::Body;
+use crate::http::connections::{Connections, Place};
+use crate::http::request::RequestBody;
+use crate::http::serve::{Serving, accepted};
 use crate::http::workers::Workers;
+
+/// At least so much time lies between two lines about connections that could not be accepted.
+const QUIET: Duration = Duration::from_mins(1);
+/// How long a listener waits after one.
+const BREATH: Duration = Duration::from_millis(20);
 
 /// Bounds on what a client may send before its request is understood.
 #[derive(Clone, Copy, Debug)]
@@ -35,13 +36,24 @@ pub struct Bounds {
     pub header_bytes: usize,
     /// Most bytes of the request target; more gets 414.
     pub uri: usize,
-    /// Longest time from connecting to the end of the header section.
+    /// Longest time from connecting, or from its first byte, to the end of a header section.
     pub header_timeout: Duration,
+    /// Longest silence inside a request's body.
+    pub body: Duration,
+    /// How long a connection may be idle between two requests.
+    pub keep_alive: Duration,
 }
 
 impl Default for Bounds {
     fn default() -> Self {
-        Self { headers: 100, header_bytes: 32 << 10, uri: 8 << 10, header_timeout: Duration::from_secs(10) }
+        Self {
+            headers: 100,
+            header_bytes: 32 << 10,
+            uri: 8 << 10,
+            header_timeout: Duration::from_secs(10),
+            body: Duration::from_secs(30),
+            keep_alive: Duration::from_secs(75),
+        }
     }
 }
 
@@ -67,42 +79,6 @@ pub struct Stop {
     pub accept: CancellationToken,
     /// Cancelled: cut what is still open.
     pub cut: CancellationToken,
-    /// The connections that are open.
-    pub connections: Connections,
-}
-
-/// Counts open connections.
-#[derive(Clone, Debug)]
-pub struct Connections(watch::Sender<usize>);
-
-impl Default for Connections {
-    fn default() -> Self {
-        Self(watch::Sender::new(0))
-    }
-}
-
-/// A connection that is counted until this is dropped.
-#[derive(Debug)]
-pub struct Counted(watch::Sender<usize>);
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        self.0.send_modify(|open| *open = open.saturating_sub(1));
-    }
-}
-
-impl Connections {
-    /// One more is open.
-    #[must_use]
-    pub fn count(&self) -> Counted {
-        self.0.send_modify(|open| *open += 1);
-        Counted(self.0.clone())
-    }
-
-    /// Waits until none is open.
-    pub async fn none(&self) {
-        let _ = self.0.subscribe().wait_for(|open| *open == 0).await;
-    }
 }
 
 /// The other end, in the extensions of every request.
@@ -114,160 +90,120 @@ pub struct Peer {
     pub secure: bool,
 }
 
-/// Serves `listener` with `app` until `stop.accept` is cancelled, then waits for open connections until they
-/// are done or `stop.cut` is cancelled. Returns how many connections were cut.
-pub async fn serve<A, F>(listener: TcpListener, app: A, bounds: Bounds, stop: Stop) -> usize
-where
-    A: Fn(Request<Incoming>) -> F + Send + Sync + 'static,
-    F: Future<Output = Response<Body>> + Send + 'static,
-{
-    serve_on(&Workers::none(), listener, None, app, bounds, stop).await
+/// What a listener needs beside its socket and its answers.
+#[derive(Clone, Debug)]
+pub struct Listening {
+    /// What clients may send.
+    pub bounds: Bounds,
+    /// How many of them may be connected, over all listeners that share it.
+    pub connections: Arc<Connections>,
+    /// The certificate that clients see; without it, plain text.
+    pub tls: Option<Arc<ServerConfig>>,
+    /// How it is told to stop.
+    pub stop: Stop,
 }
 
-/// As [`serve`], with the connections on `workers`, and by TLS if `tls` says how.
-pub async fn serve_on<A, F>(
-    workers: &Workers,
-    listener: TcpListener,
-    tls: Option<Arc<ServerConfig>>,
-    app: A,
-    bounds: Bounds,
-    stop: Stop,
-) -> usize
+impl Listening {
+    /// In plain text.
+    #[must_use]
+    pub fn new(bounds: Bounds, connections: Arc<Connections>, stop: Stop) -> Self {
+        Self { bounds, connections, tls: None, stop }
+    }
+}
+
+/// Serves `listener` with `app` until it is told to stop, then waits for open connections until they are done or are
+/// cut. Returns how many were cut.
+pub async fn serve<A, F>(listener: TcpListener, app: A, listening: Listening) -> usize
 where
-    A: Fn(Request<Incoming>) -> F + Send + Sync + 'static,
+    A: Fn(Request<RequestBody>) -> F + Send + Sync + 'static,
     F: Future<Output = Response<Body>> + Send + 'static,
 {
-    let app = Arc::new(app);
+    serve_on(&Workers::none(), listener, app, listening).await
+}
+
+/// As [`serve`], with the connections on `workers`.
+pub async fn serve_on<A, F>(workers: &Workers, listener: TcpListener, app: A, listening: Listening) -> usize
+where
+    A: Fn(Request<RequestBody>) -> F + Send + Sync + 'static,
+    F: Future<Output = Response<Body>> + Send + 'static,
+{
+    let Listening { bounds, connections, tls, stop } = listening;
     let tls = tls.map(TlsAcceptor::from);
-    let connections = TaskTracker::new();
+    let serving = Arc::new(Serving { app, bounds, stop: stop.clone(), tls });
+    let open = TaskTracker::new();
+    let mut failures = Failures::default();
     loop {
-        let accepted = tokio::select! {
+        let came = tokio::select! {
             () = stop.accept.cancelled() => break,
-            accepted = listener.accept() => accepted,
+            came = next(&listener, &connections) => came,
         };
-        let handed = accepted.and_then(|(stream, peer)| {
-            let (app, stop, tls) = (Arc::clone(&app), stop.clone(), tls.clone());
-            let peer = Peer { address: peer, secure: tls.is_some() };
-            workers
-                .spawn(stream, &connections, move |stream| accepted_by(stream, tls, peer, app, bounds, stop))
+        let handed = came.and_then(|(stream, address, place)| {
+            let serving = Arc::clone(&serving);
+            workers.spawn(stream, &open, move |stream| accepted(stream, address, place, serving))
         });
         // Out of descriptors, or the peer left while queued: breathe, then go on accepting.
         if let Err(error) = handed {
-            tracing::warn!(%error, "accept failed");
-            tokio::time::sleep(Duration::from_millis(5)).await;
+            connections.fail();
+            connections.evict();
+            failures.log(&error);
+            tokio::time::sleep(BREATH).await;
         }
     }
     drop(listener);
-    connections.close();
+    open.close();
     tokio::select! {
-        () = connections.wait() => 0,
+        () = open.wait() => 0,
         () = stop.cut.cancelled() => {
-            let open = connections.len();
-            connections.wait().await;
-            open
+            let cut = open.len();
+            open.wait().await;
+            cut
         }
     }
 }
 
-fn builder(bounds: Bounds) -> auto::Builder<TokioExecutor> {
-    let mut builder = auto::Builder::new(TokioExecutor::new());
-    builder
-        .http1()
-        .timer(TokioTimer::new())
-        .header_read_timeout(bounds.header_timeout)
-        .max_headers(bounds.headers)
-        // Answers are mostly small chunks: copying one into a single write is cheaper than gathering it.
-        .writev(false)
-        .max_buf_size(bounds.header_bytes.max(8 << 10));
-    builder.http2().timer(TokioTimer::new()).max_header_list_size(bounds.header_bytes as u32);
-    builder
+/// The next client, as soon as there is room for it. (Room that is taken before anyone comes would be missing to the
+/// other listeners.)
+async fn next(
+    listener: &TcpListener,
+    connections: &Arc<Connections>,
+) -> io::Result<(TcpStream, SocketAddr, Place)> {
+    let (stream, address) = listener.accept().await?;
+    Ok((stream, address, connections.seat(connections.room().await)))
 }
 
-async fn accepted_by<A, F>(
-    stream: TcpStream,
-    tls: Option<TlsAcceptor>,
-    peer: Peer,
-    app: Arc<A>,
-    bounds: Bounds,
-    stop: Stop,
-) where
-    A: Fn(Request<Incoming>) -> F + Send + Sync + 'static,
-    F: Future<Output = Response<Body>> + Send + 'static,
-{
-    let _counted = stop.connections.count();
-    // A token is a small write; waiting to fill a segment would hold it back.
-    let _ = stream.set_nodelay(true);
-    let Some(tls) = tls else { return connection(stream, peer, app, bounds, stop).await };
-    let shaken = tokio::select! {
-        shaken = tokio::time::timeout(bounds.header_timeout, tls.accept(stream)) => shaken,
-        () = stop.accept.cancelled() => return,
-    };
-    match shaken {
-        Ok(Ok(stream)) => connection(stream, peer, app, bounds, stop).await,
-        Ok(Err(error)) => tracing::debug!(%error, "no TLS handshake"),
-        Err(_) => tracing::debug!("no TLS handshake in time"),
-    }
+/// Says that connections could not be accepted: once a minute, with how many there were since the last time.
+#[derive(Default)]
+struct Failures {
+    said: Option<Instant>,
+    since: u64,
 }
 
-async fn connection<S, A, F>(stream: S, peer: Peer, app: Arc<A>, bounds: Bounds, stop: Stop)
-where
-    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    A: Fn(Request<Incoming>) -> F + Send + Sync + 'static,
-    F: Future<Output = Response<Body>> + Send + 'static,
-{
-    let asked = Arc::new(AtomicBool::new(false));
-    let service = {
-        let asked = Arc::clone(&asked);
-        service_fn(move |mut request: Request<Incoming>| {
-            asked.store(true, Ordering::Relaxed);
-            let too_long =
-                request.uri().path_and_query().is_some_and(|path| path.as_str().len() > bounds.uri);
-            request.extensions_mut().insert(peer);
-            let answer = (!too_long).then(|| app(request));
-            async move {
-                Ok::<_, Infallible>(match answer {
-                    Some(answer) => answer.await,
-                    None => uri_too_long(),
-                })
-            }
-        })
-    };
-    let builder = builder(bounds);
-    let served = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);
-    tokio::pin!(served);
-    let (mut stopping, mut waiting) = (false, true);
-    let deadline = tokio::time::sleep(bounds.header_timeout);
-    tokio::pin!(deadline);
-    loop {
-        tokio::select! {
-            biased;
-            outcome = served.as_mut() => {
-                if let Err(error) = outcome {
-                    tracing::debug!(%error, "connection ended");
-                }
-                return;
-            }
-            () = stop.accept.cancelled(), if !stopping => {
-                stopping = true;
-                served.as_mut().graceful_shutdown();
-            }
-            () = stop.cut.cancelled(), if stopping => return,
-            // hyper's own timer starts only once it knows the protocol, which a silent client never tells.
-            () = deadline.as_mut(), if waiting => {
-                waiting = false;
-                if !asked.load(Ordering::Relaxed) {
-                    return;
-                }
-            }
+impl Failures {
+    fn log(&mut self, error: &io::Error) {
+        self.since += 1;
+        if self.said.is_none_or(|said| said.elapsed() >= QUIET) {
+            tracing::warn!(%error, count = self.since, "connections could not be accepted");
+            (self.said, self.since) = (Some(Instant::now()), 0);
         }
     }
 }
 
-fn uri_too_long() -> Response<Body> {
-    super::answer::error_response(
-        StatusCode::URI_TOO_LONG,
-        "the request target is too long",
-        None,
-        "uri_too_long",
-    )
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn failures_are_told_once_a_minute_with_their_number() {
+        let mut failures = Failures::default();
+        let error = io::Error::from_raw_os_error(24);
+        let mut told = Vec::new();
+        for second in 0..150 {
+            failures.log(&error);
+            if failures.since == 0 {
+                told.push(second);
+            }
+            tokio::time::advance(Duration::from_secs(1)).await;
+        }
+        assert_eq!(told, [0, 60, 120]);
+    }
 }

@@ -226,7 +226,7 @@ mod tests {
         // One bar for the ratio that was measured, and two of each latency for both runs.
         assert_eq!(page.matches("<circle").count(), 1 + 4 + 4);
         assert!(page.contains("a&lt;b, T=0, 1 client") && !page.contains("a<b"));
-        assert!(page.contains("2.40 (2.25 – 2.50), formula 2.70"));
+        assert!(page.contains("2.40, 2.25 – 2.50 (95 %), formula 2.70"));
     }
 
     #[test]

@@ -8,6 +8,7 @@ use http_body::{Body, Frame, SizeHint};
 
 use super::Record;
 use crate::fleet::BrokenOff;
+use crate::http::headers;
 
 /// Passes a body on as it comes; the record ends with it. A client that leaves before drops both.
 pub struct Recorded<B> {
@@ -38,8 +39,12 @@ impl<B: Body<Data = Bytes, Error = BrokenOff> + Unpin> Body for Recorded<B> {
             let _within = record.span().enter();
             ready!(Pin::new(&mut *body).poll_frame(context))
         };
-        match &frame {
-            Some(Ok(_)) => {
+        let mut frame = frame;
+        match &mut frame {
+            Some(Ok(frame)) => {
+                if let Some(trailers) = frame.trailers_mut() {
+                    headers::strip_own(trailers);
+                }
                 record.emitted();
                 if body.is_end_stream() {
                     record.end(false);

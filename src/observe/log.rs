@@ -1,7 +1,7 @@
 //! The log: one stream of lines to standard error, never text of a prompt or an answer.
 //!
 //! Nothing that answers a request waits for the log, fails because of it, or prints beside it: lines are handed to a
-//! thread of their own ([`mod@writer`]), and what that thread cannot write is counted. A request's span carries its
+//! thread of their own (`writer`), and what that thread cannot write is counted. A request's span carries its
 //! id, so that every line that is written while it is served has it.
 
 mod json;
@@ -12,7 +12,7 @@ use std::io::IsTerminal;
 use std::time::Duration;
 
 use tracing::Level;
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::util::SubscriberInitExt;
 
 use self::json::{JsonLines, Members};
@@ -42,11 +42,11 @@ impl Format {
     }
 }
 
-/// Starts logging to standard error at `level` (a `tracing` filter), panics included. A second call changes nothing.
+/// Starts logging to standard error from `level` up (`error`, `warn`, `info`, `debug` or `trace`), panics included. A
+/// second call changes nothing.
 pub fn init(format: Format, level: &str) {
-    let filter = EnvFilter::try_new(level).unwrap_or_else(|_| EnvFilter::new("info"));
     let lines = tracing_subscriber::fmt()
-        .with_env_filter(filter)
+        .with_max_level(level.parse().unwrap_or(LevelFilter::INFO))
         .with_writer(writer::lines())
         // It would print them to standard error itself.
         .log_internal_errors(false);
@@ -55,9 +55,10 @@ pub fn init(format: Format, level: &str) {
     } else {
         lines.with_ansi(colours()).compact().finish().try_init()
     };
-    match started {
-        Ok(()) => std::panic::set_hook(Box::new(|panic| panicked(panic.payload(), panic.location()))),
-        Err(_) => tracing::debug!("the log was already started"),
+    if started.is_ok() {
+        std::panic::set_hook(Box::new(|panic| panicked(panic.payload(), panic.location())));
+    } else {
+        tracing::debug!("the log was already started");
     }
 }
 

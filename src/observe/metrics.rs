@@ -1,6 +1,7 @@
 //! The metrics registry. Names and labels are a contract (dashboards rely on them); labels come from closed
 //! sets, and the model label is capped.
 
+mod drafts;
 mod dropped;
 mod models;
 
@@ -12,6 +13,8 @@ use prometheus::{
     IntGaugeVec, Opts, Registry, TextEncoder,
 };
 
+use self::drafts::DraftCounts;
+pub use self::drafts::{DraftKind, DraftLoss};
 use self::dropped::DroppedLines;
 use self::models::ModelLabels;
 use super::Finished;
@@ -101,6 +104,7 @@ pub struct Metrics {
     verify: Histogram,
     draft: Histogram,
     gamma: Histogram,
+    drafts: DraftCounts,
     rides: IntCounterVec,
     bypass: IntCounterVec,
     predictions: IntCounterVec,
@@ -168,6 +172,7 @@ impl Metrics {
             verify: new.histogram("foretell_leap_verify_seconds", "Time of a verify call.", &CALL)?,
             draft: new.histogram("foretell_leap_draft_seconds", "Time to draft.", &OVERHEAD)?,
             gamma: new.histogram("foretell_gamma", "Draft tokens sent in one round.", &GAMMA)?,
+            drafts: DraftCounts::new(&new.registry)?,
             rides: new.counters(
                 "foretell_rides_total",
                 "Eligible requests that rode, or rode to the end after leaping.",
@@ -237,6 +242,16 @@ impl Metrics {
     /// Counts an event stream as in flight until dropped.
     pub fn hold_stream(&self) -> Held {
         Held::new(&self.streams)
+    }
+
+    /// A model drafter is asked.
+    pub fn draft_asked(&self, kind: DraftKind) {
+        self.drafts.asked(kind);
+    }
+
+    /// An answer of a model drafter is lost.
+    pub fn draft_lost(&self, kind: DraftKind, cause: DraftLoss) {
+        self.drafts.lost(kind, cause);
     }
 
     /// Notes how long a part of Foretell's own work took.

@@ -13,6 +13,7 @@ use tracing::Span;
 use super::log::request_span;
 use super::{Finished, Held, Observer, Round};
 use crate::http::headers::REQUEST_ID;
+use crate::http::memory::Reservation;
 use crate::openai::{Path, Route};
 use crate::session::Summary;
 use crate::words::{BypassReason, RideReason};
@@ -43,6 +44,8 @@ pub struct Record {
     open: Option<Open>,
     /// Time spent drafting for the next round.
     drafting: Duration,
+    /// What is reserved for the request and its session, and how much of it is the request's own, bytes.
+    memory: Option<(Reservation, u64)>,
 }
 
 impl Record {
@@ -63,6 +66,7 @@ impl Record {
             stream: None,
             open: None,
             drafting: Duration::ZERO,
+            memory: None,
         }
     }
 
@@ -138,6 +142,19 @@ impl Record {
         self.finished.error = Some(cause);
     }
 
+    /// Keeps memory reserved until the end of the answer.
+    pub fn keep(&mut self, reservation: Reservation) {
+        let request = reservation.bytes();
+        self.memory = Some((reservation, request));
+    }
+
+    /// The session holds so many bytes now: the reservation follows.
+    pub fn session_holds(&mut self, bytes: u64) {
+        if let Some((memory, request)) = &mut self.memory {
+            memory.follow(*request + bytes);
+        }
+    }
+
     /// The backend that it goes to.
     pub fn to(&mut self, backend: &str) {
         backend.clone_into(&mut self.finished.backend);
@@ -206,6 +223,7 @@ impl Record {
         }
         self.stream = None;
         self.held = None;
+        self.memory = None;
     }
 }
 

@@ -5,18 +5,21 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use futures_util::stream;
 use http::header::{CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE};
 use http::{HeaderValue, Method, Request, Response, StatusCode};
+use http_body::{Body as _, Frame};
 use http_body_util::{BodyExt, Full, StreamBody};
-use hyper::body::{Body as _, Frame, Incoming};
 use serde_json::json;
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::http::body::{Body, BoxError};
-use crate::http::listen::{self, Bounds, Stop};
+use crate::http::connections::{Connections, most_clients};
+use crate::http::gather::{self, Unread};
+use crate::http::listen::{self, Bounds, Listening, Stop};
+use crate::http::request::RequestBody;
 use crate::onnx_server::errors::Refusal;
 use crate::onnx_server::fields::invalid;
 use crate::onnx_server::job::{Generate, Job, Limits, Verify};
@@ -60,11 +63,10 @@ impl App {
     /// Answers requests until `stop` says otherwise; returns how many connections were cut.
     pub async fn serve(self, listener: TcpListener, stop: Stop) -> usize {
         let app = Arc::new(self);
-        let answer = move |request: Request<Incoming>| {
-            let body = |body: Incoming| body.map_err(|error| -> BoxError { Box::new(error) }).boxed_unsync();
-            Arc::clone(&app).answer(request.map(body))
-        };
-        listen::serve(listener, answer, Bounds::default(), stop).await
+        let answer =
+            move |request: Request<RequestBody>| Arc::clone(&app).answer(request.map(BodyExt::boxed_unsync));
+        let connections = Connections::new(most_clients());
+        listen::serve(listener, answer, Listening::new(Bounds::default(), connections, stop)).await
     }
 
     /// Answers one request. Dropping the future, or the answer's body, gives it up.
@@ -327,17 +329,12 @@ fn bodiless(mut response: Response<Body>) -> Response<Body> {
     response.map(|_| Full::default().map_err(|never| match never {}).boxed_unsync())
 }
 
-async fn read(mut body: Body) -> Result<Bytes, Refusal> {
-    let mut read = BytesMut::new();
-    while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|error| Refusal::Unreadable(error.to_string()))?;
-        let data = frame.into_data().unwrap_or_default();
-        if read.len() + data.len() > BODY_MAX {
-            return Err(Refusal::BodyTooLong(BODY_MAX));
-        }
-        read.extend_from_slice(&data);
+async fn read(body: Body) -> Result<Bytes, Refusal> {
+    match gather::whole(body, BODY_MAX).await {
+        Ok(read) => Ok(read.into()),
+        Err(Unread::TooLong(most)) => Err(Refusal::BodyTooLong(most)),
+        Err(Unread::Broken(error)) => Err(Refusal::Unreadable(error.to_string())),
     }
-    Ok(read.freeze())
 }
 
 /// The answer as server-sent events, one per token. Dropping the body drops the answer, and with it its jobs.

@@ -6,6 +6,14 @@
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
 
+/// What [`parse`] takes for `body` at the most, bytes: its texts, and a place for every value, twice because lists
+/// grow by doubling. Every value but the first stands after one of four characters.
+pub fn parsed_bytes(body: &[u8]) -> usize {
+    const VALUE: usize = 2 * size_of::<Value>();
+    let values = body.iter().filter(|byte| matches!(byte, b',' | b':' | b'[' | b'{')).count() + 1;
+    body.len().saturating_add(values.saturating_mul(VALUE))
+}
+
 struct Strict(Value);
 
 /// Parses one JSON value; `None` if it is malformed, too deep, followed by more, or names a key twice.
@@ -79,6 +87,39 @@ impl<'de> Visitor<'de> for StrictVisitor {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// What a value takes on the heap, as lists and maps have room for it.
+    fn held(value: &Value) -> usize {
+        const ENTRY: usize = size_of::<usize>() + size_of::<String>() + size_of::<Value>();
+        match value {
+            Value::Null | Value::Bool(_) | Value::Number(_) => 0,
+            Value::String(text) => text.len(),
+            Value::Array(items) => {
+                items.capacity() * size_of::<Value>() + items.iter().map(held).sum::<usize>()
+            }
+            Value::Object(members) => {
+                let inner: usize = members.iter().map(|(name, value)| name.len() + held(value)).sum();
+                2 * members.len() * ENTRY + inner
+            }
+        }
+    }
+
+    #[test]
+    fn no_body_takes_more_than_is_said() {
+        let bodies = [
+            "1".to_owned(),
+            format!("[{}]", vec!["1"; 5000].join(",")),
+            format!("[{}]", vec!["{}"; 5000].join(",")),
+            format!("[{}]", vec!["[]"; 5000].join(",")),
+            format!("[{}]", vec!["{\"\":0}"; 5000].join(",")),
+            format!("{{{}}}", (0..5000).map(|n| format!("\"{n}\":0")).collect::<Vec<_>>().join(",")),
+            format!("{{\"prompt\":\"{}\"}}", "text, and more text: ".repeat(1000)),
+        ];
+        for body in bodies {
+            let (said, held) = (parsed_bytes(body.as_bytes()), held(&parse(body.as_bytes()).unwrap()));
+            assert!(held <= said, "{held} > {said} for {}", &body[..40.min(body.len())]);
+        }
+    }
 
     #[test]
     fn a_key_named_twice_is_refused_at_any_depth() {

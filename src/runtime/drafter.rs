@@ -1,8 +1,9 @@
 //! The model drafter as a service: many sessions draft from one small model, stepped in one batch.
 //!
-//! The model lives on a thread of its own, so a hang or a crash of it costs drafts and never a request: the
-//! caller sets a deadline, drops the future, and rides. A session takes a [`Seat`]; what it drafted is kept
-//! in the cache, so that the next draft feeds only what is new since the common prefix.
+//! The model lives on a thread of its own, so a hang or a crash of it costs drafts and never a request: who will
+//! wait no longer drops the future, and rides. A session takes a [`Seat`]; what it drafted is kept in the cache, so
+//! that the next draft feeds only what is new since the common prefix. A question whose future was dropped is
+//! given up before the next run of the model, and what the model had read for it stays in the cache.
 
 mod worker;
 
@@ -14,6 +15,7 @@ use tokio::sync::oneshot;
 use super::forward::{Forward, ModelConfig};
 use crate::openai::Sampling;
 use crate::units::TokenId;
+use crate::words::Past;
 use worker::{Command, Want, Work};
 
 /// A drafted token, and by how much its logit exceeds the best of the others. Negative where the noise chose
@@ -104,37 +106,24 @@ impl DrafterService {
 }
 
 impl Seat {
-    /// Up to `gamma` tokens that may follow `context`, of which the first `prompt_len` are prompt. Fewer
-    /// where the text ends or the drafter's context is full.
-    pub async fn draft(
-        &mut self,
-        context: &[TokenId],
-        prompt_len: usize,
-        gamma: usize,
-    ) -> Result<Vec<Drafted>, DraftFault> {
-        self.ask(context, prompt_len, Want::Draft { gamma }).await
+    /// Up to `gamma` tokens that may follow `past`. Fewer where the text ends or the drafter's context is full.
+    ///
+    /// Of two questions at a time the later one is answered.
+    pub async fn draft(&self, past: Past, gamma: usize) -> Result<Vec<Drafted>, DraftFault> {
+        self.ask(past, Want::Draft { gamma }).await
     }
 
-    /// The drafter's own choice at every place from index `from` of `context` to the one behind its end, each
-    /// given the tokens before it. One pass; `from` is at least 1.
-    pub async fn shadow(
-        &mut self,
-        context: &[TokenId],
-        prompt_len: usize,
-        from: usize,
-    ) -> Result<Vec<TokenId>, DraftFault> {
-        let chosen = self.ask(context, prompt_len, Want::Shadow { from }).await?;
+    /// The drafter's own choice at every place from output token `from` of `past` to the one behind its end, each
+    /// given the tokens before it. One pass; there must be a token before `from`.
+    pub async fn shadow(&self, past: Past, from: usize) -> Result<Vec<TokenId>, DraftFault> {
+        let from = past.prompt().len() + from;
+        let chosen = self.ask(past, Want::Shadow { from }).await?;
         Ok(chosen.into_iter().map(|(token, _)| token).collect())
     }
 
-    async fn ask(
-        &mut self,
-        context: &[TokenId],
-        prompt_len: usize,
-        want: Want,
-    ) -> Result<Vec<Drafted>, DraftFault> {
+    async fn ask(&self, past: Past, want: Want) -> Result<Vec<Drafted>, DraftFault> {
         let (reply, answer) = oneshot::channel();
-        let work = Work { seat: self.number, text: context.to_vec(), prompt_len, want, reply };
+        let work = Work { seat: self.number, past, want, reply };
         self.commands.send(Command::Work(work)).map_err(|_| DraftFault::Stopped)?;
         answer.await.map_err(|_| DraftFault::Stopped)?
     }

@@ -6,6 +6,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use parking_lot::{Condvar, Mutex};
+
 use super::forward::{Feed, Forward, Lane, Logits, ModelConfig, ModelError, Rows};
 use super::noise::hash;
 use crate::units::TokenId;
@@ -17,12 +19,19 @@ pub struct Controls {
     tokens: Arc<AtomicUsize>,
     failing: Arc<AtomicBool>,
     panicking: Arc<AtomicBool>,
+    held: Arc<(Mutex<bool>, Condvar)>,
 }
 
 impl Controls {
     /// Number of runs so far.
     pub fn runs(&self) -> usize {
         self.runs.load(Ordering::SeqCst)
+    }
+
+    /// From now on every run waits, after it has been counted, until this is taken back.
+    pub fn hold(&self, hold: bool) {
+        *self.held.0.lock() = hold;
+        self.held.1.notify_all();
     }
 
     /// Tokens fed so far.
@@ -175,6 +184,7 @@ impl Forward for Fake {
 
     fn run(&mut self, feeds: &[Feed<'_>]) -> Result<Logits, ModelError> {
         self.controls.runs.fetch_add(1, Ordering::SeqCst);
+        self.controls.held.1.wait_while(&mut self.controls.held.0.lock(), |held| *held);
         assert!(!self.controls.panicking.load(Ordering::SeqCst), "the fake model was told to crash");
         if self.controls.failing.load(Ordering::SeqCst) {
             return Err(ModelError::Runtime("the fake model was told to fail".to_owned()));

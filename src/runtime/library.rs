@@ -6,8 +6,10 @@
 use std::env;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use ort::environment::Environment;
+use ort::logging::LogLevel;
 use parking_lot::Mutex;
 
 /// The version that `onnx/fetch.sh` unpacks.
@@ -133,12 +135,22 @@ pub fn load() -> Result<Library, LibraryError> {
     let builder = ort::init_from(&path).map_err(|error| unfit(error.to_string()))?;
     let environment = builder
         .with_name("foretell")
+        .with_logger(Arc::new(|level, _, _, place, message| logged(level, place, message)))
         .with_telemetry(false)
         .build()
         .map_err(|error| unfit(error.to_string()))?;
     let library = Library { environment, path };
     *loaded = Some(library.clone());
     Ok(library)
+}
+
+/// Passes what the runtime has to say on to the log: it would write to standard error by itself.
+fn logged(level: LogLevel, place: &str, message: &str) {
+    match level {
+        LogLevel::Verbose | LogLevel::Info => tracing::trace!(place, "ONNX Runtime: {message}"),
+        LogLevel::Warning => tracing::warn!(place, "ONNX Runtime: {message}"),
+        LogLevel::Error | LogLevel::Fatal => tracing::error!(place, "ONNX Runtime: {message}"),
+    }
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ mod ride;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use super::accept::{Judge, Walk};
 use super::output::Output;
 use super::pilot::Pilot;
 use super::start::{Rules, Start};
@@ -43,7 +44,7 @@ enum Phase {
         id: ActionId,
         since: Tick,
         gamma: usize,
-        until: Tick,
+        until: Option<Tick>,
     },
     Verify {
         id: ActionId,
@@ -61,11 +62,13 @@ enum Phase {
     Over,
 }
 
-/// The state machine of one request.
-pub struct Session {
+/// The state machine of one request. `W` judges its rounds: [`Judge`], unless a test plants a bug there.
+pub struct Session<W: Walk = Judge> {
     rules: Rules,
+    marks: Arc<[TokenId]>,
     output: Output,
     pilot: Pilot,
+    judge: W,
     phase: Phase,
     /// The model drafter's shadow pass under way: id, since, first place.
     shadow: Option<(ActionId, Tick, usize)>,
@@ -89,11 +92,21 @@ pub struct Session {
 impl Session {
     /// Begins with the first ride. `now` counts from the origin that all sessions of `control` share.
     pub fn new(start: Start, control: Arc<Control>, now: Tick) -> Self {
+        let judge = Judge::new(start.rules.rule, start.noise);
+        Self::judged_by(judge, start, control, now)
+    }
+}
+
+impl<W: Walk> Session<W> {
+    /// As [`Session::new`], with rounds judged by `judge`.
+    pub fn judged_by(judge: W, start: Start, control: Arc<Control>, now: Tick) -> Self {
         let pilot = Pilot::new(control, &start.rules, start.temperature, start.seed);
         let mut session = Self {
             rules: start.rules,
+            marks: start.marks,
             output: Output::new(start.ending, start.limit, start.decode),
             pilot,
+            judge,
             phase: Phase::Over,
             shadow: None,
             doubt: false,
@@ -189,7 +202,8 @@ impl Session {
     pub fn deadline(&self) -> Option<Tick> {
         match &self.phase {
             Phase::Verify { since, .. } => Some(since.after(self.rules.verify_timeout)),
-            Phase::Draft { until, .. } | Phase::Wait { until } => Some(*until),
+            Phase::Draft { until, .. } => *until,
+            Phase::Wait { until } => Some(*until),
             Phase::Ride(_) | Phase::Over => None,
         }
     }
@@ -199,9 +213,9 @@ impl Session {
             return;
         }
         match std::mem::replace(&mut self.phase, Phase::Over) {
-            Phase::Draft { id, .. } => {
+            Phase::Draft { id, since, gamma, .. } => {
                 self.act(Action::Cancel(id));
-                self.draft_failed(now);
+                self.draft_late(since, gamma, now);
             }
             Phase::Verify { id, .. } => {
                 self.act(Action::Cancel(id));

@@ -4,7 +4,7 @@
 //! decode to. Only while the two agree may the session go on by itself; its text then starts exactly where
 //! the backend's left off.
 
-use super::start::{Ending, Limit, StopOrder};
+use super::start::{Ending, Hold, Limit, StopOrder};
 use super::{Decode, Delta, Finish, Stopped};
 use crate::units::TokenId;
 
@@ -67,6 +67,11 @@ impl Output {
         self.stopped.as_ref()
     }
 
+    /// Whether the model's texts end with this token.
+    pub fn is_end_of_text(&self, token: TokenId) -> bool {
+        self.ending.eos.contains(&token)
+    }
+
     /// Whether the backend's text has been what the tokens decode to.
     pub fn agrees(&self) -> bool {
         self.agrees
@@ -107,16 +112,24 @@ impl Output {
         self.compared = self.compared.max(end);
     }
 
-    /// Whether the backend's text is level with the tokens: nothing ahead, and behind by no more than a stop
-    /// text could hold back. Only then is it certain that nothing between them (a parser of tools or of
-    /// reasoning) keeps text away, and that going on by tokens is seamless.
+    /// Whether the backend's text is level with the tokens: nothing ahead, and behind by no more than the
+    /// backend keeps back for the sake of a stop text ([`Hold`]), with something seen before it. Only then is it
+    /// certain that nothing between them (a parser of tools or of reasoning) keeps text away, and that going on
+    /// by tokens is seamless.
     pub fn level(&self) -> bool {
-        let held = self.ending.stop.iter().map(|stop| stop.chars().count().saturating_sub(1)).max();
-        self.agrees
-            && self
-                .text
-                .get(self.backend.len()..)
-                .is_some_and(|ahead| ahead.chars().count() <= held.unwrap_or(0))
+        let Some(ahead) = self.text.get(self.backend.len()..).filter(|_| self.agrees) else { return false };
+        ahead.is_empty() || (!self.backend.is_empty() && self.buffers(ahead))
+    }
+
+    /// Whether the backend may keep this end of the text back because a stop text may be in it.
+    fn buffers(&self, ahead: &str) -> bool {
+        match self.ending.hold {
+            Hold::Beginning => ahead.len() <= self.held(),
+            Hold::Longest => {
+                let longest = self.ending.stop.iter().map(|stop| stop.chars().count()).max();
+                ahead.chars().count() < longest.unwrap_or(0)
+            }
+        }
     }
 
     /// Leaves the first ride: from here on the session's own text goes out.
@@ -312,10 +325,27 @@ mod tests {
     #[test]
     fn own_text_starts_where_the_backend_left_off() {
         let mut out = output(&["xyz"], 99);
+        out.ending.hold = Hold::Longest;
         assert_eq!(out.ride(vec![0, 1, 2], "a".into()).text, "a");
         assert!(out.level());
         assert_eq!(out.take_over().text, "bc");
         assert_eq!(out.extend(&[3], false).text, "d");
+    }
+
+    #[test]
+    fn unseen_text_is_level_only_where_the_backend_buffers_it() {
+        let level = |hold, stop: &str, seen: &str| {
+            let mut out = output(&[stop], 99);
+            out.ending.hold = hold;
+            out.ride(vec![0, 1, 2, 3], seen.into());
+            out.level()
+        };
+        // "abcd" was said. One backend keeps back what begins the stop text, another a fixed length.
+        assert!(level(Hold::Beginning, "cdx", "ab"));
+        assert!(!level(Hold::Beginning, "cdx", "a"), "more is missing than begins a stop text");
+        assert!(!level(Hold::Beginning, "longer than the text", "ab"), "nothing of it begins a stop text");
+        assert!(level(Hold::Longest, "xyz", "ab") && !level(Hold::Longest, "xyz", "a"));
+        assert!(!level(Hold::Longest, "longer than the text", ""), "a parser may keep all of it");
     }
 
     #[test]

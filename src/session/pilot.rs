@@ -11,10 +11,10 @@ use std::time::Duration;
 use super::accept::Accepted;
 use super::shadow::{ShadowPlan, VirtualRound};
 use super::start::{Permission, Rules};
-use crate::control::{Control, Dice, Heat, Run, Tuning};
+use crate::control::{Control, Heat, Run, Tuning, Way};
 use crate::draft::{Budget, Feedback, Lookup, Tree};
-use crate::units::{Tick, TokenId};
-use crate::words::{Plan, RideReason};
+use crate::units::{Dice, Tick, TokenId};
+use crate::words::{Plan, Put, RideReason};
 
 /// What to do next.
 #[derive(Clone, Debug, PartialEq)]
@@ -46,6 +46,8 @@ struct Streak {
     since: Tick,
     rounds: u32,
     tokens: usize,
+    /// The first verify call has been answered: what it took tells the cost of switching.
+    switched: bool,
     /// Begun without any measured verify call (or draft of the model drafter).
     trial: bool,
 }
@@ -61,7 +63,8 @@ const PENANCE: usize = 16;
 pub struct Pilot {
     control: Arc<Control>,
     heat: Heat,
-    plan: Plan,
+    /// Verify plans, best first.
+    plans: Vec<Plan>,
     lookups: Vec<Box<dyn Lookup>>,
     prompt: Option<Vec<TokenId>>,
     fed: usize,
@@ -81,7 +84,7 @@ pub struct Pilot {
     not_before: usize,
     model_not_before: usize,
     model_faults: u32,
-    /// The model drafter has answered a shadow pass, so it has read the prompt.
+    /// The model drafter has answered a question of this request, so it has read the prompt.
     warm: bool,
     explored: bool,
 }
@@ -94,7 +97,7 @@ impl Pilot {
         Self {
             control,
             heat: Heat::of(temperature),
-            plan: rules.plans.first().copied().unwrap_or(Plan::FanOut),
+            plans: rules.plans.clone(),
             lookups,
             prompt: None,
             fed: 0,
@@ -122,6 +125,12 @@ impl Pilot {
     /// The shared store.
     pub fn control(&self) -> &Control {
         &self.control
+    }
+
+    /// How the next round will be verified.
+    pub(super) fn way(&self) -> Way {
+        let plan = self.plans.first().copied().unwrap_or(Plan::FanOut);
+        Way { plan, fallback: self.plans.get(1).copied(), context: self.fed }
     }
 
     /// Tells the prompt. It is learnt in bites, at the token events that follow.
@@ -190,9 +199,8 @@ impl Pilot {
         self.prompt.as_ref().is_some_and(|prompt| self.fed == prompt.len() + done)
     }
 
-    /// Learns from a real round: its draft, what was accepted, how long it took since the ride was left or
-    /// the round before ended.
-    pub fn round(&mut self, draft: &Tree, accepted: &Accepted, seconds: f64, modelled: usize, now: Tick) {
+    /// Learns from a real round: its draft and what was accepted.
+    pub fn round(&mut self, draft: &Tree, accepted: &Accepted, modelled: usize) {
         let mut place = None;
         for (depth, &token) in accepted.tokens.iter().enumerate() {
             score(&self.control, &mut self.tuning, self.heat, draft, place, depth, token);
@@ -201,17 +209,25 @@ impl Pilot {
         let tokens = accepted.tokens.len();
         let run = if modelled > 0 { &mut self.model_run } else { &mut self.lookup_run };
         run.push(draft.len(), modelled, tokens);
-        let first = self.streak.is_some_and(|streak| streak.rounds == 0);
         if let Some(streak) = &mut self.streak {
             streak.rounds += 1;
             streak.tokens += tokens;
         }
+        self.control.with(|learnt| learnt.costs.leapt(tokens));
+    }
+
+    /// Learns what a verify call cost: by the plan and with the nodes that it was really made with, and the seconds
+    /// since the ride was left or the call before ended. `decided`: it decided anything.
+    pub fn called(&mut self, put: Put, seconds: f64, decided: bool, now: Tick) {
+        let (way, nodes) = (Way::by(put.plan, self.fed), put.nodes);
+        let streak = self.streak.as_mut();
+        let first = streak.is_some_and(|streak| !std::mem::replace(&mut streak.switched, true));
         self.control.with(|learnt| {
-            learnt.costs.leapt(tokens);
+            learnt.costs.decided(put.plan, decided);
             if first {
-                learnt.costs.entered(self.plan, draft.len(), seconds, now);
+                learnt.costs.entered(way, nodes, seconds, now);
             } else {
-                learnt.costs.verified(self.plan, draft.len(), seconds, now);
+                learnt.costs.verified(way, nodes, seconds, now);
             }
         });
     }
@@ -232,14 +248,33 @@ impl Pilot {
         })
     }
 
+    /// Learns from a draft that did not come in time: it costs at least what was waited for it. Returns when the round
+    /// is to be timed from, and how many tokens of the drafter's the wait was worth.
+    pub fn waited(&mut self, tokens: usize, since: Tick, now: Tick) -> (Tick, usize) {
+        let began = self.drafted(tokens, since, now);
+        let token = self.control.with(|learnt| learnt.costs.draft_token());
+        let worth = (now.seconds_since(since) / token.max(1e-9)).min(1e6) as usize;
+        (began, worth.max(1))
+    }
+
+    /// The model drafter has answered, so it has read the prompt.
+    pub fn read(&mut self) {
+        self.warm = true;
+    }
+
+    /// Whether the model drafter has read the prompt.
+    pub fn has_read(&self) -> bool {
+        self.warm
+    }
+
     /// Leaping begins.
     pub fn enter(&mut self, now: Tick) {
         self.virtual_round = None;
         let trial = self.control.with(|learnt| {
             let costs = &learnt.costs;
-            !costs.verify_measured(self.plan) || (self.model && costs.draft_token_measured().is_none())
+            !costs.verify_measured(self.way()) || (self.model && costs.draft_token_measured().is_none())
         });
-        self.streak = Some(Streak { since: now, rounds: 0, tokens: 0, trial });
+        self.streak = Some(Streak { since: now, rounds: 0, tokens: 0, switched: false, trial });
     }
 
     /// Leaping ends. A streak that brought less than a ride would have is not repeated soon.

@@ -1,8 +1,10 @@
 //! What a session is started with: everything that the request, the policy and the replica decided.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::Decode;
+use super::accept::Rule;
 use crate::draft::LookupSpec;
 use crate::units::TokenId;
 use crate::words::{Plan, RideReason};
@@ -19,10 +21,16 @@ pub struct Start {
     pub temperature: f64,
     /// Turns output tokens into text.
     pub decode: Box<dyn Decode>,
+    /// Tokens that a parser of the backend's may take out of its text (added tokens, in a chat), in rising
+    /// order. One of them in the first ride is doubt: what the backend makes of it is not known by its id.
+    pub marks: Arc<[TokenId]>,
     /// What policy, replica and client allow.
     pub rules: Rules,
     /// Seeds the session's own randomness, which decides what is explored and never what is emitted.
     pub seed: u64,
+    /// Seeds what is drawn here for the output, where the backend tells distributions and no samples: fresh for
+    /// every request, and shared with nobody.
+    pub noise: u64,
 }
 
 /// How long the output may become.
@@ -41,6 +49,8 @@ pub struct Ending {
     pub stop: Vec<String>,
     /// Which of them counts if one token completes several.
     pub stop_order: StopOrder,
+    /// What the backend keeps back for their sake.
+    pub hold: Hold,
     /// A matched stop text (or the text of a stop token) stays in the output.
     pub include_stop: bool,
     /// Tokens that end the output.
@@ -65,6 +75,16 @@ pub enum StopOrder {
     FirstBegun,
 }
 
+/// What a backend keeps back of its text because a stop text may be in it. Engines differ.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Hold {
+    /// The longest end of the text that is the beginning of a stop text, or nothing at all.
+    #[default]
+    Beginning,
+    /// Always one character less than the longest stop text has (vLLM).
+    Longest,
+}
+
 /// Whether the session may leap at all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Permission {
@@ -84,6 +104,10 @@ pub struct Rules {
     /// Verify plans of the replica for this request, best first: a place that one of them cannot decide is
     /// taken by the next. None means ride.
     pub plans: Vec<Plan>,
+    /// By which rule draft tokens are judged.
+    pub rule: Rule,
+    /// One more than the largest id of a token.
+    pub vocabulary: TokenId,
     /// Most draft nodes of one round.
     pub gamma_max: usize,
     /// Leap at every token event with a draft of at most so many nodes, whatever it brings. A round with an
@@ -106,8 +130,10 @@ pub struct Rules {
     pub segment: Option<u32>,
     /// How long a verify call may take.
     pub verify_timeout: Duration,
-    /// How long the model drafter may take; two ridden tokens' time is granted in any case.
-    pub draft_timeout: Duration,
+    /// How long a draft of the model drafter is waited for; `None` is the session's own patience, twice the time of
+    /// a ridden token. The first draft of a request, for which the drafter reads the prompt, is waited for however
+    /// long it takes.
+    pub draft_timeout: Option<Duration>,
 }
 
 impl Default for Rules {
@@ -115,6 +141,8 @@ impl Default for Rules {
         Self {
             permission: Permission::Leap,
             plans: Vec::new(),
+            rule: Rule::Exact,
+            vocabulary: TokenId::MAX,
             gamma_max: 8,
             gamma_fixed: None,
             margin: 0.10,
@@ -125,7 +153,7 @@ impl Default for Rules {
             holdback: false,
             segment: None,
             verify_timeout: Duration::from_secs(2),
-            draft_timeout: Duration::from_millis(10),
+            draft_timeout: None,
         }
     }
 }

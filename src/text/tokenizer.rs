@@ -16,6 +16,7 @@ pub struct Tokenizer {
     bytes: Option<Arc<ByteTable>>,
     fingerprint: Fingerprint,
     end: TokenId,
+    added: Arc<[TokenId]>,
 }
 
 impl Tokenizer {
@@ -38,7 +39,9 @@ impl Tokenizer {
         let fingerprint = Fingerprint::of(vocabulary.iter().map(|(token, &id)| (id, token.as_str())));
         let size = vocabulary.values().max().map_or(0, |&id| id as usize + 1);
         let bytes = is_byte_level(inner.get_decoder()).then(|| Arc::new(ByteTable::new(&inner, size)));
-        Ok(Self { inner, bytes, fingerprint, end: size as TokenId })
+        let mut added: Vec<TokenId> = inner.get_added_tokens_decoder().into_keys().collect();
+        added.sort_unstable();
+        Ok(Self { inner, bytes, fingerprint, end: size as TokenId, added: added.into() })
     }
 
     /// The ids of a text; `special` adds what the tokenizer puts around every prompt (such as a BOS token).
@@ -73,6 +76,12 @@ impl Tokenizer {
     /// Whether a token is special: it is left out of the text.
     pub fn is_special(&self, id: TokenId) -> bool {
         self.token(id).is_some_and(|token| self.inner.get_added_vocabulary().is_special_token(&token))
+    }
+
+    /// The tokens that were added to the model's own vocabulary (marks of a chat, of tools, of reasoning), in rising
+    /// order.
+    pub fn added(&self) -> &Arc<[TokenId]> {
+        &self.added
     }
 
     /// Whether the text of tokens is the concatenation of their bytes.

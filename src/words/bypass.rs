@@ -47,13 +47,15 @@ pub enum BypassReason {
     Billed,
     /// The limit of concurrent sessions is reached.
     Sessions,
+    /// The limit of memory is reached.
+    Memory,
     /// Something of Foretell's own failed before the first ride.
     Fault,
 }
 
 impl BypassReason {
     /// Every reason, in the order of the documentation.
-    pub const ALL: [Self; 23] = [
+    pub const ALL: [Self; 24] = [
         Self::Off,
         Self::Client,
         Self::Policy,
@@ -76,6 +78,7 @@ impl BypassReason {
         Self::Balanced,
         Self::Billed,
         Self::Sessions,
+        Self::Memory,
         Self::Fault,
     ];
 
@@ -104,6 +107,7 @@ impl BypassReason {
             Self::Balanced => "balanced",
             Self::Billed => "billed",
             Self::Sessions => "sessions",
+            Self::Memory => "memory",
             Self::Fault => "fault",
         }
     }
@@ -133,6 +137,7 @@ impl BypassReason {
             Self::Balanced => "several engines answer behind one address",
             Self::Billed => "the backend bills what verifying would cost",
             Self::Sessions => "the limit of concurrent sessions is reached",
+            Self::Memory => "the limit of memory is reached",
             Self::Fault => "something of Foretell's own failed",
         }
     }

@@ -73,31 +73,60 @@ pub enum Shape {
     Chain,
 }
 
-/// What the target says at one place: row 0 follows the context, row `i + 1` follows node `i`.
+/// The distribution of the token at one place, processed as the request's sampling asks (temperature, penalties,
+/// truncation), as far as it is told.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Dist {
+    /// Tokens and their probabilities, the most probable first.
+    pub top: Vec<(TokenId, f64)>,
+    /// No other token has any probability, so that a token can be drawn from it.
+    pub complete: bool,
+}
+
+/// What the target says at one place: row 0 follows the context, row `i + 1` follows node `i`. A row with
+/// neither a sample nor a complete distribution is not decided.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Row {
     /// The token that the target sampled there, with the request's own sampling.
-    pub sample: TokenId,
-    /// Its processed log-probability, where the backend tells it.
-    pub logprob: Option<f32>,
-    /// The backend says that this token ends the text.
+    pub sample: Option<TokenId>,
+    /// The distribution that it was sampled from, or is to be.
+    pub dist: Option<Dist>,
+    /// The probability of the node that this row follows, under the row of its parent.
+    pub draft_p: Option<f64>,
+    /// The backend says that the sample ends the text.
     pub ends: bool,
 }
 
 impl Row {
     /// A sample of which nothing else is known.
     pub fn of(sample: TokenId) -> Self {
-        Self { sample, ..Self::default() }
+        Self { sample: Some(sample), ..Self::default() }
+    }
+
+    /// A whole distribution from which nothing has been drawn yet.
+    pub fn undrawn(top: Vec<(TokenId, f64)>) -> Self {
+        Self { dist: Some(Dist { top, complete: true }), ..Self::default() }
     }
 }
 
 /// The backend's answer to one verify call: one row more than the draft has nodes, or fewer where the last
-/// ones could not be decided. Which rows are left out may depend on the past and the draft, never on a
-/// sample.
+/// ones could not be decided. Which rows are left out or undecided may depend on the past, the draft and
+/// distributions, never on a sample.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Verdict {
     /// Row 0 follows the context, row `i + 1` follows node `i`.
     pub rows: Vec<Row>,
     /// Tokens that the backend really computed, where it tells; otherwise unknown.
     pub computed: Option<u32>,
+    /// How the draft was put to the backend, for what the call costs; unknown where no call was made.
+    pub put: Option<Put>,
+}
+
+/// How a draft was put to the backend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Put {
+    /// By this plan.
+    pub plan: Plan,
+    /// So many of its nodes, from the first on.
+    pub nodes: usize,
 }

@@ -234,14 +234,16 @@ impl Proxy {
         read(&self.folder.path().join("stdout"))
     }
 
-    /// Resident memory, bytes.
+    /// Resident memory without the pages of the program's own file, bytes: those are the system's to drop, and an
+    /// unoptimised program has more of them than it holds for its clients.
     pub fn resident(&self) -> u64 {
-        self.status("VmRSS:")
+        self.status("VmRSS:") - self.status("RssFile:")
     }
 
-    /// The most resident memory so far, bytes. [`Self::reset_peak`] starts over.
+    /// The most resident memory so far, bytes, without the pages of the program's own file as they are now.
+    /// [`Self::reset_peak`] starts over.
     pub fn peak(&self) -> u64 {
-        self.status("VmHWM:")
+        self.status("VmHWM:").saturating_sub(self.status("RssFile:"))
     }
 
     /// Forgets the peak of resident memory.

@@ -138,7 +138,7 @@ impl Toy {
                 if self.fault == Fault::TwoChoices { vec![choice(0), choice(1)] } else { vec![choice(0)] };
             let event = json!({"id": "cmpl-1", "object": "text_completion", "created": 1, "model": "toy",
                 "choices": choices, "usage": usage(n + 1)});
-            events.push_str(&format!("data: {event}\n\n"));
+            events.extend(["data: ", &event.to_string(), "\n\n"]);
         }
         events.push_str("data: [DONE]\n\n");
         let head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n";
@@ -263,7 +263,9 @@ fn failures(address: SocketAddr) -> usize {
             })
         })
         .collect();
-    clients.into_iter().for_each(|client| client.join().unwrap());
+    for client in clients {
+        client.join().unwrap();
+    }
     let failed = failed.lock().unwrap();
     failed.iter().for_each(|why| eprintln!("{why}"));
     failed.len()

@@ -414,7 +414,7 @@ fn a_session_whose_engine_is_killed_has_its_cause_in_its_line() {
     let body = json!({"model": Target::model(), "prompt": "The mill stood where", "max_tokens": 1500, "stream": true,
         "temperature": 1.0});
     let mut client = Wire::connect(proxy.address);
-    client.send(completion("killed", "x-foretell: ride\r\n", &body));
+    client.send(completion("killed", "x-foretell: ride\r\nconnection: close\r\n", &body));
     let head = client.head().unwrap();
     assert_eq!((head.status(), head.field("x-foretell-path")), (200, Some("eligible")));
     assert!(client.more());
@@ -583,18 +583,18 @@ fn pass_on(to: std::net::SocketAddr, request: &Answer) -> Vec<u8> {
     let mut bytes = format!("{}\r\nconnection: close\r\n", request.line);
     for (name, value) in &request.fields {
         if !["connection", "transfer-encoding", "content-length"].contains(&name.as_str()) {
-            bytes.push_str(&format!("{name}: {value}\r\n"));
+            bytes.extend([name.as_str(), ": ", value.as_str(), "\r\n"]);
         }
     }
     let mut bytes = format!("{bytes}content-length: {}\r\n\r\n", request.body.len()).into_bytes();
     bytes.extend_from_slice(&request.body);
     let answer = ask(to, bytes);
-    let fields: String = answer
-        .fields
-        .iter()
-        .filter(|(name, _)| !["connection", "transfer-encoding", "content-length"].contains(&name.as_str()))
-        .map(|(name, value)| format!("{name}: {value}\r\n"))
-        .collect();
+    let mut fields = String::new();
+    for (name, value) in &answer.fields {
+        if !["connection", "transfer-encoding", "content-length"].contains(&name.as_str()) {
+            fields.extend([name.as_str(), ": ", value.as_str(), "\r\n"]);
+        }
+    }
     respond(answer.line.strip_prefix("HTTP/1.1 ").unwrap_or("502 Bad Gateway"), &fields, &answer.body)
 }
 
@@ -689,7 +689,7 @@ fn one_that_comes_back_as_another_is_recognised_at_once() {
     let unknown = Spot::new(|_| respond("404 Not Found", "", ""));
     let proxy = Start::before(unknown.address).start();
     // Three times: the next time would be in many seconds.
-    wait_for(Duration::from_secs(60), "it has been asked thrice", || {
+    wait_for(Duration::from_mins(1), "it has been asked thrice", || {
         (unknown.count("/v1/models") >= 3).then_some(())
     });
     let address = unknown.leave();

@@ -300,11 +300,13 @@ backends:
   - name: engine
     dialect: {dialect}
     replicas: ["{url}"]
-{models}drafters:
+{plans}{models}drafters:
   draft-same: {{ path: {root}/onnx/models/draft-same, device: auto, slots: 16, context: 2048 }}
 policies: {{ dir: {policies} }}
 observe: {{ log: text, level: warn }}
 """
+# `score` by name: engines.start has made the first call with log-probabilities, which may end a vLLM for the CPU
+PLANS = {"vllm": "    plans: { allow: [score, fan_out] }\n"}
 MODELS = """    models: [{{ id: foretell-target, tokenizer: {root}/onnx/models/target/tokenizer.json }}]
 """
 POLICY = """version: 1
@@ -344,7 +346,8 @@ class Run:
         dialect = {"llama": "llamacpp"}.get(self.kind, self.kind)
         config = self.out / f"{self.kind}.yaml"
         config.write_text(CONFIG.format(port=self.front, admin=self.admin, dialect=dialect, url=self.url,
-                                        root=engines.ROOT, policies=policies, models=models))
+                                        root=engines.ROOT, policies=policies, models=models,
+                                        plans=PLANS.get(self.kind, "")))
         try:
             self.restart()
             if not self.wanted:

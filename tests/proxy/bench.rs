@@ -224,7 +224,7 @@ async fn what_cannot_be_run_is_said_before_anything_is_asked(#[case] file: &str,
 }
 
 #[rstest]
-#[case(&["--direct", "https://a", "--through", "http://b", "--workload", "w"])]
+#[case(&["--direct", "ftp://a", "--through", "http://b", "--workload", "w"])]
 #[case(&["--direct", "http://a", "--through", "http://b"])]
 #[case(&["--direct", "http://a", "--through", "http://b", "--workload", "w", "--require", "w.speed>=1"])]
 #[case(&["--direct", "http://a", "--through", "http://b", "--workload", "w", "--metrics-direct", "http://a"])]

@@ -11,6 +11,8 @@ mod model;
 mod official_client;
 #[cfg(feature = "onnx")]
 mod onnx;
+#[cfg(feature = "onnx")]
+mod paced;
 mod parameters;
 mod partition;
 mod replicas;

@@ -160,6 +160,14 @@ fn rows() -> Vec<Row> {
             Fault::Reset,
             Outcome::Error(502, "backend_closed"),
         ),
+        // Relayed, so that nothing is added to its usage.
+        row("first ride: cut before its first event", first, Fault::CutAfter(0), Outcome::Text("")),
+        row(
+            "first ride: garbage in place of its first event",
+            first,
+            Fault::GarbageAfter(0),
+            Outcome::Text(""),
+        ),
         row("first ride: cut in the stream", first, Fault::CutAfter(5), Outcome::Text("verify_fault")),
         row("first ride: reset in the stream", first, Fault::ResetAfter(5), Outcome::Text("verify_fault")),
         row("first ride: half an event", first, Fault::HalfEventAfter(5), Outcome::Text("verify_fault")),

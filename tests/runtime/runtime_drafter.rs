@@ -10,6 +10,7 @@ use foretell::runtime::drafter::{DrafterService, Noise};
 use foretell::runtime::forward::{Feed, Forward, Rows};
 use foretell::runtime::model::{Model, Options};
 use foretell::runtime::sampler::Sampler;
+use foretell::words::Past;
 
 fn folder() -> PathBuf {
     std::env::var_os("FORETELL_TEST_DRAFTER").map_or_else(
@@ -20,6 +21,11 @@ fn folder() -> PathBuf {
 
 fn options(lanes: usize) -> Options {
     Options { device: DeviceChoice::Cpu, lanes, threads: 1, ..Options::default() }
+}
+
+fn past(text: &[u32], prompt_len: usize) -> Past {
+    let (prompt, output) = text.split_at(prompt_len);
+    Past::new(prompt, output)
 }
 
 /// The logits after a text, computed from nothing.
@@ -56,19 +62,19 @@ async fn drafts_of_many_sessions_at_once_are_those_of_the_plain_model() {
             let temperature = if number % 2 == 0 { 0.0 } else { 0.8 };
             let sampling = Sampling { temperature, ..Sampling::default() };
             let noise = Noise { seed: Some(u64::from(number)), choice: 0, sampling: sampling.clone() };
-            let mut seat = service.seat(noise).await.expect("six seats");
+            let seat = service.seat(noise).await.expect("six seats");
             let prompt_len = 20 + 60 * number as usize;
             let mut text: Vec<u32> =
                 (0..prompt_len as u32).map(|index| (index * 37 + number) % vocabulary).collect();
             let mut rounds = Vec::new();
             for round in 0..6_usize {
-                let drafted = seat.draft(&text, prompt_len, 4).await.unwrap();
+                let drafted = seat.draft(past(&text, prompt_len), 4).await.unwrap();
                 let ids: Vec<u32> = drafted.iter().map(|&(token, _)| token).collect();
                 rounds.push((text.clone(), ids.clone()));
                 text.extend(ids.iter().take(round));
                 text.push((round as u32 * 101) % vocabulary);
             }
-            let shadow = seat.shadow(&text, prompt_len, prompt_len + 1).await.unwrap();
+            let shadow = seat.shadow(past(&text, prompt_len), 1).await.unwrap();
             (Sampler::new(sampling, u64::from(number), 0), prompt_len, rounds, text, shadow)
         }
     });

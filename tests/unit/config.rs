@@ -8,7 +8,7 @@ use std::time::Duration;
 use foretell::config::load::parse_policies;
 use foretell::config::policy;
 use foretell::config::process::{
-    self, Device, Dialect, PlanName, Process, Replicas, ServedModel, TokenizerSource,
+    self, Device, Dialect, PlanName, Process, Replicas, ServedModel, Timeouts, TokenizerSource,
 };
 use foretell::config::{Flags, Loaded, Mode, PolicyStore, Problem, load, load_policies};
 use foretell::openai::Route;
@@ -67,6 +67,9 @@ fn an_almost_empty_process_file_is_the_documented_one() {
     let backend = full.backends.pop().unwrap();
     full.drafters.clear();
     full.listen = empty.listen.clone();
+    // It is beside no policies of its own, and what is written down is waited for.
+    assert!(full.policies == Path::new("../policies") && !full.drain.early && empty.drain.early);
+    (full.policies, full.drain.early) = (empty.policies.clone(), true);
     assert_eq!(full, empty);
     let bare = process_of("backends: [{ name: llama70, replicas: [\"http://10.0.0.7:8000\"] }]")
         .backends
@@ -83,7 +86,7 @@ mode: observe
 listen: [{ address: "[::1]:80", tls: { cert: c, key: k, client_ca: a } }, { address: "127.0.0.1:0" }]
 admin: { address: "0.0.0.0:1", token_file: t }
 limits: { relay_body: 1GiB }
-timeouts: { idle: 2m }
+timeouts: { idle: 2m, draft: 40ms }
 tenant: { header: X-Tenant, trusted_peers: [10.0.0.0/8] }
 backends:
   - name: a
@@ -105,6 +108,8 @@ backends:
     assert_eq!(process.listen[0].tls.as_ref().unwrap().client_ca.as_deref(), Some(Path::new("a")));
     assert_eq!(process.limits.relay_body, Some(1 << 30));
     assert_eq!(process.timeouts.idle, Some(Duration::from_mins(2)));
+    assert_eq!(process.timeouts.draft, Some(Duration::from_millis(40)));
+    assert_eq!(Timeouts::default().draft, None, "a draft's deadline is the session's own");
     assert_eq!(process.tenant.header.as_deref(), Some("x-tenant"));
     let backend = &process.backends[0];
     assert_eq!(backend.dialect, Dialect::Sglang);

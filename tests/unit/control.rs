@@ -206,7 +206,7 @@ impl Simulation<'_> {
                 let steps = draft.len().div_ceil(4) as f64;
                 let took = (self.machine.token + steps * self.machine.four) * self.jitter() + call;
                 self.busy = self.busy.max(self.now) + took;
-                self.agenda.push((self.busy, id, Event::Verdict(Verdict { rows, computed: None })));
+                self.agenda.push((self.busy, id, Event::Verdict(Verdict { rows, ..Verdict::default() })));
             }
             Action::Cancel(gone) => {
                 self.agenda.retain(|item| item.1 != gone);
@@ -252,8 +252,10 @@ fn serve(
         ending: Ending::default(),
         temperature: 0.0,
         decode: Box::new(NoText),
+        marks: Arc::default(),
         rules,
         seed,
+        noise: 2,
     };
     let mut session = Session::new(start, Arc::clone(control), tick(begin));
     loop {

@@ -1,6 +1,9 @@
 //! Exactness of the core: its law by full enumeration, its text by identity with the plain run.
 
+mod backend;
+mod bugs;
 mod greedy;
 mod law;
+mod seeded;
 mod toy;
 mod world;

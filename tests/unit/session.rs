@@ -3,14 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use foretell::control::Control;
+use foretell::control::costs::NODES_MAX;
+use foretell::control::{Control, Heat, Way};
 use foretell::draft::{Features, LookupSpec, Ngram, Source, Tree};
 use foretell::session::{
-    Action, ActionId, Decode, Ending, Event, Fault, Finish, Limit, Permission, RidePlan, Rules, Session,
-    Start, Summary, Tail,
+    Action, ActionId, Decode, Ending, Event, Fault, Finish, Hold, Limit, Permission, RidePlan, Rules,
+    Session, Start, Summary, Tail,
 };
 use foretell::units::{Tick, TokenId};
-use foretell::words::{Plan, RideReason, Row, Verdict};
+use foretell::words::{Plan, Put, RideReason, Row, Verdict};
 use rstest::rstest;
 
 /// Token n is the n-th letter.
@@ -37,6 +38,11 @@ struct Desk {
 
 impl Desk {
     fn new(rules: Rules, ending: Ending) -> Self {
+        Self::marked(rules, ending, &[])
+    }
+
+    /// A chat in which these tokens may be parsed by the backend.
+    fn marked(rules: Rules, ending: Ending, marks: &[TokenId]) -> Self {
         let control = Arc::new(Control::new());
         let start = Start {
             prompt: None,
@@ -44,8 +50,10 @@ impl Desk {
             ending,
             temperature: 0.0,
             decode: Box::new(Letters),
+            marks: marks.into(),
             rules,
             seed: 3,
+            noise: 2,
         };
         let now = Tick(1_000_000);
         let session = Session::new(start, Arc::clone(&control), now);
@@ -113,7 +121,7 @@ fn desk() -> Desk {
 
 fn rows(samples: &[TokenId]) -> Event {
     let rows = samples.iter().copied().map(Row::of).collect();
-    Event::Verdict(Verdict { rows, computed: None })
+    Event::Verdict(Verdict { rows, ..Verdict::default() })
 }
 
 /// The one action asked for is a ride on; its id.
@@ -137,6 +145,35 @@ fn a_round_emits_the_accepted_run_and_one_token_more() {
     assert!(matches!(asked[..], [(_, Action::Verify(..))]), "{asked:?}");
     let seen = desk.session.summary();
     assert_eq!((seen.rounds, seen.drafted, seen.accepted, seen.output_tokens), (1, 2, 2, 4));
+}
+
+/// What was learnt of verify calls by a plan: seconds by number of nodes, for contexts like the tests'.
+fn cost(desk: &Desk, plan: Plan) -> Option<Vec<f64>> {
+    let way = Way::by(plan, 0);
+    desk.control.with(|learnt| {
+        let measured = learnt.costs.verify_measured(way);
+        measured.then(|| (0..=NODES_MAX).map(|nodes| learnt.costs.verify(way, nodes)).collect())
+    })
+}
+
+#[test]
+fn a_call_is_booked_to_the_plan_that_was_used_and_to_the_nodes_that_were_put() {
+    let rules = Rules { plans: vec![Plan::Score, Plan::FanOut], gamma_fixed: Some(4), ..rules() };
+    let mut desk = Desk::new(rules, Ending::default());
+    let ride = desk.ride();
+    let asked = desk.token(ride, 0);
+    let Some((score, Action::Verify(_, Plan::Score))) = asked.last() else { panic!("{asked:?}") };
+    // The score decides nothing after 10 ms; the fan-out that follows takes 10 ms more.
+    let asked = desk.tell(*score, rows(&[]));
+    let Some((fan_out, Action::Verify(_, Plan::FanOut))) = asked.last() else { panic!("{asked:?}") };
+    assert_eq!(cost(&desk, Plan::FanOut), None, "not called yet");
+    let put = Some(Put { plan: Plan::FanOut, nodes: 1 });
+    let asked =
+        desk.tell(*fan_out, Event::Verdict(Verdict { rows: vec![Row::of(9)], put, ..Verdict::default() }));
+    let fan_out = cost(&desk, Plan::FanOut).expect("measured");
+    assert!((fan_out[1] - 0.010).abs() < 1e-9, "10 ms with one node: {fan_out:?}");
+    assert!(cost(&desk, Plan::Score).expect("measured")[4] < 0.011, "and no more for the score");
+    let Some((_, Action::Verify(_, Plan::Score))) = asked.last() else { panic!("{asked:?}") };
 }
 
 #[rstest]
@@ -238,6 +275,67 @@ fn text_that_a_parser_keeps_back_never_leaps() {
 }
 
 #[test]
+fn text_that_a_parser_swallows_is_not_taken_for_what_a_long_stop_text_holds_back() {
+    for hold in [Hold::Beginning, Hold::Longest] {
+        let stop = vec!["a stop text longer than what is swallowed".to_owned()];
+        let mut desk = Desk::new(rules(), Ending { stop, hold, ..Ending::default() });
+        let ride = desk.ride();
+        for token in [0, 1, 2] {
+            let swallowed = Event::Token { tokens: vec![token], text: String::new(), tail: Tail::Open };
+            assert_eq!(desk.tell(ride, swallowed), [], "{hold:?}: token {token}");
+        }
+        assert_eq!((desk.session.summary().reason, desk.text.as_str()), (Some(RideReason::NoDraft), ""));
+    }
+}
+
+#[test]
+fn what_a_backend_holds_back_for_a_stop_text_is_said_when_its_ride_is_left() {
+    let ending = |hold| Ending { stop: vec!["bcx".to_owned()], hold, ..Ending::default() };
+    for (hold, token) in [(Hold::Beginning, 1), (Hold::Longest, 4)] {
+        let mut desk = Desk::new(rules(), ending(hold));
+        let ride = desk.ride();
+        let asked =
+            desk.tell(ride, Event::Token { tokens: vec![0, token], text: "a".into(), tail: Tail::Open });
+        assert!(
+            matches!(asked[..], [(_, Action::Cancel(_)), (_, Action::Verify(..))]),
+            "{hold:?}: {asked:?}"
+        );
+        assert_eq!(
+            desk.text,
+            if hold == Hold::Longest { "ae" } else { "a" },
+            "\"b\" may begin the stop text"
+        );
+    }
+}
+
+#[test]
+fn a_mark_in_the_first_ride_is_doubt() {
+    let mut desk =
+        Desk::marked(rules(), Ending { eos: vec![9], ignore_eos: true, ..Ending::default() }, &[5, 9]);
+    let ride = desk.ride();
+    // The end of a text is a mark too, but what the backend makes of it is known.
+    assert_eq!(desk.token(ride, 9).len(), 2, "cancels and verifies");
+    let mut desk = Desk::marked(rules(), Ending::default(), &[5, 9]);
+    let ride = desk.ride();
+    assert_eq!(desk.token(ride, 5), []);
+    assert_eq!(desk.token(ride, 0), []);
+    assert_eq!(desk.session.summary().reason, Some(RideReason::NoDraft));
+}
+
+#[test]
+fn an_id_that_no_token_has_counts_on_the_accepted_path_alone() {
+    let mut desk = Desk::new(Rules { vocabulary: 20, ..rules() }, Ending::default());
+    let (verify, _) = desk.leap();
+    let asked = desk.tell(verify, rows(&[1, 7, 4_000_000]));
+    assert!(matches!(asked[..], [(_, Action::Verify(..))]), "{asked:?}");
+    assert_eq!(desk.text, "abh");
+    let mut desk = Desk::new(Rules { vocabulary: 20, ..rules() }, Ending::default());
+    let (verify, _) = desk.leap();
+    rides_on(&desk.tell(verify, rows(&[1, 4_000_000, 7])));
+    assert_eq!(desk.text, "a");
+}
+
+#[test]
 fn a_client_that_left_cancels_what_is_under_way() {
     let mut desk = desk();
     let (verify, _) = desk.leap();
@@ -264,10 +362,10 @@ fn the_operator_s_mode_holds_from_the_next_token() {
 fn a_gate_is_kept_but_for_those_that_fixed_gamma_ignores() {
     let mut desk = desk();
     let ride = desk.ride();
-    desk.control.set_gate(Some(RideReason::GateHealth));
+    desk.tell(ActionId::WORLD, Event::Mode(Some(RideReason::GateHealth)));
     assert_eq!(desk.token(ride, 0), []);
     assert_eq!(desk.session.summary().reason, Some(RideReason::GateHealth));
-    desk.control.set_gate(Some(RideReason::GateLoad));
+    desk.tell(ActionId::WORLD, Event::Mode(Some(RideReason::GateLoad)));
     assert_eq!(desk.token(ride, 1).len(), 2);
 }
 
@@ -302,25 +400,122 @@ fn the_end_of_text_inside_a_run_ends_it() {
     assert_eq!(desk.text, "a");
 }
 
-#[test]
-fn the_model_drafter_is_asked_and_its_silence_ends_in_a_ride() {
-    let mut desk = Desk::new(Rules { model: true, lookups: Vec::new(), ..rules() }, Ending::default());
+/// A forced session with a model drafter, and its first draft asked for.
+fn asking(more: Rules) -> (Desk, ActionId) {
+    let mut desk = Desk::new(Rules { model: true, ..more }, Ending::default());
     let ride = desk.ride();
     let asked = desk.token(ride, 0);
     let [(_, Action::Cancel(_)), (draft, Action::Draft { gamma: 2 })] = asked[..] else {
         panic!("{asked:?}")
     };
-    let model = Tree::chain(&[1, 5], Source::Model, Features::default());
-    let asked = desk.tell(draft, Event::Draft(model.clone()));
+    (desk, draft)
+}
+
+fn chain(tokens: &[TokenId]) -> Tree {
+    Tree::chain(tokens, Source::Model, Features::default())
+}
+
+/// Lets time pass up to the session's deadline.
+fn expire(desk: &mut Desk) -> Vec<(ActionId, Action)> {
+    desk.now = desk.session.deadline().expect("a deadline").max(desk.now);
+    desk.tell(ActionId::WORLD, Event::Timeout)
+}
+
+#[test]
+fn the_first_draft_reads_the_prompt_and_is_waited_for_however_long_it_takes() {
+    let (mut desk, draft) = asking(Rules { draft_timeout: Some(Duration::from_millis(30)), ..rules() });
+    assert_eq!(desk.session.deadline(), None);
+    desk.now = desk.now.after(Duration::from_mins(1));
+    assert_eq!(desk.tell(ActionId::WORLD, Event::Timeout), []);
+    let asked = desk.tell(draft, Event::Draft(chain(&[1, 5])));
     let [(verify, Action::Verify(sent, _))] = &asked[..] else { panic!("{asked:?}") };
-    assert_eq!(*sent, model);
+    assert_eq!(sent.path(1), [1, 5]);
     let asked = desk.tell(*verify, rows(&[1, 2, 3]));
-    let [(draft, Action::Draft { gamma: 2 })] = asked[..] else { panic!("{asked:?}") };
-    desk.now = desk.now.after(Duration::from_millis(10));
-    let asked = desk.tell(ActionId::WORLD, Event::Timeout);
-    assert!(matches!(asked[0], (_, Action::Cancel(id)) if id == draft));
-    rides_on(&asked);
-    assert_eq!(desk.text, "abc");
+    assert!(matches!(asked[..], [(_, Action::Draft { gamma: 2 })]), "{asked:?}");
+    assert_eq!(desk.session.deadline(), Some(desk.now.after(Duration::from_millis(30))));
+}
+
+#[rstest]
+#[case::lookups_go_on(rules().lookups, &[1, 2])]
+#[case::an_empty_round(Vec::new(), &[])]
+fn a_late_draft_costs_its_round_and_nothing_else(#[case] lookups: Vec<LookupSpec>, #[case] sent: &[TokenId]) {
+    let timeout = Some(Duration::from_millis(30));
+    let (mut desk, draft) = asking(Rules { draft_timeout: timeout, lookups, ..rules() });
+    let asked = desk.tell(draft, Event::Draft(chain(&[1, 2])));
+    let [(verify, Action::Verify(..))] = asked[..] else { panic!("{asked:?}") };
+    let asked = desk.tell(verify, rows(&[1, 2, 0]));
+    let [(late, Action::Draft { .. })] = asked[..] else { panic!("{asked:?}") };
+    let asked = expire(&mut desk);
+    let [(_, Action::Cancel(gone)), (verify, Action::Verify(draft, _))] = &asked[..] else {
+        panic!("{asked:?}")
+    };
+    let tokens: Vec<TokenId> = draft.nodes().iter().map(|node| node.token).collect();
+    assert_eq!((*gone, tokens.as_slice()), (late, sent));
+    assert_eq!(desk.tell(late, Event::Draft(chain(&[9, 9]))), [], "too late");
+    // The next round asks the drafter again.
+    let asked = desk.tell(*verify, rows(&[7, 7, 7][..=sent.len()]));
+    assert!(matches!(asked[..], [(_, Action::Draft { .. })]), "{asked:?}");
+    assert_eq!((desk.text.as_str(), desk.session.summary().reason), ("abcah", None));
+}
+
+#[test]
+fn a_drafter_that_fails_is_left_alone_for_a_while() {
+    let (mut desk, draft) = asking(rules());
+    let ride = rides_on(&desk.tell(draft, Event::Fault(Fault::Draft)));
+    assert_eq!(desk.session.summary().reason, Some(RideReason::VerifyFault));
+    let asked = desk.token(ride, 1);
+    assert!(matches!(asked[..], [(_, Action::Cancel(_)), (_, Action::Verify(..))]), "{asked:?}");
+}
+
+/// Riding takes 10 ms a token, and the model drafter is right and quick.
+fn teach(control: &Control) {
+    control.with(|learnt| {
+        (0..20).for_each(|_| learnt.costs.rode(0.010, 1));
+        for nodes in 0..9 {
+            learnt.costs.verified(Way::by(Plan::Tree, 0), nodes, 0.010, Tick(1_000_000));
+        }
+        learnt.costs.drafted(4, 0.001);
+        let node = chain(&[0]).nodes()[0];
+        (0..40).for_each(|_| learnt.survival.observe(Heat::Greedy, &node, 0, true));
+    });
+}
+
+#[test]
+fn without_a_limit_a_draft_is_waited_for_as_long_as_two_ridden_tokens_take() {
+    let free = Rules { gamma_fixed: None, model: true, lookups: Vec::new(), ..rules() };
+    let mut desk = Desk::new(free, Ending::default());
+    teach(&desk.control);
+    let ride = desk.ride();
+    let asked = desk.token(ride, 0);
+    let [(shadow, Action::Shadow { from: 0 })] = asked[..] else { panic!("{asked:?}") };
+    assert_eq!(desk.session.deadline(), None, "a pass beside the ride delays nobody");
+    assert_eq!(desk.tell(shadow, Event::Shadow(vec![0, 1])), []);
+    let asked = desk.token(ride, 1);
+    let [(_, Action::Cancel(_)), (_, Action::Draft { .. })] = asked[..] else { panic!("{asked:?}") };
+    let patience = desk.session.deadline().expect("a deadline") - desk.now;
+    let pace = desk.control.with(|learnt| learnt.costs.ride_token()).expect("measured");
+    assert!((patience.as_secs_f64() - 2.0 * pace).abs() < 1e-5, "{patience:?} at {pace} s a token");
+    // It costs the round, at the price of what was waited.
+    let before = desk.control.with(|learnt| learnt.costs.draft_token());
+    let asked = expire(&mut desk);
+    assert!(matches!(asked[..], [(_, Action::Cancel(_)), (_, Action::Verify(..))]), "{asked:?}");
+    assert!(desk.control.with(|learnt| learnt.costs.draft_token()) >= before);
+}
+
+#[test]
+fn a_ride_to_the_limit_tells_the_reason_that_bound_it() {
+    let free = Rules { gamma_fixed: None, ..rules() };
+    let mut desk = Desk::new(free, Ending::default());
+    let ride = desk.ride();
+    // Nothing of this text was there before, so there is never a draft.
+    for token in 10..21 {
+        assert_eq!(desk.token(ride, token), [], "token {token}");
+    }
+    assert_eq!(desk.session.summary().reason, Some(RideReason::NoDraft));
+    let held = desk.token(ride, 21);
+    assert_eq!(held, []);
+    let end = summary(&desk.tell(ride, Event::RideEnded(Finish::Length)));
+    assert_eq!((end.reason, end.output_tokens), (Some(RideReason::NoDraft), 12));
 }
 
 #[test]
@@ -367,8 +562,10 @@ fn a_token_that_the_backend_says_ends_the_text_ends_it_without_being_text() {
     let mut desk = desk();
     let (verify, _) = desk.leap();
     let ends = Row { ends: true, ..Row::of(1) };
-    let asked = desk
-        .tell(verify, Event::Verdict(Verdict { rows: vec![ends, Row::of(2), Row::of(3)], computed: None }));
+    let asked = desk.tell(
+        verify,
+        Event::Verdict(Verdict { rows: vec![ends, Row::of(2), Row::of(3)], ..Verdict::default() }),
+    );
     let end = summary(&asked);
     assert_eq!((end.finish, end.output_tokens, desk.text.as_str()), (Some(Finish::Stop), 2, "a"));
 }

@@ -225,6 +225,9 @@ pub struct Load {
 pub struct Plans {
     /// Which plans may be taken, best first.
     pub allow: Vec<PlanName>,
+    /// The file lists them (`allow` is present): a plan that the operator names is used even where its first call may
+    /// end the engine.
+    pub explicit: bool,
     /// Longest context of a verify call, tokens.
     pub context_max: u32,
     /// Most bytes of a verify call, request and answer.

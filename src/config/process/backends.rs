@@ -37,7 +37,7 @@ impl Default for Load {
 impl Default for Plans {
     fn default() -> Self {
         let allow = vec![PlanName::Score, PlanName::FanOut, PlanName::Tree];
-        Self { allow, context_max: 8192, bytes_max: 2 << 20 }
+        Self { allow, explicit: false, context_max: 8192, bytes_max: 2 << 20 }
     }
 }
 
@@ -276,6 +276,7 @@ fn plans(mut section: Section<'_>) -> Plans {
         ("prediction", PlanName::Prediction),
     ];
     let plans = Plans {
+        explicit: section.item("allow").is_some(),
         allow: section.list("allow", default.allow, word(names)),
         context_max: section.or("context_max", default.context_max, whole(1..=1 << 24)),
         bytes_max: section.or("bytes_max", default.bytes_max, size),

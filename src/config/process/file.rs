@@ -61,6 +61,7 @@ impl Default for Limits {
             relay_body: None,
             sessions: 1024,
             memory: 512 << 20,
+            connections: None,
         }
     }
 }
@@ -69,11 +70,13 @@ impl Default for Timeouts {
     fn default() -> Self {
         Self {
             header: Duration::from_secs(10),
+            body: Duration::from_secs(30),
+            keep_alive: Duration::from_secs(75),
             connect: Duration::from_secs(2),
             first_byte: None,
             idle: None,
             verify: Duration::from_secs(2),
-            draft: Duration::from_millis(10),
+            draft: None,
             pool_idle: Duration::from_secs(3),
         }
     }
@@ -221,6 +224,7 @@ fn limits(mut section: Section<'_>) -> Limits {
         relay_body: section.maybe("relay_body", default.relay_body, size),
         sessions: section.or("sessions", default.sessions, whole(0..=1_000_000)),
         memory: section.or("memory", default.memory, size),
+        connections: section.maybe("connections", default.connections, whole(1..=10_000_000)),
     };
     section.close();
     limits
@@ -230,11 +234,13 @@ fn timeouts(mut section: Section<'_>) -> Timeouts {
     let default = Timeouts::default();
     let timeouts = Timeouts {
         header: section.or("header", default.header, period),
+        body: section.or("body", default.body, period),
+        keep_alive: section.or("keep_alive", default.keep_alive, period),
         connect: section.or("connect", default.connect, period),
         first_byte: section.maybe("first_byte", default.first_byte, period),
         idle: section.maybe("idle", default.idle, period),
         verify: section.or("verify", default.verify, period),
-        draft: section.or("draft", default.draft, period),
+        draft: section.maybe("draft", default.draft, period),
         pool_idle: section.or("pool_idle", default.pool_idle, duration),
     };
     section.close();

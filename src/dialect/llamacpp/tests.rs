@@ -51,10 +51,10 @@ fn request(route: Route, fields: &Value) -> Request {
 }
 
 fn round<'a>(context: Context<'a>, draft: &'a Tree, sampling: &'a Sampling) -> Round<'a> {
-    Round { context, draft, sampling, plan: Plan::FanOut, dice: 0 }
+    Round { context, draft, sampling, plan: Plan::FanOut }
 }
 
-const CONTEXT: Context<'_> = Context { model: "m", prompt: &[1, 2], output: &[3] };
+const CONTEXT: Context<'_> = Context::new("m", &[1, 2], &[3]);
 
 #[test]
 fn a_server_is_known_by_its_props() {
@@ -122,7 +122,7 @@ fn a_fan_out_is_an_array_of_prompts_with_the_fields_of_the_client() {
     assert_eq!((asked.calls[0].path, asked.nodes), ("/completion", 2));
     assert_eq!(
         std::str::from_utf8(&asked.calls[0].body).unwrap(),
-        r#"{"prompt":[[1,2,3],[1,2,3,4],[1,2,3,4,5]],"n_predict":1,"cache_prompt":true,"return_tokens":true,"stream":false,"response_fields":["index","tokens","stop_type","timings"],"temperature":0.5,"logit_bias":{"7":-1.0}}"#
+        r#"{"prompt":[[1,2,3],[1,2,3,4],[1,2,3,4,5]],"n_predict":1,"cache_prompt":true,"return_tokens":true,"stream":false,"response_fields":["index","tokens","stop_type","timings","generation_settings/stop"],"temperature":0.5,"logit_bias":{"7":-1.0}}"#
     );
 }
 
@@ -143,7 +143,7 @@ fn a_cold_context_is_computed_once_and_copied() {
     let (sampling, draft) = (Sampling::default(), chain(&[4, 5]));
     let prompt = [7; 64];
     let warm = |prompt: &[TokenId], draft: &Tree| {
-        let context = Context { model: "m", prompt, output: &[] };
+        let context = Context::new("m", prompt, &[]);
         LlamaCpp.warm(&engine(), &round(context, draft, &sampling))
     };
     let call = warm(&prompt, &draft).unwrap();
@@ -157,7 +157,7 @@ fn a_ride_is_asked_for_whole_and_ends_by_the_servers_word() {
     let call = LlamaCpp.ride(&engine(), &CONTEXT, &Sampling::default(), 8);
     assert_eq!(
         std::str::from_utf8(&call.body).unwrap(),
-        r#"{"prompt":[1,2,3],"n_predict":8,"cache_prompt":true,"return_tokens":true,"stream":false,"response_fields":["index","tokens","stop_type","timings"]}"#
+        r#"{"prompt":[1,2,3],"n_predict":8,"cache_prompt":true,"return_tokens":true,"stream":false,"response_fields":["index","tokens","stop_type","timings","generation_settings/stop"]}"#
     );
     let read = |kind: &str| {
         let event = json!({"index": 0, "tokens": [7, 0], "stop_type": kind, "timings": {"prompt_n": 1}});
@@ -171,7 +171,8 @@ fn a_ride_is_asked_for_whole_and_ends_by_the_servers_word() {
     };
     assert_eq!(read("eos"), Ok(chunk("stop", true)));
     assert_eq!(read("limit"), Ok(chunk("length", false)));
-    assert!(read("word").is_err());
+    assert_eq!(read("word"), Ok(chunk("stop", true)), "a token that was read is not asked for again");
+    assert!(read("none").is_err());
 }
 
 #[test]
@@ -191,7 +192,21 @@ fn a_verdict_is_read_in_the_order_of_its_prompts() {
     assert_eq!(verdict.rows, [Row::of(4), Row { ends: true, ..Row::of(0) }]);
     assert_eq!(verdict.computed, Some(4));
     assert!(read(json!([answer(0, 4, "limit")])).is_err());
-    assert!(read(json!([answer(0, 4, "limit"), answer(1, 4, "word")])).is_err());
+    let ended = read(json!([answer(0, 4, "limit"), answer(1, 7, "word")])).unwrap();
+    assert_eq!(ended.rows, [Row::of(4), Row { ends: true, ..Row::of(7) }]);
+}
+
+#[test]
+fn stop_texts_of_the_servers_own_are_refused_whatever_was_sampled() {
+    let (sampling, draft) = (Sampling::default(), chain(&[4]));
+    let read = |stop: Value, kind: &str| {
+        let answer = |index: usize| json!({"index": index, "tokens": [4], "stop_type": kind, "generation_settings/stop": stop});
+        let body = json!([answer(0), answer(1)]).to_string().into_bytes();
+        let asked = Asked { calls: vec![], nodes: 1 };
+        LlamaCpp.verdict(&engine(), &round(CONTEXT, &draft, &sampling), &asked, &[body])
+    };
+    assert!(read(json!(["User:"]), "limit").is_err() && read(json!(["User:"]), "word").is_err());
+    assert!(read(json!([]), "limit").is_ok());
 }
 
 #[test]

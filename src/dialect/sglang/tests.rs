@@ -21,8 +21,8 @@ fn greedy() -> Sampling {
 }
 
 fn round<'a>(draft: &'a Tree, sampling: &'a Sampling, plan: Plan) -> Round<'a> {
-    let context = Context { model: "m", prompt: &[1, 2], output: &[3] };
-    Round { context, draft, sampling, plan, dice: 5 }
+    let context = Context::new("m", &[1, 2], &[3]);
+    Round { context, draft, sampling, plan }
 }
 
 fn body(draft: &[TokenId], sampling: &Sampling, plan: Plan) -> (&'static str, String) {
@@ -101,7 +101,7 @@ fn a_score_begins_at_the_last_token_of_the_context() {
 
 #[test]
 fn a_ride_goes_on_by_ids() {
-    let context = Context { model: "m", prompt: &[1, 2], output: &[3] };
+    let context = Context::new("m", &[1, 2], &[3]);
     let call = Sglang.ride(&engine(), &context, &greedy(), 7);
     assert_eq!(
         std::str::from_utf8(&call.body).unwrap(),

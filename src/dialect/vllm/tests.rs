@@ -21,8 +21,8 @@ fn greedy() -> Sampling {
 }
 
 fn round<'a>(prompt: &'a [TokenId], draft: &'a Tree, sampling: &'a Sampling, plan: Plan) -> Round<'a> {
-    let context = Context { model: "m", prompt, output: &[] };
-    Round { context, draft, sampling, plan, dice: 5 }
+    let context = Context::new("m", prompt, &[]);
+    Round { context, draft, sampling, plan }
 }
 
 proptest! {
@@ -112,7 +112,7 @@ fn samples(body: &[u8]) -> Vec<TokenId> {
     let (draft, sampling) = (chain(&[4, 5]), greedy());
     let round = round(&[1, 2, 3], &draft, &sampling, Plan::Score);
     let verdict = score_verdict(&engine(), &round, 2, body).unwrap();
-    verdict.rows.iter().map(|row| row.sample).collect()
+    verdict.rows.iter().filter_map(|row| row.sample).collect()
 }
 
 #[test]
@@ -136,6 +136,26 @@ fn ties_special_tokens_and_cached_rows_are_left_undecided() {
     assert!(samples(&scored(&Value::Null, &Value::Null)).is_empty());
     let usage = json!({"prompt_tokens": 5, "prompt_tokens_details": {"cached_tokens": 3}});
     assert!(samples(&scored(&json!([null, null, null, sure, sure]), &usage)).is_empty());
+}
+
+#[test]
+fn a_temperature_that_the_engine_raises_is_raised_before_a_distribution_is_rebuilt() {
+    // vLLM samples 0 < T < 0.01 at T = 0.01: e² to 1 here, and e⁴ to 1 at the temperature that was asked for.
+    let top = json!({"4": {"logprob": -1.0}, "5": {"logprob": -1.02}, "6": {"logprob": -9.0}});
+    let body = json!({"choices": [{"token_ids": [9], "finish_reason": "length"}], "prompt_logprobs": [null, null, null, top]});
+    let (draft, body) = (chain(&[4]), body.to_string().into_bytes());
+    let first = |temperature: f64| {
+        let sampling = Sampling { temperature, top_k: Some(2), ..Sampling::default() };
+        let round = round(&[1, 2, 3], &draft, &sampling, Plan::Score);
+        let verdict = score_verdict(&engine(), &round, 1, &body).unwrap();
+        let dist = verdict.rows[0].dist.clone().unwrap();
+        assert!(dist.complete);
+        dist.top[0]
+    };
+    for (temperature, odds) in [(0.005, 2.0_f64.exp()), (0.01, 2.0_f64.exp()), (0.02, 1.0_f64.exp())] {
+        let (token, p) = first(temperature);
+        assert!(token == 4 && (p - odds / (1.0 + odds)).abs() < 1e-9, "T = {temperature}: {p}");
+    }
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http_body_util::{BodyExt, Full, Limited};
+use http_body_util::{BodyExt, Full};
 use hyper::{Method, Request, StatusCode, header};
 
 use crate::dialect::recognise::{self, Told};
@@ -14,6 +14,7 @@ use crate::fleet::identity::{Asking, Epoch, Identity};
 use crate::fleet::scrape::Pulse;
 use crate::fleet::{Fresh, Replica};
 use crate::http::body::{Body, BoxError};
+use crate::http::gather;
 use crate::text::Tokenizer;
 use crate::words::BypassReason;
 use crate::words::Plan;
@@ -92,7 +93,7 @@ pub async fn ask(
     {
         return Ok(Arc::clone(before));
     }
-    let mut recognised = recognise(backend, asking.dialect).await?;
+    let mut recognised = recognise(backend, asking.dialect, &asking.named).await?;
     let mut engine = recognised.engine.clone();
     if engine.plans.is_empty() {
         return Err(Unknown::foreign(format!("{} is only relayed here", engine.dialect.name())));
@@ -145,11 +146,15 @@ async fn still(backend: &Replica, before: &Identity, away: u64) -> Result<bool, 
     }))
 }
 
-/// Which engine it is, and what it can do.
+/// Which engine it is, and what it can do. `named`: plans that are used even where their first call may end it.
 ///
 /// # Errors
 /// [`Unknown`].
-pub async fn recognise(backend: &Replica, dialect: Option<Dialect>) -> Result<Recognised, Unknown> {
+pub async fn recognise(
+    backend: &Replica,
+    dialect: Option<Dialect>,
+    named: &[Plan],
+) -> Result<Recognised, Unknown> {
     let mut answers = Answers::default();
     let mut questions = 0;
     for question in recognise::introduction_to(dialect) {
@@ -174,10 +179,11 @@ pub async fn recognise(backend: &Replica, dialect: Option<Dialect>) -> Result<Re
             answers.add(&question.path, put(backend, &question, false).await?);
         }
     }
-    let engine = dialect.codec().engine(&answers).map_err(|foreign| {
+    let mut engine = dialect.codec().engine(&answers).map_err(|foreign| {
         let locked = locked(&answers, answers.paths()).filter(|status| *status == StatusCode::UNAUTHORIZED);
         locked.map_or_else(|| Unknown::foreign(foreign.to_string()), Unknown::Locked)
     })?;
+    engine.enable_named(named);
     let missing = Plan::ALL.into_iter().filter(|plan| !engine.plans.contains(plan));
     let missing = missing.map(|plan| (plan, dialect.codec().missing(&answers, plan))).collect();
     let start_page = recognise::start_page(dialect, &answers).map(ToOwned::to_owned);
@@ -304,8 +310,8 @@ async fn put(backend: &Replica, question: &Question, fresh: bool) -> Result<Told
         if status == StatusCode::SERVICE_UNAVAILABLE {
             return Err(Unknown::Unreachable(format!("{} answers {status}", question.path)));
         }
-        let body = Limited::new(response.into_body(), TOKENIZER_BYTES).collect().await;
-        let body = body.map_err(|error| unreachable(&error))?.to_bytes().to_vec();
+        let body = gather::whole(response.into_body(), TOKENIZER_BYTES).await;
+        let body = body.map_err(|error| unreachable(&error))?;
         Ok(Told { status: status.as_u16(), server, body })
     };
     match tokio::time::timeout(WITHIN, asked).await {

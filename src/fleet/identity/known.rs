@@ -84,6 +84,8 @@ pub(super) struct Known {
     one: Mutex<Option<One>>,
     /// A probe is wanted, whatever is configured.
     wanted: Notify,
+    /// It is to be asked at once who it is.
+    again: Notify,
     /// It has been asked who it is.
     asked: AtomicBool,
     /// Why it was relayed, or gave no answer, when that was last written to the log.
@@ -107,6 +109,7 @@ impl Known {
             pulse: Arc::default(),
             one: Mutex::default(),
             wanted: Notify::new(),
+            again: Notify::new(),
             asked: AtomicBool::new(false),
             said: Mutex::default(),
             left: CancellationToken::new(),
@@ -128,6 +131,9 @@ impl Known {
         *self.one.lock() = None;
         self.pulse.looked_at();
         self.wanted.notify_one();
+        if self.identity().is_none() {
+            self.again.notify_one();
+        }
         Ok(())
     }
 
@@ -157,6 +163,7 @@ impl Known {
             tokio::select! {
                 () = tokio::time::sleep(pace.after(settled)) => {}
                 Ok(()) = returns.changed() => pace.restart(),
+                () = self.again.notified() => pace.restart(),
             }
         }
     }

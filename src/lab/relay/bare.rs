@@ -65,12 +65,10 @@ async fn pass(
     if let Ok(uri) = Uri::from_parts(parts) {
         *request.uri_mut() = uri;
     }
-    Ok(match upstream.request(request).await {
-        Ok(response) => response.map(|body| body.map_err(Into::into).boxed_unsync()),
-        Err(_) => {
-            let mut failed = Response::new(full(Vec::new()));
-            *failed.status_mut() = StatusCode::BAD_GATEWAY;
-            failed
-        }
-    })
+    if let Ok(response) = upstream.request(request).await {
+        return Ok(response.map(|body| body.map_err(Into::into).boxed_unsync()));
+    }
+    let mut failed = Response::new(full(Vec::new()));
+    *failed.status_mut() = StatusCode::BAD_GATEWAY;
+    Ok(failed)
 }

@@ -12,7 +12,10 @@ use tracing_subscriber::field::RecordFields;
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, FormattedFields};
-use tracing_subscriber::registry::LookupSpan;
+use tracing_subscriber::registry::{LookupSpan, Scope};
+
+/// What the targets of this crate begin with.
+const OWN: &str = env!("CARGO_PKG_NAME");
 
 /// One object per line.
 pub(super) struct JsonLines;
@@ -34,7 +37,9 @@ where
         line.write_str("{\"timestamp\":\"")?;
         SystemTime.format_time(&mut line)?;
         write!(line, "\",\"level\":\"{}\"", about.level())?;
-        for span in context.event_scope().into_iter().flat_map(|scope| scope.from_root()) {
+        let spans = context.event_scope().into_iter().flat_map(Scope::from_root);
+        // Spans of other crates have fields of the same names that mean something else.
+        for span in spans.filter(|span| span.metadata().target().starts_with(OWN)) {
             if let Some(fields) = span.extensions().get::<FormattedFields<N>>() {
                 line.write_str(&fields.fields)?;
             }
@@ -146,7 +151,8 @@ mod tests {
         let lines = written(|| {
             let span = super::super::request_span("r\"7");
             let inner = tracing::info_span!(parent: &span, "call", round = 3);
-            let _entered = inner.enter();
+            let foreign = tracing::info_span!(target: "h2", parent: &inner, "stream", id = 7);
+            let _entered = foreign.enter();
             let error = io::Error::other("a \"quoted\"\n\u{1b}[31mline");
             tracing::warn!(%error, ms = 65.692, none = None::<u32>, nan = f64::NAN, "was {}", "here");
         });

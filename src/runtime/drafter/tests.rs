@@ -33,6 +33,12 @@ fn plain(fake: &Fake, noise: &Noise, text: &[TokenId], prompt_len: usize, count:
     text.split_off(start)
 }
 
+/// A text, of which the first `prompt_len` tokens are prompt.
+fn past(text: &[TokenId], prompt_len: usize) -> Past {
+    let (prompt, output) = text.split_at(prompt_len);
+    Past::new(prompt, output)
+}
+
 fn ids(drafted: &[Drafted]) -> Vec<TokenId> {
     drafted.iter().map(|&(token, _)| token).collect()
 }
@@ -48,10 +54,10 @@ async fn drafts_are_those_of_a_plain_loop_greedy_and_sampled() {
     let (service, _) = service(4);
     let fake = Fake::new(VOCABULARY, 400, 1);
     for noise in [greedy(), sampled(0.8, Some(11)), sampled(1.0, Some(12))] {
-        let mut seat = service.seat(noise.clone()).await.unwrap();
+        let seat = service.seat(noise.clone()).await.unwrap();
         let mut text: Vec<TokenId> = (0..150).map(|index| index * 31 % 89).collect();
         for round in 0..12_usize {
-            let drafted = seat.draft(&text, 140, 5).await.unwrap();
+            let drafted = seat.draft(past(&text, 140), 5).await.unwrap();
             assert_eq!(ids(&drafted), plain(&fake, &noise, &text, 140, 5), "round {round}");
             // Some rounds accept all, some part, some take back what was there before.
             match round % 3 {
@@ -66,9 +72,9 @@ async fn drafts_are_those_of_a_plain_loop_greedy_and_sampled() {
 #[tokio::test]
 async fn without_a_seed_a_seat_is_greedy_and_margins_tell_how_clear_the_choice_was() {
     let (service, _) = service(1);
-    let mut seat = service.seat(sampled(0.9, None)).await.unwrap();
+    let seat = service.seat(sampled(0.9, None)).await.unwrap();
     let fake = Fake::new(VOCABULARY, 400, 1);
-    let drafted = seat.draft(&[3, 4, 5], 3, 4).await.unwrap();
+    let drafted = seat.draft(past(&[3, 4, 5], 3), 4).await.unwrap();
     assert_eq!(ids(&drafted), plain(&fake, &greedy(), &[3, 4, 5], 3, 4));
     let mut logits = fake.logits(&[3, 4, 5]);
     logits.sort_by(f32::total_cmp);
@@ -81,11 +87,11 @@ async fn shadowing_answers_every_place_in_one_pass() {
     let (service, controls) = service(1);
     let fake = Fake::new(VOCABULARY, 400, 1);
     for noise in [greedy(), sampled(0.7, Some(5))] {
-        let mut seat = service.seat(noise.clone()).await.unwrap();
+        let seat = service.seat(noise.clone()).await.unwrap();
         let text: Vec<TokenId> = (0..60).map(|index| index * 7 % 83).collect();
-        seat.draft(&text[..45], 40, 1).await.unwrap();
+        seat.draft(past(&text[..45], 40), 1).await.unwrap();
         let before = controls.runs();
-        let chosen = seat.shadow(&text, 40, 44).await.unwrap();
+        let chosen = seat.shadow(past(&text, 40), 4).await.unwrap();
         assert_eq!(controls.runs() - before, 1);
         let want: Vec<TokenId> =
             (44..=60).map(|place| plain(&fake, &noise, &text[..place], 40, 1)[0]).collect();
@@ -96,13 +102,13 @@ async fn shadowing_answers_every_place_in_one_pass() {
 #[tokio::test]
 async fn only_what_is_new_is_fed() {
     let (service, controls) = service(1);
-    let mut seat = service.seat(greedy()).await.unwrap();
+    let seat = service.seat(greedy()).await.unwrap();
     let mut text: Vec<TokenId> = (0..100).collect::<Vec<_>>().iter().map(|index| index % 90).collect();
-    let drafted = seat.draft(&text, 100, 4).await.unwrap();
+    let drafted = seat.draft(past(&text, 100), 4).await.unwrap();
     assert_eq!(controls.tokens(), 103, "the text and all but the last drafted token");
     text.extend(ids(&drafted));
     text.push(8);
-    seat.draft(&text, 100, 1).await.unwrap();
+    seat.draft(past(&text, 100), 1).await.unwrap();
     assert_eq!(controls.tokens(), 105, "the last drafted token and the bonus");
 }
 
@@ -115,9 +121,9 @@ async fn sessions_step_in_one_batch() {
     }
     let before = controls.runs();
     let drafts = seats
-        .iter_mut()
+        .iter()
         .enumerate()
-        .map(|(index, seat)| async move { seat.draft(&[index as TokenId, 1], 1, 6).await.unwrap() });
+        .map(|(index, seat)| async move { seat.draft(past(&[index as TokenId, 1], 1), 6).await.unwrap() });
     let drafts = futures_util::future::join_all(drafts).await;
     let fake = Fake::new(VOCABULARY, 400, 1);
     for (index, drafted) in drafts.iter().enumerate() {
@@ -130,86 +136,139 @@ async fn sessions_step_in_one_batch() {
 async fn seats_are_given_back_and_a_full_house_says_no() {
     let (service, _) = service(2);
     let first = service.seat(greedy()).await.unwrap();
-    let mut second = service.seat(greedy()).await.unwrap();
+    let second = service.seat(greedy()).await.unwrap();
     assert!(service.seat(greedy()).await.is_none());
     drop(first);
-    let mut third = service.seat(greedy()).await.expect("the first seat is free again");
-    assert!(third.draft(&[1], 1, 2).await.is_ok() && second.draft(&[2], 1, 2).await.is_ok());
+    let third = service.seat(greedy()).await.expect("the first seat is free again");
+    assert!(third.draft(past(&[1], 1), 2).await.is_ok() && second.draft(past(&[2], 1), 2).await.is_ok());
     // A session that goes away while it waits for a seat takes none with it.
     drop(third);
-    let mut asking = Box::pin(service.seat(greedy()));
-    poll_fn(|context| {
-        let _ = asking.as_mut().poll(context);
-        Poll::Ready(())
-    })
-    .await;
-    drop(asking);
+    give_up(service.seat(greedy())).await;
     assert!(service.seat(greedy()).await.is_some());
 }
 
 #[tokio::test]
 async fn a_draft_that_nobody_waits_for_any_more_leaves_the_seat_usable() {
     let (service, _) = service(1);
-    let mut seat = service.seat(greedy()).await.unwrap();
+    let seat = service.seat(greedy()).await.unwrap();
     let fake = Fake::new(VOCABULARY, 400, 1);
     for _ in 0..20 {
         let text: Vec<TokenId> = (0..300).map(|index| index % 90).collect();
-        let mut asking = Box::pin(seat.draft(&text, 10, 32));
+        give_up(seat.draft(past(&text, 10), 32)).await;
+        let drafted = seat.draft(past(&[5, 6], 1), 3).await.unwrap();
+        assert_eq!(ids(&drafted), plain(&fake, &greedy(), &[5, 6], 1, 3));
+    }
+}
+
+/// Puts a question and goes away without the answer.
+async fn give_up<T>(question: impl Future<Output = T>) {
+    let mut question = Box::pin(question);
+    poll_fn(|context| {
+        let _ = question.as_mut().poll(context);
+        Poll::Ready(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn what_was_read_for_a_question_that_was_given_up_is_not_read_again() {
+    let fake = Fake::new(VOCABULARY, 2_000, 1);
+    let controls = fake.controls();
+    let service = DrafterService::start_with(Box::new(fake));
+    let seat = service.seat(greedy()).await.unwrap();
+    let text: Vec<TokenId> = (0..1_000).map(|index| index % 90).collect();
+    controls.hold(true);
+    let mut reading = Box::pin(seat.draft(past(&text[..900], 800), 32));
+    while controls.runs() == 0 {
         poll_fn(|context| {
-            let _ = asking.as_mut().poll(context);
+            let _: () = assert!(reading.as_mut().poll(context).is_pending());
             Poll::Ready(())
         })
         .await;
-        drop(asking);
-        let drafted = seat.draft(&[5, 6], 1, 3).await.unwrap();
-        assert_eq!(ids(&drafted), plain(&fake, &greedy(), &[5, 6], 1, 3));
+        tokio::task::yield_now().await;
     }
+    drop(reading);
+    let mut again = Box::pin(seat.draft(past(&text, 800), 4));
+    poll_fn(|context| {
+        let _: () = assert!(again.as_mut().poll(context).is_pending());
+        Poll::Ready(())
+    })
+    .await;
+    controls.hold(false);
+    let drafted = again.await.unwrap();
+    assert_eq!(ids(&drafted), plain(&Fake::new(VOCABULARY, 2_000, 1), &greedy(), &text, 800, 4));
+    assert_eq!(
+        controls.tokens(),
+        1_000 + 3,
+        "every token of the text once, and all but the last drafted one"
+    );
+}
+
+#[tokio::test]
+async fn a_question_that_was_given_up_before_its_turn_takes_no_run() {
+    let (service, controls) = service(2);
+    let (busy, seat) = (service.seat(greedy()).await.unwrap(), service.seat(greedy()).await.unwrap());
+    seat.draft(past(&[7; 50], 40), 1).await.unwrap();
+    let before = controls.tokens();
+    controls.hold(true);
+    let mut other = Box::pin(busy.draft(past(&[1, 2], 1), 1));
+    poll_fn(|context| {
+        let _: () = assert!(other.as_mut().poll(context).is_pending());
+        Poll::Ready(())
+    })
+    .await;
+    give_up(seat.draft(past(&[9; 300], 40), 8)).await;
+    controls.hold(false);
+    other.await.unwrap();
+    seat.draft(past(&[7; 51], 40), 1).await.unwrap();
+    assert_eq!(
+        controls.tokens() - before,
+        2 + 1,
+        "two of the other's, and the new one of the text that it knows"
+    );
 }
 
 #[tokio::test]
 async fn a_failing_model_is_a_fault_and_the_seat_recovers() {
     let (service, controls) = service(1);
-    let mut seat = service.seat(greedy()).await.unwrap();
-    let want = seat.draft(&[1, 2, 3], 3, 3).await.unwrap();
+    let seat = service.seat(greedy()).await.unwrap();
+    let want = seat.draft(past(&[1, 2, 3], 3), 3).await.unwrap();
     controls.fail(true);
-    assert!(matches!(seat.draft(&[1, 2, 3, 4], 3, 3).await, Err(DraftFault::Model(_))));
+    assert!(matches!(seat.draft(past(&[1, 2, 3, 4], 3), 3).await, Err(DraftFault::Model(_))));
     controls.fail(false);
-    assert_eq!(seat.draft(&[1, 2, 3], 3, 3).await.unwrap(), want);
+    assert_eq!(seat.draft(past(&[1, 2, 3], 3), 3).await.unwrap(), want);
 }
 
 #[tokio::test]
 async fn a_crashed_thread_is_a_fault_for_everyone_and_a_panic_for_none() {
     let (service, controls) = service(2);
-    let mut seat = service.seat(greedy()).await.unwrap();
+    let seat = service.seat(greedy()).await.unwrap();
     controls.crash();
-    assert_eq!(seat.draft(&[1], 1, 3).await, Err(DraftFault::Stopped));
-    assert_eq!(seat.shadow(&[1, 2], 1, 1).await, Err(DraftFault::Stopped));
+    assert_eq!(seat.draft(past(&[1], 1), 3).await, Err(DraftFault::Stopped));
+    assert_eq!(seat.shadow(past(&[1, 2], 1), 0).await, Err(DraftFault::Stopped));
     assert!(service.seat(greedy()).await.is_none());
 }
 
 #[tokio::test]
 async fn limits_are_kept_and_nonsense_is_refused() {
     let (service, _) = service(1);
-    let mut seat = service.seat(greedy()).await.unwrap();
+    let seat = service.seat(greedy()).await.unwrap();
     let long: Vec<TokenId> = (0..401).map(|index| index % 90).collect();
-    let refused = seat.draft(&long, 1, 1).await;
+    let refused = seat.draft(past(&long, 1), 1).await;
     assert_eq!(refused, Err(DraftFault::TooLong { len: 401, context: 400 }));
-    let near = seat.draft(&long[..398], 1, 8).await.unwrap();
+    let near = seat.draft(past(&long[..398], 1), 8).await.unwrap();
     assert!(near.len() <= 3, "two more tokens fit, and the row of the last one");
-    assert!(seat.draft(&[1], 1, 0).await.unwrap().is_empty());
-    for (text, prompt_len, from) in
-        [(vec![], 0, 0), (vec![1, 2], 1, 0), (vec![1, 2], 2, 1), (vec![1, 2], 1, 3)]
-    {
-        assert!(matches!(seat.shadow(&text, prompt_len, from).await, Err(DraftFault::Invalid(_))));
+    assert!(seat.draft(past(&[1], 1), 0).await.unwrap().is_empty());
+    for (text, prompt_len, from) in [(vec![], 0, 0), (vec![1, 2], 0, 0), (vec![1, 2], 1, 2)] {
+        assert!(matches!(seat.shadow(past(&text, prompt_len), from).await, Err(DraftFault::Invalid(_))));
     }
-    assert!(matches!(seat.draft(&[1], 2, 1).await, Err(DraftFault::Invalid(_))));
     let eos = VOCABULARY as TokenId - 1;
     let fake = Fake::new(VOCABULARY, 400, 1);
     let text = (0..96)
         .map(|token| [token, 9])
         .find(|text| plain(&fake, &greedy(), text, 1, 31).last() == Some(&eos))
         .expect("one of the texts ends");
-    let drafted = ids(&seat.draft(&text, 1, 32).await.unwrap());
+    let drafted = ids(&seat.draft(past(&text, 1), 32).await.unwrap());
     assert_eq!(drafted, plain(&fake, &greedy(), &text, 1, 32));
     assert_eq!(drafted.last(), Some(&eos), "nothing is drafted behind the end");
 }

@@ -10,6 +10,7 @@ use crate::openai::Sampling;
 use crate::runtime::forward::{Feed, Forward, Lane, Logits, ModelError, Rows};
 use crate::runtime::sampler::Sampler;
 use crate::units::TokenId;
+use crate::words::Past;
 
 /// Most tokens of one text in one run, so that a long prompt does not hold up the drafts of the others.
 const CHUNK: usize = 128;
@@ -27,9 +28,7 @@ pub(super) enum Want {
 #[derive(Debug)]
 pub(super) struct Work {
     pub(super) seat: usize,
-    /// The text, and what was drafted after it.
-    pub(super) text: Vec<TokenId>,
-    pub(super) prompt_len: usize,
+    pub(super) past: Past,
     pub(super) want: Want,
     pub(super) reply: oneshot::Sender<Result<Vec<Drafted>, DraftFault>>,
 }
@@ -47,13 +46,17 @@ pub(super) enum Command {
 /// What the thread keeps of a seat.
 struct Taken {
     lane: Lane,
-    /// The tokens in the cache.
-    cached: Vec<TokenId>,
+    /// The text of the last question, and what was drafted after it.
+    text: Vec<TokenId>,
+    /// How many of its first tokens are in the cache.
+    cached: usize,
     sampler: Sampler,
 }
 
 struct Open {
     work: Work,
+    /// Tokens of the text that was asked about; what was drafted follows them.
+    asked: usize,
     chosen: Vec<Drafted>,
 }
 
@@ -105,7 +108,7 @@ impl Worker {
             .with_ends(self.model.config().eos.clone());
         let number = self.next;
         self.next += 1;
-        self.seats.insert(number, Taken { lane, cached: Vec::new(), sampler });
+        self.seats.insert(number, Taken { lane, text: Vec::new(), cached: 0, sampler });
         Some(number)
     }
 
@@ -116,8 +119,12 @@ impl Worker {
         }
     }
 
-    /// Rolls the seat back to what its cache and the text share, short of the first row that is wanted.
+    /// Rolls the seat back to what its cache and the text share, short of the first row that is wanted. A question
+    /// that nobody waits for any more changes nothing.
     fn begin(&mut self, work: Work) {
+        if work.reply.is_closed() {
+            return;
+        }
         self.open.retain(|open| open.work.seat != work.seat);
         if let Err(fault) = check(&work, self.model.config().context) {
             let _ = work.reply.send(Err(fault));
@@ -128,16 +135,15 @@ impl Worker {
             return;
         }
         let Some(taken) = self.seats.get_mut(&work.seat) else { return };
+        let asked = work.past.len();
         let first = match work.want {
-            Want::Draft { .. } => work.text.len(),
+            Want::Draft { .. } => asked,
             Want::Shadow { from } => from,
         };
-        let shared =
-            taken.cached.iter().zip(&work.text).take_while(|(cached, token)| cached == token).count();
-        let kept = shared.min(first.saturating_sub(1));
-        taken.cached.truncate(kept);
-        self.model.rewind(taken.lane, kept);
-        self.open.push(Open { work, chosen: Vec::new() });
+        taken.follow(&work.past);
+        taken.cached = taken.cached.min(first.saturating_sub(1));
+        self.model.rewind(taken.lane, taken.cached);
+        self.open.push(Open { work, asked, chosen: Vec::new() });
     }
 
     /// One run of the model over everything that is open.
@@ -145,13 +151,13 @@ impl Worker {
         let mut feeds = Vec::with_capacity(self.open.len());
         for open in &self.open {
             let Some(taken) = self.seats.get(&open.work.seat) else { continue };
-            let left = open.work.text.get(taken.cached.len()..).unwrap_or(&[]);
+            let left = taken.text.get(taken.cached..).unwrap_or(&[]);
             let tokens = left.get(..CHUNK).unwrap_or(left);
             feeds.push(Feed {
                 lane: taken.lane,
                 tokens,
                 parents: None,
-                rows: open.rows(taken.cached.len(), tokens.len()),
+                rows: open.rows(taken.cached, tokens.len()),
             });
         }
         if feeds.is_empty() {
@@ -180,7 +186,7 @@ impl Worker {
     fn give_up(&mut self, error: &ModelError) {
         for open in self.open.drain(..) {
             if let Some(taken) = self.seats.get_mut(&open.work.seat) {
-                taken.cached.clear();
+                taken.cached = 0;
                 self.model.rewind(taken.lane, 0);
             }
             let _ = open.work.reply.send(Err(DraftFault::Model(error.to_string())));
@@ -189,21 +195,33 @@ impl Worker {
 }
 
 fn check(work: &Work, context: usize) -> Result<(), DraftFault> {
-    let len = work.text.len();
-    if len == 0 || work.prompt_len > len {
-        return Err(DraftFault::Invalid(format!(
-            "a text of {len} tokens, of which {} are prompt",
-            work.prompt_len
-        )));
+    let len = work.past.len();
+    if len == 0 {
+        return Err(DraftFault::Invalid("an empty text".to_owned()));
     }
     if len > context {
         return Err(DraftFault::TooLong { len, context });
     }
     match work.want {
-        Want::Shadow { from } if from == 0 || from < work.prompt_len || from > len => {
+        Want::Shadow { from } if from == 0 || from > len => {
             Err(DraftFault::Invalid(format!("no output place {from} in a text of {len} tokens")))
         }
         Want::Shadow { .. } | Want::Draft { .. } => Ok(()),
+    }
+}
+
+impl Taken {
+    /// Takes the text of a question; what it shares with the last one stays in the cache.
+    fn follow(&mut self, past: &Past) {
+        let prompt = past.prompt();
+        let same = |a: &[TokenId], b: &[TokenId]| a.iter().zip(b).take_while(|(a, b)| a == b).count();
+        let shared = match self.text.strip_prefix(prompt) {
+            Some(rest) => prompt.len() + same(rest, past.output()),
+            None => same(&self.text, prompt),
+        };
+        self.text.truncate(shared);
+        self.text.extend(past.tokens().skip(shared));
+        self.cached = self.cached.min(shared);
     }
 }
 
@@ -212,7 +230,7 @@ impl Open {
     fn rows(&self, cached: usize, feeding: usize) -> Rows {
         let end = cached + feeding;
         match self.work.want {
-            Want::Draft { .. } if end < self.work.text.len() => Rows::None,
+            Want::Draft { .. } if end < self.asked + self.chosen.len() => Rows::None,
             Want::Draft { .. } => Rows::Last,
             // The choice at a place is the row of the token before it.
             Want::Shadow { from } if end < from => Rows::None,
@@ -229,33 +247,32 @@ impl Open {
         context: usize,
         eos: &[TokenId],
     ) -> bool {
-        let before = taken.cached.len();
-        let end = (before + CHUNK).min(self.work.text.len());
-        taken.cached.extend(self.work.text.get(before..end).unwrap_or(&[]));
+        let before = taken.cached;
+        let end = (before + CHUNK).min(taken.text.len());
+        taken.cached = end;
         let first = match self.rows(before, end - before) {
             Rows::None => return false,
             Rows::Last => end - 1,
             Rows::From(skipped) => before + skipped,
         };
+        let prompt = self.work.past.prompt();
         for (row, place) in (first + 1..=end).enumerate() {
             let Some(logits) = logits.row(feed, row) else { break };
-            let (prompt, output) =
-                self.work.text.split_at_checked(self.work.prompt_len).unwrap_or((&[], &[]));
-            let output = output.get(..place - self.work.prompt_len).unwrap_or(output);
+            let output = taken.text.get(prompt.len()..place).unwrap_or(&[]);
             let token = taken.sampler.pick(logits, prompt, output).token;
             self.chosen.push((token, margin(logits, token)));
         }
-        self.finish(end, context, eos)
+        self.finish(taken, context, eos)
     }
 
-    fn finish(&mut self, end: usize, context: usize, eos: &[TokenId]) -> bool {
+    fn finish(&mut self, taken: &mut Taken, context: usize, eos: &[TokenId]) -> bool {
         let done = match self.work.want {
-            Want::Shadow { .. } => end == self.work.text.len(),
+            Want::Shadow { .. } => taken.cached == self.asked,
             Want::Draft { gamma } => {
                 let last = self.chosen.last().map(|&(token, _)| token);
-                let full = self.work.text.len() == context;
+                let full = taken.text.len() == context;
                 let ended = last.is_none_or(|token| eos.contains(&token));
-                self.work.text.extend(last);
+                taken.text.extend(last);
                 self.chosen.len() >= gamma || full || ended
             }
         };

@@ -2,20 +2,22 @@
 
 use super::{Phase, Session};
 use crate::draft::{Budget, Tree};
+use crate::session::accept::Walk;
 use crate::session::pilot::{Stand, Step};
 use crate::session::start::Permission;
 use crate::units::{Tick, TokenId};
 use crate::words::RideReason;
 
-impl Session {
+impl<W: Walk> Session<W> {
     pub(super) fn step(&mut self, leaping: bool, now: Tick) -> Step {
         if let Some(reason) = self.forbidden(now) {
             return Step::Ride(reason);
         }
         let stand = self.stand(leaping);
         if stand.room.depth == 0 && self.rules.gamma_fixed.is_none() {
-            // The last token is not worth a switch either way.
-            return if leaping { Step::Verify(Tree::default()) } else { Step::Ride(RideReason::NoGain) };
+            // The last token is not worth a switch either way, and says nothing about why the ones before were ridden.
+            let before = self.summary.reason.unwrap_or(RideReason::NoGain);
+            return if leaping { Step::Verify(Tree::default()) } else { Step::Ride(before) };
         }
         self.pilot.choose(self.output.tokens(), stand, now)
     }
@@ -63,8 +65,7 @@ impl Session {
         if self.context() + 1 > self.rules.context_max {
             return Some(RideReason::ContextTooLong);
         }
-        let gate = self.pilot.control().with(|learnt| learnt.gate());
-        gate.filter(|&gate| !forced || holds_when_forced(gate))
+        None
     }
 }
 

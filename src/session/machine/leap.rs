@@ -4,16 +4,19 @@ use std::time::Duration;
 
 use super::{Phase, Session};
 use crate::draft::Tree;
+use crate::session::accept::Walk;
 use crate::session::pilot::Step;
-use crate::session::{Action, Event, Fault, accept};
+use crate::session::{Action, Event, Fault};
 use crate::units::Tick;
-use crate::words::{RideReason, Verdict};
+use crate::words::{Put, RideReason, Verdict};
 
-/// A draft is waited for at least so many ridden tokens: where drafter and backend share their cores, the
+/// A draft is waited for as long as so many ridden tokens take: where drafter and backend share their cores, the
 /// first one waits for what the ride left behind.
 const PATIENCE: f64 = 2.0;
+/// Longest time of a ridden token that patience is reckoned by, in seconds.
+const PATIENCE_PACE: f64 = 1.0;
 
-impl Session {
+impl<W: Walk> Session<W> {
     /// Does a leaping step. `began` is when the round began, for its cost.
     pub(super) fn leap(&mut self, step: Step, began: Tick, now: Tick) {
         match step {
@@ -23,13 +26,38 @@ impl Session {
             }
             Step::Draft(gamma) => {
                 let id = self.act(Action::Draft { gamma });
-                let pace = self.pilot.control().with(|learnt| learnt.costs.ride_token()).unwrap_or(0.0);
-                let patience =
-                    self.rules.draft_timeout.max(Duration::from_secs_f64(PATIENCE * pace.min(1.0)));
-                self.phase = Phase::Draft { id, since: now, gamma, until: now.after(patience) };
+                let until = Some(now.after(self.patience()));
+                self.phase = Phase::Draft { id, since: now, gamma, until };
             }
             Step::Verify(draft) => self.verify(draft, 0, began, now),
         }
+    }
+
+    /// How long a draft is waited for. While the drafter reads the prompt, and for a forced draft, which is one at any
+    /// pace, it is as long as a call may take: the client waits meanwhile, so a drafter that hangs must not hold it.
+    fn patience(&self) -> Duration {
+        if !self.pilot.has_read() {
+            return self.rules.verify_timeout;
+        }
+        let own = || {
+            if self.rules.gamma_fixed.is_some() {
+                return self.rules.verify_timeout;
+            }
+            let pace = self.pilot.control().with(|learnt| learnt.costs.ride_token_expected());
+            Duration::from_secs_f64(PATIENCE * pace.min(PATIENCE_PACE))
+        };
+        self.rules.draft_timeout.unwrap_or_else(own)
+    }
+
+    /// The draft is too late for its round, which goes on with what the lookups have, if anything. The drafter is
+    /// asked again for the next round that it is expected to be worth.
+    pub(super) fn draft_late(&mut self, since: Tick, gamma: usize, now: Tick) {
+        if !self.pilot.has_read() {
+            self.pilot.model_failed(self.output.tokens().len());
+        }
+        let (began, worth) = self.pilot.waited(gamma, since, now);
+        let draft = self.pilot.combine(Tree::default(), self.stand(true));
+        self.verify(draft, worth, began, now);
     }
 
     pub(super) fn verify(&mut self, draft: Tree, modelled: usize, began: Tick, now: Tick) {
@@ -49,6 +77,7 @@ impl Session {
     pub(super) fn drafting(&mut self, since: Tick, gamma: usize, event: Event, now: Tick) {
         match event {
             Event::Draft(model) => {
+                self.pilot.read();
                 let modelled = model.len();
                 let began = self.pilot.drafted(gamma.max(modelled), since, now);
                 let draft = self.pilot.combine(model, self.stand(true));
@@ -86,9 +115,20 @@ impl Session {
         else {
             return;
         };
-        let Some(accepted) = accept::walk(&draft, verdict) else { return self.verify_failed(now) };
-        if accepted.tokens.is_empty() {
-            return self.verify_by(place + 1, draft, modelled, began, now);
+        let context = self.context();
+        let accepted = self.judge.walk(&draft, verdict, context);
+        // Once an id that no token has were the past, no ride could go on from there.
+        let Some(accepted) = accepted.filter(|accepted| accepted.is_within(self.rules.vocabulary)) else {
+            return self.verify_failed(now);
+        };
+        let decided = !accepted.tokens.is_empty();
+        let put =
+            verdict.put.or_else(|| Some(Put { plan: *self.rules.plans.get(place)?, nodes: draft.len() }));
+        if let Some(put) = put {
+            self.pilot.called(put, now.seconds_since(began), decided, now);
+        }
+        if !decided {
+            return self.verify_by(place + 1, draft, modelled, now, now);
         }
         let delta = self.output.extend(&accepted.tokens, accepted.ends);
         self.summary.speculated = true;
@@ -96,7 +136,7 @@ impl Session {
         self.summary.drafted += draft.len() as u32;
         self.summary.accepted += accepted.nodes.len().min(delta.tokens.len()) as u32;
         self.emit(delta);
-        self.pilot.round(&draft, &accepted, now.seconds_since(began), modelled, now);
+        self.pilot.round(&draft, &accepted, modelled);
         if self.output.finish().is_some() {
             self.pilot.leave(self.output.tokens().len(), now);
             return self.finish(self.output.finish());

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::{Phase, Ride, Session};
+use crate::session::accept::Walk;
 use crate::session::pilot::Step;
 use crate::session::{Action, Event, Fault, Finish, RidePlan, Tail};
 use crate::units::{Tick, TokenId};
@@ -16,7 +17,7 @@ const PAUSES_MAX: u32 = 6;
 const SEGMENT_SLOW: u32 = 16;
 const SEGMENT_OPEN: u32 = 512;
 
-impl Session {
+impl<W: Walk> Session<W> {
     pub(super) fn riding(&mut self, ride: Ride, event: Event, now: Tick) {
         match event {
             Event::Prompt(ids) => self.know_prompt(ids),
@@ -50,6 +51,7 @@ impl Session {
         let count = tokens.len();
         let ride = self.timed(ride, count, now);
         let delta = if ride.first {
+            self.doubt |= tokens.iter().any(|&token| self.is_mark(token));
             self.output.ride(tokens, text)
         } else {
             self.output.extend(&tokens, tail == Tail::Stop)
@@ -83,6 +85,11 @@ impl Session {
                 self.leap(step, now, now);
             }
         }
+    }
+
+    /// Whether a parser of the backend's may make something else than text of this token.
+    fn is_mark(&self, token: TokenId) -> bool {
+        self.marks.binary_search(&token).is_ok() && !self.output.is_end_of_text(token)
     }
 
     /// Notes the pace of riding.

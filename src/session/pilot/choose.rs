@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{BITE, EVIDENCE, Pilot, Stand, Step};
-use crate::control::{Learnt, Quote, Run, Terms, best_cut, pays};
+use crate::control::{Learnt, Quote, Run, Terms, best_cut, dither, pays};
 use crate::draft::{Budget, Source, Tree, merge};
 use crate::units::{Tick, TokenId};
 use crate::words::RideReason;
@@ -34,7 +34,7 @@ impl Pilot {
     fn weigh(&self, budget: Budget, stand: Stand, learnt: &Learnt) -> Step {
         let rest = learnt.expected_rest(stand.done).min(stand.rest.map_or(f64::MAX, |rest| rest as f64));
         let terms =
-            Terms { plan: self.plan, margin: self.margin, stay: self.stay, leaping: stand.leaping, rest };
+            Terms { way: self.way(), margin: self.margin, stay: self.stay, leaping: stand.leaping, rest };
         let (mut draft, quote) = self.look_up(budget, learnt);
         let nothing = draft.is_empty();
         let known = |source| stand.leaping || learnt.survival.evidence(self.heat, source) >= EVIDENCE;
@@ -65,7 +65,7 @@ impl Pilot {
     fn dithered(&mut self, step: Step, budget: Budget) -> Step {
         match step {
             Step::Verify(mut draft) => {
-                let nodes = self.dice.dither(draft.len(), budget.nodes);
+                let nodes = dither(&mut self.dice, draft.len(), budget.nodes);
                 if nodes > draft.len() {
                     let longer = self.control.with(|learnt| self.merged(None, budget, learnt));
                     draft = longer.tree;
@@ -73,7 +73,7 @@ impl Pilot {
                 draft.truncate(nodes);
                 Step::Verify(draft)
             }
-            Step::Draft(gamma) => Step::Draft(self.dice.dither(gamma, budget.nodes.min(budget.depth))),
+            Step::Draft(gamma) => Step::Draft(dither(&mut self.dice, gamma, budget.nodes.min(budget.depth))),
             Step::Ride(reason) => Step::Ride(reason),
         }
     }
@@ -99,7 +99,7 @@ impl Pilot {
             let merged = self.merged(Some(model), budget, learnt);
             let mut draft = merged.tree;
             if self.gamma_fixed.is_none() {
-                let quote = best_cut(&merged.survival, |nodes| learnt.costs.verify(self.plan, nodes));
+                let quote = best_cut(&merged.survival, |nodes| learnt.costs.verify(self.way(), nodes));
                 draft.truncate(quote.nodes.max(1));
             }
             draft
@@ -109,14 +109,14 @@ impl Pilot {
     /// What the lookups propose within a budget, and the best cut of it.
     pub(super) fn look_up(&self, budget: Budget, learnt: &Learnt) -> (Tree, Quote) {
         let merged = self.merged(None, budget, learnt);
-        let quote = best_cut(&merged.survival, |nodes| learnt.costs.verify(self.plan, nodes));
+        let quote = best_cut(&merged.survival, |nodes| learnt.costs.verify(self.way(), nodes));
         (merged.tree, quote)
     }
 
     fn merged(&self, model: Option<Tree>, budget: Budget, learnt: &Learnt) -> merge::Merged {
         let lookups = self.lookups.iter().map(|lookup| lookup.draft(budget));
         let drafts: Vec<Tree> = model.into_iter().chain(lookups).filter(|draft| !draft.is_empty()).collect();
-        merge::merge(&drafts, budget, self.plan.shape(), |node, depth| {
+        merge::merge(&drafts, budget, self.way().plan.shape(), |node, depth| {
             self.tuning.adjust(node.source, learnt.survival.conditional(self.heat, node, depth))
         })
     }

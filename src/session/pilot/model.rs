@@ -78,7 +78,7 @@ impl Pilot {
             let earned = ShadowPlan::earned_by(learnt.costs.shadow_pass(), learnt.costs.ride_token());
             (self.promising(1.0, learnt), earned)
         });
-        self.warm = true;
+        self.read();
         self.shadow.passed(output.len(), promising, earned);
     }
 
@@ -99,6 +99,6 @@ impl Pilot {
 
     fn model_quote(&self, survival: &[f64], learnt: &Learnt) -> Quote {
         let costs = &learnt.costs;
-        best_cut(survival, |nodes| costs.verify(self.plan, nodes) + nodes as f64 * costs.draft_token())
+        best_cut(survival, |nodes| costs.verify(self.way(), nodes) + nodes as f64 * costs.draft_token())
     }
 }

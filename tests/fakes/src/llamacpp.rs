@@ -38,6 +38,8 @@ pub struct Options {
     pub seed: Option<u32>,
     /// `--repeat-last-n`
     pub repeat_last_n: usize,
+    /// `--reverse-prompt`: stop texts of a request that names none.
+    pub stop: Vec<String>,
     pub setup: Setup,
 }
 
@@ -52,6 +54,7 @@ impl Default for Options {
             ping: Duration::from_secs(30),
             seed: None,
             repeat_last_n: 64,
+            stop: Vec::new(),
             setup: Setup { max_len: 4096, ..Setup::default() },
         }
     }

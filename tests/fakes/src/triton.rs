@@ -213,7 +213,7 @@ impl Engine for MetricsPort {
         &self.0.house
     }
 
-    /// The names are [unverified].
+    /// The names are unverified.
     fn serve<'a>(&'a self, request: Request, out: &'a mut Out) -> BoxFuture<'a, Sent> {
         async move {
             if request.route() != ("GET", "/metrics") {

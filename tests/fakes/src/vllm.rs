@@ -48,6 +48,10 @@ pub struct Options {
     /// `--scheduling-policy priority`
     pub priority: bool,
     pub garbage: Garbage,
+    /// The CPU build, as its cache's configuration shows it.
+    pub cpu: bool,
+    /// A C++ compiler works there. Without one the first call with log-probabilities ends the CPU build.
+    pub compiler: bool,
     /// A proposer of its own, shown by the counters of `vllm:spec_decode_*`.
     pub speculates: bool,
     pub setup: Setup,
@@ -68,6 +72,8 @@ impl Options {
             max_logprobs: 20,
             priority: false,
             garbage: Garbage::Numbers,
+            cpu: false,
+            compiler: true,
             speculates: false,
             setup,
         }
@@ -180,6 +186,15 @@ impl Vllm {
             return Err(Refusal(403, "PermissionDeniedError", message.to_owned(), None));
         }
         Ok(())
+    }
+
+    /// Ranking a token compiles C++ at the first time, also with `--enforce-eager`; recorded of 0.32.0 without one.
+    fn compile(&self) -> Result<(), Refusal> {
+        if self.options.compiler {
+            return Ok(());
+        }
+        self.house.kill_by("log-probabilities where no C++ compiler works");
+        Err(Refusal::broken("EngineCore encountered an issue. See stack trace (above) for the root cause."))
     }
 
     async fn refuse(&self, Refusal(status, of, message, param): &Refusal, out: &mut Out) -> Sent {

@@ -8,11 +8,13 @@ use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 use foretell::http::body::Body;
-use foretell::http::listen::{Bounds, Stop, serve};
+use foretell::http::connections::Connections;
+use foretell::http::listen::{Bounds, Listening, Stop, serve};
+use foretell::http::request::RequestBody;
 use foretell::lab::client::Url;
 use futures_util::StreamExt;
 use http_body_util::{BodyExt, Full, StreamBody};
-use hyper::body::{Frame, Incoming};
+use hyper::body::Frame;
 use hyper::{Request, Response};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
@@ -66,7 +68,8 @@ impl Fake {
         let (seen, stop) = (Arc::new(Mutex::new(Vec::new())), Stop::default());
         let (heard, pages) = (Arc::clone(&seen), Arc::new(AtomicUsize::new(0)));
         let app = move |request| answer(request, behaviour.clone(), Arc::clone(&heard), Arc::clone(&pages));
-        tokio::spawn(serve(listener, app, Bounds::default(), stop.clone()));
+        let listening = Listening::new(Bounds::default(), Connections::new(1 << 10), stop.clone());
+        tokio::spawn(serve(listener, app, listening));
         Self { url, seen, stop }
     }
 
@@ -77,7 +80,7 @@ impl Fake {
 }
 
 async fn answer(
-    request: Request<Incoming>,
+    request: Request<RequestBody>,
     behaviour: Behaviour,
     seen: Arc<Mutex<Vec<Value>>>,
     pages: Arc<AtomicUsize>,

@@ -231,7 +231,7 @@ fn a_proxy_that_accepts_whatever_it_drafted_would_be_found_out() {
     let free = plain(Pipeline::VLLM, long);
     let wide = Sampling { top_k: WIDE, ..free.clone() };
     let law = law(&toy, &free, &prompt, long);
-    let uniform = |draw: usize, place: usize| foretell::dialect::score::draw(draw as u64, place);
+    let uniform = |draw: usize, place: usize| foretell::units::Dice::at(draw as u64, place);
     let mut counts = [BTreeMap::new(), BTreeMap::new()];
     for draw in 0..DRAWS {
         for (accepts_all, counts) in [false, true].into_iter().zip(&mut counts) {

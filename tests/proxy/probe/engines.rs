@@ -15,10 +15,15 @@ fn cheap(setup: Setup) -> Setup {
 }
 
 async fn llama(cache_idle_slots: bool) -> (u8, Value) {
+    llama_that(|options| options.cache_idle_slots = cache_idle_slots).await
+}
+
+async fn llama_that(change: impl FnOnce(&mut llamacpp::Options)) -> (u8, Value) {
     let plain = llamacpp::Options::default();
     let setup = cheap(plain.setup.clone());
-    let fake =
-        Fake::start(Llama::new(llamacpp::Options { slots: 9, cache_idle_slots, setup, ..plain })).await;
+    let mut options = llamacpp::Options { slots: 9, cache_idle_slots: false, setup, ..plain };
+    change(&mut options);
+    let fake = Fake::start(Llama::new(options)).await;
     let found = probe(&arguments(&fake.url())).await;
     assert_eq!(fake.house.fatal(), Vec::<String>::new());
     assert!(fake.house.tally().calls.values().sum::<usize>() <= 40);
@@ -47,6 +52,13 @@ async fn a_llama_server_that_clears_idle_slots_is_given_up_and_the_flag_is_named
     assert_eq!((code, &report["plans"]), (0, &json!([])), "{report:#}");
     assert!(why(&report, "fan_out").contains("--no-cache-idle-slots"), "{report:#}");
     assert_eq!(report["pays"], Value::Null, "{report:#}");
+}
+
+#[tokio::test]
+async fn a_llama_server_with_stop_texts_of_its_own_is_given_up_and_the_flag_is_named() {
+    let (code, report) = llama_that(|options| options.stop = vec!["no such text".to_owned()]).await;
+    assert_eq!((code, &report["plans"]), (0, &json!([])), "{report:#}");
+    assert!(why(&report, "fan_out").contains("--reverse-prompt"), "{report:#}");
 }
 
 #[tokio::test]

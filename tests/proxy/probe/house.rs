@@ -40,6 +40,7 @@ pub fn arguments(url: &str) -> ProbeArgs {
         model: None,
         access: Access::default(),
         billed: false,
+        score: false,
     }
 }
 

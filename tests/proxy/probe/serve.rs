@@ -13,7 +13,7 @@ const FORCED: &str = "version: 1\nname: forced\ndrafters: [{ kind: prompt_lookup
 const PLAIN: &str = "version: 1\nname: plain\ndrafters: [{ kind: prompt_lookup, ngram: { min: 1, max: 8 } }]\n\
     holdback: { start: 0, floor: 0 }\n";
 const NEVER: &str = "    probe: { when: never }\n";
-const LONG: Duration = Duration::from_secs(60);
+const LONG: Duration = Duration::from_mins(1);
 
 #[tokio::test]
 async fn two_engines_behind_one_address_never_leap() {

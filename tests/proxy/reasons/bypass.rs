@@ -61,6 +61,8 @@ fn scene(reason: BypassReason) -> Scene {
         BypassReason::Balanced => Scene { engines: engines::balanced, ..plain },
         BypassReason::Billed => Scene { backend: "    billed: true\n", ..plain },
         BypassReason::Sessions => Scene { process: "limits: { sessions: 0 }\n", ..plain },
+        // Less than the body takes once it is understood.
+        BypassReason::Memory => Scene { process: "limits: { memory: 1KiB }\n", ..plain },
         // A replica hangs up before it answers, and the other one answers instead. Which is asked first is chance.
         BypassReason::Fault => Scene {
             engines: engines::two,

@@ -1,117 +1,17 @@
-//! A world around a session: a backend that samples, a driver that does what the session says, and the plain
-//! run to compare with. The reference for text and ending is written independently of the session's own.
+//! A world around a session: a backend, a drafter, a client, and a driver that does what the session says.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use super::backend::{Ask, Bytes, Manner, Plain, Put, Riding, Vocabulary};
 use foretell::control::Control;
 use foretell::draft::Tree;
+use foretell::session::accept::{Judge, Rule, Walk};
 use foretell::session::{
-    Action, ActionId, Decode, Ending, Event, Fault, Finish, Limit, RidePlan, Rules, Session, Start, Summary,
-    Tail,
+    Action, ActionId, Ending, Event, Fault, Finish, Limit, RidePlan, Rules, Session, Start, Summary, Tail,
 };
 use foretell::units::{Tick, TokenId};
 use foretell::words::{RideReason, Row, Verdict};
-
-/// Bytes of every token.
-pub type Vocabulary = Arc<Vec<Vec<u8>>>;
-
-/// Incremental decoding by bytes.
-pub struct Bytes {
-    pub vocabulary: Vocabulary,
-    pub held: Vec<u8>,
-}
-
-impl Decode for Bytes {
-    fn push(&mut self, token: TokenId) -> String {
-        self.held.extend(&self.vocabulary[token as usize]);
-        let certain = certain_len(&self.held);
-        let rest = self.held.split_off(certain);
-
-        String::from_utf8_lossy(&std::mem::replace(&mut self.held, rest)).into_owned()
-    }
-
-    fn flush(&mut self) -> String {
-        let held = std::mem::take(&mut self.held);
-        if held.is_empty() { String::new() } else { "\u{FFFD}".into() }
-    }
-}
-
-/// Bytes before an unfinished character at the end.
-fn certain_len(bytes: &[u8]) -> usize {
-    for back in 1..=3.min(bytes.len()) {
-        let at = bytes.len() - back;
-        let need = match bytes[at] {
-            0xC0..=0xDF => 2,
-            0xE0..=0xEF => 3,
-            0xF0..=0xFF => 4,
-            0x80..=0xBF => continue,
-            _ => 1,
-        };
-        return if need > back { at } else { bytes.len() };
-    }
-    bytes.len()
-}
-
-/// The backend's own way to end and to cut an output, from all tokens at once.
-#[derive(Clone)]
-pub struct Plain {
-    pub vocabulary: Vocabulary,
-    pub ending: Ending,
-    pub max: usize,
-    pub tokens: Vec<TokenId>,
-    pub sent: usize,
-    pub finish: Option<Finish>,
-}
-
-impl Plain {
-    pub fn new(case: &Case) -> Self {
-        Self {
-            vocabulary: case.vocabulary.clone(),
-            ending: case.ending.clone(),
-            max: case.max,
-            tokens: Vec::new(),
-            sent: 0,
-            finish: None,
-        }
-    }
-
-    /// Takes a token; returns the text that goes out with it.
-    pub fn push(&mut self, token: TokenId) -> String {
-        assert!(self.finish.is_none(), "a backend does not go on after the end");
-        self.tokens.push(token);
-        let ended = self.ending.eos.contains(&token) && !self.ending.ignore_eos;
-        let shown = self.tokens.len() - usize::from(ended);
-        let bytes: Vec<u8> =
-            self.tokens[..shown].iter().flat_map(|&token| self.vocabulary[token as usize].clone()).collect();
-        let certain = certain_len(&bytes);
-        let mut text = String::from_utf8_lossy(&bytes[..certain]).into_owned();
-        let stop = self.ending.stop.iter().find_map(|stop| text.find(stop.as_str()));
-        if let Some(at) = stop {
-            text.truncate(at);
-            self.finish = Some(Finish::Stop);
-        } else if ended {
-            self.finish = Some(Finish::Stop);
-        } else if self.tokens.len() >= self.max {
-            self.finish = Some(Finish::Length);
-        }
-        if self.finish.is_some() && stop.is_none() && certain < bytes.len() {
-            text.push('\u{FFFD}');
-        }
-        let hold = self.ending.stop.iter().map(|stop| stop.chars().count() - 1).max().unwrap_or(0);
-        let out = if self.finish.is_some() {
-            text.len()
-        } else {
-            text.char_indices()
-                .rev()
-                .nth(hold.wrapping_sub(1))
-                .map_or(if hold == 0 { text.len() } else { 0 }, |(at, _)| at)
-        };
-        let piece = text.get(self.sent..out).unwrap_or_default().to_owned();
-        self.sent = self.sent.max(out);
-        piece
-    }
-}
 
 /// One request.
 #[derive(Clone, Debug)]
@@ -121,24 +21,22 @@ pub struct Case {
     pub ending: Ending,
     pub max: usize,
     pub rules: Rules,
+    pub manner: Manner,
 }
 
-/// Where a sample is asked for.
-pub struct Ask<'a> {
-    /// Prompt and output before the place.
-    pub context: &'a [TokenId],
-    /// Output index of the place.
-    pub position: usize,
-    /// Backend calls before this one.
-    pub call: usize,
-    /// Places between the call's own context and this one.
-    pub offset: usize,
+impl Case {
+    /// Whether this token ends a text.
+    pub fn is_end(&self, token: TokenId) -> bool {
+        self.ending.eos.contains(&token) && !self.ending.ignore_eos
+    }
 }
 
 /// What the world does, and what is wrong with it.
 pub struct Hooks<'a> {
     /// The backend's sampler.
     pub sample: &'a mut dyn FnMut(&Ask<'_>) -> TokenId,
+    /// What the backend tells of a place of a scored prompt.
+    pub told: &'a mut dyn FnMut(&[TokenId]) -> Option<Row>,
     /// The model drafter.
     pub draft: &'a mut dyn FnMut(&[TokenId], usize) -> Tree,
     /// Whether leaping is allowed at the n-th token event. The second argument is what the backend has
@@ -148,10 +46,24 @@ pub struct Hooks<'a> {
     pub chunk: &'a mut dyn FnMut() -> usize,
     /// Something that goes wrong now, if anything does.
     pub chaos: &'a mut dyn FnMut() -> Option<Chaos>,
+    pub wrong: Wrong,
+}
+
+/// What is wrong with a world that selects samples, or with its driver.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Wrong {
     /// Redraws a verdict's rows until they match the draft, at most so often.
     pub redraw: usize,
     /// Lets a ride run beside every verify call and takes its token where the verdict rejects at once.
     pub race: bool,
+    /// Takes a verdict for a fault that samples this token anywhere.
+    pub refuse: Option<TokenId>,
+    /// Tokens that the session allows beyond the backend's limit.
+    pub slack: usize,
+    /// Of several tokens that come at once the last does not reach the client.
+    pub lossy: bool,
+    /// Does not tell the session how a ride ended with the token that ended it.
+    pub tailless: bool,
 }
 
 /// What can go wrong.
@@ -181,61 +93,37 @@ pub struct Outcome {
     pub summary: Summary,
 }
 
-struct Riding {
-    id: ActionId,
-    plain: Option<Plain>,
-    context: Vec<TokenId>,
-    start: usize,
-    asked: usize,
-    brought: usize,
-    ahead: VecDeque<TokenId>,
-    ended: Option<Finish>,
-    call: usize,
-}
-
-/// The plain run of a case.
-pub fn plain(case: &Case, sample: &mut dyn FnMut(&Ask<'_>) -> TokenId) -> (String, Vec<TokenId>, Finish) {
-    let mut run = Plain::new(case);
-    let mut text = String::new();
-    let mut context = case.prompt.clone();
-    loop {
-        let position = run.tokens.len();
-        let token = sample(&Ask { context: &context, position, call: 0, offset: position });
-        context.push(token);
-        text.push_str(&run.push(token));
-        if let Some(finish) = run.finish {
-            return (text, run.tokens, finish);
-        }
-    }
-}
-
 /// Plays a request through the session.
 pub fn play(case: &Case, hooks: &mut Hooks<'_>) -> Outcome {
-    play_knowing(case, Control::new(), hooks)
+    play_judged(case, Control::new(), Judge::new(Rule::Exact, 7), hooks)
 }
 
-/// The same, with what was learnt before.
-pub fn play_knowing(case: &Case, control: Control, hooks: &mut Hooks<'_>) -> Outcome {
+/// The same, with what was learnt before, and rounds that `judge` judges.
+pub fn play_judged(case: &Case, control: Control, judge: impl Walk, hooks: &mut Hooks<'_>) -> Outcome {
     let mut world = World {
         case,
         client: Outcome { text: String::new(), tokens: Vec::new(), summary: empty() },
+        past: Vec::new(),
         ride: None,
         replies: VecDeque::new(),
         calls: 0,
         events: 0,
         done: false,
     };
+    let eos = if case.manner.ends { Vec::new() } else { case.ending.eos.clone() };
     let start = Start {
         prompt: None,
-        limit: Limit { max_tokens: Some(case.max as u32), context: None },
-        ending: case.ending.clone(),
+        limit: Limit { max_tokens: Some((case.max + hooks.wrong.slack) as u32), context: None },
+        ending: Ending { eos, ..case.ending.clone() },
         temperature: 0.0,
         decode: Box::new(Bytes { vocabulary: case.vocabulary.clone(), held: Vec::new() }),
+        marks: Arc::default(),
         rules: case.rules.clone(),
         seed: 1,
+        noise: 2,
     };
     let mut now = Tick(1);
-    let mut session = Session::new(start, Arc::new(control), now);
+    let mut session = Session::judged_by(judge, start, Arc::new(control), now);
     for _ in 0..100_000 {
         while let Some((id, action)) = session.poll() {
             world.act(id, action, hooks);
@@ -280,6 +168,8 @@ fn empty() -> Summary {
 struct World<'a> {
     case: &'a Case,
     client: Outcome,
+    /// Every token that the session has emitted.
+    past: Vec<TokenId>,
     ride: Option<Riding>,
     replies: VecDeque<(ActionId, Event)>,
     calls: usize,
@@ -289,7 +179,7 @@ struct World<'a> {
 
 impl World<'_> {
     fn context(&self) -> Vec<TokenId> {
-        self.case.prompt.iter().chain(&self.client.tokens).copied().collect()
+        self.case.prompt.iter().chain(&self.past).copied().collect()
     }
 
     fn idle(&self) -> bool {
@@ -310,7 +200,7 @@ impl World<'_> {
         self.ride = self.ride.take().filter(|ride| ride.id != id);
     }
 
-    fn disturb(&mut self, chaos: Chaos, session: &mut Session, now: &mut Tick) {
+    fn disturb(&mut self, chaos: Chaos, session: &mut Session<impl Walk>, now: &mut Tick) {
         let junk = || Event::Token { tokens: vec![0, 0, 0], text: "junk".into(), tail: Tail::Open };
         match (chaos, self.under_way()) {
             (Chaos::Fault(fault), Some(id)) => {
@@ -358,17 +248,10 @@ impl World<'_> {
                 if first {
                     self.replies.push_back((id, Event::Prompt(self.case.prompt.clone())));
                 }
-                self.ride = Some(Riding {
-                    id,
-                    plain: first.then(|| Plain::new(self.case)),
-                    context: self.context(),
-                    start: self.client.tokens.len(),
-                    asked,
-                    brought: 0,
-                    ahead: VecDeque::new(),
-                    ended: None,
-                    call: self.calls,
-                });
+                let start = self.past.len();
+                let mut ride = Riding::new(id, self.context(), start, asked, self.calls);
+                ride.plain = first.then(|| Plain::new(self.case));
+                self.ride = Some(ride);
                 self.calls += 1;
             }
             Action::Draft { gamma } => {
@@ -376,15 +259,19 @@ impl World<'_> {
                 self.replies.push_back((id, Event::Draft(draft)));
             }
             Action::Shadow { .. } => self.replies.push_back((id, Event::Shadow(Vec::new()))),
-            Action::Verify(draft, _) => {
-                let verdict = self.verify(&draft, hooks);
-                self.replies.push_back((id, Event::Verdict(verdict)));
+            Action::Verify(draft, plan) => {
+                let (position, call) = (self.past.len(), self.calls);
+                let put =
+                    Put { case: self.case, draft: &draft, plan, context: self.context(), position, call };
+                self.replies.push_back((id, put.answer(hooks)));
                 self.calls += 1;
             }
             Action::Cancel(gone) => self.drop_action(gone),
             Action::Emit(delta) => {
                 self.client.text.push_str(&delta.text);
-                self.client.tokens.extend(delta.tokens);
+                let lost = usize::from(hooks.wrong.lossy && delta.tokens.len() > 1);
+                self.client.tokens.extend(&delta.tokens[..delta.tokens.len() - lost]);
+                self.past.extend(delta.tokens);
             }
             Action::Finish(summary) => {
                 self.client.summary = summary;
@@ -393,76 +280,14 @@ impl World<'_> {
         }
     }
 
-    fn verify(&mut self, draft: &Tree, hooks: &mut Hooks<'_>) -> Verdict {
-        let context = self.context();
-        let position = self.client.tokens.len();
-        let mut rows = Vec::new();
-        for place in std::iter::once(None).chain((0..draft.len()).map(Some)) {
-            let path = place.map(|node| draft.path(node)).unwrap_or_default();
-            let full: Vec<TokenId> = context.iter().chain(&path).copied().collect();
-            let offset = path.len();
-            let ask = Ask { context: &full, position: position + offset, call: self.calls, offset };
-            let mut sample = (hooks.sample)(&ask);
-            for _ in 0..hooks.redraw {
-                if draft.child(place, sample).is_none() {
-                    sample = (hooks.sample)(&ask);
-                }
-            }
-            if hooks.race && place.is_none() && draft.child(place, sample).is_none() {
-                sample = (hooks.sample)(&ask);
-            }
-            rows.push(Row::of(sample));
-        }
-        Verdict { rows, computed: None }
-    }
-
     fn next(&mut self, hooks: &mut Hooks<'_>) -> (ActionId, Event) {
         if let Some(reply) = self.replies.pop_front() {
             return reply;
         }
         let ride = self.ride.as_mut().expect("something is under way");
-        let id = ride.id;
-        if let Some(finish) = ride.ended {
-            self.ride = None;
-            return (id, Event::RideEnded(finish));
-        }
-        let mut tokens = Vec::new();
-        let mut text = String::new();
-        let count = (hooks.chunk)().max(1);
-        while tokens.len() < count && ride.ended.is_none() {
-            let token = match ride.ahead.pop_front() {
-                Some(token) => token,
-                None => ride.sample(hooks),
-            };
-            tokens.push(token);
-            ride.brought += 1;
-            match &mut ride.plain {
-                Some(plain) => {
-                    text.push_str(&plain.push(token));
-                    ride.ended = plain.finish;
-                }
-                None if self.case.ending.eos.contains(&token) && !self.case.ending.ignore_eos => {
-                    ride.ended = Some(Finish::Stop);
-                }
-                None if ride.brought >= ride.asked => ride.ended = Some(Finish::Length),
-                None => {}
-            }
-        }
-        // The backend is a token ahead of what it has told.
-        if ride.ended.is_none() {
-            let ahead = ride.sample(hooks);
-            ride.ahead.push_back(ahead);
-        }
-        (id, Event::Token { tokens, text, tail: Tail::Open })
-    }
-}
-
-impl Riding {
-    fn sample(&mut self, hooks: &mut Hooks<'_>) -> TokenId {
-        let offset = self.brought + self.ahead.len();
-        let ask = Ask { context: &self.context, position: self.start + offset, call: self.call, offset };
-        let token = (hooks.sample)(&ask);
-        self.context.push(token);
-        token
+        let (id, over) = (ride.id, ride.is_over());
+        let event = ride.next(self.case, hooks);
+        self.ride = self.ride.take().filter(|_| !over);
+        (id, event)
     }
 }

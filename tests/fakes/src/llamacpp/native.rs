@@ -269,14 +269,14 @@ pub(super) fn timings(wave: &Wave, at: usize) -> Value {
         "predicted_per_token_ms": 1.0, "predicted_per_second": 1000.0})
 }
 
-/// Only the fields that were wished for.
+/// Only the fields that were wished for, under the names by which they were wished for (`json_get_nested_values`).
 fn chosen(body: Value, wanted: &[String]) -> Value {
     if wanted.is_empty() {
         return body;
     }
     let field = |name: &String| {
         let found = name.split('/').try_fold(&body, |value, part| value.get(part))?;
-        Some((name.rsplit('/').next().unwrap_or(name).to_owned(), found.clone()))
+        Some((name.clone(), found.clone()))
     };
     Value::Object(wanted.iter().filter_map(field).collect::<Map<_, _>>())
 }

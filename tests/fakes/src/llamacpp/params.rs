@@ -79,6 +79,9 @@ impl Llama {
         sampling.pipeline.repetition = Counts::Last(last);
         sampling.bias = self.bias(fields)?;
         sampling.stop = fields.texts("stop")?.into_iter().filter(|stop| !stop.is_empty()).collect();
+        if sampling.stop.is_empty() {
+            sampling.stop.clone_from(&self.options.stop);
+        }
         sampling.ban_eos = fields.flag("ignore_eos")?;
         let n_cmpl = int(&["n_cmpl", "n"])?.unwrap_or(1);
         if n_cmpl < 1 || n_cmpl as usize > self.options.slots {

@@ -67,6 +67,9 @@ impl Vllm {
         }
         let top = self.logprobs(fields, "top_logprobs")?;
         let logprobs = fields.flag("logprobs")?;
+        if logprobs {
+            self.compile()?;
+        }
         if top.is_some_and(|top| top > 0) && !logprobs {
             return Err(Refusal::about(
                 "when using `top_logprobs`, `logprobs` must be set to true.",

@@ -34,6 +34,15 @@ impl Vllm {
         Ok(json!({"prompt": self.house.toy.decode(&tokens, false)}))
     }
 
+    /// The labels that tell the CPU build's cache from a GPU's.
+    fn cache_bytes(&self) -> String {
+        let bytes = if self.options.cpu { "4294967296" } else { "None" };
+        match self.minor() {
+            ..=19 => format!("cpu_kvcache_space_bytes=\"{bytes}\",kv_cache_memory_bytes=\"None\","),
+            _ => format!("kv_cache_memory_bytes=\"{bytes}\","),
+        }
+    }
+
     pub(super) fn metrics(&self) -> String {
         let house = &self.house;
         let mut out = Exposition::default();
@@ -73,8 +82,10 @@ impl Vllm {
             finished as f64,
         );
         let config = format!(
-            "block_size=\"{}\",cache_dtype=\"auto\",enable_prefix_caching=\"True\",engine=\"0\",num_gpu_blocks=\"{}\"",
-            house.setup.block, house.setup.blocks
+            "block_size=\"{}\",cache_dtype=\"auto\",enable_prefix_caching=\"True\",engine=\"0\",{}num_gpu_blocks=\"{}\"",
+            house.setup.block,
+            self.cache_bytes(),
+            house.setup.blocks
         );
         out.gauge("vllm:cache_config_info", &config, "1.0");
         out.0

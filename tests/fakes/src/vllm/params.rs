@@ -98,6 +98,7 @@ impl Vllm {
             let message = format!("Requested {name} of {asked}, which is greater than max allowed: {cap}");
             return Err(Refusal::about(message, name));
         }
+        self.compile()?;
         Ok(Some(if asked == -1 { vocabulary } else { asked as usize }))
     }
 

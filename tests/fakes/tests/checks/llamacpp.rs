@@ -331,7 +331,7 @@ async fn probabilities_come_before_or_after_the_samplers() {
     assert!(answer["completion_probabilities"][0]["prob"].as_f64().unwrap() > 0.99);
     assert_eq!(
         answer.as_object().unwrap().keys().collect::<Vec<_>>(),
-        ["tokens", "completion_probabilities", "cache_n"]
+        ["tokens", "completion_probabilities", "timings/cache_n"]
     );
 }
 

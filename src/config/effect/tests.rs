@@ -1,0 +1,263 @@
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use super::*;
+use crate::config::read::asked;
+use crate::config::{policy, process};
+
+/// Process files in which every map that a file may have is there once.
+const PROCESSES: [&str; 1] = ["version: 1
+listen: [{ address: '127.0.0.1:1', tls: { cert: c, key: k } }]
+backends:
+- { name: a, replicas: { dns: 'a:1' }, models: [{ id: m }] }
+- { name: b, replicas: { model: x } }
+drafters: { x: { path: p } }
+"];
+/// The same of policies.
+const POLICIES: [&str; 3] = [
+    "version: 1
+name: a
+drafters:
+- { kind: prompt_lookup }
+- { kind: suffix }
+- { kind: phrasebook, phrases: [{ trigger: a, continuation: b }] }
+- { kind: model, model: x }
+",
+    "version: 1\nname: a\naccept: { rule: ears_gated }\n",
+    "version: 1\nname: a\naccept: { rule: typical }\n",
+];
+
+/// Settings of the process file that act: which, in which file, and what acts there.
+const PROCESS_ACTS: &[(&str, &str, &str)] = &[
+    ("version", "config/process/file.rs", "fn version"),
+    ("mode", "app.rs", "process.mode"),
+    ("listen[].address", "app.rs", "listen.address"),
+    ("listen[].tls.cert", "app.rs", "&tls.cert"),
+    ("listen[].tls.key", "app.rs", "&tls.key"),
+    ("listen[].tls.client_ca", "app.rs", "tls.client_ca"),
+    ("admin.address", "app.rs", "process.admin.address"),
+    ("admin.token_file", "app.rs", "process.admin.token_file"),
+    ("metrics.address", "app.rs", "process.metrics"),
+    ("limits.headers", "app.rs", "limits.headers"),
+    ("limits.header_bytes", "app.rs", "limits.header_bytes"),
+    ("limits.speculate_body", "app.rs", "limits.speculate_body"),
+    ("limits.relay_body", "app.rs", "limits.relay_body"),
+    ("limits.sessions", "app.rs", "limits.sessions"),
+    ("timeouts.header", "app.rs", "process.timeouts.header"),
+    ("timeouts.connect", "app.rs", "process.timeouts.connect"),
+    ("timeouts.first_byte", "app.rs", "process.timeouts.first_byte"),
+    ("timeouts.idle", "app.rs", "process.timeouts.idle"),
+    ("timeouts.verify", "app.rs", "timeouts.verify"),
+    ("timeouts.draft", "app.rs", "timeouts.draft"),
+    ("timeouts.pool_idle", "app.rs", "process.timeouts.pool_idle"),
+    ("drain.delay", "app.rs", "process.drain.delay"),
+    ("drain.grace", "app.rs", "process.drain.grace"),
+    ("tenant.header", "gateway/tenant.rs", "configured.header"),
+    ("tenant.trusted_peers", "gateway/tenant.rs", "configured.trusted_peers"),
+    ("tenant.fallback", "gateway/tenant.rs", "configured.fallback"),
+    ("client.control", "app.rs", "process.client"),
+    ("backends[].name", "app.rs", "backend.name"),
+    ("admin.hosts", "app.rs", "admin.hosts"),
+    ("limits.connections", "app.rs", "limits.connections"),
+    ("limits.memory", "app.rs", "limits.memory"),
+    ("limits.uri", "app.rs", "limits.uri"),
+    ("ready.require_backend", "app.rs", "require_backend"),
+    ("timeouts.body", "app.rs", "timeouts.body"),
+    ("timeouts.keep_alive", "app.rs", "timeouts.keep_alive"),
+    ("backends[].connect.auth.own_token_file", "app.rs", "own_token_file"),
+    ("backends[].default", "app.rs", "backend.default"),
+    ("backends[].dialect", "app.rs", "backend.dialect"),
+    ("backends[].ranks", "app.rs", "backend.ranks"),
+    ("backends[].billed", "app.rs", "backend.billed"),
+    ("backends[].replicas.dns", "app.rs", "Replicas::Dns"),
+    ("backends[].replicas.every", "app.rs", "discover: Some(*every)"),
+    ("backends[].replicas.scheme", "app.rs", "*https"),
+    ("backends[].replicas.model", "onnx_server/open.rs", "&model.path"),
+    ("backends[].replicas.name", "onnx_server/open.rs", "model.name"),
+    ("backends[].replicas.device", "onnx_server/open.rs", "model.device"),
+    ("backends[].replicas.lanes", "onnx_server/open.rs", "model.lanes"),
+    ("backends[].replicas.context", "onnx_server/open.rs", "model.context"),
+    ("backends[].replicas.threads", "onnx_server/open.rs", "model.threads"),
+    ("backends[].models[].id", "app.rs", "model.id"),
+    ("backends[].models[].aliases", "app.rs", "model.aliases"),
+    ("backends[].models[].tokenizer", "app.rs", "model.tokenizer"),
+    ("backends[].connect.http", "app.rs", "connect.http"),
+    ("backends[].connect.host", "app.rs", "connect.host"),
+    ("backends[].connect.tls.ca", "app.rs", "connect.ca"),
+    ("backends[].connect.tls.cert", "app.rs", "connect.identity"),
+    ("backends[].connect.tls.key", "app.rs", "connect.identity"),
+    ("backends[].connect.auth.pass", "app.rs", "connect.pass_auth"),
+    ("backends[].connect.auth.token_file", "app.rs", "connect.token_file"),
+    ("backends[].load.url", "app.rs", "backend.load.url"),
+    ("backends[].load.every", "app.rs", "backend.load.every"),
+    ("backends[].plans.allow", "drive/ruling.rs", "plans.allow"),
+    ("backends[].plans.context_max", "drive/ruling.rs", "plans.context_max"),
+    ("backends[].plans.bytes_max", "drive/ruling.rs", "plans.bytes_max"),
+    ("backends[].probe.when", "app.rs", "backend.probe.when"),
+    ("backends[].probe.calls", "app.rs", "backend.probe.calls"),
+    ("backends[].probe.within", "app.rs", "backend.probe.within"),
+    ("drafters.x.path", "drive/drafters.rs", "model.path"),
+    ("drafters.x.tokenizer", "drive/drafters.rs", "model.tokenizer"),
+    ("drafters.x.device", "drive/drafters.rs", "model.device"),
+    ("drafters.x.slots", "drive/drafters.rs", "model.slots"),
+    ("drafters.x.context", "drive/drafters.rs", "model.context"),
+    ("policies.dir", "config/load.rs", "process.policies"),
+    ("observe.log", "cli/serve.rs", "observe.log"),
+    ("observe.level", "cli/serve.rs", "observe.level"),
+];
+
+/// The same of policy files.
+const POLICY_ACTS: &[(&str, &str, &str)] = &[
+    ("version", "config/process/file.rs", "fn version"),
+    ("name", "policy.rs", "self.name"),
+    ("mode", "policy/steps.rs", "policy.mode"),
+    ("match.models", "policy/matching.rs", "self.models"),
+    ("match.backends", "policy/matching.rs", "self.backends"),
+    ("match.tenants", "policy/matching.rs", "self.tenants"),
+    ("match.routes", "policy/matching.rs", "self.routes"),
+    ("match.headers", "policy/matching.rs", "self.headers"),
+    ("match.temperature.min", "policy/matching.rs", "self.temperature"),
+    ("match.temperature.max", "policy/matching.rs", "self.temperature"),
+    ("match.prompt_tokens.min", "policy/matching.rs", "self.prompt_tokens"),
+    ("match.prompt_tokens.max", "policy/matching.rs", "self.prompt_tokens"),
+    ("drafters[].ngram.min", "policy/part.rs", "ngram_min"),
+    ("drafters[].ngram.max", "policy/part.rs", "ngram_max"),
+    ("drafters[].model", "policy/part.rs", "model(name)"),
+    ("gamma.max", "policy/ruling.rs", "policy.gamma.max"),
+    ("gamma.fixed", "policy/ruling.rs", "policy.gamma.fixed"),
+    ("gamma.margin", "policy/ruling.rs", "policy.gamma.margin"),
+    ("gamma.stay", "policy/ruling.rs", "policy.gamma.stay"),
+    ("gates.waiting", "policy/ruling.rs", "LoadGates { waiting"),
+    ("gates.kv", "policy/ruling.rs", "kv, stale }"),
+    ("gates.stale", "policy/ruling.rs", "kv, stale }"),
+    ("holdback.start", "drive/ruling.rs", "Holdback { start, floor }"),
+    ("holdback.floor", "drive/ruling.rs", "Holdback { start, floor }"),
+];
+
+/// Settings that a file may only have beside another one, which has no effect.
+const POLICY_BESIDE: &[(&str, &str)] = &[
+    ("drafters[].scope", "drafters[].kind"),
+    ("drafters[].i_accept_sharing", "drafters[].kind"),
+    ("drafters[].phrases[].trigger", "drafters[].kind"),
+    ("drafters[].phrases[].continuation", "drafters[].kind"),
+    ("accept.kappa", "accept.rule"),
+    ("accept.epsilon", "accept.rule"),
+    ("accept.delta", "accept.rule"),
+    ("accept.tolerance.temperature", "accept.rule"),
+    ("accept.tolerance.load", "accept.rule"),
+    ("accept.tolerance.max", "accept.rule"),
+    ("accept.max_drift", "accept.rule"),
+    ("accept.max_drift_rate", "accept.rule"),
+];
+
+/// Every setting that the reading of these documents has asked for, lists and maps left out.
+fn settings(documents: &[&str], parse: impl Fn(&str)) -> BTreeSet<String> {
+    asked::take();
+    for document in documents {
+        parse(document);
+    }
+    let asked: BTreeSet<String> = asked::take().iter().map(|path| without_numbers(path)).collect();
+    let holds = |path: &str| {
+        asked.iter().any(|other| other.strip_prefix(path).is_some_and(|rest| rest.starts_with(['.', '['])))
+    };
+    asked.iter().filter(|path| !holds(path)).cloned().collect()
+}
+
+fn without_numbers(path: &str) -> String {
+    path.chars().filter(|letter| !letter.is_ascii_digit()).collect()
+}
+
+fn source(file: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src").join(file);
+    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// Every setting acts, or is in the table, or goes with one that is; none is in two places.
+fn sorted_out(
+    settings: &BTreeSet<String>,
+    acts: &[(&str, &str, &str)],
+    ignored: &[Remark],
+    beside: &[(&str, &str)],
+) {
+    let listed = acts.iter().map(|(path, ..)| *path);
+    let listed =
+        listed.chain(ignored.iter().map(|remark| remark.path)).chain(beside.iter().map(|(path, _)| *path));
+    let listed: Vec<String> = listed.map(ToOwned::to_owned).collect();
+    let once: BTreeSet<String> = listed.iter().cloned().collect();
+    assert_eq!(listed.len(), once.len(), "a setting stands in two lists");
+    let missing: Vec<_> = settings.difference(&once).collect();
+    let gone: Vec<_> = once.difference(settings).collect();
+    assert!(missing.is_empty(), "say what acts on them, or that nothing does: {missing:?}");
+    assert!(gone.is_empty(), "no file can have them: {gone:?}");
+    for (path, file, text) in acts {
+        assert!(source(file).contains(text), "{path}: {file} has no {text:?} any more");
+    }
+    for (path, with) in beside {
+        assert!(ignored.iter().any(|remark| remark.path == *with), "{path} goes with {with}");
+    }
+}
+
+#[test]
+fn every_setting_of_the_process_file_acts_or_is_known_not_to() {
+    let settings = settings(&PROCESSES, |text| drop(process::parse("f", text).unwrap()));
+    assert!(settings.len() > 70, "{settings:?}");
+    sorted_out(&settings, PROCESS_ACTS, PROCESS, &[]);
+}
+
+#[test]
+fn every_setting_of_a_policy_file_acts_or_is_known_not_to() {
+    let settings = settings(&POLICIES, |text| drop(policy::parse("f", text).unwrap()));
+    assert!(settings.len() > 40, "{settings:?}");
+    sorted_out(&settings, POLICY_ACTS, POLICY, POLICY_BESIDE);
+}
+
+/// What a setting is called where it acts: its last two names.
+fn tail(path: &str) -> String {
+    let names: Vec<&str> = path.trim_end_matches("[]").rsplitn(3, '.').take(2).collect();
+    names.iter().rev().map(|name| name.trim_end_matches("[]")).collect::<Vec<_>>().join(".")
+}
+
+fn sources(folder: &Path, found: &mut Vec<(String, String)>) {
+    for entry in std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+        if entry.is_dir() {
+            sources(&entry, found);
+        } else if let Ok(text) = std::fs::read_to_string(&entry) {
+            found.push((entry.display().to_string(), text));
+        }
+    }
+}
+
+#[test]
+fn what_is_said_to_have_no_effect_is_used_nowhere() {
+    let mut files = Vec::new();
+    sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut files);
+    files.retain(|(file, _)| !file.contains("/src/config/"));
+    for Remark { path, .. } in
+        PROCESS.iter().chain(POLICY).filter(|remark| matches!(remark.at, At::AllBut(_)))
+    {
+        let name = tail(path);
+        let used = files.iter().find(|(_, text)| text.contains(&name));
+        assert!(used.is_none(), "{path} is used in {}: take it out of the table", used.unwrap().0);
+    }
+    assert_eq!(
+        (tail("backends[].budget.slots"), tail("memory.ttl")),
+        ("budget.slots".into(), "memory.ttl".into())
+    );
+}
+
+#[test]
+fn what_asks_for_nothing_is_not_warned_of() {
+    let told = |kind, text: &str| remarks(kind, "f", &yaml::parse("f", text).unwrap());
+    let process = "observe: { otlp: null, text: false }\nmemory: { snapshot: null }\n";
+    assert_eq!(told(Kind::Process, process), Vec::<String>::new());
+    assert_eq!(told(Kind::Policy, "accept: { rule: exact }\ngamma: { fixed: null }\n"), Vec::<String>::new());
+    let process =
+        "backends:\n- name: a\n  budget:\n    slots: 0.2\n- name: b\n  models: [{ id: x, base: y }]\n";
+    assert_eq!(
+        told(Kind::Process, process),
+        [
+            "f:4: backends[0].budget.slots: 0.2 has no effect yet: no budget is kept",
+            "f:6: backends[1].models[0].base: y has no effect: an adapter is routed and verified like every other model",
+        ]
+    );
+}

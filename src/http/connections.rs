@@ -1,0 +1,237 @@
+//! How many clients may be connected at once, and who makes room when more come.
+//!
+//! A connection costs a descriptor, and its request another one towards a backend. So there are fewer places than
+//! descriptors; who comes when all are taken waits in the system's queue until one is free, and the connection that
+//! has been idle for longest gives up its own. Nobody who is accepted goes without an answer for want of a descriptor.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::http::activity::Activity;
+use crate::http::head::Refusal;
+
+/// Descriptors that are not for clients: listeners, event queues, logs, the admin listener, probes of backends.
+const KEPT: u64 = 64;
+/// The fewest places, whatever the limits say.
+const FEWEST: usize = 8;
+/// A connection that has been idle for so long may lose its place.
+const IDLE: Duration = Duration::from_millis(500);
+/// How often it is tried to free a place while none is free.
+const AGAIN: Duration = Duration::from_millis(50);
+
+/// Raises the process's limit of open descriptors to what it may be raised to, and says how many clients fit below it.
+pub fn most_clients() -> usize {
+    let limit = getrlimit(Resource::Nofile);
+    // What cannot be raised is left as it is.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
+    getrlimit(Resource::Nofile).current.map_or(Semaphore::MAX_PERMITS, places)
+}
+
+/// A descriptor for a client and one for the backend that answers it.
+fn places(descriptors: u64) -> usize {
+    let places = descriptors.saturating_sub(KEPT) / 2;
+    usize::try_from(places).unwrap_or(usize::MAX).clamp(FEWEST, Semaphore::MAX_PERMITS)
+}
+
+/// The clients that are connected.
+#[derive(Debug)]
+pub struct Connections {
+    limit: usize,
+    free: Arc<Semaphore>,
+    open: Mutex<Open>,
+    evicted: AtomicU64,
+    failed: AtomicU64,
+    refused: [AtomicU64; Refusal::ALL.len()],
+}
+
+#[derive(Debug, Default)]
+struct Open {
+    next: u64,
+    connections: HashMap<u64, Arc<Activity>>,
+}
+
+impl Connections {
+    /// With places for so many.
+    #[must_use]
+    pub fn new(limit: usize) -> Arc<Self> {
+        let limit = limit.clamp(1, Semaphore::MAX_PERMITS);
+        Arc::new(Self {
+            limit,
+            free: Arc::new(Semaphore::new(limit)),
+            open: Mutex::default(),
+            evicted: AtomicU64::new(0),
+            failed: AtomicU64::new(0),
+            refused: Default::default(),
+        })
+    }
+
+    /// How many places there are.
+    pub fn limit(&self) -> usize {
+        self.limit
+    }
+
+    /// How many are taken.
+    pub fn open(&self) -> usize {
+        self.open.lock().connections.len()
+    }
+
+    /// How many idle ones have ended for want of a place.
+    pub fn evicted(&self) -> u64 {
+        self.evicted.load(Ordering::Relaxed)
+    }
+
+    /// How many could not be accepted.
+    pub fn failed(&self) -> u64 {
+        self.failed.load(Ordering::Relaxed)
+    }
+
+    /// How many requests were refused for their head alone.
+    pub fn refused(&self) -> impl Iterator<Item = (Refusal, u64)> {
+        Refusal::ALL.into_iter().zip(self.refused.iter().map(|count| count.load(Ordering::Relaxed)))
+    }
+
+    /// Counts a request that is refused for its head.
+    pub fn refuse(&self, refusal: Refusal) {
+        if let Some(count) = self.refused.get(refusal as usize) {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Counts a connection that could not be accepted.
+    pub fn fail(&self) {
+        self.failed.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Waits until nobody is connected.
+    pub async fn none(&self) {
+        while self.open() > 0 {
+            tokio::time::sleep(AGAIN).await;
+        }
+    }
+
+    /// Waits until there is room for one more connection.
+    pub async fn room(&self) -> OwnedSemaphorePermit {
+        loop {
+            if let Ok(permit) = Arc::clone(&self.free).try_acquire_owned() {
+                return permit;
+            }
+            self.evict();
+            let free = Arc::clone(&self.free).acquire_owned();
+            if let Ok(Ok(permit)) = tokio::time::timeout(AGAIN, free).await {
+                return permit;
+            }
+        }
+    }
+
+    /// Asks the connection that has been idle for longest to end, if any has been for long enough.
+    pub fn evict(&self) {
+        let open = self.open.lock();
+        let idle = open.connections.values().filter_map(|activity| Some((activity.idle_since()?, activity)));
+        if let Some((_, activity)) =
+            idle.min_by_key(|(since, _)| *since).filter(|(since, _)| since.elapsed() >= IDLE)
+        {
+            self.evicted.fetch_add(1, Ordering::Relaxed);
+            activity.want_place();
+        }
+    }
+
+    /// Gives a connection the place for which there is room.
+    pub fn seat(self: &Arc<Self>, permit: OwnedSemaphorePermit) -> Place {
+        let activity = Activity::begin();
+        let mut open = self.open.lock();
+        let number = open.next;
+        open.next += 1;
+        open.connections.insert(number, Arc::clone(&activity));
+        drop(open);
+        Place { connections: Arc::clone(self), number, activity, _permit: permit }
+    }
+}
+
+/// The place of one connection; free again when dropped.
+#[derive(Debug)]
+pub struct Place {
+    connections: Arc<Connections>,
+    number: u64,
+    activity: Arc<Activity>,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Place {
+    /// What its connection is doing.
+    pub fn activity(&self) -> &Arc<Activity> {
+        &self.activity
+    }
+
+    /// All connections.
+    pub fn connections(&self) -> &Arc<Connections> {
+        &self.connections
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.connections.open.lock().connections.remove(&self.number);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::Version;
+
+    use super::*;
+    use tokio::time::Instant;
+
+    #[test]
+    fn each_client_has_two_descriptors_and_some_are_kept_back() {
+        assert_eq!([0, 64, 256, 1024].map(places), [FEWEST, FEWEST, 96, 480]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_longest_idle_gives_up_its_place_and_the_busy_keep_theirs() {
+        let connections = Connections::new(3);
+        let mut places = Vec::new();
+        for _ in 0..3 {
+            places.push(connections.seat(connections.room().await));
+            tokio::time::advance(Duration::from_secs(1)).await;
+        }
+        let busy = places[0].activity().request(Version::HTTP_11);
+        let waiting = tokio::spawn({
+            let connections = Arc::clone(&connections);
+            async move { connections.room().await }
+        });
+        tokio::time::sleep(AGAIN * 3).await;
+        assert!(!waiting.is_finished());
+        // The first is busy, the second has been idle for longer than the third.
+        let bounds = crate::http::listen::Bounds::default();
+        let sleep = tokio::time::sleep(Duration::ZERO);
+        tokio::pin!(sleep);
+        let why =
+            std::future::poll_fn(|cx| places[1].activity().poll_overdue(cx, &bounds, sleep.as_mut())).await;
+        assert_eq!(why, crate::http::activity::Overdue::Idle);
+        drop(places.remove(1));
+        drop(waiting.await.unwrap());
+        assert_eq!((connections.open(), connections.limit()), (2, 3));
+        drop((busy, places));
+        assert!(connections.evicted() >= 1 && connections.open() == 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn it_is_told_when_nobody_is_connected() {
+        let connections = Connections::new(3);
+        connections.none().await;
+        let place = connections.seat(connections.room().await);
+        let begun = Instant::now();
+        let leaving = async {
+            tokio::time::sleep(Duration::from_secs(5)).await;
+            drop(place);
+        };
+        tokio::join!(connections.none(), leaving);
+        assert!(begun.elapsed() >= Duration::from_secs(5));
+    }
+}

@@ -1,0 +1,265 @@
+//! Which heads of requests are refused before anyone looks at what they ask for.
+//!
+//! hyper takes more than RFC 9112 allows. Whatever two readers could take differently (how many hosts, which target,
+//! where the body ends) is refused here, so that nothing behind Foretell has to agree with it about that.
+
+use http::header::{HOST, TRANSFER_ENCODING};
+use http::uri::Authority;
+use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, Version, request};
+
+use crate::http::answer::error_response;
+use crate::http::body::Body;
+use crate::http::listen::Bounds;
+
+/// What a field costs beside its name and value: a colon, a space and the line's end.
+const FIELD: usize = 4;
+
+/// Why a head is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// Not exactly one valid `Host` (RFC 9112, 3.2).
+    Host,
+    /// A target in a form that the method does not have (RFC 9112, 3.2).
+    Target,
+    /// `limits.uri` is passed.
+    TargetTooLong,
+    /// `limits.headers` is passed.
+    Fields,
+    /// `limits.header_bytes` is passed.
+    FieldBytes,
+    /// `chunked` more than once (RFC 9112, 6.1).
+    Chunked,
+    /// Another transfer coding than `chunked` (RFC 9112, 6.1).
+    Coding,
+}
+
+impl Refusal {
+    /// All of them.
+    pub const ALL: [Self; 7] = [
+        Self::Host,
+        Self::Target,
+        Self::TargetTooLong,
+        Self::Fields,
+        Self::FieldBytes,
+        Self::Chunked,
+        Self::Coding,
+    ];
+
+    /// The status that a client gets.
+    pub const fn status(self) -> StatusCode {
+        match self {
+            Self::Host | Self::Target | Self::Chunked => StatusCode::BAD_REQUEST,
+            Self::TargetTooLong => StatusCode::URI_TOO_LONG,
+            Self::Fields | Self::FieldBytes => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+            Self::Coding => StatusCode::NOT_IMPLEMENTED,
+        }
+    }
+
+    /// The `code` of the error body, and the label in the metrics.
+    pub const fn code(self) -> &'static str {
+        match self {
+            Self::Host => "bad_host",
+            Self::Target => "bad_target",
+            Self::TargetTooLong => "uri_too_long",
+            Self::Fields => "too_many_headers",
+            Self::FieldBytes => "headers_too_large",
+            Self::Chunked => "chunked_twice",
+            Self::Coding => "transfer_coding",
+        }
+    }
+
+    /// For people.
+    pub const fn message(self) -> &'static str {
+        match self {
+            Self::Host => "a request has exactly one valid Host field",
+            Self::Target => "the request target is neither a path nor a URL",
+            Self::TargetTooLong => "the request target is too long",
+            Self::Fields => "the request has too many header fields",
+            Self::FieldBytes => "the header fields of the request are too long",
+            Self::Chunked => "the transfer coding chunked may be applied once",
+            Self::Coding => "no transfer coding but chunked is understood",
+        }
+    }
+
+    /// The whole answer.
+    pub fn response(self) -> Response<Body> {
+        error_response(self.status(), self.message(), None, self.code())
+    }
+}
+
+/// Why `head` is refused, if it is.
+pub fn refusal(head: &request::Parts, bounds: &Bounds) -> Option<Refusal> {
+    let fields = &head.headers;
+    if head.uri.path_and_query().is_some_and(|target| target.as_str().len() > bounds.uri) {
+        return Some(Refusal::TargetTooLong);
+    }
+    if fields.len() > bounds.headers {
+        return Some(Refusal::Fields);
+    }
+    let bytes = fields.iter().map(|(name, value)| name.as_str().len() + value.len() + FIELD);
+    if bytes.sum::<usize>() > bounds.header_bytes {
+        return Some(Refusal::FieldBytes);
+    }
+    if head.version > Version::HTTP_11 {
+        return (!one_host_at_most(fields)).then_some(Refusal::Host);
+    }
+    if !is_hosted(head) {
+        return Some(Refusal::Host);
+    }
+    if !has_a_target(head) {
+        return Some(Refusal::Target);
+    }
+    coding(fields)
+}
+
+/// HTTP/1.0 knows no `Host`; HTTP/2 has `:authority`, and hyper checks that.
+fn is_hosted(head: &request::Parts) -> bool {
+    let there = head.headers.contains_key(HOST);
+    (there || head.version < Version::HTTP_11) && one_host_at_most(&head.headers)
+}
+
+fn one_host_at_most(fields: &HeaderMap) -> bool {
+    let mut hosts = fields.get_all(HOST).iter();
+    match (hosts.next(), hosts.next()) {
+        (None, _) => true,
+        (Some(host), None) => is_host(host),
+        (Some(_), Some(_)) => false,
+    }
+}
+
+/// `uri-host [ ":" port ]`; the host may be empty.
+fn is_host(value: &HeaderValue) -> bool {
+    let Ok(text) = value.to_str() else { return false };
+    if text.is_empty() {
+        return true;
+    }
+    let parsed = text.parse::<Authority>().ok().filter(|_| !text.contains(['@', ',']));
+    let port = |authority: &Authority| authority.as_str().strip_prefix(authority.host()).map(str::to_owned);
+    parsed.as_ref().and_then(port).is_some_and(|port| match port.strip_prefix(':') {
+        Some(digits) => digits.is_empty() || digits.parse::<u16>().is_ok(),
+        None => port.is_empty(),
+    })
+}
+
+/// Origin or absolute form; the others belong to `OPTIONS` and `CONNECT`.
+fn has_a_target(head: &request::Parts) -> bool {
+    match head.uri.path_and_query().map(http::uri::PathAndQuery::as_str) {
+        Some("*") => head.method == Method::OPTIONS,
+        Some(_) => head.uri.scheme().is_some() || head.uri.authority().is_none(),
+        None => head.method == Method::CONNECT,
+    }
+}
+
+fn coding(fields: &HeaderMap) -> Option<Refusal> {
+    if !fields.contains_key(TRANSFER_ENCODING) {
+        return None;
+    }
+    let codings: Vec<_> = codings(fields).collect();
+    if codings.iter().any(|coding| !coding.eq_ignore_ascii_case("chunked")) {
+        return Some(Refusal::Coding);
+    }
+    (codings.len() != 1).then_some(Refusal::Chunked)
+}
+
+/// The transfer codings of a message in the order of their application. What is no text counts as an unknown one.
+pub fn codings(fields: &HeaderMap) -> impl Iterator<Item = &str> {
+    let values = fields.get_all(TRANSFER_ENCODING).iter().map(|value| value.to_str().unwrap_or("?"));
+    values.flat_map(|value| value.split(',')).map(str::trim).filter(|coding| !coding.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn head(method: &str, target: &str, version: Version, lines: &[(&'static str, &str)]) -> request::Parts {
+        let mut request = http::Request::builder().method(method).uri(target).version(version);
+        for (name, value) in lines {
+            request = request.header(*name, *value);
+        }
+        request.body(()).unwrap().into_parts().0
+    }
+
+    #[rstest::rstest]
+    #[case("a", true)]
+    #[case("a:80", true)]
+    #[case("a:", true)]
+    #[case("", true)]
+    #[case("[::1]:80", true)]
+    #[case("a.b-c_d", true)]
+    #[case("a b", false)]
+    #[case("a/b", false)]
+    #[case("u@a", false)]
+    #[case("a:b", false)]
+    #[case("a:99999", false)]
+    #[case("a,b", false)]
+    #[case("a?b", false)]
+    fn a_host_is_a_name_and_perhaps_a_port(#[case] host: &str, #[case] ok: bool) {
+        let head = head("GET", "/", Version::HTTP_11, &[("host", host)]);
+        assert_eq!(refusal(&head, &Bounds::default()).is_none(), ok);
+    }
+
+    #[rstest::rstest]
+    #[case(Version::HTTP_11, &[], Some(Refusal::Host))]
+    #[case(Version::HTTP_10, &[], None)]
+    #[case(Version::HTTP_2, &[], None)]
+    #[case(Version::HTTP_11, &["a", "a"], Some(Refusal::Host))]
+    #[case(Version::HTTP_10, &["a", "b"], Some(Refusal::Host))]
+    #[case(Version::HTTP_2, &["a", "b"], Some(Refusal::Host))]
+    fn one_host_and_only_old_clients_may_leave_it_out(
+        #[case] version: Version,
+        #[case] hosts: &[&str],
+        #[case] wanted: Option<Refusal>,
+    ) {
+        let hosts: Vec<_> = hosts.iter().map(|host| ("host", *host)).collect();
+        assert_eq!(refusal(&head("GET", "/", version, &hosts), &Bounds::default()), wanted);
+    }
+
+    #[rstest::rstest]
+    #[case("GET", "/x?y", None)]
+    #[case("GET", "http://a/x", None)]
+    #[case("GET", "x", Some(Refusal::Target))]
+    #[case("GET", "x:80", Some(Refusal::Target))]
+    #[case("GET", "*", Some(Refusal::Target))]
+    #[case("OPTIONS", "*", None)]
+    #[case("CONNECT", "x:80", None)]
+    fn a_target_is_a_path_or_a_url(
+        #[case] method: &str,
+        #[case] target: &str,
+        #[case] wanted: Option<Refusal>,
+    ) {
+        let head = head(method, target, Version::HTTP_11, &[("host", "a")]);
+        assert_eq!(refusal(&head, &Bounds::default()), wanted);
+    }
+
+    #[rstest::rstest]
+    #[case(&["chunked"], None)]
+    #[case(&["Chunked"], None)]
+    #[case(&["chunked, chunked"], Some(Refusal::Chunked))]
+    #[case(&["chunked", "chunked"], Some(Refusal::Chunked))]
+    #[case(&[","], Some(Refusal::Chunked))]
+    #[case(&["gzip, chunked"], Some(Refusal::Coding))]
+    #[case(&["gzip", "chunked"], Some(Refusal::Coding))]
+    #[case(&["identity"], Some(Refusal::Coding))]
+    #[case(&["chunked;q=1"], Some(Refusal::Coding))]
+    fn chunked_is_the_only_coding_and_applied_once(
+        #[case] codings: &[&str],
+        #[case] wanted: Option<Refusal>,
+    ) {
+        let mut lines = vec![("host", "a")];
+        lines.extend(codings.iter().map(|coding| ("transfer-encoding", *coding)));
+        assert_eq!(refusal(&head("POST", "/", Version::HTTP_11, &lines), &Bounds::default()), wanted);
+    }
+
+    #[test]
+    fn each_limit_has_its_answer() {
+        let bounds = Bounds { headers: 2, header_bytes: 64, uri: 4, ..Bounds::default() };
+        let of = |target, lines: &[_]| refusal(&head("GET", target, Version::HTTP_2, lines), &bounds);
+        let long = "v".repeat(60);
+        assert_eq!(of("/abc", &[("a", "1"), ("b", "2")]), None);
+        assert_eq!(of("/abcd", &[]), Some(Refusal::TargetTooLong));
+        assert_eq!(of("/", &[("a", "1"), ("b", "2"), ("c", "3")]), Some(Refusal::Fields));
+        assert_eq!(of("/", &[("a", &long)]), Some(Refusal::FieldBytes));
+        let statuses = Refusal::ALL.map(|refusal| refusal.response().status().as_u16());
+        assert_eq!(statuses, [400, 400, 414, 431, 431, 400, 501]);
+    }
+}

@@ -1,0 +1,176 @@
+//! One account of the memory that clients can make the process keep.
+//!
+//! Bodies that are read, what is kept of them for another try, what a session holds and what it writes: each takes
+//! its bytes here before it uses them, and gives them back when it is dropped. The account says when memory is short;
+//! what follows from that is decided by whoever asks.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bytes::Bytes;
+
+/// A reservation follows a growing size in steps of so many bytes.
+const STEP: u64 = 16 << 10;
+
+/// The account: bytes in use, and `limits.memory`.
+#[derive(Debug)]
+pub struct Memory {
+    limit: u64,
+    used: AtomicU64,
+}
+
+/// How much is left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Level {
+    /// Less than the limit is in use.
+    Enough,
+    /// The limit is reached: nothing more is kept that can pass unread.
+    Short,
+    /// Twice the limit is reached.
+    Exhausted,
+}
+
+impl Memory {
+    /// An account of `limit` bytes with nothing in use.
+    #[must_use]
+    pub fn new(limit: u64) -> Arc<Self> {
+        Arc::new(Self { limit, used: AtomicU64::new(0) })
+    }
+
+    /// An account that never runs short.
+    #[must_use]
+    pub fn unlimited() -> Arc<Self> {
+        Self::new(u64::MAX / 4)
+    }
+
+    /// The limit, bytes.
+    pub fn limit(&self) -> u64 {
+        self.limit
+    }
+
+    /// What is in use, bytes.
+    pub fn used(&self) -> u64 {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    /// How much is left.
+    pub fn level(&self) -> Level {
+        match self.used() {
+            used if used < self.limit => Level::Enough,
+            used if used < self.limit.saturating_mul(2) => Level::Short,
+            _ => Level::Exhausted,
+        }
+    }
+
+    /// Takes `bytes` whether or not the limit allows it: for what is there already, or has to be.
+    #[must_use]
+    pub fn take(self: &Arc<Self>, bytes: u64) -> Reservation {
+        self.used.fetch_add(bytes, Ordering::Relaxed);
+        Reservation { memory: Arc::clone(self), bytes }
+    }
+
+    /// Takes `bytes` if they fit below the limit.
+    pub fn try_take(self: &Arc<Self>, bytes: u64) -> Option<Reservation> {
+        let mut reservation = self.take(0);
+        reservation.try_grow(bytes).then_some(reservation)
+    }
+}
+
+/// Bytes that are taken; given back when dropped.
+#[derive(Debug)]
+pub struct Reservation {
+    memory: Arc<Memory>,
+    bytes: u64,
+}
+
+impl Reservation {
+    /// How many bytes.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Takes so many more if they fit below the limit.
+    #[must_use]
+    pub fn try_grow(&mut self, bytes: u64) -> bool {
+        let fits = |used: u64| used.checked_add(bytes).filter(|used| *used <= self.memory.limit);
+        let grown = self.memory.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).is_ok();
+        self.bytes += if grown { bytes } else { 0 };
+        grown
+    }
+
+    /// Makes it `bytes` in all, limit or not. Small differences are left for the next time.
+    pub fn follow(&mut self, bytes: u64) {
+        if bytes.abs_diff(self.bytes) >= STEP {
+            self.memory.used.fetch_add(bytes, Ordering::Relaxed);
+            self.memory.used.fetch_sub(self.bytes, Ordering::Relaxed);
+            self.bytes = bytes;
+        }
+    }
+
+    /// Takes `bytes` of it away as a reservation of their own; all of it, if it has no more.
+    #[must_use]
+    pub fn split(&mut self, bytes: u64) -> Self {
+        let bytes = bytes.min(self.bytes);
+        self.bytes -= bytes;
+        Self { memory: Arc::clone(&self.memory), bytes }
+    }
+
+    /// `bytes` that stay reserved until the last copy of them is gone.
+    pub fn over(self, bytes: impl AsRef<[u8]> + Send + 'static) -> Bytes {
+        Bytes::from_owner(Reserved { bytes, _reservation: self })
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        self.memory.used.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+struct Reserved<B> {
+    bytes: B,
+    _reservation: Reservation,
+}
+
+impl<B: AsRef<[u8]>> AsRef<[u8]> for Reserved<B> {
+    fn as_ref(&self) -> &[u8] {
+        self.bytes.as_ref()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_taken_is_given_back_when_the_last_copy_is_gone() {
+        let memory = Memory::new(100);
+        let mut reservation = memory.try_take(60).unwrap();
+        assert!(memory.try_take(41).is_none() && !reservation.try_grow(41));
+        assert_eq!(memory.used(), 60);
+        let bytes = reservation.split(20).over(vec![1_u8; 20]);
+        assert_eq!((reservation.bytes(), memory.used()), (40, 60));
+        drop(reservation);
+        let (copy, part) = (bytes.clone(), bytes.slice(3..5));
+        drop((bytes, copy));
+        assert_eq!((memory.used(), &part[..]), (20, &[1, 1][..]));
+        drop(part);
+        assert_eq!(memory.used(), 0);
+    }
+
+    #[test]
+    fn there_are_three_levels_and_what_must_be_kept_is_kept_at_each() {
+        let memory = Memory::new(100 << 10);
+        let mut held = memory.take(99 << 10);
+        assert_eq!(memory.level(), Level::Enough);
+        // A small step is left for later.
+        held.follow(101 << 10);
+        assert_eq!(memory.level(), Level::Enough);
+        held.follow(180 << 10);
+        assert_eq!((memory.level(), memory.try_take(1).is_none()), (Level::Short, true));
+        held.follow(200 << 10);
+        assert_eq!(memory.level(), Level::Exhausted);
+        held.follow(0);
+        assert_eq!((memory.level(), memory.used()), (Level::Enough, 0));
+    }
+}

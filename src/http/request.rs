@@ -1,0 +1,140 @@
+//! The body of a client's request, with an end to waiting for it.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+use hyper::body::Incoming;
+use tokio::time::{Instant, Sleep};
+
+use crate::http::body::BoxError;
+
+/// A body goes on if it brings so many bytes, or its end, within the time for it: one that drips is given up like
+/// one that is silent.
+const GOES_ON: usize = 1 << 10;
+
+/// A body that did not go on in time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the request body did not go on within {0:?}")]
+pub struct Silent(pub Duration);
+
+/// The body of a client's request. Fails with [`Silent`] where it does not go on; the time of a reader that does not
+/// read is not counted.
+pub struct RequestBody {
+    inner: Incoming,
+    patience: Patience,
+}
+
+impl RequestBody {
+    /// A body that may be silent for `most`.
+    pub fn new(inner: Incoming, most: Duration) -> Self {
+        Self { inner, patience: Patience::new(most) }
+    }
+}
+
+impl Body for RequestBody {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        match Pin::new(&mut self.inner).poll_frame(cx) {
+            Poll::Ready(frame) => {
+                let data = frame.as_ref().and_then(|frame| frame.as_ref().ok()?.data_ref());
+                self.patience.came(data.map_or(0, Bytes::len));
+                Poll::Ready(frame.map(|frame| frame.map_err(Into::into)))
+            }
+            Poll::Pending => self.patience.waits(cx).map(|silent| Some(Err(silent.into()))),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
+    }
+}
+
+/// How much longer a body is waited for.
+struct Patience {
+    most: Duration,
+    left: Duration,
+    /// Since `left` was last full.
+    bytes: usize,
+    waiting: Option<Instant>,
+    sleep: Option<Pin<Box<Sleep>>>,
+}
+
+impl Patience {
+    fn new(most: Duration) -> Self {
+        Self { most, left: most, bytes: 0, waiting: None, sleep: None }
+    }
+
+    fn came(&mut self, bytes: usize) {
+        if let Some(since) = self.waiting.take() {
+            self.left = self.left.saturating_sub(since.elapsed());
+        }
+        self.bytes += bytes;
+        if self.bytes >= GOES_ON {
+            (self.bytes, self.left) = (0, self.most);
+        }
+    }
+
+    fn waits(&mut self, cx: &mut Context<'_>) -> Poll<Silent> {
+        let sleep = self.sleep.get_or_insert_with(|| Box::pin(tokio::time::sleep(self.left)));
+        if self.waiting.is_none() {
+            let now = Instant::now();
+            self.waiting = Some(now);
+            sleep.as_mut().reset(now + self.left);
+        }
+        sleep.as_mut().poll(cx).map(|()| Silent(self.most))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::Waker;
+
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn over(patience: &mut Patience) -> bool {
+        patience.waits(&mut Context::from_waker(Waker::noop())).is_ready()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_that_drips_is_given_up_like_one_that_is_silent() {
+        let mut patience = Patience::new(30 * SECOND);
+        for n in 0..3 {
+            assert!(!over(&mut patience), "drop {n}");
+            tokio::time::advance(9 * SECOND).await;
+            patience.came(10);
+        }
+        assert!(!over(&mut patience));
+        tokio::time::advance(4 * SECOND).await;
+        assert!(over(&mut patience));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_that_goes_on_has_all_the_time_again() {
+        let mut patience = Patience::new(30 * SECOND);
+        for _ in 0..10 {
+            assert!(!over(&mut patience));
+            tokio::time::advance(29 * SECOND).await;
+            assert!(!over(&mut patience));
+            patience.came(GOES_ON);
+        }
+        // Nobody reads.
+        tokio::time::advance(1000 * SECOND).await;
+        assert!(!over(&mut patience));
+        tokio::time::advance(31 * SECOND).await;
+        assert!(over(&mut patience));
+    }
+}

@@ -1,0 +1,218 @@
+//! One connection of a client: http/1.1 or HTTP/2, until it ends, is overdue, or is told to.
+
+use std::convert::Infallible;
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http::header::{CONNECTION, HOST};
+use http::{HeaderValue, Request, Response, StatusCode, Version};
+use http_body::{Frame, SizeHint};
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsAcceptor;
+
+use crate::http::activity::{Activity, Overdue, UnderWay};
+use crate::http::body::{Body, BoxError};
+use crate::http::connections::{Connections, Place};
+use crate::http::head;
+use crate::http::listen::{Bounds, Peer, Stop};
+use crate::http::request::RequestBody;
+use crate::http::socket::Socket;
+
+/// What hyper may buffer of a stream of HTTP/2 that nobody reads, in each direction, bytes.
+const STREAM_WINDOW: u32 = 64 << 10;
+/// The same for all streams of a connection.
+const CONNECTION_WINDOW: u32 = 256 << 10;
+/// The longest target that hyper takes, bytes.
+const TARGET: usize = 64 << 10;
+
+/// What all connections of a listener have in common.
+pub struct Serving<A> {
+    /// Answers requests.
+    pub app: A,
+    /// What clients may do.
+    pub bounds: Bounds,
+    /// How they are told to stop.
+    pub stop: Stop,
+    /// By which they come, unless by plain text.
+    pub tls: Option<TlsAcceptor>,
+}
+
+fn builder(bounds: &Bounds) -> auto::Builder<TokioExecutor> {
+    let mut builder = auto::Builder::new(TokioExecutor::new());
+    let head = bounds.header_bytes.saturating_add(bounds.uri.min(TARGET));
+    builder
+        .http1()
+        .timer(TokioTimer::new())
+        .header_read_timeout(None)
+        .max_headers(bounds.headers)
+        // Answers are mostly small chunks: copying one into a single write is cheaper than gathering it.
+        .writev(false)
+        .max_buf_size(head.max(8 << 10));
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .max_send_buf_size(STREAM_WINDOW as usize)
+        .max_header_list_size(bounds.header_bytes as u32);
+    builder
+}
+
+/// Serves a connection that has been accepted.
+pub async fn accepted<A, F>(
+    stream: TcpStream,
+    address: std::net::SocketAddr,
+    place: Place,
+    serving: Arc<Serving<A>>,
+) where
+    A: Fn(Request<RequestBody>) -> F + Send + Sync + 'static,
+    F: Future<Output = Response<Body>> + Send + 'static,
+{
+    // A token is a small write; waiting to fill a segment would hold it back.
+    let _ = stream.set_nodelay(true);
+    let peer = Peer { address, secure: serving.tls.is_some() };
+    let Some(tls) = &serving.tls else { return connection(stream, peer, place, serving).await };
+    let sleep = tokio::time::sleep(serving.bounds.header_timeout);
+    tokio::pin!(sleep);
+    let shaken = tokio::select! {
+        shaken = tls.accept(stream) => shaken,
+        _ = poll_fn(|cx| place.activity().poll_overdue(cx, &serving.bounds, sleep.as_mut())) => {
+            return tracing::debug!("no TLS handshake in time");
+        }
+        () = serving.stop.accept.cancelled() => return,
+    };
+    match shaken {
+        Ok(stream) => connection(stream, peer, place, serving).await,
+        Err(error) => tracing::debug!(%error, "no TLS handshake"),
+    }
+}
+
+async fn connection<S, A, F>(stream: S, peer: Peer, place: Place, serving: Arc<Serving<A>>)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    A: Fn(Request<RequestBody>) -> F + Send + Sync + 'static,
+    F: Future<Output = Response<Body>> + Send + 'static,
+{
+    let Serving { bounds, stop, .. } = &*serving;
+    let activity = Arc::clone(place.activity());
+    let connections = Arc::clone(place.connections());
+    let service = {
+        let (serving, activity) = (Arc::clone(&serving), Arc::clone(&activity));
+        service_fn(move |request| answer(&serving, &activity, &connections, peer, request))
+    };
+    let socket = Socket::new(stream, place, bounds.uri);
+    let builder = builder(bounds);
+    let served = builder.serve_connection_with_upgrades(TokioIo::new(socket), service);
+    let sleep = tokio::time::sleep(bounds.header_timeout);
+    tokio::pin!(served, sleep);
+    let mut stopping = false;
+    loop {
+        tokio::select! {
+            biased;
+            outcome = served.as_mut() => {
+                if let Err(error) = outcome {
+                    tracing::debug!(%error, "connection ended");
+                }
+                return;
+            }
+            () = stop.accept.cancelled(), if !stopping => {
+                stopping = true;
+                activity.leave();
+                served.as_mut().graceful_shutdown();
+            }
+            () = stop.cut.cancelled(), if stopping => return,
+            why = poll_fn(|cx| activity.poll_overdue(cx, bounds, sleep.as_mut())) => match why {
+                Overdue::Idle => {
+                    activity.leave();
+                    served.as_mut().graceful_shutdown();
+                }
+                Overdue::Head | Overdue::Left => return,
+            },
+        }
+    }
+}
+
+/// Answers one request, or refuses it for its head.
+fn answer<A, F>(
+    serving: &Serving<A>,
+    activity: &Arc<Activity>,
+    connections: &Connections,
+    peer: Peer,
+    request: Request<Incoming>,
+) -> impl Future<Output = Result<Response<Answered>, Infallible>> + Send + use<A, F>
+where
+    A: Fn(Request<RequestBody>) -> F,
+    F: Future<Output = Response<Body>> + Send,
+{
+    let under_way = activity.request(request.version());
+    let activity = Arc::clone(activity);
+    let old = request.version() <= Version::HTTP_11;
+    let (mut head, body) = request.into_parts();
+    let refusal = head::refusal(&head, &serving.bounds);
+    let answer = if let Some(refusal) = refusal {
+        connections.refuse(refusal);
+        tracing::debug!(peer = %peer.address, code = refusal.code(), "request refused");
+        Err(refusal)
+    } else {
+        name_host(&mut head, old);
+        head.extensions.insert(peer);
+        Ok((serving.app)(Request::from_parts(head, RequestBody::new(body, serving.bounds.body))))
+    };
+    async move {
+        let mut response = match answer {
+            Ok(answer) => answer.await,
+            Err(refusal) => refusal.response(),
+        };
+        // What was not read of the request ends the connection; the client is to know.
+        let unread = refusal.is_some() || response.status() == StatusCode::REQUEST_TIMEOUT;
+        if old && unread {
+            response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+        }
+        if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+            activity.switch();
+        }
+        Ok(response.map(|body| Answered { body, _under_way: under_way }))
+    }
+}
+
+/// The host of a target in absolute form is the one that counts (RFC 9112, 3.2.2).
+fn name_host(head: &mut http::request::Parts, old: bool) {
+    let authority = head.uri.authority().filter(|_| old);
+    if let Some(host) = authority.and_then(|authority| HeaderValue::from_str(authority.as_str()).ok()) {
+        head.headers.insert(HOST, host);
+    }
+}
+
+/// An answer whose request is under way until its end.
+struct Answered {
+    body: Body,
+    _under_way: UnderWay,
+}
+
+impl http_body::Body for Answered {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}

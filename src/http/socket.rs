@@ -1,0 +1,195 @@
+//! A client's connection as bytes: what hyper reads and writes passes through here.
+//!
+//! It says when bytes come and go, keeps the connection's place, and cuts a target that is far too long, so that its
+//! request is refused for that and not for a head that does not fit into the buffer.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use crate::http::activity::Activity;
+use crate::http::connections::Place;
+
+/// A connection of a client.
+pub struct Socket<S> {
+    stream: S,
+    place: Place,
+    target: Target,
+}
+
+impl<S> Socket<S> {
+    /// `uri`: the longest target of the first request that is passed on whole, bytes.
+    pub fn new(stream: S, place: Place, uri: usize) -> Self {
+        Self { stream, place, target: Target::new(uri) }
+    }
+
+    fn activity(&self) -> &Arc<Activity> {
+        self.place.activity()
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Socket<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buf.filled().len();
+        loop {
+            ready!(Pin::new(&mut self.stream).poll_read(cx, buf))?;
+            let read = buf.filled().len() - before;
+            if read == 0 {
+                return Poll::Ready(Ok(()));
+            }
+            self.activity().read();
+            let kept = match buf.filled_mut().get_mut(before..) {
+                Some(fresh) => self.target.pass(fresh),
+                None => read,
+            };
+            buf.set_filled(before + kept);
+            // Nothing at all would be taken for the end.
+            if kept > 0 {
+                return Poll::Ready(Ok(()));
+            }
+        }
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Socket<S> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let written = ready!(Pin::new(&mut self.stream).poll_write(cx, bytes));
+        self.activity().written();
+        Poll::Ready(written)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        pieces: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let written = ready!(Pin::new(&mut self.stream).poll_write_vectored(cx, pieces));
+        self.activity().written();
+        Poll::Ready(written)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+/// Passes the first line of a connection on with no more of its target than is needed to refuse it. Only there is it
+/// certain, without reading as hyper does, that a line is the first of a request.
+struct Target {
+    at: At,
+    /// Bytes of the target that may still pass.
+    left: usize,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum At {
+    /// Line ends that some clients send first.
+    Start,
+    Method,
+    Target,
+    /// Whatever comes after the target of the first request.
+    Beyond,
+}
+
+impl Target {
+    fn new(uri: usize) -> Self {
+        // One byte too many says that it is too long.
+        Self { at: At::Start, left: uri.saturating_add(1) }
+    }
+
+    /// How many of these bytes pass; those come first.
+    fn pass(&mut self, bytes: &mut [u8]) -> usize {
+        if self.at == At::Beyond {
+            return bytes.len();
+        }
+        let (mut at, mut kept) = (0, 0);
+        while let Some(&byte) = bytes.get(at).filter(|_| self.at != At::Beyond) {
+            if self.passes(byte) {
+                if let Some(place) = bytes.get_mut(kept) {
+                    *place = byte;
+                }
+                kept += 1;
+            }
+            at += 1;
+        }
+        bytes.copy_within(at.., kept);
+        kept + bytes.len() - at
+    }
+
+    fn passes(&mut self, byte: u8) -> bool {
+        match (self.at, byte) {
+            (At::Start, b'\r' | b'\n') | (At::Beyond, _) => true,
+            (_, b'\n') | (At::Target, b' ') => {
+                self.at = At::Beyond;
+                true
+            }
+            (At::Start | At::Method, b' ') => {
+                self.at = At::Target;
+                true
+            }
+            (At::Start | At::Method, _) => {
+                self.at = At::Method;
+                true
+            }
+            (At::Target, _) => {
+                let passes = self.left > 0;
+                self.left = self.left.saturating_sub(1);
+                passes
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What passes, however the bytes are cut.
+    fn passed(text: &str, uri: usize, piece: usize) -> String {
+        let mut target = Target::new(uri);
+        let mut all = Vec::new();
+        for bytes in text.as_bytes().chunks(piece) {
+            let mut bytes = bytes.to_vec();
+            let kept = target.pass(&mut bytes);
+            all.extend_from_slice(&bytes[..kept]);
+        }
+        String::from_utf8(all).unwrap()
+    }
+
+    #[test]
+    fn a_target_passes_up_to_one_byte_too_many_and_all_else_passes() {
+        let long = "u".repeat(50);
+        for piece in [1, 7, 1000] {
+            for (line, uri, wanted) in [
+                ("GET /abc HTTP/1.1\r\nhost: long value here\r\n\r\nbody with spaces", 4, None),
+                ("\r\n\r\nGET /abc HTTP/1.1\r\n", 4, None),
+                ("GET /abcd HTTP/1.1\r\n", 4, None),
+                (
+                    "GET /abcde HTTP/1.1\r\nx: /abcde HTTP/1.1",
+                    4,
+                    Some("GET /abcd HTTP/1.1\r\nx: /abcde HTTP/1.1"),
+                ),
+                ("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 4, None),
+                (&format!("{long} /a HTTP/1.1\r\n"), 4, None),
+                (&format!("GET /{long}\r\n/{long}"), 4, Some(&format!("GET /uuuu\n/{long}"))),
+            ] {
+                assert_eq!(passed(line, uri, piece), wanted.unwrap_or(line), "{line:?} by {piece}");
+            }
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! The metrics of the client edge, made from its counters whenever they are asked for: who is connected, who was
+//! refused for the head of a request, and how much memory clients make the process keep.
+
+use std::sync::Arc;
+
+use prometheus::core::{Collector, Desc};
+use prometheus::proto::MetricFamily;
+use prometheus::{IntCounter, IntCounterVec, IntGauge, Opts};
+
+use crate::http::connections::Connections;
+use crate::http::memory::Memory;
+
+/// Shows connections and memory to a registry.
+pub struct EdgeMetrics {
+    memory: Arc<Memory>,
+    connections: Arc<Connections>,
+    /// Empty: only their descriptions are used.
+    described: Families,
+}
+
+struct Families {
+    memory: IntGauge,
+    memory_limit: IntGauge,
+    connections: IntGauge,
+    connections_limit: IntGauge,
+    evicted: IntCounter,
+    failed: IntCounter,
+    refused: IntCounterVec,
+}
+
+impl EdgeMetrics {
+    /// Of this account and these connections.
+    ///
+    /// # Errors
+    /// A metric that cannot be described, which would be a fault of this crate.
+    pub fn new(memory: Arc<Memory>, connections: Arc<Connections>) -> Result<Self, prometheus::Error> {
+        Ok(Self { memory, connections, described: Families::new()? })
+    }
+}
+
+impl Collector for EdgeMetrics {
+    fn desc(&self) -> Vec<&Desc> {
+        self.described.all().into_iter().flat_map(Collector::desc).collect()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        let Ok(families) = Families::new() else { return Vec::new() };
+        families.show(&self.memory, &self.connections);
+        families.all().into_iter().flat_map(Collector::collect).collect()
+    }
+}
+
+impl Families {
+    fn new() -> Result<Self, prometheus::Error> {
+        Ok(Self {
+            memory: IntGauge::new("foretell_memory_bytes", "In use for bodies and sessions.")?,
+            memory_limit: IntGauge::new("foretell_memory_limit_bytes", "limits.memory.")?,
+            connections: IntGauge::new("foretell_connections", "Clients that are connected.")?,
+            connections_limit: IntGauge::new("foretell_connections_limit", "Clients that may be connected.")?,
+            evicted: IntCounter::new(
+                "foretell_connections_evicted_total",
+                "Idle connections that were closed because others waited for a place.",
+            )?,
+            failed: IntCounter::new(
+                "foretell_connections_failed_total",
+                "Connections that could not be accepted.",
+            )?,
+            refused: IntCounterVec::new(
+                Opts::new("foretell_requests_refused_total", "Requests that were refused for their head."),
+                &["code"],
+            )?,
+        })
+    }
+
+    fn all(&self) -> [&dyn Collector; 7] {
+        [
+            &self.memory,
+            &self.memory_limit,
+            &self.connections,
+            &self.connections_limit,
+            &self.evicted,
+            &self.failed,
+            &self.refused,
+        ]
+    }
+
+    fn show(&self, memory: &Memory, connections: &Connections) {
+        let level = |gauge: &IntGauge, value: u64| gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
+        level(&self.memory, memory.used());
+        level(&self.memory_limit, memory.limit());
+        level(&self.connections, connections.open() as u64);
+        level(&self.connections_limit, connections.limit() as u64);
+        self.evicted.inc_by(connections.evicted());
+        self.failed.inc_by(connections.failed());
+        for (refusal, count) in connections.refused() {
+            self.refused.with_label_values(&[refusal.code()]).inc_by(count);
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! More connections than the process may have open.
+
+use std::net::TcpStream;
+use std::thread;
+use std::time::Duration;
+
+use crate::kit::{Backend, Proxy, Start, Wire, get, post};
+
+const HELD: usize = 400;
+const REQUESTS: usize = 200;
+
+/// Everyone who asks is answered, and the log stays short.
+fn all_are_answered(proxy: &Proxy) {
+    let clients: Vec<_> = (0..8)
+        .map(|_| {
+            let address = proxy.address;
+            thread::spawn(move || {
+                for _ in 0..REQUESTS / 8 {
+                    let answer = Wire::connect(address).ask(post("/v1/files", "", "{}"));
+                    assert_eq!((answer.status(), answer.text().as_str()), (200, "done"));
+                }
+            })
+        })
+        .collect();
+    for client in clients {
+        client.join().unwrap();
+    }
+    let log = proxy.stderr();
+    let loud = log.lines().filter(|line| line.contains("WARN") || line.contains("ERROR")).count();
+    assert!(loud <= 3, "{loud} warnings");
+}
+
+fn start(backend: &Backend) -> Proxy {
+    let proxy = Start { descriptors: Some(256), ..Start::before(backend.address) };
+    proxy.start()
+}
+
+fn hold(proxy: &Proxy, say: &[u8]) -> Vec<TcpStream> {
+    let held: Vec<Wire> = (0..HELD)
+        .map(|_| {
+            let mut wire = Wire::connect(proxy.address);
+            wire.send(say);
+            wire
+        })
+        .collect();
+    // Long enough for all of them to be there, were there room.
+    thread::sleep(Duration::from_secs(1));
+    held.into_iter().map(|wire| wire.stream).collect()
+}
+
+#[test]
+fn silent_connections_take_nobodys_place() {
+    let backend = Backend::plain();
+    let proxy = start(&backend);
+    let held = hold(&proxy, b"");
+    all_are_answered(&proxy);
+    drop(held);
+}
+
+#[test]
+fn idle_connections_take_nobodys_place() {
+    let backend = Backend::plain();
+    let proxy = start(&backend);
+    let held = hold(&proxy, &get("/", ""));
+    all_are_answered(&proxy);
+    drop(held);
+}
+
+/// Half a head is waited for, but no longer than `timeouts.header`.
+#[test]
+fn halves_of_heads_take_a_place_for_a_while() {
+    let backend = Backend::plain();
+    let start = Start { descriptors: Some(256), ..Start::before(backend.address) };
+    let proxy = start.and("timeouts: { header: 2s }").start();
+    let held = hold(&proxy, b"POST /v1/files HTTP/1.1\r\nhost:");
+    all_are_answered(&proxy);
+    drop(held);
+}
+
+/// As many requests at once as there can be clients: each needs a descriptor towards the backend too.
+#[test]
+fn requests_that_are_being_answered_have_a_descriptor_for_their_backend() {
+    let backend = Backend::answering(|request| match request.method() {
+        "POST" => {
+            thread::sleep(Duration::from_millis(500));
+            crate::kit::respond("200 OK", "", "done")
+        }
+        _ => crate::kit::respond("404 Not Found", "", ""),
+    });
+    let proxy = start(&backend);
+    let clients: Vec<_> = (0..HELD)
+        .map(|_| {
+            let mut wire = Wire::connect(proxy.address);
+            wire.send(post("/v1/files", "", "{}"));
+            wire
+        })
+        .collect();
+    for mut client in clients {
+        assert_eq!(client.answer().text(), "done");
+    }
+    all_are_answered(&proxy);
+}
+
+/// A limit of the operator's own.
+#[test]
+fn limits_connections_is_the_most_that_are_open() {
+    let backend = Backend::plain();
+    let proxy = Start::before(backend.address).and("limits: { connections: 8 }").start();
+    proxy.ready();
+    let before = proxy.descriptors();
+    let held: Vec<_> = (0..50).map(|_| Wire::connect(proxy.address)).collect();
+    all_are_answered(&proxy);
+    // A connection to the backend for each of the eight, and the one that is being accepted.
+    assert!(proxy.descriptors() <= before + 24, "{} after {before}", proxy.descriptors());
+    drop(held);
+}

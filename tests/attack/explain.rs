@@ -1,0 +1,331 @@
+//! What `foretell explain`, `POST /api/explain` and `check` say is what happens.
+
+use std::io::{BufRead, BufReader, Read};
+use std::net::{SocketAddr, TcpListener};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::Instant;
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::kit::{self, Answer, Backend, PATIENCE, Proxy, Start, ask, eventually, post};
+
+const BODY: &str = r#"{"model":"m","prompt":"a b c","max_tokens":4,"temperature":0}"#;
+
+/// Exit code, standard output and standard error of a command that runs to its end in `folder`.
+fn foretell(folder: &Path, args: &[&str]) -> (i32, String, String) {
+    let mut command = Command::new(kit::binary());
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("FORETELL_") {
+            command.env_remove(name);
+        }
+    }
+    command.args(args).current_dir(folder).stdin(Stdio::null());
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary starts");
+    let reading = |mut from: Box<dyn Read + Send>| {
+        thread::spawn(move || {
+            let mut text = Vec::new();
+            let _ = from.read_to_end(&mut text);
+            String::from_utf8_lossy(&text).into_owned()
+        })
+    };
+    let out = reading(Box::new(child.stdout.take().unwrap()));
+    let err = reading(Box::new(child.stderr.take().unwrap()));
+    let start = Instant::now();
+    let status = loop {
+        match child.try_wait().unwrap() {
+            Some(status) => break status,
+            None if start.elapsed() < PATIENCE => thread::sleep(std::time::Duration::from_millis(20)),
+            None => {
+                let _ = child.kill();
+                break child.wait().unwrap();
+            }
+        }
+    };
+    (status.code().unwrap_or(-1), out.join().unwrap(), err.join().unwrap())
+}
+
+/// An address of this machine at which nobody listens.
+fn nobody() -> SocketAddr {
+    nobody_at("127.0.0.1:0")
+}
+
+fn nobody_at(address: &str) -> SocketAddr {
+    TcpListener::bind(address).unwrap().local_addr().unwrap()
+}
+
+/// A folder with a process file, whose admin port nobody has, and a request.
+fn folder(process: &str, policy: &str) -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
+    write("foretell.yaml", &format!("version: 1\nadmin: {{ address: \"{}\" }}\n{process}\n", nobody()));
+    write("request.json", BODY);
+    std::fs::create_dir(folder.path().join("policies")).unwrap();
+    write("policies/a.yaml", &format!("version: 1\nname: a\n{policy}\n"));
+    folder
+}
+
+/// What the command says of the request of `folder`, in JSON and in words.
+fn explained(folder: &Path, args: &[&str]) -> (Value, String) {
+    let command = [&["explain", "--request", "request.json"], args].concat();
+    let (code, words, err) = foretell(folder, &command);
+    assert_eq!(code, 0, "{words}{err}");
+    let (_, json, _) = foretell(folder, &[&command[..], &["--json"]].concat());
+    (serde_json::from_str(&json).unwrap(), words)
+}
+
+fn verdict(told: &Value) -> (&str, &str) {
+    (told["path"].as_str().unwrap_or_default(), told["reason"].as_str().unwrap_or_default())
+}
+
+#[test]
+fn a_server_that_is_not_there_is_never_said_to_be_leapt_on() {
+    let dead = folder(&format!("backends: [{{ name: b, replicas: [\"http://{}\"] }}]", nobody()), "");
+    let (told, words) = explained(dead.path(), &[]);
+    assert_eq!((verdict(&told), &told["asked"]), (("bypassed", "unreachable"), &"server".into()), "{words}");
+    assert!(!words.contains("eligible") && words.contains("error of Foretell's own"), "{words}");
+}
+
+#[test]
+fn a_server_that_is_only_relayed_to_is_never_said_to_be_leapt_on() {
+    let plain = Backend::plain();
+    let relayed = folder(&format!("backends: [{{ name: b, replicas: [\"http://{}\"] }}]", plain.address), "");
+    let (told, words) = explained(relayed.path(), &[]);
+    assert_eq!((verdict(&told), &told["asked"]), (("bypassed", "no_plan"), &"server".into()), "{words}");
+    assert!(!words.contains("eligible"), "{words}");
+}
+
+#[test]
+fn without_a_backend_there_is_nothing_to_leap_on() {
+    let none = folder("backends: []", "");
+    let (told, words) = explained(none.path(), &[]);
+    assert_eq!((verdict(&told), &told["asked"]), (("failed", "no_backend"), &"nobody".into()), "{words}");
+    assert!(!words.contains("eligible"), "{words}");
+}
+
+#[test]
+fn what_was_not_asked_is_said_to_be_open() {
+    let address = nobody();
+    let open = folder(&format!("backends: [{{ name: b, replicas: [\"http://{address}\"] }}]"), "");
+    let (told, words) = explained(open.path(), &["--offline"]);
+    assert_eq!((verdict(&told), &told["asked"]), (("undecided", ""), &"nobody".into()), "{words}");
+    assert!(words.contains("step server: the server was not asked"), "{words}");
+    // What is certain whoever the server is, is said.
+    let (told, _) = explained(open.path(), &["--offline", "--header", "x-foretell: gama=3"]);
+    assert_eq!(verdict(&told), ("bypassed", "client"));
+    let (code, _, err) =
+        foretell(open.path(), &["explain", "--request", "request.json", "--admin", &address.to_string()]);
+    assert_eq!(code, 1);
+    assert!(err.contains("no proxy answers"), "{err}");
+}
+
+/// An engine that can verify: `foretell target` with the bundled model. Ends when dropped.
+struct Target {
+    child: Child,
+    address: SocketAddr,
+}
+
+impl Target {
+    fn start() -> Self {
+        let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("onnx/models/target");
+        let mut command = Command::new(kit::binary());
+        command.arg("target").arg("--model").arg(model).args(["--listen", "127.0.0.1:0", "--threads", "1"]);
+        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let address =
+            line.split("http://").nth(1).and_then(|rest| rest.split_whitespace().next()?.parse().ok());
+        Self { address: address.unwrap_or_else(|| panic!("no target: {line:?}")), child }
+    }
+
+    fn backend(&self) -> String {
+        format!(
+            "backends: [{{ name: b, replicas: [\"http://{}\"], probe: {{ when: never }} }}]\n",
+            self.address
+        )
+    }
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// `POST /api/explain` for a request with these fields and this body.
+fn asked(proxy: &Proxy, fields: &str, body: &str) -> Value {
+    let call = format!(
+        "POST /api/explain HTTP/1.1\r\nhost: localhost\r\n{fields}content-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    let answer = ask(proxy.admin, call);
+    assert_eq!(answer.status(), 200, "{}", answer.text());
+    answer.json()
+}
+
+fn sent(proxy: &Proxy, fields: &str, body: &str) -> Answer {
+    ask(proxy.address, post("/v1/completions", fields, body))
+}
+
+/// Every case is explained and then sent: the answer's own fields must say the same.
+#[test]
+#[cfg_attr(not(feature = "onnx"), ignore = "needs a model to serve")]
+fn what_is_explained_is_what_happens() {
+    let target = Target::start();
+    let model = r#""model":"target","max_tokens":4"#;
+    let body = |more: &str| format!("{{{model},\"prompt\":\"the same, the same, the\"{more}}}");
+    let mut start = Start::with(&target.backend())
+        .and("tenant: { header: x-tenant, trusted_peers: [127.0.0.1], fallback: authorization_hash }");
+    start.policies = vec![
+        (
+            "10.yaml",
+            "version: 1\nname: hot\nmatch: { temperature: { min: 0.5 } }\nmode: \"off\"\n".to_owned(),
+        ),
+        ("20.yaml", "version: 1\nname: rides\nmatch: { tenants: [ide] }\nmode: ride\n".to_owned()),
+        (
+            "25.yaml",
+            "version: 1\nname: hashed\nmatch: { tenants: [c3e9a1c985d603e4] }\nmode: ride\n".to_owned(),
+        ),
+        (
+            "30.yaml",
+            "version: 1\nname: shadows\nmatch: { headers: { x-team: [web] } }\nmode: shadow\n".to_owned(),
+        ),
+        (
+            "40.yaml",
+            "version: 1\nname: forced\nmatch: { headers: { x-team: [ide] } }\ngamma: { fixed: 2 }\n"
+                .to_owned(),
+        ),
+    ];
+    let proxy = start.start();
+    proxy.knows("onnx");
+    let greedy = body(",\"temperature\":0");
+    let cases = [
+        ("", body(""), "policy"),
+        ("", greedy.clone(), "no_policy"),
+        ("x-foretell: off\r\n", greedy.clone(), "client"),
+        ("x-foretell: gama=3\r\n", greedy.clone(), "client"),
+        ("content-encoding: gzip\r\n", greedy.clone(), "encoded"),
+        ("", body(",\"n\":2"), "choices"),
+        ("", body(",\"bogus\":2"), "unknown_parameter"),
+        ("", "[1]".to_owned(), "body"),
+        ("x-tenant: ide\r\n", greedy.clone(), "policy"),
+        ("x-tenant: ide\r\nx-tenant: web\r\n", greedy.clone(), "no_policy"),
+        ("x-team: web\r\n", greedy.clone(), "shadow"),
+        ("x-team: ide\r\nx-foretell: ride\r\n", greedy.clone(), "client"),
+        ("x-team: ide\r\n", greedy.clone(), ""),
+    ];
+    for (fields, body, wanted) in &cases {
+        let told = asked(&proxy, &format!("{fields}x-explain-x-none: 1\r\n"), body);
+        let answer = sent(&proxy, fields, body);
+        let reason = answer.field("x-foretell-reason").unwrap_or_default();
+        let path = answer.field("x-foretell-path").unwrap_or_default();
+        let policy = answer.field("x-foretell-policy").unwrap_or_default();
+        assert_eq!(verdict(&told).1, *wanted, "{fields} {body}: {told}");
+        assert_eq!(told["path"] == "bypassed", path == "bypassed", "{fields} {body}: {told}");
+        if wanted.is_empty() {
+            assert_eq!((path, &told["plans"][0]), ("speculated", &"tree".into()), "{told}");
+            assert_eq!(told["gamma_max"], 2);
+        } else {
+            assert_eq!(reason, *wanted, "{fields} {body}");
+        }
+        // A request that is relayed has no policy in its answer.
+        if path != "bypassed" {
+            assert_eq!(told["policy"], policy, "{fields} {body}");
+        }
+    }
+    // The fields of a call that belong to the call stand for the request's own by a prefix.
+    let key = "authorization: Bearer sk-1\r\n";
+    let told = asked(&proxy, &format!("x-explain-{key}"), &greedy);
+    assert_eq!((verdict(&told), &told["tenant"]), (("eligible", "policy"), &"c3e9a1c985d603e4".into()));
+    assert_eq!(sent(&proxy, key, &greedy).field("x-foretell-reason"), Some("policy"));
+}
+
+#[test]
+#[cfg_attr(not(feature = "onnx"), ignore = "needs a model to serve")]
+fn the_running_proxy_is_asked_and_says_when_its_server_is_gone() {
+    let mut target = Target::start();
+    let admin = nobody_at("127.0.0.2:0");
+    let secret = tempfile::tempdir().unwrap();
+    std::fs::write(secret.path().join("token"), "s3cret").unwrap();
+    let token = secret.path().join("token");
+    let settings = format!("admin: {{ address: \"{admin}\", token_file: \"{}\" }}", token.display());
+    let mut start = Start::with(&target.backend()).and(&settings);
+    start.policies = vec![("a.yaml", "version: 1\nname: a\n".to_owned())];
+    start.listeners = vec![[127, 0, 0, 1].into()];
+    let proxy = start.start();
+    let home = proxy.folder.path();
+    std::fs::write(home.join("request.json"), BODY.replace("\"m\"", "\"target\"")).unwrap();
+    let told = || explained(home, &["--config", "foretell.yaml"]);
+    let (first, words) = eventually("the server is known", || {
+        let (told, words) = told();
+        (told["plans"][0] == "tree").then_some((told, words))
+    });
+    assert_eq!((verdict(&first), &first["asked"]), (("eligible", ""), &"proxy".into()), "{words}");
+    assert!(words.contains("asked        the running proxy"), "{words}");
+    assert_eq!(first["replica"], format!("b/0 at http://{}/", target.address));
+
+    // Policies that were changed and not taken over are no part of the answer, and that is said.
+    std::fs::write(home.join("policies/a.yaml"), "version: 1\nname: b\nmode: \"off\"\n").unwrap();
+    let (stale, words) = told();
+    assert_eq!(verdict(&stale), ("eligible", ""));
+    assert!(words.contains("the files have b@"), "{words}");
+    // With other settings the question is what they would do.
+    let (other, _) = explained(home, &["--config", "foretell.yaml", "--policies", "policies"]);
+    assert_eq!((verdict(&other), &other["asked"]), (("bypassed", "policy"), &"server".into()));
+
+    let _ = target.child.kill();
+    let _ = target.child.wait();
+    let body = BODY.replace("\"m\"", "\"target\"");
+    eventually("the proxy has noticed", || {
+        // Until it has, a request is tried.
+        assert_eq!(sent(&proxy, "", &body).status(), 502);
+        (verdict(&told().0) == ("bypassed", "unreachable")).then_some(())
+    });
+    let (_, words) = told();
+    assert!(!words.contains("eligible") && words.contains("error of Foretell's own"), "{words}");
+}
+
+#[test]
+fn explaining_wants_what_every_other_call_of_the_operator_wants() {
+    let backend = Backend::plain();
+    let proxy = Start::before(backend.address).start();
+    let call = |fields: &str| {
+        let call =
+            format!("POST /api/explain HTTP/1.1\r\n{fields}content-length: {}\r\n\r\n{BODY}", BODY.len());
+        ask(proxy.admin, call).status()
+    };
+    assert_eq!(call("host: localhost\r\n"), 200);
+    assert_eq!(call("host: evil.example\r\n"), 401);
+    assert_eq!(call("host: localhost\r\norigin: http://evil.example\r\n"), 403);
+    assert_eq!(proxy.admin_get("/api/explain").status(), 405);
+}
+
+#[test]
+fn every_setting_without_effect_is_warned_of_by_check_and_serve() {
+    let lines = "memory: { ttl: 2h }\nobserve:\n  text: true\n";
+    let policy = "gates:\n  max_gap: 1s\naccept: { rule: ears }\n";
+    let folder =
+        folder(&format!("backends: [{{ name: b, replicas: [\"http://127.0.0.1:9\"] }}]\n{lines}"), policy);
+    let (code, out, err) = foretell(folder.path(), &["check"]);
+    assert_eq!(code, 0, "{out}{err}");
+    let places = [
+        "foretell.yaml:4: memory.ttl: 2h has no effect",
+        "foretell.yaml:6: observe.text: true has no effect",
+        "policies/a.yaml:4: gates.max_gap: 1s has no effect",
+        "policies/a.yaml:5: accept.rule: ears is not built yet",
+    ];
+    for place in places {
+        assert!(out.contains(place), "{place} is missing in\n{out}");
+    }
+    let backend = Backend::plain();
+    let mut start = Start::before(backend.address).and(lines);
+    start.policies = vec![("a.yaml", format!("version: 1\nname: a\n{policy}"))];
+    let proxy = start.start();
+    proxy.ready();
+    for place in ["memory.ttl: 2h has no effect", "a.yaml:4: gates.max_gap: 1s has no effect"] {
+        eventually(place, || proxy.stderr().contains(place).then_some(()));
+    }
+}

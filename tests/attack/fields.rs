@@ -1,0 +1,64 @@
+//! Fields that only Foretell may set, and fields that are for Foretell alone.
+
+use crate::kit::{Backend, Start, ask, chunk, get, post, respond};
+
+#[test]
+fn what_a_backend_says_in_foretells_name_never_reaches_a_client() {
+    let backend = Backend::answering(|request| {
+        let claims = "x-foretell-policy: evil@00000000\r\nx-foretell-accepted: 99\r\nx-foretell-path: speculated\r\n\
+                      x-foretell-reason: none\r\nx-foretell: off\r\nx-kept: yes\r\n";
+        match request.target() {
+            "/trailers" => {
+                let head = format!(
+                    "HTTP/1.1 200 OK\r\n{claims}trailer: x-foretell-drift, x-late\r\n\
+                     transfer-encoding: chunked\r\n\r\n"
+                );
+                let trailers = b"0\r\nx-foretell-drift: 0.5\r\nx-late: yes\r\n\r\n".to_vec();
+                [head.into_bytes(), chunk("abc"), trailers].concat()
+            }
+            _ => respond("200 OK", claims, "{}"),
+        }
+    });
+    let proxy = Start::before(backend.address).start();
+    for (request, path, reason) in [
+        (post("/v1/completions", "", "{}"), "bypassed", "no_plan"),
+        (post("/v1/files", "", "{}"), "relayed", "route"),
+        (get("/x", ""), "relayed", "route"),
+        (get("/trailers", "te: trailers\r\n"), "relayed", "route"),
+    ] {
+        let answer = ask(proxy.address, request);
+        assert_eq!((answer.status(), answer.field("x-kept")), (200, Some("yes")));
+        assert_eq!(answer.field("x-foretell-path"), Some(path));
+        assert_eq!(answer.field("x-foretell-reason"), Some(reason));
+        for gone in ["x-foretell-policy", "x-foretell-accepted", "x-foretell", "x-foretell-drift"] {
+            assert_eq!(answer.field(gone), None, "{gone}");
+        }
+        let all = answer.fields.iter().filter(|(name, _)| name == "x-foretell-path").count();
+        assert_eq!(all, 1);
+    }
+    let mut wire = crate::kit::Wire::connect(proxy.address);
+    wire.send(get("/trailers", "te: trailers\r\nconnection: close\r\n"));
+    while wire.more() {}
+    let all = String::from_utf8_lossy(wire.seen()).into_owned();
+    assert!(all.contains("x-late: yes") && !all.contains("drift: 0.5"), "{all}");
+}
+
+#[test]
+fn what_is_meant_for_foretell_never_reaches_a_backend() {
+    let backend = Backend::plain();
+    let proxy = Start::before(backend.address).start();
+    let fields = "x-foretell: ride\r\nx-foretell-text: on\r\nx-foretell-path: speculated\r\nX-Foretell-Policy: p\r\n\
+                  x-foretell-anything: 1\r\nproxy-authorization: Basic c2VjcmV0\r\nauthorization: Bearer k\r\n\
+                  x-kept: yes\r\n";
+    for path in ["/v1/completions", "/v1/chat/completions", "/v1/files"] {
+        assert_eq!(ask(proxy.address, post(path, fields, "{}")).status(), 200);
+        let request = backend.requests(path).remove(0);
+        assert_eq!(
+            (request.field("x-kept"), request.field("authorization")),
+            (Some("yes"), Some("Bearer k"))
+        );
+        for (name, _) in &request.fields {
+            assert!(!name.starts_with("x-foretell") && name != "proxy-authorization", "{path}: {name}");
+        }
+    }
+}

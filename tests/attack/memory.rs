@@ -1,0 +1,216 @@
+//! One account for everything that a client can make the proxy keep.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use crate::kit::{Backend, Proxy, Start, Wire, ask, eventually, post, respond, wait_for};
+
+const MIB: usize = 1 << 20;
+/// What the process may use beyond what it accounts for.
+const BESIDE: u64 = 64 << 20;
+
+/// Before a service that takes predictions, whose requests are therefore read: no engine has to be played.
+fn before(backend: SocketAddr, memory: &str) -> Proxy {
+    let process = format!(
+        "backends: [{{ name: b, dialect: openai, replicas: [\"http://{backend}\"], plans: {{ allow: [prediction] }} }}]\n\
+         limits: {{ memory: {memory} }}\n"
+    );
+    Start::with(&process).start()
+}
+
+/// Answers requests that come whole, and says so in the answer; forgets what it has read.
+fn counting() -> Backend {
+    Backend::start(|mut wire, _| {
+        wire.stream.set_read_timeout(None).unwrap();
+        while let Some(head) = wire.head() {
+            let length = head.field("content-length").and_then(|length| length.parse::<usize>().ok());
+            let mut read = 0;
+            while length.is_some_and(|length| read < length) {
+                let piece = wire.exactly((length.unwrap() - read).min(MIB));
+                if piece.is_empty() {
+                    return;
+                }
+                read += piece.len();
+            }
+            if length.is_none() && head.method() == "POST" {
+                let body = wire.body(head);
+                read = body.body.len();
+            }
+            if !wire.try_send(respond("200 OK", "content-type: application/json\r\n", read.to_string())) {
+                return;
+            }
+        }
+    })
+}
+
+fn unfinished(proxy: &Proxy, announced: usize, sent: usize) -> Wire {
+    let mut wire = Wire::connect(proxy.address);
+    wire.send(format!(
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-length: {announced}\r\n\r\n"
+    ));
+    let piece = vec![b' '; 64 << 10];
+    let mut left = sent;
+    while left > 0 {
+        let now = left.min(piece.len());
+        // A request that is refused is not read to its end.
+        if !wire.try_send(&piece[..now]) {
+            break;
+        }
+        left -= now;
+    }
+    wire
+}
+
+/// 7.9 MiB in chunks of a byte, without the last one.
+fn crumbs(proxy: &Proxy) -> Wire {
+    let mut wire = Wire::connect(proxy.address);
+    wire.send("POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n");
+    let piece = b"1\r\n \r\n".repeat(4096);
+    for _ in 0..79 * MIB / 10 / 4096 {
+        wire.send(&piece);
+    }
+    wire
+}
+
+fn mebibytes(bytes: u64) -> u64 {
+    bytes >> 20
+}
+
+/// What happens when the connections are gone: the memory goes too.
+fn goes_back(proxy: &Proxy, start: u64) {
+    wait_for(Duration::from_mins(1), "memory is given back", || {
+        (proxy.resident() <= start + BESIDE).then_some(())
+    });
+    assert_eq!(ask(proxy.address, post("/v1/chat/completions", "", "{}")).text(), "2");
+}
+
+fn settled(proxy: &Proxy) -> u64 {
+    proxy.ready();
+    for _ in 0..20 {
+        assert_eq!(ask(proxy.address, post("/v1/chat/completions", "", "{}")).text(), "2");
+    }
+    proxy.reset_peak();
+    proxy.resident()
+}
+
+#[test]
+fn unfinished_bodies_stay_within_the_limit_and_are_forgotten_at_their_end() {
+    let backend = counting();
+    let proxy = before(backend.address, "128MiB");
+    let start = settled(&proxy);
+    let held: Vec<Wire> = thread::scope(|scope| {
+        let large: Vec<_> =
+            (0..200).map(|_| scope.spawn(|| unfinished(&proxy, 8 * MIB, 8 * MIB - 1))).collect();
+        let small = scope.spawn(|| crumbs(&proxy));
+        large.into_iter().chain([small]).map(|held| held.join().unwrap()).collect()
+    });
+    thread::sleep(Duration::from_secs(1));
+    let peak = proxy.peak();
+    let (start_, peak_) = (mebibytes(start), mebibytes(peak));
+    eprintln!("resident: {start_} MiB at the start, {peak_} MiB at the most");
+    assert!(peak <= start + (128 << 20) + BESIDE, "from {start_} MiB to {peak_} MiB");
+    drop(held);
+    goes_back(&proxy, start);
+}
+
+#[test]
+fn a_body_in_crumbs_costs_what_its_bytes_cost() {
+    let backend = counting();
+    let proxy = before(backend.address, "512MiB");
+    let start = settled(&proxy);
+    for _ in 0..3 {
+        let mut wire = crumbs(&proxy);
+        let rose = proxy.peak() - start;
+        assert!(rose <= BESIDE, "{} MiB for 7.9 MiB", mebibytes(rose));
+        wire.send("0\r\n\r\n");
+        assert_eq!(wire.answer().text(), (79 * MIB / 10 / 4096 * 4096).to_string());
+    }
+    goes_back(&proxy, start);
+}
+
+/// A backend that does not read either: what is relayed unread is not kept.
+#[test]
+fn a_backend_that_does_not_read_makes_nothing_pile_up() {
+    let over = Arc::new(AtomicBool::new(false));
+    let backend = Backend::start({
+        let over = Arc::clone(&over);
+        move |mut wire, _| {
+            wire.stream.set_read_timeout(None).unwrap();
+            let reads = wire.head().is_none_or(|head| head.method() != "POST");
+            while !reads && !over.load(Ordering::Relaxed) {
+                thread::sleep(Duration::from_millis(50));
+            }
+        }
+    });
+    let proxy = before(backend.address, "64MiB");
+    proxy.ready();
+    let start = proxy.resident();
+    proxy.reset_peak();
+    let clients: Vec<_> = (0..200)
+        .map(|_| {
+            let address = proxy.address;
+            let mut wire = Wire::connect(address);
+            wire.stream.set_write_timeout(Some(Duration::from_secs(2))).unwrap();
+            thread::spawn(move || {
+                wire.send(format!(
+                    "POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-length: {}\r\n\r\n",
+                    8 * MIB
+                ));
+                // Until nobody takes more.
+                let piece = vec![b' '; 64 << 10];
+                while wire.try_send(&piece) {}
+                wire
+            })
+        })
+        .collect();
+    let held: Vec<Wire> = clients.into_iter().map(|client| client.join().unwrap()).collect();
+    let rose = proxy.peak().saturating_sub(start);
+    eprintln!("resident: {} MiB more at the most", mebibytes(rose));
+    assert!(rose <= (64 << 20) + BESIDE, "{} MiB", mebibytes(rose));
+    drop(held);
+    over.store(true, Ordering::Relaxed);
+}
+
+/// Above the limit a completion passes unread; above twice the limit it is to come again later.
+#[test]
+fn who_comes_when_memory_is_short_is_relayed_and_then_sent_away() {
+    let backend = counting();
+    let proxy = before(backend.address, "1MiB");
+    proxy.ready();
+    let body = format!("{{\"model\":\"m\",\"prompt\":\"{}\"}}", "x".repeat(100 << 10));
+    let request = || ask(proxy.address, post("/v1/completions", "", &body));
+    let answer = request();
+    assert_eq!((answer.text(), answer.field("x-foretell-reason")), (body.len().to_string(), Some("no_plan")));
+
+    let mut held: Vec<Wire> = Vec::new();
+    eventually("a completion is relayed unread", || {
+        held.push(unfinished(&proxy, 200 << 10, 190 << 10));
+        let answer = request();
+        assert_eq!((answer.status(), answer.text()), (200, body.len().to_string()));
+        (answer.field("x-foretell-reason") == Some("memory")).then_some(())
+    });
+    assert!((3..=10).contains(&held.len()), "{} bodies of 190 KiB in 1 MiB", held.len());
+    assert!(proxy.metric("foretell_bypass_total{reason=\"memory\"") >= 1.0);
+
+    let mut unread: Vec<Wire> = Vec::new();
+    let refused = eventually("a completion is refused", || {
+        unread.push(unfinished(&proxy, 200 << 10, 190 << 10));
+        thread::sleep(Duration::from_millis(20));
+        let answer = request();
+        (answer.status() != 200).then_some(answer)
+    });
+    assert!(unread.len() <= 64, "{} unread in 1 MiB more", unread.len());
+    assert_eq!(refused.status(), 503);
+    assert!(refused.field("retry-after").is_some_and(|seconds| seconds.parse::<u32>().is_ok()));
+    assert_eq!(refused.json()["error"]["code"], "memory");
+    // Whatever is no completion still passes.
+    assert_eq!(ask(proxy.address, post("/v1/files", "", "abc")).text(), "3");
+
+    drop((held, unread));
+    eventually("all is as before", || {
+        (request().field("x-foretell-reason") == Some("no_plan")).then_some(())
+    });
+}

@@ -1,0 +1,163 @@
+//! Before a target that takes 60 ms a step, drafts are waited for: no deadline but the session's own applies to them.
+//!
+//! The target is the bundled model; its steps are made longer by sleeping, which takes no processor time from the
+//! drafter. What is asserted are counts. How long the drafter takes on a busy machine is not: where a session may
+//! lose patience, nothing is said about how often it does.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use foretell::app::Running;
+use foretell::lab::local::{self, LocalTarget};
+use foretell::onnx_server::hugging::FolderWords;
+use foretell::onnx_server::metrics::Metrics;
+use foretell::onnx_server::scheduler::Engine;
+use foretell::onnx_server::server::App;
+use foretell::openai::Route;
+use foretell::runtime::device::DeviceChoice;
+use foretell::runtime::forward::{Feed, Forward, Lane, Logits, ModelConfig, ModelError};
+use foretell::runtime::model::{Model, Options};
+use futures_util::future::join_all;
+use serde_json::json;
+
+use super::house::House;
+use crate::client::{Answer, Ask, metric, watch_panics};
+
+const STEP: Duration = Duration::from_millis(60);
+const REQUESTS: usize = 20;
+const MAX_TOKENS: usize = 64;
+
+/// A model each of whose runs takes [`STEP`] and its own time.
+struct Paced(Model);
+
+impl Forward for Paced {
+    fn config(&self) -> &ModelConfig {
+        self.0.config()
+    }
+
+    fn reserve(&mut self) -> Option<Lane> {
+        self.0.reserve()
+    }
+
+    fn release(&mut self, lane: Lane) {
+        self.0.release(lane);
+    }
+
+    fn len(&self, lane: Lane) -> usize {
+        self.0.len(lane)
+    }
+
+    fn rewind(&mut self, lane: Lane, len: usize) {
+        self.0.rewind(lane, len);
+    }
+
+    fn commit(&mut self, lane: Lane, base: usize, path: &[usize]) -> Result<(), ModelError> {
+        self.0.commit(lane, base, path)
+    }
+
+    fn fork(&mut self, from: Lane, to: Lane, len: usize) -> Result<(), ModelError> {
+        self.0.fork(from, to, len)
+    }
+
+    fn run(&mut self, feeds: &[Feed<'_>]) -> Result<Logits, ModelError> {
+        std::thread::sleep(STEP);
+        self.0.run(feeds)
+    }
+}
+
+fn folder(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("onnx/models").join(name)
+}
+
+async fn target() -> LocalTarget {
+    let options =
+        Options { device: DeviceChoice::Cpu, lanes: REQUESTS + 4, threads: 2, ..Options::default() };
+    let folder = folder("target");
+    let model = Model::open(&folder, &options).expect("the model opens (make fetches ONNX Runtime)");
+    let metrics = Arc::new(Metrics::new().unwrap());
+    let engine = Engine::start(Box::new(Paced(model)), Arc::clone(&metrics)).unwrap();
+    let words = Arc::new(FolderWords::read(&folder).unwrap());
+    LocalTarget::start(App::new("toy".into(), engine, words, metrics)).await.unwrap()
+}
+
+/// A proxy with `draft-same` that says nothing about how long a draft may take. A verify call waits for up to twenty
+/// others, so that it may take long.
+async fn proxy(target: &LocalTarget, gamma: &str) -> Running {
+    let process = format!(
+        "version: 1\ntimeouts: {{ verify: 5m }}\nbackends:\n  - name: toy\n    replicas: [\"http://{}\"]\n    \
+         plans: {{ allow: [tree] }}\n    probe: {{ when: never }}\n\
+         drafters: {{ draft-same: {{ path: \"{}\", device: cpu, slots: {REQUESTS} }} }}\n",
+        target.address,
+        folder("draft-same").display()
+    );
+    let policy = format!(
+        "version: 1\nname: paced\ndrafters: [{{ kind: model, model: draft-same }}]\ngamma: {gamma}\n\
+         holdback: {{ start: 0, floor: 0 }}\n"
+    );
+    local::proxy(&process, &[&policy]).await.unwrap()
+}
+
+/// Many requests at once, each with a prompt of its own.
+async fn answers(proxy: &Running) -> Vec<Answer> {
+    let front = proxy.gateway.addresses[0];
+    let kind = Ask::new(Route::Completions, false, json!({}));
+    let asked = (0..REQUESTS).map(|number| {
+        let prompt =
+            format!("fn number_{number}(text: &str) -> usize {{\n    text.len() + {number}\n}}\n").repeat(8);
+        let fields = json!({"model": "toy", "prompt": prompt, "max_tokens": MAX_TOKENS, "temperature": 0,
+            "ignore_eos": true});
+        let kind = &kind;
+        async move {
+            let sent = crate::client::send(front, Route::Completions.path(), "", &fields).await;
+            Answer::read(kind, sent)
+        }
+    });
+    join_all(asked).await
+}
+
+async fn count(proxy: &Running, line: &str) -> u64 {
+    metric(proxy.gateway.admin.unwrap(), line).await as u64
+}
+
+async fn lost(proxy: &Running, cause: &str) -> u64 {
+    let mut lost = 0;
+    for kind in ["draft", "shadow"] {
+        lost +=
+            count(proxy, &format!("foretell_drafts_lost_total{{cause=\"{cause}\",kind=\"{kind}\"}}")).await;
+    }
+    lost
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_forced_gamma_drafts_in_every_request_without_a_longer_timeout() {
+    watch_panics();
+    let target = target().await;
+    let proxy = proxy(&target, "{ fixed: 4 }").await;
+    for answer in answers(&proxy).await {
+        let told = answer.foretell();
+        assert_eq!(told["path"], "speculated", "{told}");
+        assert!(told["drafted"].as_u64().unwrap() >= told["rounds"].as_u64().unwrap(), "{told}");
+    }
+    assert!(count(&proxy, "foretell_drafts_total{kind=\"draft\"}").await >= REQUESTS as u64);
+    for cause in ["timeout", "patience", "fault", "no_seat"] {
+        assert_eq!(lost(&proxy, cause).await, 0, "{cause}");
+    }
+    House::assert_calm();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_draft_and_no_shadow_pass_is_lost_to_a_deadline_that_was_set() {
+    watch_panics();
+    let target = target().await;
+    let proxy = proxy(&target, "{ max: 8 }").await;
+    let answers = answers(&proxy).await;
+    let speculated = answers.iter().filter(|answer| answer.foretell()["path"] == "speculated").count();
+    eprintln!("{speculated} of {REQUESTS} leapt, {} lost to impatience", lost(&proxy, "patience").await);
+    let passes = count(&proxy, "foretell_drafts_total{kind=\"shadow\"}").await;
+    assert!(passes > 0, "no request had the drafter read its prompt");
+    for cause in ["timeout", "fault", "no_seat"] {
+        assert_eq!(lost(&proxy, cause).await, 0, "{cause}");
+    }
+    House::assert_calm();
+}
