@@ -145,7 +145,7 @@ def measure(args, engine_port, plan, bounds, lengths):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--foretell", default=str(ROOT / "target/release/foretell"))
+    parser.add_argument("--foretell", default=str(ROOT / "target/dist/foretell"))
     parser.add_argument("--fake", default=str(ROOT / "target/release/examples/fake"))
     parser.add_argument("--lengths", default="1024,8000,32000")
     parser.add_argument("--json")

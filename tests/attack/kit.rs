@@ -265,8 +265,14 @@ impl Proxy {
 
     /// Sends it a signal by name, e.g. `TERM`.
     pub fn signal(&self, name: &str) {
-        let sent = Command::new("/bin/sh").arg("-c").arg(format!("kill -{name} {}", self.id())).status();
-        assert!(sent.unwrap().success(), "kill -{name}");
+        self.signals(&[name]);
+    }
+
+    /// Sends several at once, on a busy machine too.
+    pub fn signals(&self, names: &[&str]) {
+        let kills: Vec<String> = names.iter().map(|name| format!("kill -{name} {}", self.id())).collect();
+        let sent = Command::new("/bin/sh").arg("-c").arg(kills.join(" && ")).status();
+        assert!(sent.unwrap().success(), "{kills:?}");
     }
 
     /// Its exit status, if it has ended.

@@ -898,9 +898,7 @@ fn two_signals_that_come_together_are_one_wish() {
             (proxy.metric("foretell_replica_requests_in_flight") > 0.0).then_some(())
         });
         // As GNU timeout does: to the process, and to its group.
-        for name in pair {
-            proxy.signal(name);
-        }
+        proxy.signals(&pair);
         eventually("it drains", || (proxy.admin_get("/readyz").status() == 503).then_some(()));
         std::thread::sleep(Duration::from_millis(300));
         assert!(proxy.exited().is_none(), "{pair:?} have ended it at once");
@@ -927,20 +925,25 @@ fn a_later_second_signal_ends_it_at_once() {
     proxy.signal("TERM");
     let begun = Instant::now();
     proxy.wait();
-    assert!(begun.elapsed() < Duration::from_secs(20), "the grace was waited for");
+    assert!(begun.elapsed() < PATIENCE, "the grace was waited for");
 }
 
 #[test]
 fn an_idle_process_ends_at_the_first_signal() {
     for name in ["TERM", "INT"] {
-        let server = Spot::new(|_| models());
-        let mut proxy = Start::before(server.address).start();
-        proxy.ready();
-        assert_eq!(ask(proxy.address, get("/v1/models", "connection: close\r\n")).status(), 200);
-        proxy.signal(name);
-        let begun = Instant::now();
-        assert_eq!(proxy.wait().code(), Some(0));
-        assert!(begun.elapsed() < Duration::from_secs(4), "SIG{name}: {:?}", begun.elapsed());
+        // The delay of 5 s is not waited for; once is proof, on a machine that may be busy.
+        let took = || {
+            let server = Spot::new(|_| models());
+            let mut proxy = Start::before(server.address).start();
+            proxy.ready();
+            assert_eq!(ask(proxy.address, get("/v1/models", "connection: close\r\n")).status(), 200);
+            proxy.signal(name);
+            let begun = Instant::now();
+            assert_eq!(proxy.wait().code(), Some(0));
+            begun.elapsed()
+        };
+        let quick = (0..5).any(|_| took() < Duration::from_secs(4));
+        assert!(quick, "SIG{name}: the delay was waited for");
     }
 }
 

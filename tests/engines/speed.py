@@ -201,7 +201,7 @@ def main():
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--alternations", type=int, default=4)
-    parser.add_argument("--foretell", default=str(engines.ROOT / "target/release/foretell"))
+    parser.add_argument("--foretell", default=str(engines.ROOT / "target/dist/foretell"))
     parser.add_argument("--out", default=str(engines.ROOT / "bench-out/engines"))
     args = parser.parse_args()
     out = pathlib.Path(args.out)

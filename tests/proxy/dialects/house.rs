@@ -74,6 +74,12 @@ impl House {
         get(self.proxy.gateway.admin.unwrap(), path).await.json()
     }
 
+    /// The engine takes so many times as long for a step: time for what the proxy does beside a ride, on a machine
+    /// that is busy with something else.
+    pub fn slow_down(&self, times: u32) {
+        self.engine.house().pace.lock().step *= times;
+    }
+
     /// Calls that verified, so far.
     pub fn rounds(&self) -> usize {
         let tally = self.engine.house().tally();
