@@ -121,7 +121,8 @@ async fn a_listener_with_tls_speaks_both_versions_of_http() {
     let gateway = guarded(&papers, &replica).await;
     let request = || {
         let body = Full::new(bytes::Bytes::from_static(b"{}"));
-        http::Request::post("https://localhost/v1/embeddings").body(body).unwrap()
+        // This client sends what it is given: http/1.1 without a Host would be refused.
+        http::Request::post("https://localhost/v1/embeddings").header("host", "localhost").body(body).unwrap()
     };
     let stream = connect(&gateway, &papers, b"h2").await;
     assert_eq!(stream.get_ref().1.alpn_protocol(), Some(&b"h2"[..]));
