@@ -39,7 +39,7 @@ impl Watcher {
 
     /// A verify call goes out.
     pub fn verifying(&mut self, draft: &Tree, now: Tick) {
-        let drafter = draft.nodes().first().map_or("none", |node| Source::name(node.source));
+        let drafter = draft.nodes().first().map_or("none", |node| Source::name(node.votes.first().drafter.source));
         let spent = std::mem::take(&mut self.drafting);
         self.open = Some(Open { drafted: draft.len() as u32, drafter, sent: now, draft: spent });
     }
