@@ -9,7 +9,7 @@ pub mod tree;
 
 pub use merge::Merged;
 pub use prompt_lookup::{Ngram, PromptLookup};
-pub use tree::{Features, Node, Source, Tree};
+pub use tree::{DrafterId, Features, Node, Source, Tree, Vote, Votes};
 
 use crate::units::TokenId;
 
@@ -33,6 +33,8 @@ pub struct Feedback<'a> {
 pub trait Lookup: Send {
     /// Learns the tokens that have become the past.
     fn observe(&mut self, seen: &Feedback<'_>);
+    /// Forgets every token behind the first `len`, as if it had not been observed.
+    fn rewind(&mut self, len: usize);
     /// Proposes what may follow everything observed so far; an empty tree means "no idea".
     fn draft(&self, budget: Budget) -> Tree;
 }
@@ -45,10 +47,17 @@ pub enum LookupSpec {
 }
 
 impl LookupSpec {
-    /// A fresh drafter that has seen nothing.
-    pub fn build(self) -> Box<dyn Lookup> {
+    /// What kind of drafter it is.
+    pub const fn source(self) -> Source {
         match self {
-            Self::PromptLookup(ngram) => Box::new(PromptLookup::new(ngram)),
+            Self::PromptLookup(_) => Source::PromptLookup,
+        }
+    }
+
+    /// A fresh drafter that has seen nothing and votes as `id`.
+    pub fn build(self, id: DrafterId) -> Box<dyn Lookup> {
+        match self {
+            Self::PromptLookup(ngram) => Box::new(PromptLookup::new(ngram, id)),
         }
     }
 }
@@ -68,7 +77,7 @@ mod tests {
     #[test]
     fn a_drafter_that_has_seen_nothing_says_nothing() {
         for spec in SPECS {
-            assert!(spec.build().draft(Budget { nodes: 8, depth: 8 }).is_empty());
+            assert!(spec.build(spec.source().into()).draft(Budget { nodes: 8, depth: 8 }).is_empty());
         }
     }
 
@@ -81,7 +90,7 @@ mod tests {
             depth in 0usize..10,
         ) {
             for spec in SPECS {
-                let (mut whole, mut pieces) = (spec.build(), spec.build());
+                let (mut whole, mut pieces) = (spec.build(spec.source().into()), spec.build(spec.source().into()));
                 whole.observe(&Feedback { tokens: &text });
                 let cut = cut.min(text.len());
                 pieces.observe(&Feedback { tokens: &text[..cut] });
@@ -94,6 +103,9 @@ mod tests {
                     prop_assert!(draft.path(node).len() <= depth);
                     prop_assert!(text.contains(&draft.nodes()[node].token));
                 }
+                pieces.observe(&Feedback { tokens: &text[..cut] });
+                pieces.rewind(text.len());
+                prop_assert_eq!(&draft, &pieces.draft(Budget { nodes, depth }), "what is taken back was never there");
                 let mut shorter = whole.draft(Budget { nodes: nodes + 1, depth });
                 shorter.truncate(nodes);
                 prop_assert_eq!(draft, shorter, "a smaller budget is a truncation");

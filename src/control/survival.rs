@@ -5,7 +5,7 @@
 //! the first rejection: what would have happened after it is unknown. Each request shifts the shared
 //! estimate by one number per source, its own log-odds: text that is easier or harder than the usual.
 
-use crate::draft::{Features, Node, Source};
+use crate::draft::{Features, Source, Vote};
 
 /// Positions told apart; deeper ones share the last.
 const POSITIONS: usize = 8;
@@ -80,23 +80,25 @@ impl Default for Survival {
 }
 
 impl Survival {
-    /// Notes the fate of a token whose ancestors were all accepted.
-    pub fn observe(&mut self, heat: Heat, node: &Node, position: usize, accepted: bool) {
-        let bucket = bucket(node.source, node.features);
-        self.count(heat, node.source, bucket, position, accepted);
-        if node.source == Source::Model && bucket != 0 {
-            self.count(heat, node.source, 0, position, accepted);
+    /// Notes the fate of a token that this vote proposed, and whose ancestors were all accepted.
+    pub fn observe(&mut self, heat: Heat, vote: Vote, position: usize, accepted: bool) {
+        let source = vote.drafter.source;
+        let bucket = bucket(source, vote.features);
+        self.count(heat, source, bucket, position, accepted);
+        if source == Source::Model && bucket != 0 {
+            self.count(heat, source, 0, position, accepted);
         }
     }
 
-    /// Probability that `node` is accepted at `position` (from 0), given that its ancestors are.
-    pub fn conditional(&self, heat: Heat, node: &Node, position: usize) -> f64 {
-        let bucket = bucket(node.source, node.features);
-        if node.source == Source::Model && bucket != 0 {
-            let any = self.along(heat, node.source, 0, position);
-            return self.cell(heat, node.source, bucket, position).posterior(any);
+    /// Probability that a token with this vote is accepted at `position` (from 0), given that its ancestors are.
+    pub fn conditional(&self, heat: Heat, vote: Vote, position: usize) -> f64 {
+        let source = vote.drafter.source;
+        let bucket = bucket(source, vote.features);
+        if source == Source::Model && bucket != 0 {
+            let any = self.along(heat, source, 0, position);
+            return self.cell(heat, source, bucket, position).posterior(any);
         }
-        self.along(heat, node.source, bucket, position)
+        self.along(heat, source, bucket, position)
     }
 
     /// Decayed number of first tokens of this source seen at this temperature.
@@ -216,20 +218,20 @@ impl Tuning {
 mod tests {
     use super::*;
 
-    fn node(source: Source, match_len: u32) -> Node {
-        Node { token: 0, parent: None, source, features: Features { match_len, margin: 0.0 } }
+    fn vote(source: Source, match_len: u32) -> Vote {
+        Vote::new(source, Features { match_len, margin: 0.0 })
     }
 
     #[test]
     fn counts_win_over_the_prior_and_deeper_positions_lean_on_the_one_before() {
         let mut survival = Survival::default();
-        let node = node(Source::PromptLookup, 8);
+        let vote = vote(Source::PromptLookup, 8);
         for _ in 0..100 {
-            survival.observe(Heat::Greedy, &node, 0, true);
+            survival.observe(Heat::Greedy, vote, 0, true);
         }
-        assert!(survival.conditional(Heat::Greedy, &node, 0) > 0.97);
-        assert!(survival.conditional(Heat::Greedy, &node, 3) > 0.9);
-        assert!((survival.conditional(Heat::High, &node, 0) - 0.6).abs() < 1e-9);
+        assert!(survival.conditional(Heat::Greedy, vote, 0) > 0.97);
+        assert!(survival.conditional(Heat::Greedy, vote, 3) > 0.9);
+        assert!((survival.conditional(Heat::High, vote, 0) - 0.6).abs() < 1e-9);
     }
 
     #[test]

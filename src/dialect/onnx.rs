@@ -219,12 +219,8 @@ mod tests {
     #[test]
     fn a_tree_goes_out_whole() {
         let mut draft = Tree::chain(&[4, 5], Source::Model, Features::default());
-        draft.push(crate::draft::Node {
-            token: 6,
-            parent: Some(0),
-            source: Source::PromptLookup,
-            features: Features::default(),
-        });
+        let vote = crate::draft::Vote::new(Source::PromptLookup, Features::default());
+        draft.push(crate::draft::Node::new(6, Some(0), vote));
         let sampling = Sampling { temperature: 0.5, seed: Some(9), ..Sampling::default() };
         let (asked, text) = asked(&draft, &sampling, Plan::Tree);
         assert_eq!(asked.calls[0].path, "/v1/verify");

@@ -333,8 +333,8 @@ mod tests {
         assert_eq!((nodes(&[1; 40]), nodes(&[1; 4]), nodes(&[])), (DRAFT_MOST, 4, 0));
         let mut tree = chain(&[4]);
         for (token, parent) in [(7, None), (8, Some(0))] {
-            let (source, features) = (Source::Model, Features::default());
-            tree.push(crate::draft::Node { token, parent, source, features });
+            let vote = crate::draft::Vote::new(Source::Model, Features::default());
+            tree.push(crate::draft::Node::new(token, parent, vote));
         }
         assert_eq!(with_round(&[1, 2, 3], &tree, |_, asked| asked.nodes), 1, "a chain, no tree");
     }

@@ -3,7 +3,7 @@
 //! Only one-hot nodes may meet in a tree: it is verified by "the sample is a child", which is exact for any
 //! set of children that was fixed before the sample was drawn.
 
-use super::{Budget, Node, Tree};
+use super::{Budget, Node, Tree, Vote};
 use crate::words::Shape;
 
 /// One node of the merged draft and the probability that it and all its ancestors are accepted.
@@ -15,9 +15,10 @@ pub struct Merged {
     pub survival: Vec<f64>,
 }
 
-/// Merges drafts. `accept(node, depth)` is the probability that a node is accepted given that its parent
-/// is; depth counts from 0. A node proposed twice keeps the better of both. Cut to `budget`.
-pub fn merge(drafts: &[Tree], budget: Budget, shape: Shape, accept: impl Fn(&Node, usize) -> f64) -> Merged {
+/// Merges drafts. `accept(vote, depth)` is the probability that a node is accepted given that its parent is, as far
+/// as that vote tells; depth counts from 0. A node proposed twice keeps both votes and the better chance. Cut to
+/// `budget`.
+pub fn merge(drafts: &[Tree], budget: Budget, shape: Shape, accept: impl Fn(Vote, usize) -> f64) -> Merged {
     let mut all = Tree::default();
     let mut survival: Vec<f64> = Vec::new();
     let mut depths: Vec<usize> = Vec::new();
@@ -27,8 +28,9 @@ pub fn merge(drafts: &[Tree], budget: Budget, shape: Shape, accept: impl Fn(&Nod
             let parent = node.parent.and_then(|parent| placed.get(parent).copied());
             let depth = parent.and_then(|parent| depths.get(parent)).map_or(0, |depth| depth + 1);
             let above = parent.and_then(|parent| survival.get(parent)).copied().unwrap_or(1.0);
-            let own = (above * accept(node, depth)).clamp(0.0, above);
-            let at = all.push(Node { parent, ..*node });
+            let chance = node.votes.iter().map(|vote| accept(vote, depth)).fold(0.0, f64::max);
+            let own = (above * chance).clamp(0.0, above);
+            let at = all.push(Node { parent, ..node.clone() });
             if at == survival.len() {
                 survival.push(own);
                 depths.push(depth);
@@ -67,7 +69,7 @@ fn cut(all: &Tree, survival: &[f64], depths: &[usize], budget: Budget, shape: Sh
     for (index, node, survival, _) in order {
         let parent =
             node.parent.and_then(|parent| moved.iter().find(|&&(old, _)| old == parent).map(|&(_, new)| new));
-        moved.push((index, merged.tree.push(Node { parent, ..*node })));
+        moved.push((index, merged.tree.push(Node { parent, ..node.clone() })));
         merged.survival.push(survival);
     }
     merged
@@ -81,7 +83,7 @@ mod tests {
     fn of_a_tree_the_likeliest_path_is_a_chain() {
         let model = Tree::chain(&[1, 2, 3], Source::Model, Features::default());
         let lookup = Tree::chain(&[1, 5, 6], Source::PromptLookup, Features::default());
-        let accept = |node: &Node, _| if node.source == Source::Model { 0.9 } else { 0.5 };
+        let accept = |vote: Vote, _| if vote.drafter.source == Source::Model { 0.9 } else { 0.5 };
         let budget = Budget { nodes: 9, depth: 9 };
         let merged = merge(&[lookup, model], budget, Shape::Chain, accept);
         assert!(merged.tree.is_chain());
@@ -90,8 +92,8 @@ mod tests {
     use crate::draft::{Features, Source};
     use proptest::prelude::*;
 
-    fn accept(node: &Node, _depth: usize) -> f64 {
-        match node.source {
+    fn accept(vote: Vote, _depth: usize) -> f64 {
+        match vote.drafter.source {
             Source::PromptLookup => 0.9,
             Source::Model => 0.5,
         }
@@ -106,6 +108,8 @@ mod tests {
         assert_eq!(tokens, [1, 2, 3, 4]);
         assert_eq!(merged.tree.path(3), [1, 4]);
         assert!((merged.survival[2] - 0.729).abs() < 1e-12, "{:?}", merged.survival);
+        let voters = merged.tree.nodes().iter().map(|node| node.votes.iter().count());
+        assert_eq!(voters.collect::<Vec<_>>(), [2, 1, 1, 1], "both are named at the common node");
     }
 
     proptest! {

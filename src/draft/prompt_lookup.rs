@@ -7,7 +7,7 @@
 //! its chances are learnt apart).
 
 use super::automaton::Automaton;
-use super::{Budget, Features, Feedback, Lookup, Source, Tree};
+use super::{Budget, DrafterId, Features, Feedback, Lookup, Tree};
 use crate::units::TokenId;
 
 /// Shortest and longest match that counts, in tokens.
@@ -28,8 +28,9 @@ impl Default for Ngram {
 /// The drafter. Memory: about 100 bytes per token of context.
 #[derive(Debug)]
 pub struct PromptLookup {
+    id: DrafterId,
+    ngram: Ngram,
     automaton: Automaton,
-    min: u32,
     /// Where the copied text goes on, and for how many tokens it has agreed.
     aligned: Option<(usize, u32)>,
     /// Where it would go on had one token been replaced, and for how many tokens that is still a guess.
@@ -42,9 +43,10 @@ const LONG: u32 = 6;
 const GUESSES: u32 = 4;
 
 impl PromptLookup {
-    /// A drafter that has seen nothing.
-    pub fn new(ngram: Ngram) -> Self {
-        Self { automaton: Automaton::new(ngram.max), min: ngram.min.max(1), aligned: None, broken: None }
+    /// A drafter that has seen nothing and votes as `id`.
+    pub fn new(ngram: Ngram, id: DrafterId) -> Self {
+        let automaton = Automaton::new(ngram.max);
+        Self { id, ngram, automaton, aligned: None, broken: None }
     }
 
     fn push(&mut self, token: TokenId) {
@@ -66,13 +68,22 @@ impl PromptLookup {
     }
 
     fn matched(&self) -> Option<(usize, u32)> {
-        self.aligned.filter(|&(_, len)| len >= self.min)
+        self.aligned.filter(|&(_, len)| len >= self.ngram.min.max(1))
     }
 }
 
 impl Lookup for PromptLookup {
     fn observe(&mut self, seen: &Feedback<'_>) {
         seen.tokens.iter().for_each(|&token| self.push(token));
+    }
+
+    /// Costs as much as observing the rest again: an automaton does not shrink.
+    fn rewind(&mut self, len: usize) {
+        let Some(rest) = self.automaton.text().get(..len).map(<[TokenId]>::to_vec) else { return };
+        if rest.len() < self.automaton.text().len() {
+            *self = Self::new(self.ngram, self.id);
+            self.observe(&Feedback { tokens: &rest });
+        }
     }
 
     fn draft(&self, budget: Budget) -> Tree {
@@ -85,16 +96,17 @@ impl Lookup for PromptLookup {
         let tokens: Vec<TokenId> = (0..budget.nodes.min(budget.depth))
             .map_while(|index| text.get(start + index % period).copied())
             .collect();
-        Tree::chain(&tokens, Source::PromptLookup, Features { match_len, margin: 0.0 })
+        Tree::chain(&tokens, self.id, Features { match_len, margin: 0.0 })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::draft::Source;
 
     fn draft(text: &[TokenId], nodes: usize) -> Vec<TokenId> {
-        let mut lookup = PromptLookup::new(Ngram::default());
+        let mut lookup = PromptLookup::new(Ngram::default(), Source::PromptLookup.into());
         lookup.observe(&Feedback { tokens: text });
         lookup.draft(Budget { nodes, depth: nodes }).nodes().iter().map(|node| node.token).collect()
     }
@@ -125,10 +137,10 @@ mod tests {
         let original: Vec<TokenId> = (100..120).collect();
         let text = [&original[..], &original[..10], &[7]].concat();
         assert_eq!(draft(&text, 3), [111, 112, 113]);
-        let mut lookup = PromptLookup::new(Ngram::default());
+        let mut lookup = PromptLookup::new(Ngram::default(), Source::PromptLookup.into());
         lookup.observe(&Feedback { tokens: &text });
         let draft = lookup.draft(Budget { nodes: 1, depth: 1 });
-        assert_eq!(draft.nodes()[0].features.match_len, 0);
+        assert_eq!(draft.nodes()[0].votes.first().features.match_len, 0);
     }
 
     #[test]

@@ -5,7 +5,7 @@
 
 use crate::units::TokenId;
 
-/// Which drafter proposed a node.
+/// The kind of a drafter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Source {
     /// The longest recent match in the request's own context.
@@ -44,17 +44,88 @@ pub struct Features {
     pub margin: f32,
 }
 
-/// One proposed token.
+/// A drafter of a session: its kind, and which one of that kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct DrafterId {
+    /// What it is.
+    pub source: Source,
+    /// Its place among those of its kind, in the policy's order.
+    pub number: u8,
+}
+
+impl From<Source> for DrafterId {
+    fn from(source: Source) -> Self {
+        Self { source, number: 0 }
+    }
+}
+
+/// A drafter that proposed a node, and why.
 #[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Vote {
+    /// Who.
+    pub drafter: DrafterId,
+    /// Why.
+    pub features: Features,
+}
+
+impl Vote {
+    /// The vote of a drafter.
+    pub fn new(drafter: impl Into<DrafterId>, features: Features) -> Self {
+        Self { drafter: drafter.into(), features }
+    }
+}
+
+/// Who proposed a node: at least one drafter, each of them once. Mostly it is one, so that one needs no memory of
+/// its own.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Votes {
+    first: Vote,
+    others: Vec<Vote>,
+}
+
+impl Votes {
+    /// The first to propose it.
+    pub fn first(&self) -> Vote {
+        self.first
+    }
+
+    /// All of them.
+    pub fn iter(&self) -> impl Iterator<Item = Vote> {
+        std::iter::once(self.first).chain(self.others.iter().copied())
+    }
+
+    /// Adds those who have not voted yet.
+    fn join(&mut self, more: &Self) {
+        for vote in more.iter() {
+            if self.iter().all(|known| known.drafter != vote.drafter) {
+                self.others.push(vote);
+            }
+        }
+    }
+}
+
+impl From<Vote> for Votes {
+    fn from(first: Vote) -> Self {
+        Self { first, others: Vec::new() }
+    }
+}
+
+/// One proposed token.
+#[derive(Clone, Debug, PartialEq)]
 pub struct Node {
     /// The proposed token.
     pub token: TokenId,
     /// Index of the parent node; `None` follows the context.
     pub parent: Option<usize>,
-    /// Who proposed it.
-    pub source: Source,
-    /// Why.
-    pub features: Features,
+    /// Who proposed it, so that each can be credited.
+    pub votes: Votes,
+}
+
+impl Node {
+    /// A token that one drafter proposes.
+    pub fn new(token: TokenId, parent: Option<usize>, vote: Vote) -> Self {
+        Self { token, parent, votes: vote.into() }
+    }
 }
 
 /// A draft. Invariant: a parent stands before its children, and siblings carry different tokens.
@@ -64,21 +135,21 @@ pub struct Tree {
 }
 
 impl Tree {
-    /// A chain of tokens from one source.
-    pub fn chain(tokens: &[TokenId], source: Source, features: Features) -> Self {
-        let nodes = tokens
-            .iter()
-            .enumerate()
-            .map(|(index, &token)| Node { token, parent: index.checked_sub(1), source, features })
-            .collect();
-        Self { nodes }
+    /// A chain of tokens from one drafter.
+    pub fn chain(tokens: &[TokenId], drafter: impl Into<DrafterId>, features: Features) -> Self {
+        let vote = Vote::new(drafter, features);
+        let node = |(index, &token): (usize, &TokenId)| Node::new(token, index.checked_sub(1), vote);
+        Self { nodes: tokens.iter().enumerate().map(node).collect() }
     }
 
-    /// Appends a node and returns its index. A sibling with the same token is not doubled: its index comes
-    /// back. A parent that does not exist makes the node follow the context.
+    /// Appends a node and returns its index. A sibling with the same token is not doubled: it gets the votes, and
+    /// its index comes back. A parent that does not exist makes the node follow the context.
     pub fn push(&mut self, node: Node) -> usize {
         let parent = node.parent.filter(|&parent| parent < self.nodes.len());
         if let Some(twin) = self.child(parent, node.token) {
+            if let Some(known) = self.nodes.get_mut(twin) {
+                known.votes.join(&node.votes);
+            }
             return twin;
         }
         self.nodes.push(Node { parent, ..node });
@@ -131,5 +202,25 @@ impl Tree {
     /// Whether every node is the only child of its parent.
     pub fn is_chain(&self) -> bool {
         self.nodes.iter().enumerate().all(|(index, node)| node.parent == index.checked_sub(1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_twin_is_not_doubled_and_everybody_is_named_once() {
+        let vote = |source, match_len| Vote::new(source, Features { match_len, margin: 0.0 });
+        let mut tree = Tree::chain(&[1, 2], Source::Model, Features::default());
+        assert_eq!(tree.push(Node::new(1, None, vote(Source::PromptLookup, 7))), 0);
+        assert_eq!(tree.push(Node::new(1, None, vote(Source::PromptLookup, 9))), 0);
+        assert_eq!(tree.push(Node::new(3, Some(0), vote(Source::PromptLookup, 7))), 2);
+        let voters = |node: usize| {
+            tree.nodes()[node].votes.iter().map(|vote| (vote.drafter.source, vote.features.match_len)).collect()
+        };
+        let (both, one): (Vec<_>, Vec<_>) = (voters(0), voters(1));
+        assert_eq!(both, [(Source::Model, 0), (Source::PromptLookup, 7)], "the first word counts");
+        assert_eq!((one, tree.len()), (vec![(Source::Model, 0)], 3));
     }
 }

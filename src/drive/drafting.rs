@@ -14,7 +14,7 @@ use futures_util::future::{BoxFuture, FutureExt};
 use tokio::sync::OnceCell;
 
 #[cfg(feature = "onnx")]
-use crate::draft::{Features, Node, Source, Tree};
+use crate::draft::{Features, Node, Source, Tree, Vote};
 #[cfg(feature = "onnx")]
 use crate::observe::{DraftKind, DraftLoss, Observer};
 #[cfg(feature = "onnx")]
@@ -190,7 +190,7 @@ fn tree(chain: &[(TokenId, f32)]) -> Tree {
     let mut tree = Tree::default();
     for (index, &(token, margin)) in chain.iter().enumerate() {
         let features = Features { margin, ..Features::default() };
-        tree.push(Node { token, parent: index.checked_sub(1), source: Source::Model, features });
+        tree.push(Node::new(token, index.checked_sub(1), Vote::new(Source::Model, features)));
     }
     tree
 }

@@ -124,7 +124,7 @@ impl Walk for Judge {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::draft::{Features, Node, Source};
+    use crate::draft::{Features, Node, Source, Vote};
     use crate::words::Row;
 
     /// Exact, with these draws; the ledger stays empty.
@@ -185,7 +185,7 @@ mod tests {
     #[test]
     fn ids_are_judged_on_the_path_alone() {
         let mut draft = Tree::chain(&[1], Source::Model, Features::default());
-        draft.push(Node { token: 2, parent: None, source: Source::Model, features: Features::default() });
+        draft.push(Node::new(2, None, Vote::new(Source::Model, Features::default())));
         let within = |samples: &[TokenId]| walk_samples(&draft, &rows(samples)).expect("fits").is_within(10);
         assert!(within(&[1, 3, 10]), "the row of the sibling that was not sampled");
         assert!(!within(&[1, 10, 3]));
@@ -204,7 +204,7 @@ mod tests {
     fn in_a_tree_the_row_of_the_child_that_was_sampled_counts() {
         let mut draft = Tree::default();
         for (token, parent) in [(1, None), (2, None), (5, Some(0)), (6, Some(1))] {
-            draft.push(Node { token, parent, source: Source::Model, features: Features::default() });
+            draft.push(Node::new(token, parent, Vote::new(Source::Model, Features::default())));
         }
         let run = walk_samples(&draft, &rows(&[2, 5, 6, 7, 8])).expect("fits");
         assert_eq!((run.tokens, run.nodes), (vec![2, 6, 8], vec![1, 3]));

@@ -1,66 +1,25 @@
-//! The state machine: which action is under way, what each event does to it, and how every fault ends.
+//! The state machine: which actions are under way, what each event does to them, and how every fault ends.
 //!
 //! Two rules keep it exact. A token that was read is the past: it is emitted, whatever happens next. And an
 //! action that was cancelled is forgotten with everything it may yet say. All else is bookkeeping.
 
 mod decide;
+mod flight;
 mod leap;
 mod ride;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use self::flight::{Flight, Kind, Ride, Shadowing};
 use super::accept::{Judge, Walk};
 use super::output::Output;
 use super::pilot::Pilot;
 use super::start::{Rules, Start};
 use super::{Action, ActionId, Delta, Event, Finish, RidePlan, Stopped, Summary};
 use crate::control::Control;
-use crate::draft::Tree;
 use crate::units::{Tick, TokenId};
 use crate::words::RideReason;
-
-/// A ride under way.
-#[derive(Clone, Copy, Debug)]
-struct Ride {
-    id: ActionId,
-    /// The client's own request; the backend's own text goes out.
-    first: bool,
-    /// Tokens asked for (continued rides).
-    asked: u32,
-    brought: u32,
-    since: Tick,
-    /// When the last token came.
-    last: Option<Tick>,
-    /// Follows a leap, so its first token tells what the switch cost.
-    after_leap: bool,
-}
-
-/// What the session waits for.
-#[derive(Clone, Debug)]
-enum Phase {
-    Ride(Ride),
-    Draft {
-        id: ActionId,
-        since: Tick,
-        gamma: usize,
-        until: Option<Tick>,
-    },
-    Verify {
-        id: ActionId,
-        since: Tick,
-        began: Tick,
-        draft: Tree,
-        modelled: usize,
-        /// Which of the plans is tried.
-        place: usize,
-    },
-    /// The backend asked for a pause and no ride is under way.
-    Wait {
-        until: Tick,
-    },
-    Over,
-}
 
 /// The state machine of one request. `W` judges its rounds: [`Judge`], unless a test plants a bug there.
 pub struct Session<W: Walk = Judge> {
@@ -69,9 +28,9 @@ pub struct Session<W: Walk = Judge> {
     output: Output,
     pilot: Pilot,
     judge: W,
-    phase: Phase,
-    /// The model drafter's shadow pass under way: id, since, first place.
-    shadow: Option<(ActionId, Tick, usize)>,
+    flight: Flight,
+    /// The backend asked for a pause until then, and no ride is under way.
+    wait: Option<Tick>,
     /// The ids of this request cannot be trusted.
     doubt: bool,
     /// Why leaping is not allowed now.
@@ -107,8 +66,8 @@ impl<W: Walk> Session<W> {
             output: Output::new(start.ending, start.limit, start.decode),
             pilot,
             judge,
-            phase: Phase::Over,
-            shadow: None,
+            flight: Flight::default(),
+            wait: None,
             doubt: false,
             closed: None,
             pause: None,
@@ -133,7 +92,7 @@ impl<W: Walk> Session<W> {
         }
         session.summary.reason = session.forbidden(now).or(Some(RideReason::NoGain));
         let id = session.act(Action::Ride(RidePlan::First));
-        session.phase = Phase::Ride(Ride {
+        session.flight.ride = Some(Ride {
             id,
             first: true,
             asked: u32::MAX,
@@ -155,21 +114,14 @@ impl<W: Walk> Session<W> {
                 self.closed = closed;
                 return;
             }
-            event if self.shadow.is_some_and(|shadow| shadow.0 == answers) => {
-                return self.shadowed(&event, now);
-            }
             _ => {}
         }
-        match &self.phase {
-            Phase::Ride(ride) if ride.id == answers => {
-                let ride = *ride;
-                self.riding(ride, event, now);
-            }
-            &Phase::Draft { id, since, gamma, .. } if id == answers => {
-                self.drafting(since, gamma, event, now);
-            }
-            Phase::Verify { id, .. } if *id == answers => self.verifying(event, now),
-            _ => {}
+        match self.flight.kind(answers) {
+            Some(Kind::Ride) => self.riding(event, now),
+            Some(Kind::Draft) => self.drafting(event, now),
+            Some(Kind::Verify) => self.verifying(event, now),
+            Some(Kind::Shadow) => self.shadowed(&event, now),
+            None => {}
         }
     }
 
@@ -200,45 +152,37 @@ impl<W: Walk> Session<W> {
 
     /// When [`Event::Timeout`] is wanted.
     pub fn deadline(&self) -> Option<Tick> {
-        match &self.phase {
-            Phase::Verify { since, .. } => Some(since.after(self.rules.verify_timeout)),
-            Phase::Draft { until, .. } => *until,
-            Phase::Wait { until } => Some(*until),
-            Phase::Ride(_) | Phase::Over => None,
-        }
+        self.flight.deadline().into_iter().chain(self.wait).min()
     }
 
+    /// Ends what is too late at `now`.
     fn expire(&mut self, now: Tick) {
-        if self.deadline().is_none_or(|deadline| now < deadline) {
-            return;
+        if let Some(late) = self.flight.draft.take_if(|draft| draft.until <= now) {
+            self.act(Action::Cancel(late.id));
+            self.draft_late(late, now);
         }
-        match std::mem::replace(&mut self.phase, Phase::Over) {
-            Phase::Draft { id, since, gamma, .. } => {
-                self.act(Action::Cancel(id));
-                self.draft_late(since, gamma, now);
-            }
-            Phase::Verify { id, .. } => {
-                self.act(Action::Cancel(id));
-                self.verify_failed(now);
-            }
-            Phase::Wait { .. } => self.ride_on(RideReason::RetryAfter, false, now),
-            phase @ (Phase::Ride(_) | Phase::Over) => self.phase = phase,
+        if let Some(late) = self.flight.verify.take_if(|verify| verify.until <= now) {
+            self.act(Action::Cancel(late.id));
+            self.verify_failed(now);
+        }
+        if self.wait.take_if(|until| *until <= now).is_some() {
+            self.ride_on(RideReason::RetryAfter, false, now);
         }
     }
 
     /// While riding: asks the model drafter what it would have chosen, when that is due.
     fn shadow_pass(&mut self, now: Tick) {
-        if self.shadow.is_some() || !self.trusted() {
+        if self.flight.shadow.is_some() || !self.trusted() {
             return;
         }
         if let Some(from) = self.pilot.shadow_due(self.output.tokens().len()) {
             let id = self.act(Action::Shadow { from });
-            self.shadow = Some((id, now, from));
+            self.flight.shadow = Some(Shadowing { id, since: now, from });
         }
     }
 
     fn shadowed(&mut self, event: &Event, now: Tick) {
-        let Some((_, since, from)) = self.shadow.take() else { return };
+        let Some(Shadowing { since, from, .. }) = self.flight.shadow.take() else { return };
         match event {
             Event::Shadow(choices) => {
                 self.pilot.shadowed(self.output.tokens(), from, choices, now.seconds_since(since));
@@ -248,24 +192,20 @@ impl<W: Walk> Session<W> {
     }
 
     fn drop_shadow(&mut self) {
-        if let Some((id, _, _)) = self.shadow.take() {
-            self.act(Action::Cancel(id));
+        if let Some(shadow) = self.flight.shadow.take() {
+            self.act(Action::Cancel(shadow.id));
         }
     }
 
     fn finish(&mut self, finish: Option<Finish>) {
-        let under_way = match std::mem::replace(&mut self.phase, Phase::Over) {
-            Phase::Ride(ride) => Some(ride.id),
-            Phase::Draft { id, .. } | Phase::Verify { id, .. } => Some(id),
-            Phase::Wait { .. } | Phase::Over => None,
-        };
+        let under_way = self.flight.land();
+        self.wait = None;
         if std::mem::replace(&mut self.over, true) {
             return;
         }
-        if let Some(id) = under_way {
+        for id in under_way {
             self.act(Action::Cancel(id));
         }
-        self.drop_shadow();
         let tokens = self.output.tokens().len();
         if finish.is_some() {
             self.pilot.control().with(|learnt| learnt.output_ended(tokens));

@@ -93,7 +93,8 @@ impl Pilot {
     /// A pilot that knows what `control` knows and nothing of this request.
     pub fn new(control: Arc<Control>, rules: &Rules, temperature: f64, seed: u64) -> Self {
         let drafts = !matches!(rules.permission, Permission::Ride(_));
-        let lookups = rules.lookups.iter().filter(|_| drafts).map(|spec| spec.build()).collect();
+        let lookups = rules.lookups.iter().filter(|_| drafts);
+        let lookups = lookups.map(|spec| spec.build(spec.source().into())).collect();
         Self {
             control,
             heat: Heat::of(temperature),
@@ -312,7 +313,7 @@ impl Pilot {
     }
 }
 
-/// Notes the fate of every child of `place` once `token` is known to follow it.
+/// Notes the fate of every child of `place` once `token` is known to follow it, for everybody who proposed it.
 fn score(
     control: &Control,
     tuning: &mut Tuning,
@@ -324,11 +325,13 @@ fn score(
 ) {
     for node in draft.nodes().iter().filter(|node| node.parent == place) {
         let accepted = node.token == token;
-        let expected = control.with(|learnt| {
-            let expected = learnt.survival.conditional(heat, node, depth);
-            learnt.survival.observe(heat, node, depth, accepted);
-            expected
-        });
-        tuning.observe(node.source, expected, accepted);
+        for vote in node.votes.iter() {
+            let expected = control.with(|learnt| {
+                let expected = learnt.survival.conditional(heat, vote, depth);
+                learnt.survival.observe(heat, vote, depth, accepted);
+                expected
+            });
+            tuning.observe(vote.drafter.source, expected, accepted);
+        }
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use foretell::control::costs::NODES_MAX;
 use foretell::control::{Control, Heat, Way};
-use foretell::draft::{Features, LookupSpec, Ngram, Source, Tree};
+use foretell::draft::{Features, LookupSpec, Ngram, Source, Tree, Vote};
 use foretell::session::{
     Action, ActionId, Decode, Ending, Event, Fault, Finish, Hold, Limit, Permission, RidePlan, Rules,
     Session, Start, Summary, Tail,
@@ -458,6 +458,20 @@ fn a_late_draft_costs_its_round_and_nothing_else(#[case] lookups: Vec<LookupSpec
 }
 
 #[test]
+fn everybody_who_proposed_a_token_is_credited() {
+    let (mut desk, draft) = asking(rules());
+    // The lookup says the same two tokens.
+    let asked = desk.tell(draft, Event::Draft(chain(&[1, 2])));
+    let [(verify, Action::Verify(sent, _))] = &asked[..] else { panic!("{asked:?}") };
+    assert_eq!((sent.path(1), sent.len()), (vec![1, 2], 2));
+    desk.tell(*verify, rows(&[1, 7, 7]));
+    for source in Source::ALL {
+        let seen = desk.control.with(|learnt| learnt.survival.first_tokens(source));
+        assert_eq!(seen, (1.0, 1.0), "{source:?}");
+    }
+}
+
+#[test]
 fn a_drafter_that_fails_is_left_alone_for_a_while() {
     let (mut desk, draft) = asking(rules());
     let ride = rides_on(&desk.tell(draft, Event::Fault(Fault::Draft)));
@@ -474,8 +488,8 @@ fn teach(control: &Control) {
             learnt.costs.verified(Way::by(Plan::Tree, 0), nodes, 0.010, Tick(1_000_000));
         }
         learnt.costs.drafted(4, 0.001);
-        let node = chain(&[0]).nodes()[0];
-        (0..40).for_each(|_| learnt.survival.observe(Heat::Greedy, &node, 0, true));
+        let vote = Vote::new(Source::Model, Features::default());
+        (0..40).for_each(|_| learnt.survival.observe(Heat::Greedy, vote, 0, true));
     });
 }
 

@@ -1,6 +1,6 @@
 //! Whether the session may leap now. Whether it pays is the pilot's to say.
 
-use super::{Phase, Session};
+use super::Session;
 use crate::draft::{Budget, Tree};
 use crate::session::accept::Walk;
 use crate::session::pilot::{Stand, Step};
@@ -53,7 +53,7 @@ impl<W: Walk> Session<W> {
         if self.rules.plans.is_empty() || !self.trusted() {
             return Some(RideReason::NoDraft);
         }
-        if matches!(&self.phase, Phase::Ride(ride) if ride.first) && !self.output.level() {
+        if self.flight.ride.is_some_and(|ride| ride.first) && !self.output.level() {
             return Some(RideReason::NoDraft);
         }
         if self.pause.is_some_and(|until| now < until) {

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use super::{Phase, Session};
+use super::Session;
+use super::flight::{Drafting, Verifying};
 use crate::draft::Tree;
 use crate::session::accept::Walk;
 use crate::session::pilot::Step;
@@ -26,8 +27,8 @@ impl<W: Walk> Session<W> {
             }
             Step::Draft(gamma) => {
                 let id = self.act(Action::Draft { gamma });
-                let until = Some(now.after(self.patience()));
-                self.phase = Phase::Draft { id, since: now, gamma, until };
+                let until = now.after(self.patience());
+                self.flight.draft = Some(Drafting { id, since: now, gamma, until });
             }
             Step::Verify(draft) => self.verify(draft, 0, began, now),
         }
@@ -51,11 +52,11 @@ impl<W: Walk> Session<W> {
 
     /// The draft is too late for its round, which goes on with what the lookups have, if anything. The drafter is
     /// asked again for the next round that it is expected to be worth.
-    pub(super) fn draft_late(&mut self, since: Tick, gamma: usize, now: Tick) {
+    pub(super) fn draft_late(&mut self, late: Drafting, now: Tick) {
         if !self.pilot.has_read() {
             self.pilot.model_failed(self.output.tokens().len());
         }
-        let (began, worth) = self.pilot.waited(gamma, since, now);
+        let (began, worth) = self.pilot.waited(late.gamma, late.since, now);
         let draft = self.pilot.combine(Tree::default(), self.stand(true));
         self.verify(draft, worth, began, now);
     }
@@ -71,21 +72,27 @@ impl<W: Walk> Session<W> {
         };
         self.summary.reason = None;
         let id = self.act(Action::Verify(draft.clone(), plan));
-        self.phase = Phase::Verify { id, since: now, began, draft, modelled, place };
+        let until = now.after(self.rules.verify_timeout);
+        self.flight.verify = Some(Verifying { id, until, began, draft, modelled, place });
     }
 
-    pub(super) fn drafting(&mut self, since: Tick, gamma: usize, event: Event, now: Tick) {
-        match event {
-            Event::Draft(model) => {
+    pub(super) fn drafting(&mut self, event: Event, now: Tick) {
+        let answer = match event {
+            Event::Draft(model) => Ok(model),
+            Event::Fault(fault) => Err(fault),
+            _ => return,
+        };
+        let Some(Drafting { since, gamma, .. }) = self.flight.draft.take() else { return };
+        match answer {
+            Ok(model) => {
                 self.pilot.read();
                 let modelled = model.len();
                 let began = self.pilot.drafted(gamma.max(modelled), since, now);
                 let draft = self.pilot.combine(model, self.stand(true));
                 self.verify(draft, modelled, began, now);
             }
-            Event::Fault(Fault::RetryAfter(pause)) => self.verify_paused(pause, now),
-            Event::Fault(_) => self.draft_failed(now),
-            _ => {}
+            Err(Fault::RetryAfter(pause)) => self.verify_paused(pause, now),
+            Err(_) => self.draft_failed(now),
         }
     }
 
@@ -96,25 +103,26 @@ impl<W: Walk> Session<W> {
     }
 
     pub(super) fn verifying(&mut self, event: Event, now: Tick) {
-        match event {
-            Event::Verdict(verdict) => self.judged(&verdict, now),
-            Event::Fault(Fault::RetryAfter(pause)) => self.verify_paused(pause, now),
+        let answer = match event {
+            Event::Verdict(verdict) => Ok(verdict),
+            Event::Fault(fault) => Err(fault),
+            _ => return,
+        };
+        let Some(call) = self.flight.verify.take() else { return };
+        match answer {
+            Ok(verdict) => self.judged(call, &verdict, now),
+            Err(Fault::RetryAfter(pause)) => self.verify_paused(pause, now),
             // The context only grows.
-            Event::Fault(Fault::TooLong) => {
+            Err(Fault::TooLong) => {
                 self.fault_ride(RideReason::ContextTooLong, now);
                 self.fault_until = usize::MAX;
             }
-            Event::Fault(_) => self.verify_failed(now),
-            _ => {}
+            Err(_) => self.verify_failed(now),
         }
     }
 
-    pub(super) fn judged(&mut self, verdict: &Verdict, now: Tick) {
-        let Phase::Verify { began, draft, modelled, place, .. } =
-            std::mem::replace(&mut self.phase, Phase::Over)
-        else {
-            return;
-        };
+    fn judged(&mut self, call: Verifying, verdict: &Verdict, now: Tick) {
+        let Verifying { began, draft, modelled, place, .. } = call;
         let context = self.context();
         let accepted = self.judge.walk(&draft, verdict, context);
         // Once an id that no token has were the past, no ride could go on from there.

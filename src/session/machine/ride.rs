@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use super::{Phase, Ride, Session};
+use super::Session;
+use super::flight::Ride;
 use crate::session::accept::Walk;
 use crate::session::pilot::Step;
 use crate::session::{Action, Event, Fault, Finish, RidePlan, Tail};
@@ -18,7 +19,8 @@ const SEGMENT_SLOW: u32 = 16;
 const SEGMENT_OPEN: u32 = 512;
 
 impl<W: Walk> Session<W> {
-    pub(super) fn riding(&mut self, ride: Ride, event: Event, now: Tick) {
+    pub(super) fn riding(&mut self, event: Event, now: Tick) {
+        let Some(ride) = self.flight.ride else { return };
         match event {
             Event::Prompt(ids) => self.know_prompt(ids),
             Event::Token { tokens, text, tail } => self.token(ride, tokens, text, tail, now),
@@ -103,11 +105,12 @@ impl<W: Walk> Session<W> {
             ride.last = Some(now);
             ride.brought = ride.brought.saturating_add(tokens as u32);
         }
-        self.phase = Phase::Ride(ride);
+        self.flight.ride = Some(ride);
         ride
     }
 
     pub(super) fn leave_ride(&mut self, ride: Ride) {
+        self.flight.ride = None;
         self.act(Action::Cancel(ride.id));
         self.drop_shadow();
         if ride.first {
@@ -117,7 +120,7 @@ impl<W: Walk> Session<W> {
     }
 
     pub(super) fn ride_ended(&mut self, ride: Ride, finish: Finish, now: Tick) {
-        self.phase = Phase::Over;
+        self.flight.ride = None;
         if ride.first {
             return self.finish(Some(finish));
         }
@@ -138,7 +141,7 @@ impl<W: Walk> Session<W> {
 
     /// A ride broke off. What was read is the past; go on from there once, if that can be done exactly.
     pub(super) fn ride_broke(&mut self, ride: Ride, now: Tick) {
-        self.phase = Phase::Over;
+        self.flight.ride = None;
         self.broken += 1;
         let possible = !ride.first || (self.trusted() && self.output.level() && !self.rules.plans.is_empty());
         if self.output.tokens().is_empty() || self.broken > 1 || !possible {
@@ -162,19 +165,19 @@ impl<W: Walk> Session<W> {
         let rest = self.output.rest().map_or(SEGMENT_OPEN, |rest| rest as u32);
         let asked = rest.min(segment).max(1);
         let id = self.act(Action::Ride(RidePlan::Continue { max_tokens: asked }));
-        self.phase =
-            Phase::Ride(Ride { id, first: false, asked, brought: 0, since: now, last: None, after_leap });
+        self.flight.ride =
+            Some(Ride { id, first: false, asked, brought: 0, since: now, last: None, after_leap });
     }
 
     /// The backend asked for a pause and nothing else is under way: wait it out, if it is short.
     pub(super) fn wait(&mut self, pause: Duration, now: Tick) {
-        self.phase = Phase::Over;
+        self.flight.ride = None;
         self.broken += 1;
         if pause > PAUSE_MAX || self.broken > PAUSES_MAX {
             return self.finish(None);
         }
         self.pause = Some(now.after(pause));
         self.summary.reason = Some(RideReason::RetryAfter);
-        self.phase = Phase::Wait { until: now.after(pause) };
+        self.wait = Some(now.after(pause));
     }
 }

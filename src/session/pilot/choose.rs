@@ -116,8 +116,8 @@ impl Pilot {
     fn merged(&self, model: Option<Tree>, budget: Budget, learnt: &Learnt) -> merge::Merged {
         let lookups = self.lookups.iter().map(|lookup| lookup.draft(budget));
         let drafts: Vec<Tree> = model.into_iter().chain(lookups).filter(|draft| !draft.is_empty()).collect();
-        merge::merge(&drafts, budget, self.way().plan.shape(), |node, depth| {
-            self.tuning.adjust(node.source, learnt.survival.conditional(self.heat, node, depth))
+        merge::merge(&drafts, budget, self.way().plan.shape(), |vote, depth| {
+            self.tuning.adjust(vote.drafter.source, learnt.survival.conditional(self.heat, vote, depth))
         })
     }
 }

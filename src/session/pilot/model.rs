@@ -2,7 +2,7 @@
 
 use super::{EVIDENCE, Pilot, score};
 use crate::control::{Learnt, Quote, best_cut};
-use crate::draft::{Features, Node, Source, Tree};
+use crate::draft::{Features, Source, Tree, Vote};
 use crate::session::shadow::ShadowPlan;
 use crate::units::TokenId;
 
@@ -87,11 +87,11 @@ impl Pilot {
         if !self.model || gamma_max == 0 {
             return None;
         }
-        let node = Node { token: 0, parent: None, source: Source::Model, features: Features::default() };
+        let vote = Vote::new(Source::Model, Features::default());
         let mut survival = Vec::with_capacity(gamma_max);
         let mut alive = 1.0;
         for depth in 0..gamma_max {
-            alive *= self.tuning.adjust(Source::Model, learnt.survival.conditional(self.heat, &node, depth));
+            alive *= self.tuning.adjust(Source::Model, learnt.survival.conditional(self.heat, vote, depth));
             survival.push(alive);
         }
         Some(self.model_quote(&survival, learnt)).filter(|quote| quote.nodes > 0)

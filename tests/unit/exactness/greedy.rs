@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::backend::{Ask, Manner, Vocabulary, plain};
 use super::world::{Case, Chaos, Hooks, Outcome, Wrong, play};
-use foretell::draft::{Features, LookupSpec, Ngram, Node, Source, Tree};
+use foretell::draft::{Features, LookupSpec, Ngram, Node, Source, Tree, Vote};
 use foretell::session::{Ending, Fault, Hold, Rules};
 use foretell::units::{Dice, TokenId};
 use foretell::words::{Plan, Row};
@@ -52,7 +52,7 @@ fn scripted(context: &[TokenId], gamma: usize, size: usize, wide: bool) -> Tree 
         let right = target(&full, size);
         let hash = Dice::mix(full.len() as u64 * 31 + u64::from(right));
         let wrong = (hash % size as u64) as TokenId;
-        let node = |token| Node { token, parent, source: Source::Model, features: Features::default() };
+        let node = |token| Node::new(token, parent, Vote::new(Source::Model, Features::default()));
         if wide && tree.len() + 1 < gamma {
             tree.push(node(wrong));
         }

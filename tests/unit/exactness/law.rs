@@ -12,7 +12,7 @@ use super::bugs::Bug;
 use super::toy::{Chance, Law, Target, Told, Toy, distance, law};
 use super::world::{Case, Hooks, Outcome, play_judged};
 use foretell::control::{self, Control, Heat};
-use foretell::draft::{Features, LookupSpec, Ngram, Node, Source, Tree};
+use foretell::draft::{Features, LookupSpec, Ngram, Node, Source, Tree, Vote};
 use foretell::session::accept::{self, Accepted, Ledger, Rule, Walk};
 use foretell::session::{Ending, Rules};
 use foretell::units::{Tick, TokenId};
@@ -30,7 +30,7 @@ pub enum Drafter {
 }
 
 pub fn node(token: TokenId, parent: Option<usize>) -> Node {
-    Node { token, parent, source: Source::Model, features: Features::default() }
+    Node::new(token, parent, Vote::new(Source::Model, Features::default()))
 }
 
 fn bush(target: impl Target, context: &[TokenId], gamma: usize, siblings: usize) -> Tree {
@@ -211,9 +211,9 @@ fn confident(plans: &[Plan]) -> Control {
             learnt.costs.entered(control::Way::by(plan, 0), 1, 0.004, Tick(1));
         }
         learnt.costs.left(0.010);
-        let lookup = Tree::chain(&[0], Source::PromptLookup, Features { match_len: 2, margin: 0.0 });
-        for node in [lookup.nodes()[0], node(0, None)] {
-            (0..20).for_each(|_| learnt.survival.observe(Heat::Greedy, &node, 0, true));
+        let lookup = Vote::new(Source::PromptLookup, Features { match_len: 2, margin: 0.0 });
+        for vote in [lookup, Vote::new(Source::Model, Features::default())] {
+            (0..20).for_each(|_| learnt.survival.observe(Heat::Greedy, vote, 0, true));
         }
         learnt.costs.drafted(4, 0.001);
     });
