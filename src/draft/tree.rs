@@ -217,7 +217,11 @@ mod tests {
         assert_eq!(tree.push(Node::new(1, None, vote(Source::PromptLookup, 9))), 0);
         assert_eq!(tree.push(Node::new(3, Some(0), vote(Source::PromptLookup, 7))), 2);
         let voters = |node: usize| {
-            tree.nodes()[node].votes.iter().map(|vote| (vote.drafter.source, vote.features.match_len)).collect()
+            tree.nodes()[node]
+                .votes
+                .iter()
+                .map(|vote| (vote.drafter.source, vote.features.match_len))
+                .collect()
         };
         let (both, one): (Vec<_>, Vec<_>) = (voters(0), voters(1));
         assert_eq!(both, [(Source::Model, 0), (Source::PromptLookup, 7)], "the first word counts");

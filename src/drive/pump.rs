@@ -240,7 +240,10 @@ impl Pump {
                 Action::Shadow { from } => self.start_shadow(id, from),
                 Action::Verify(draft, plan) => {
                     self.round += 1;
-                    let drafter = draft.nodes().first().map_or("none", |node| Source::name(node.votes.first().drafter.source));
+                    let drafter = draft
+                        .nodes()
+                        .first()
+                        .map_or("none", |node| Source::name(node.votes.first().drafter.source));
                     self.slot.record.verifying(drafter);
                     let past = self.past.for_call(self.session.prompt(), self.session.output());
                     let call = self.calls.clone().verify(past, draft, plan, self.round);

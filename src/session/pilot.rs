@@ -4,15 +4,17 @@
 
 mod choose;
 mod model;
+mod seat;
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use self::seat::{Asked, Seat, leading};
 use super::accept::Accepted;
-use super::shadow::{ShadowPlan, VirtualRound};
+use super::shadow::VirtualRound;
 use super::start::{Permission, Rules};
-use crate::control::{Control, Heat, Run, Tuning, Way};
-use crate::draft::{Budget, Feedback, Lookup, Tree};
+use crate::control::{Control, Heat, Learnt, Quote, Tuning, Way, best_cut};
+use crate::draft::{Budget, Feedback, Lookup, Tree, merge};
 use crate::units::{Dice, Tick, TokenId};
 use crate::words::{Plan, Put, RideReason};
 
@@ -65,62 +67,60 @@ pub struct Pilot {
     heat: Heat,
     /// Verify plans, best first.
     plans: Vec<Plan>,
-    lookups: Vec<Box<dyn Lookup>>,
+    /// The drafters, in the policy's order.
+    seats: Vec<Seat>,
     prompt: Option<Vec<TokenId>>,
     fed: usize,
     gamma_max: usize,
     gamma_fixed: Option<usize>,
     margin: f64,
     stay: f64,
-    model: bool,
     tuning: Tuning,
-    lookup_run: Run,
-    model_run: Run,
-    virtual_round: Option<VirtualRound>,
-    shadow: ShadowPlan,
     dice: Dice,
     streak: Option<Streak>,
     losses: u32,
     not_before: usize,
-    model_not_before: usize,
-    model_faults: u32,
-    /// The model drafter has answered a question of this request, so it has read the prompt.
-    warm: bool,
-    explored: bool,
 }
 
 impl Pilot {
     /// A pilot that knows what `control` knows and nothing of this request.
     pub fn new(control: Arc<Control>, rules: &Rules, temperature: f64, seed: u64) -> Self {
         let drafts = !matches!(rules.permission, Permission::Ride(_));
-        let lookups = rules.lookups.iter().filter(|_| drafts);
-        let lookups = lookups.map(|spec| spec.build(spec.source().into())).collect();
         Self {
             control,
             heat: Heat::of(temperature),
             plans: rules.plans.clone(),
-            lookups,
+            seats: if drafts { Seat::all(rules) } else { Vec::new() },
             prompt: None,
             fed: 0,
             gamma_max: rules.gamma_max,
             gamma_fixed: rules.gamma_fixed,
             margin: rules.margin,
             stay: rules.stay,
-            model: rules.model && drafts,
             tuning: Tuning::default(),
-            lookup_run: Run::default(),
-            model_run: Run::default(),
-            virtual_round: None,
-            shadow: ShadowPlan::new(),
             dice: Dice::new(seed),
             streak: None,
             losses: 0,
             not_before: 0,
-            model_not_before: 0,
-            model_faults: 0,
-            warm: false,
-            explored: false,
         }
+    }
+
+    /// Those that answer at once.
+    fn lookups(&self) -> impl Iterator<Item = &dyn Lookup> {
+        self.seats.iter().filter_map(|seat| Some(seat.inline()?.lookup.as_ref()))
+    }
+
+    /// The model drafter.
+    fn model(&self) -> Option<(&Seat, &Asked)> {
+        self.seats.iter().find_map(|seat| Some((seat, seat.asked()?)))
+    }
+
+    fn model_mut(&mut self) -> Option<&mut Seat> {
+        self.seats.iter_mut().find(|seat| seat.asked().is_some())
+    }
+
+    fn asked_mut(&mut self) -> Option<&mut Asked> {
+        self.seats.iter_mut().find_map(Seat::asked_mut)
     }
 
     /// The shared store.
@@ -146,38 +146,63 @@ impl Pilot {
 
     /// Learns from ridden tokens: virtual rounds go on, drafters see them. `from` is the first new one.
     pub fn ridden(&mut self, output: &[TokenId], from: usize) {
-        if self.prompt.is_none() || self.lookups.is_empty() || self.gamma_fixed.is_some() {
+        if self.prompt.is_none() || self.lookups().next().is_none() || self.gamma_fixed.is_some() {
             return;
         }
         self.feed(output, from, BITE);
         for (index, &token) in output.iter().enumerate().skip(from) {
             self.follow(token);
             self.feed(output, index + 1, BITE);
-            if self.virtual_round.is_none() && self.caught_up(index + 1) {
+            if self.caught_up(index + 1) {
                 self.begin_virtual();
             }
         }
     }
 
+    /// The virtual round of every seat goes on with a ridden token.
     fn follow(&mut self, token: TokenId) {
-        let Some(mut round) = self.virtual_round.take() else { return };
-        let (draft, place, depth) = round.place();
-        score(&self.control, &mut self.tuning, self.heat, draft, place, depth, token);
-        match round.follow(token) {
-            None => self.virtual_round = Some(round),
-            Some(tokens) => {
-                let tokens = if round.planned == 0 { 1 } else { tokens };
-                self.lookup_run.push(round.planned, 0, tokens);
+        let (control, heat, tuning) = (&self.control, self.heat, &mut self.tuning);
+        for seat in &mut self.seats {
+            let Some(inline) = seat.inline_mut() else { continue };
+            let Some(mut round) = inline.virtual_round.take() else { continue };
+            let (draft, place, depth) = round.place();
+            score(control, tuning, heat, draft, place, depth, token);
+            match round.follow(token) {
+                None => inline.virtual_round = Some(round),
+                Some(tokens) => {
+                    let tokens = if round.planned == 0 { 1 } else { tokens };
+                    seat.run.push(round.planned, 0, tokens);
+                }
             }
         }
     }
 
+    /// A virtual round for every seat that answers at once and has none.
     fn begin_virtual(&mut self) {
         let budget = Budget { nodes: self.gamma_max, depth: self.gamma_max };
-        let (mut draft, quote) = self.control.with(|learnt| self.look_up(budget, learnt));
-        let planned = quote.nodes;
-        draft.truncate(planned.max(4));
-        self.virtual_round = Some(VirtualRound::new(draft, planned));
+        for place in 0..self.seats.len() {
+            let idle =
+                self.seats.get(place).and_then(Seat::inline).filter(|inline| inline.virtual_round.is_none());
+            let Some(draft) = idle.map(|inline| inline.lookup.draft(budget)) else { continue };
+            let (mut draft, quote) = self.control.with(|learnt| self.cut(&[draft], budget, learnt));
+            draft.truncate(quote.nodes.max(4));
+            if let Some(inline) = self.seats.get_mut(place).and_then(Seat::inline_mut) {
+                inline.virtual_round = Some(VirtualRound::new(draft, quote.nodes));
+            }
+        }
+    }
+
+    /// The drafts merged within `budget`, and their best cut by what a verify call costs.
+    fn cut(&self, drafts: &[Tree], budget: Budget, learnt: &Learnt) -> (Tree, Quote) {
+        let merged = self.merged(drafts, budget, learnt);
+        let quote = best_cut(&merged.survival, |nodes| learnt.costs.verify(self.way(), nodes));
+        (merged.tree, quote)
+    }
+
+    fn merged(&self, drafts: &[Tree], budget: Budget, learnt: &Learnt) -> merge::Merged {
+        merge::merge(drafts, budget, self.way().plan.shape(), |vote, depth| {
+            self.tuning.adjust(vote.drafter.source, learnt.survival.conditional(self.heat, vote, depth))
+        })
     }
 
     /// Feeds the drafters with the past up to output token `until`, at most `most` tokens.
@@ -189,8 +214,8 @@ impl Pilot {
             output.get(self.fed.saturating_sub(prompt.len())..end.saturating_sub(prompt.len())),
         ];
         for tokens in slices.into_iter().flatten().filter(|tokens| !tokens.is_empty()) {
-            for lookup in &mut self.lookups {
-                lookup.observe(&Feedback { tokens });
+            for inline in self.seats.iter_mut().filter_map(Seat::inline_mut) {
+                inline.lookup.observe(&Feedback { tokens });
             }
         }
         self.fed = self.fed.max(end);
@@ -208,8 +233,10 @@ impl Pilot {
             place = draft.child(place, token);
         }
         let tokens = accepted.tokens.len();
-        let run = if modelled > 0 { &mut self.model_run } else { &mut self.lookup_run };
-        run.push(draft.len(), modelled, tokens);
+        let led = leading(&self.seats, draft, modelled);
+        if let Some(seat) = led.and_then(|place| self.seats.get_mut(place)) {
+            seat.run.push(draft.len(), modelled, tokens);
+        }
         if let Some(streak) = &mut self.streak {
             streak.rounds += 1;
             streak.tokens += tokens;
@@ -260,20 +287,23 @@ impl Pilot {
 
     /// The model drafter has answered, so it has read the prompt.
     pub fn read(&mut self) {
-        self.warm = true;
+        if let Some(asked) = self.asked_mut() {
+            asked.warm = true;
+        }
     }
 
     /// Whether the model drafter has read the prompt.
     pub fn has_read(&self) -> bool {
-        self.warm
+        self.model().is_some_and(|(_, asked)| asked.warm)
     }
 
     /// Leaping begins.
     pub fn enter(&mut self, now: Tick) {
-        self.virtual_round = None;
+        self.seats.iter_mut().filter_map(Seat::inline_mut).for_each(|inline| inline.virtual_round = None);
+        let modelled = self.model().is_some();
         let trial = self.control.with(|learnt| {
             let costs = &learnt.costs;
-            !costs.verify_measured(self.way()) || (self.model && costs.draft_token_measured().is_none())
+            !costs.verify_measured(self.way()) || (modelled && costs.draft_token_measured().is_none())
         });
         self.streak = Some(Streak { since: now, rounds: 0, tokens: 0, switched: false, trial });
     }
@@ -308,8 +338,9 @@ impl Pilot {
 
     /// The model drafter failed: it is not asked for a while, longer with every failure.
     pub fn model_failed(&mut self, done: usize) {
-        self.model_faults = (self.model_faults + 1).min(6);
-        self.model_not_before = done + (32 << self.model_faults);
+        if let Some(seat) = self.model_mut() {
+            seat.health.failed(done);
+        }
     }
 }
 

@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
+use super::seat::{Seat, leading};
 use super::{BITE, EVIDENCE, Pilot, Stand, Step};
 use crate::control::{Learnt, Quote, Run, Terms, best_cut, dither, pays};
-use crate::draft::{Budget, Source, Tree, merge};
+use crate::draft::{Budget, Tree};
 use crate::units::{Tick, TokenId};
 use crate::words::RideReason;
 
@@ -35,15 +36,20 @@ impl Pilot {
         let rest = learnt.expected_rest(stand.done).min(stand.rest.map_or(f64::MAX, |rest| rest as f64));
         let terms =
             Terms { way: self.way(), margin: self.margin, stay: self.stay, leaping: stand.leaping, rest };
-        let (mut draft, quote) = self.look_up(budget, learnt);
+        let (mut draft, quote) = self.cut(&self.looked_up(budget), budget, learnt);
         let nothing = draft.is_empty();
-        let known = |source| stand.leaping || learnt.survival.evidence(self.heat, source) >= EVIDENCE;
-        let lookup = (known(Source::PromptLookup) && self.worth(quote, &self.lookup_run, learnt, terms))
-            .then_some(quote);
-        let asks = self.model && self.warm && stand.done >= self.model_not_before && known(Source::Model);
-        let model = self
-            .model_offer(budget.nodes.min(budget.depth), learnt)
-            .filter(|&offer| asks && self.worth(offer, &self.model_run, learnt, terms));
+        let known =
+            |seat: &Seat| stand.leaping || learnt.survival.evidence(self.heat, seat.id.source) >= EVIDENCE;
+        let led = leading(&self.seats, &draft, 0).and_then(|place| self.seats.get(place));
+        let lookup =
+            led.filter(|seat| known(seat) && self.worth(quote, &seat.run, learnt, terms)).map(|_| quote);
+        let model =
+            self.model().filter(|(seat, asked)| asked.warm && seat.health.is_well(stand.done) && known(seat));
+        let asks = model.is_some();
+        let model = model.and_then(|(seat, _)| {
+            let offer = self.model_offer(budget.nodes.min(budget.depth), learnt)?;
+            self.worth(offer, &seat.run, learnt, terms).then_some(offer)
+        });
         match (lookup, model) {
             (Some(lookup), Some(model)) if model.rate() > lookup.rate() => Step::Draft(model.nodes),
             (None, Some(model)) => Step::Draft(model.nodes),
@@ -67,7 +73,8 @@ impl Pilot {
             Step::Verify(mut draft) => {
                 let nodes = dither(&mut self.dice, draft.len(), budget.nodes);
                 if nodes > draft.len() {
-                    let longer = self.control.with(|learnt| self.merged(None, budget, learnt));
+                    let longer =
+                        self.control.with(|learnt| self.merged(&self.looked_up(budget), budget, learnt));
                     draft = longer.tree;
                 }
                 draft.truncate(nodes);
@@ -84,10 +91,10 @@ impl Pilot {
         let nodes = fixed.min(stand.room.nodes);
         let budget = Budget { nodes, depth: stand.room.depth };
         let gamma = nodes.min(budget.depth);
-        if self.model && gamma > 0 && stand.done >= self.model_not_before {
+        if gamma > 0 && self.model().is_some_and(|(seat, _)| seat.health.is_well(stand.done)) {
             return Step::Draft(gamma);
         }
-        Step::Verify(self.control.with(|learnt| self.merged(None, budget, learnt)).tree)
+        Step::Verify(self.control.with(|learnt| self.merged(&self.looked_up(budget), budget, learnt)).tree)
     }
 
     /// The draft to verify once the model drafter has answered: merged with what the lookups say, cut by
@@ -95,8 +102,9 @@ impl Pilot {
     pub fn combine(&self, model: Tree, stand: Stand) -> Tree {
         let most = self.gamma_fixed.unwrap_or(self.gamma_max);
         let budget = Budget { nodes: most.min(stand.room.nodes), depth: stand.room.depth };
+        let drafts: Vec<Tree> = std::iter::once(model).chain(self.looked_up(budget)).collect();
         self.control.with(|learnt| {
-            let merged = self.merged(Some(model), budget, learnt);
+            let merged = self.merged(&drafts, budget, learnt);
             let mut draft = merged.tree;
             if self.gamma_fixed.is_none() {
                 let quote = best_cut(&merged.survival, |nodes| learnt.costs.verify(self.way(), nodes));
@@ -106,18 +114,8 @@ impl Pilot {
         })
     }
 
-    /// What the lookups propose within a budget, and the best cut of it.
-    pub(super) fn look_up(&self, budget: Budget, learnt: &Learnt) -> (Tree, Quote) {
-        let merged = self.merged(None, budget, learnt);
-        let quote = best_cut(&merged.survival, |nodes| learnt.costs.verify(self.way(), nodes));
-        (merged.tree, quote)
-    }
-
-    fn merged(&self, model: Option<Tree>, budget: Budget, learnt: &Learnt) -> merge::Merged {
-        let lookups = self.lookups.iter().map(|lookup| lookup.draft(budget));
-        let drafts: Vec<Tree> = model.into_iter().chain(lookups).filter(|draft| !draft.is_empty()).collect();
-        merge::merge(&drafts, budget, self.way().plan.shape(), |vote, depth| {
-            self.tuning.adjust(vote.drafter.source, learnt.survival.conditional(self.heat, vote, depth))
-        })
+    /// What those propose that answer at once.
+    fn looked_up(&self, budget: Budget) -> Vec<Tree> {
+        self.lookups().map(|lookup| lookup.draft(budget)).collect()
     }
 }

@@ -11,8 +11,9 @@ impl Pilot {
     /// also lets the drafter read the prompt, so it comes early where drafts are likely to pay, and seldom
     /// where earlier requests say that they are not.
     pub fn shadow_due(&mut self, done: usize) -> Option<usize> {
-        if !self.model || self.gamma_fixed.is_some() || self.prompt.is_none() || done < self.model_not_before
-        {
+        let (seat, asked) = self.model()?;
+        let (warm, explored) = (asked.warm, asked.explored);
+        if self.gamma_fixed.is_some() || self.prompt.is_none() || !seat.health.is_well(done) {
             return None;
         }
         let (known, promising, hopeless, earned) = self.control.with(|learnt| {
@@ -20,18 +21,20 @@ impl Pilot {
             let earned = ShadowPlan::earned_by(learnt.costs.shadow_pass(), learnt.costs.ride_token());
             (known, self.promising(1.0 + self.margin, learnt), self.hopeless(learnt), earned)
         });
-        if !self.warm && known && promising {
+        if !warm && known && promising {
             return Some(done.saturating_sub(ShadowPlan::CHUNK));
         }
-        let from = self.shadow.due(done)?;
+        let from = self.model()?.1.shadow.due(done)?;
         if hopeless {
-            self.shadow.wait(done, 256);
+            self.asked_mut()?.shadow.wait(done, 256);
             return None;
         }
-        if !self.warm && !self.explored && known && done < earned {
-            self.explored = self.dice.one_in(10);
-            if !self.explored {
-                self.shadow.wait(done, earned - done);
+        if !warm && !explored && known && done < earned {
+            let explored = self.dice.one_in(10);
+            let asked = self.asked_mut()?;
+            asked.explored = explored;
+            if !explored {
+                asked.shadow.wait(done, earned - done);
                 return None;
             }
         }
@@ -70,21 +73,25 @@ impl Pilot {
                 }
                 run += 1;
             }
-            self.model_run.push(gamma, gamma, run + 1);
+            if let Some(seat) = self.model_mut() {
+                seat.run.push(gamma, gamma, run + 1);
+            }
             at += run + 1;
         }
         let (promising, earned) = self.control.with(|learnt| {
-            learnt.costs.shadowed(seconds, self.warm);
+            learnt.costs.shadowed(seconds, self.has_read());
             let earned = ShadowPlan::earned_by(learnt.costs.shadow_pass(), learnt.costs.ride_token());
             (self.promising(1.0, learnt), earned)
         });
         self.read();
-        self.shadow.passed(output.len(), promising, earned);
+        if let Some(asked) = self.asked_mut() {
+            asked.shadow.passed(output.len(), promising, earned);
+        }
     }
 
     /// The best length of a model draft before it is drafted.
     pub(super) fn model_offer(&self, gamma_max: usize, learnt: &Learnt) -> Option<Quote> {
-        if !self.model || gamma_max == 0 {
+        if self.model().is_none() || gamma_max == 0 {
             return None;
         }
         let vote = Vote::new(Source::Model, Features::default());
