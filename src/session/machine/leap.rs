@@ -51,9 +51,11 @@ impl<W: Walk> Session<W> {
     }
 
     /// The draft is too late for its round, which goes on with what the lookups have, if anything. The drafter is
-    /// asked again for the next round that it is expected to be worth.
+    /// asked again for the next round that it is expected to be worth; one that is as late as a call may be hangs, and
+    /// is left alone for a while.
     pub(super) fn draft_late(&mut self, late: Drafting, now: Tick) {
-        if !self.pilot.has_read() {
+        let hangs = now >= late.since.after(self.rules.verify_timeout);
+        if hangs || !self.pilot.has_read() {
             self.pilot.model_failed(self.output.tokens().len());
         }
         let (began, worth) = self.pilot.waited(late.gamma, late.since, now);
