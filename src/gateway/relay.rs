@@ -15,7 +15,7 @@ use hyper::upgrade::OnUpgrade;
 use super::tunnel::Tunnels;
 use crate::drive::failure::Failure;
 use crate::fleet::{self, Fleet, Replica};
-use crate::http::body::Body;
+use crate::http::body::{Body, Sliced};
 use crate::http::headers;
 use crate::http::listen::Peer;
 use crate::observe::metrics::Prediction;
@@ -182,6 +182,7 @@ impl Relay {
                 http_body_util::Limited::new(body, limit).boxed_unsync()
             }
         };
+        let body = if body.size_hint().upper() == Some(0) { body } else { Sliced::new(body).boxed_unsync() };
         let request = Request::from_parts(parts, body);
         let sent = self.fleet.send(&mut self.backend, request, self.repeatable.as_ref()).await;
         sent.map_err(|error| match self.limit {

@@ -1,6 +1,10 @@
 //! The bodies that Foretell writes.
 
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
 use bytes::Bytes;
+use http_body::{Frame, SizeHint};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full};
 
@@ -12,4 +16,81 @@ pub type Body = UnsyncBoxBody<Bytes, BoxError>;
 /// A body that is known as a whole.
 pub fn full(bytes: impl Into<Bytes>) -> Body {
     Full::new(bytes.into()).map_err(|never| match never {}).boxed_unsync()
+}
+
+/// The most that is handed to a connection at once, bytes.
+const SLICE: usize = 16 << 10;
+
+/// A body in slices. Connections copy what they are handed, as a whole: one that stands still holds no more than this.
+pub struct Sliced<B> {
+    body: B,
+    rest: Bytes,
+}
+
+impl<B> Sliced<B> {
+    /// `body`, in slices of at most 16 KiB.
+    pub fn new(body: B) -> Self {
+        Self { body, rest: Bytes::new() }
+    }
+
+    fn slice(&mut self) -> Frame<Bytes> {
+        Frame::data(self.rest.split_to(self.rest.len().min(SLICE)))
+    }
+}
+
+impl<B: http_body::Body<Data = Bytes> + Unpin> http_body::Body for Sliced<B> {
+    type Data = Bytes;
+    type Error = B::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
+        if !self.rest.is_empty() {
+            return Poll::Ready(Some(Ok(self.slice())));
+        }
+        Pin::new(&mut self.body).poll_frame(cx).map_ok(|frame| match frame.into_data() {
+            Ok(data) => {
+                self.rest = data;
+                self.slice()
+            }
+            Err(trailers) => trailers,
+        })
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.rest.is_empty() && self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let (rest, hint) = (self.rest.len() as u64, self.body.size_hint());
+        let mut whole = SizeHint::new();
+        whole.set_lower(hint.lower() + rest);
+        if let Some(upper) = hint.upper() {
+            whole.set_upper(upper + rest);
+        }
+        whole
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http_body::Body as _;
+
+    #[tokio::test]
+    async fn slices_are_the_body_and_its_length_is_told_all_along() {
+        let all: Vec<u8> = (0..40_000_u32).map(|index| index as u8).collect();
+        let mut body = Sliced::new(full(all.clone()));
+        let mut read = Vec::new();
+        while let Some(frame) = body.frame().await {
+            let slice = frame.unwrap().into_data().unwrap();
+            assert!((1..=SLICE).contains(&slice.len()));
+            read.extend_from_slice(&slice);
+            assert_eq!(body.size_hint().exact(), Some((all.len() - read.len()) as u64));
+            assert_eq!(body.is_end_stream(), read.len() == all.len());
+        }
+        assert_eq!(read, all);
+        assert!(Sliced::new(full("")).is_end_stream());
+    }
 }
