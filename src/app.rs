@@ -28,11 +28,12 @@ use crate::config::process::{
 };
 use crate::config::store::PolicyStore;
 use crate::drive::drafters::{DrafterError, Drafters};
+use crate::drive::exchange::Drive;
 use crate::drive::ruling::{self, Rulebook};
-use crate::drive::{self, Driver, Parts};
+use crate::drive::{self, Driver, DriverSetup};
 use crate::fleet::identity::{Asking, Identities};
 use crate::fleet::{self, Auth, KeyFile, ModelName, ReplicaSettings, SystemResolver};
-use crate::gateway::{self as proxy, Brains, Limits, Settings, Shared, StartError};
+use crate::gateway::{self as proxy, Limits, Settings, Shared, StartError};
 use crate::http::connections::most_clients;
 use crate::http::drain::{DrainTimes, Lifecycle};
 use crate::http::listen::{Bounds, Endpoint};
@@ -126,7 +127,7 @@ pub async fn start_with(
         .collect();
     let store = Arc::new(PolicyStore::new(policies));
     let timeouts = process.timeouts;
-    let driver = Driver::new(Parts {
+    let driver = Driver::new(DriverSetup {
         identities: Arc::clone(&identities),
         rulebook: Rulebook::new(Arc::clone(&store), terms, Dice::new(drive::fresh_seed())),
         drafters: Arc::clone(&drafters),
@@ -135,9 +136,9 @@ pub async fn start_with(
     });
     let known = (Arc::clone(&drafters), Arc::clone(&identities));
     let configured = Configured::new(process, store, known.0, known.1, &shared.observer);
-    let brains = Brains { drive: Some(Arc::new(driver)) };
+    let drive: Option<Arc<dyn Drive>> = Some(Arc::new(driver));
     let watching = CancellationToken::new();
-    let gateway = Gateway::start_with(settings, brains, Some(configured), shared).await?;
+    let gateway = Gateway::start_with(settings, drive, Some(configured), shared).await?;
     let (asking, stop) = (Arc::clone(&identities), watching.clone());
     tokio::spawn(asking.keep_asking(stop));
     tokio::spawn(until_draining(Arc::clone(&gateway.shared.life), watching.clone()));

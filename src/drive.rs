@@ -12,8 +12,8 @@ pub mod exchange;
 pub mod failure;
 mod head;
 pub mod mode;
-mod naming;
 mod pump;
+mod recovery;
 mod ride;
 pub mod ruling;
 mod run;
@@ -45,7 +45,7 @@ const EPOCHS: usize = 1_024;
 const EPOCH_KEPT: Duration = Duration::from_hours(24);
 
 /// What the driver is made of.
-pub struct Parts {
+pub struct DriverSetup {
     /// Who is behind the backends' addresses.
     pub identities: Arc<Identities>,
     /// The policies, and what they say about a request.
@@ -64,16 +64,16 @@ pub struct Driver {
 }
 
 struct Inner {
-    parts: Parts,
+    setup: DriverSetup,
     clock: Clock,
     controls: Mutex<Shelf<Epoch, Arc<Control>>>,
 }
 
 impl Driver {
     /// A driver that has learnt nothing yet.
-    pub fn new(parts: Parts) -> Self {
+    pub fn new(setup: DriverSetup) -> Self {
         let controls = Mutex::new(Shelf::new(EPOCHS, EPOCH_KEPT));
-        Self { inner: Arc::new(Inner { parts, clock: Clock::start(), controls }) }
+        Self { inner: Arc::new(Inner { setup, clock: Clock::start(), controls }) }
     }
 }
 
@@ -94,7 +94,7 @@ impl Inner {
     /// Everything that is decided before the first call.
     fn prepare(&self, exchange: &Exchange) -> Result<Run, BypassReason> {
         let request = &exchange.request;
-        let standing = self.parts.identities.standing(&exchange.replica);
+        let standing = self.setup.identities.standing(&exchange.replica);
         let backend = exchange.replica.name();
         let passed = Passed {
             request,
@@ -104,7 +104,7 @@ impl Inner {
             backend,
             mode: exchange.shared.modes.of(backend),
         };
-        let mut ruling = self.parts.rulebook.rule(&passed, standing.as_deref(), &self.parts.drafters)?;
+        let mut ruling = self.setup.rulebook.rule(&passed, standing.as_deref(), &self.setup.drafters)?;
         let Some(Standing::Known(identity)) = standing.as_deref() else { return Err(BypassReason::NoPlan) };
         let identity = Arc::clone(identity);
         let seed = request.sampling.seed.unwrap_or_else(fresh_seed);
@@ -116,13 +116,13 @@ impl Inner {
         let drafting = self.drafting(&ruling, &identity, &sampling, &exchange.shared.observer);
         ruling.rules.model = drafting.is_there();
         ruling.rules.vocabulary = identity.tokenizer.end();
-        ruling.rules.verify_timeout = self.parts.verify_timeout;
-        ruling.rules.draft_timeout = self.parts.draft_timeout;
+        ruling.rules.verify_timeout = self.setup.verify_timeout;
+        ruling.rules.draft_timeout = self.setup.draft_timeout;
         let control = Arc::clone(self.controls.lock().get(&identity.epoch, self.clock.now()));
         if let Some(probe) = &identity.probe {
             control.with(|learnt| learnt.costs.take_prior(&probe.prior));
         }
-        let limits = CallLimits { bytes_max: ruling.bytes_max, verify: self.parts.verify_timeout };
+        let limits = CallLimits { bytes_max: ruling.bytes_max, verify: self.setup.verify_timeout };
         Ok(Run { identity, ruling, sampling, control, drafting, limits, clock: self.clock, seed })
     }
 }
@@ -136,11 +136,11 @@ impl Inner {
         sampling: &Sampling,
         observer: &Arc<Observer>,
     ) -> Drafting {
-        let drafter = ruling.model.as_deref().and_then(|name| self.parts.drafters.get(name, identity));
+        let drafter = ruling.model.as_deref().and_then(|name| self.setup.drafters.get(name, identity));
         // Without the target's own noise its likeliest sample is the likeliest token.
         let temperature = if identity.engine.shares_noise() { sampling.temperature } else { 0.0 };
         let sampling = Sampling { temperature, ..sampling.clone() };
-        Drafting::new(drafter, sampling, self.parts.draft_timeout.is_some(), Arc::clone(observer))
+        Drafting::new(drafter, sampling, self.setup.draft_timeout.is_some(), Arc::clone(observer))
     }
 
     #[cfg(not(feature = "onnx"))]

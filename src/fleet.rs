@@ -14,11 +14,11 @@ pub mod identity;
 pub mod key;
 pub mod link;
 pub mod load;
+pub mod load_signal;
 pub mod models;
 pub mod probe;
 pub mod replica;
 mod retry;
-pub mod scrape;
 mod silence;
 pub mod tls;
 mod watch;
@@ -43,7 +43,7 @@ pub use models::ModelName;
 pub use replica::{Auth, Counters, Fresh, InvalidUrl, Local, Replica, ReplicaSettings};
 
 use backend::Backend;
-use dice::Dice;
+use dice::SharedDice;
 use retry::RetryBudget;
 
 /// Buckets of `foretell_replica_connect_seconds`.
@@ -54,7 +54,7 @@ const CONNECT: [f64; 10] = [1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 0.01, 0.05, 0.25, 
 pub struct Fleet {
     backends: Vec<Backend>,
     changed: channel::Sender<u64>,
-    dice: Dice,
+    dice: SharedDice,
     budget: RetryBudget,
     connects: HistogramVec,
     /// Names whose addresses could not be had when they were asked for last.
@@ -85,7 +85,7 @@ impl Fleet {
         Ok(Self {
             backends,
             changed: channel::Sender::new(0),
-            dice: Dice::default(),
+            dice: SharedDice::default(),
             budget: RetryBudget::default(),
             connects,
             unresolved: Mutex::default(),

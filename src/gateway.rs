@@ -14,7 +14,6 @@ use std::sync::Arc;
 use tokio::sync::Semaphore;
 
 use crate::config::process::Tenant;
-use crate::drive::exchange::Drive;
 pub use crate::drive::exchange::Shared;
 use crate::drive::mode::ModeSwitch;
 use crate::fleet::{Fleet, InvalidUrl, ModelName, ReplicaSettings, Resolve, SystemResolver};
@@ -116,13 +115,6 @@ impl Settings {
 /// One thread per core, as they are idle most of the time; few chunks then wait behind another one.
 pub fn default_workers() -> usize {
     std::thread::available_parallelism().map_or(1, |cores| cores.get().min(8))
-}
-
-/// Who drives eligible requests.
-#[derive(Clone, Default)]
-pub struct Brains {
-    /// Drives eligible requests; without it everything is relayed.
-    pub drive: Option<Arc<dyn Drive>>,
 }
 
 /// Why the gateway could not start.

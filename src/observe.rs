@@ -17,6 +17,7 @@ pub use metrics::{DraftKind, DraftLoss, Held, Metrics};
 pub use record::Record;
 
 use crate::openai::{Path, Route};
+use crate::words::Ledger;
 use recent::Recent;
 
 /// One leap of a request.
@@ -61,6 +62,8 @@ pub struct Finished {
     pub status: u16,
     /// Every leap.
     pub rounds: Vec<Round>,
+    /// What judging them has cost in drift.
+    pub drift: Ledger,
     /// Output tokens, where known.
     pub output_tokens: u32,
     /// From accepting the request to the first byte of the answer's body.
@@ -90,6 +93,7 @@ impl Finished {
             policy: None,
             status: 499,
             rounds: Vec::new(),
+            drift: Ledger::default(),
             output_tokens: 0,
             first_byte: None,
             duration: Duration::ZERO,

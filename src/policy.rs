@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 pub use decide::{Bypass, Decision, Outcome, Step, decide};
 pub use explain::Explanation;
-pub use facts::{Backend, Body, Fact, Facts, Server, Standing, Terms, Wish};
+pub use facts::{Backend, Body, Fact, Facts, Server, ServerState, Terms, Wish};
 pub use matching::{Bounds, Match, Mismatch, Subject};
 pub use ruling::{LiveGates, Ruling};
 pub use settings::{Accept, Drafter, Gamma, Gates, Holdback, Rule, Scope, Tolerance, Vocabulary};

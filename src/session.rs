@@ -17,7 +17,7 @@ pub use start::{Ending, Hold, Limit, Permission, Rules, Start, StopOrder};
 
 use crate::draft::Tree;
 use crate::units::TokenId;
-use crate::words::{Plan, RideReason, Verdict};
+use crate::words::{Ledger, Plan, RideReason, Verdict};
 
 /// About what a session holds for so many tokens of prompt and output, bytes: the ids, their text, an automaton over
 /// them with two states and three edges per token, and a call under way.
@@ -177,7 +177,7 @@ pub enum Fault {
 }
 
 /// How a request went.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Summary {
     /// Why the output ended; `None` if the backend broke off and nothing can go on.
     pub finish: Option<Finish>,
@@ -191,6 +191,8 @@ pub struct Summary {
     pub drafted: u32,
     /// Tokens accepted in them.
     pub accepted: u32,
+    /// What judging them has cost in drift.
+    pub drift: Ledger,
     /// Output tokens in all.
     pub output_tokens: u32,
 }

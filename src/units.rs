@@ -41,7 +41,8 @@ impl Sub for Tick {
 pub struct Dice(u64);
 
 impl Dice {
-    const STEP: u64 = 0x9E37_79B9_7F4A_7C15;
+    /// By how much the state grows with every draw.
+    pub const STEP: u64 = 0x9E37_79B9_7F4A_7C15;
 
     /// Dice that always fall the same way for the same seed.
     pub const fn new(seed: u64) -> Self {

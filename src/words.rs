@@ -3,12 +3,14 @@
 //! PURE, and below every other room but `units`, so that no two rooms need each other for a name.
 
 mod bypass;
+mod ledger;
 mod mode;
 pub mod past;
 mod ride;
 pub mod verdict;
 
 pub use bypass::BypassReason;
+pub use ledger::Ledger;
 pub use mode::Mode;
 pub use past::Past;
 pub use ride::RideReason;

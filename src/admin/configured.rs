@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use super::explain::{self, Known, Question};
+use super::explain::{self, Question, ServerFacts};
 use crate::config::load::{load_policies, policy_warnings};
 use crate::config::problem::Problem;
 use crate::config::process::Process;
@@ -111,7 +111,7 @@ impl Configured {
             Some(Standing::Relayed(..)) | None => None,
         };
         let server = match (replica.as_deref().and_then(explain::down), standing.as_deref()) {
-            (Some(why), _) => Fact::Known(policy::Standing::Down(why)),
+            (Some(why), _) => Fact::Known(policy::ServerState::Down(why)),
             (None, Some(standing)) => Fact::Known(ruling::standing(standing, &terms)),
             (None, None) => Fact::Unknown("no replica is known"),
         };
@@ -120,10 +120,10 @@ impl Configured {
             identity.map_or(unknown, |identity| self.drafters.state(name, &identity.epoch.vocabulary))
         };
         let closed = |ruling: &Ruling| {
-            let gate = || ruling::closed(&ruling.gates, replica.as_deref()?, &identity?.pulse);
+            let gate = || ruling::closed(&ruling.gates, replica.as_deref()?, &identity?.load_signal);
             if shared.life.is_draining() { Some(RideReason::Draining) } else { gate() }
         };
-        let known = Known {
+        let known = ServerFacts {
             asked: "proxy",
             replica: replica.as_ref(),
             server,

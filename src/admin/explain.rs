@@ -181,13 +181,13 @@ fn guess(body: &[u8]) -> Route {
 }
 
 /// What is known of the server that a request would go to.
-pub struct Known<'a> {
+pub struct ServerFacts<'a> {
     /// Who was asked: `proxy`, `server` or `nobody`.
     pub asked: &'static str,
     /// The replica that it would go to, if there is one.
     pub replica: Option<&'a Arc<Replica>>,
     /// Who answers there.
-    pub server: Fact<policy::Standing<'a>>,
+    pub server: Fact<policy::ServerState<'a>>,
     /// What is known of the drafter models.
     pub models: &'a (dyn Fn(&str) -> ModelState + Sync),
     /// The gate that is closed there now, for a session of a ruling.
@@ -202,7 +202,7 @@ pub fn explain(
     process: &Process,
     policies: &PolicySet,
     shared: &Shared,
-    known: Known<'_>,
+    known: ServerFacts<'_>,
 ) -> Explanation {
     let wish = question.headers.get(headers::CONTROL).filter(|_| process.client == ClientControl::Bounded);
     let tenant =

@@ -4,12 +4,12 @@
 use std::sync::Arc;
 
 use super::{AssembleError, asking, settings};
-use crate::admin::explain::{self, Known, Question};
+use crate::admin::explain::{self, Question, ServerFacts};
 use crate::config::process::{Backend, DrafterModel, Process, Replicas};
 use crate::dialect::relayed;
 use crate::drive::ruling;
 use crate::fleet::identity::{self, Identity, Unknown};
-use crate::fleet::scrape::Pulse;
+use crate::fleet::load_signal::LoadSignal;
 use crate::fleet::{Replica, SystemResolver};
 use crate::gateway::Shared;
 use crate::policy::part::ModelState;
@@ -61,7 +61,7 @@ pub async fn explain(
             replica.url()
         ));
     }
-    let known = Known {
+    let known = ServerFacts {
         asked: if matches!(answered, Answered::NotAsked(_)) { "nobody" } else { "server" },
         replica: replica.as_ref(),
         server: fact(&answered, &terms),
@@ -88,8 +88,8 @@ async fn answered(replica: &Replica, backend: &Backend, ask: bool) -> Answered {
     if !ask {
         return Answered::NotAsked(OFFLINE);
     }
-    let pulse = Arc::new(Pulse::default());
-    match identity::ask(replica, &asking(backend), None, 0, &pulse).await {
+    let load_signal = Arc::new(LoadSignal::default());
+    match identity::ask(replica, &asking(backend), None, 0, &load_signal).await {
         Ok(identity) => Answered::Known(identity),
         Err(Unknown::Foreign(reason, why)) => Answered::Relayed(reason, why),
         Err(Unknown::Stranger(why)) => Answered::Relayed(BypassReason::NoPlan, why),
@@ -112,15 +112,18 @@ fn note(replica: &Replica, answered: &Answered) {
     }
 }
 
-fn fact<'a>(answered: &'a Answered, terms: &'a Terms) -> Fact<policy::Standing<'a>> {
+fn fact<'a>(answered: &'a Answered, terms: &'a Terms) -> Fact<policy::ServerState<'a>> {
     match answered {
         Answered::NotAsked(why) => Fact::Unknown(why),
-        Answered::Down(why) => Fact::Known(policy::Standing::Down(why)),
-        Answered::Relayed(reason, why) => Fact::Known(policy::Standing::Relayed(*reason, why)),
+        Answered::Down(why) => Fact::Known(policy::ServerState::Down(why)),
+        Answered::Relayed(reason, why) => Fact::Known(policy::ServerState::Relayed(*reason, why)),
         Answered::Known(identity) => {
             let one = identity::shows_one(&identity.engine);
             let single = if one { Fact::Known(true) } else { Fact::Unknown(NOT_ONE) };
-            Fact::Known(policy::Standing::Known(policy::Server { single, ..ruling::server(identity, terms) }))
+            Fact::Known(policy::ServerState::Known(policy::Server {
+                single,
+                ..ruling::server(identity, terms)
+            }))
         }
     }
 }

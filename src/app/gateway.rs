@@ -10,9 +10,10 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::admin::{Admin, Configured, Guard};
 use crate::app::signals::{SAME_WISH, Signals, Wish};
+use crate::drive::exchange::Drive;
 use crate::gateway::proxy::Proxy;
 use crate::gateway::tunnel::Tunnels;
-use crate::gateway::{Brains, Settings, Shared, StartError};
+use crate::gateway::{Settings, Shared, StartError};
 use crate::http::connections::Connections;
 use crate::http::drain::DrainTimes;
 use crate::http::ebb;
@@ -63,11 +64,11 @@ impl Gateway {
     /// See [`StartError`].
     pub async fn start(
         settings: Settings,
-        brains: Brains,
+        drive: Option<Arc<dyn Drive>>,
         configured: Option<Configured>,
     ) -> Result<Self, StartError> {
         let shared = Shared::new(&settings)?;
-        Self::start_with(settings, brains, configured, shared).await
+        Self::start_with(settings, drive, configured, shared).await
     }
 
     /// As [`Self::start`], with parts that the driver knows already.
@@ -76,7 +77,7 @@ impl Gateway {
     /// See [`StartError`].
     pub async fn start_with(
         settings: Settings,
-        brains: Brains,
+        drive: Option<Arc<dyn Drive>>,
         configured: Option<Configured>,
         shared: Shared,
     ) -> Result<Self, StartError> {
@@ -93,7 +94,7 @@ impl Gateway {
         // A name that nobody answers for is no reason not to listen.
         let _ = tokio::time::timeout(DISCOVERED_WITHIN, discovered).await;
         let tunnels = Tunnels::new(shared.life.stop.cut.clone());
-        let proxy = Arc::new(Proxy::new(&settings, &brains, shared.clone(), tunnels.clone()));
+        let proxy = Arc::new(Proxy::new(&settings, drive, shared.clone(), tunnels.clone()));
         let mut gateway = Self {
             addresses: Vec::new(),
             admin: None,

@@ -16,7 +16,7 @@ use crate::dialect::Engine;
 use crate::dialect::probe::{Cache, Findings};
 use crate::fleet::identity::{self, Recognised, Unknown};
 use crate::fleet::probe::{self, Limits, Report, Seen};
-use crate::fleet::{Replica, scrape};
+use crate::fleet::{Replica, load_signal};
 use crate::lab::Exit;
 use crate::words::{BypassReason, Plan};
 
@@ -84,14 +84,14 @@ pub async fn run(args: &ProbeArgs, out: &mut dyn Write) -> io::Result<u8> {
             return Ok(USAGE);
         }
     };
-    let backend = match Replica::new(granted.settings("probe", &args.url)) {
-        Ok(backend) => backend,
+    let replica = match Replica::new(granted.settings("probe", &args.url)) {
+        Ok(replica) => replica,
         Err(error) => {
             super::complain(&format_args!("foretell probe: {error}"));
             return Ok(USAGE);
         }
     };
-    let outcome = match look(args, *dialect, &backend).await {
+    let outcome = match look(args, *dialect, &replica).await {
         Ok(outcome) => outcome,
         Err(Unknown::Foreign(reason, why)) => Outcome::Relayed { reason, why },
         Err(Unknown::Stranger(why)) => Outcome::Relayed { reason: BypassReason::NoPlan, why },
@@ -134,15 +134,15 @@ fn as_json(url: &str, outcome: &Outcome) -> Value {
     value
 }
 
-async fn look(args: &ProbeArgs, dialect: Named, backend: &Replica) -> Result<Outcome, Unknown> {
+async fn look(args: &ProbeArgs, dialect: Named, replica: &Replica) -> Result<Outcome, Unknown> {
     if args.billed {
-        let models = identity::models(backend).await?;
+        let models = identity::models(replica).await?;
         let why = format!("it bills per token, so it was asked for its models ({models}) and nothing else");
         return Ok(Outcome::Relayed { reason: BypassReason::Billed, why });
     }
     let named: &[Plan] = if args.score { &[Plan::Score] } else { &[] };
-    let mut recognised = identity::recognise(backend, dialect.spoken(), named).await?;
-    recognised.starts = identity::one_start(backend, &recognised).await?;
+    let mut recognised = identity::recognise(replica, dialect.spoken(), named).await?;
+    recognised.starts = identity::one_start(replica, &recognised).await?;
     if let Some(model) = &args.model {
         recognised.engine.model.clone_from(model);
     }
@@ -155,22 +155,22 @@ async fn look(args: &ProbeArgs, dialect: Named, backend: &Replica) -> Result<Out
     if recognised.engine.plans.is_empty() {
         return Ok(Outcome::Report(Box::new(Report::new(unmeasured(recognised.engine), seen, 0.0))));
     }
-    measure(args, backend, recognised, seen).await
+    measure(args, replica, recognised, seen).await
 }
 
 async fn measure(
     args: &ProbeArgs,
-    backend: &Replica,
+    replica: &Replica,
     recognised: Recognised,
     mut seen: Seen,
 ) -> Result<Outcome, Unknown> {
     let mut engine = recognised.engine;
     let file = args.tokenizer.as_ref();
     let file = file.map(|path| if path.is_dir() { path.join("tokenizer.json") } else { path.clone() });
-    let tokenizer = identity::tokenizer(backend, file.as_deref(), &engine).await?;
+    let tokenizer = identity::tokenizer(replica, file.as_deref(), &engine).await?;
     engine.special = (0..tokenizer.end()).filter(|&id| tokenizer.is_special(id)).collect();
     seen.calls += if file.is_some() { 1 } else { 2 };
-    seen.busy = !idle(backend, &engine, &mut seen.calls).await;
+    seen.busy = !idle(replica, &engine, &mut seen.calls).await;
     let (Probe { calls, within, .. }, plans) = (Probe::default(), Plans::default());
     let allow = [PlanName::Score, PlanName::FanOut, PlanName::Tree, PlanName::Native];
     let mut limits = Limits {
@@ -181,7 +181,7 @@ async fn measure(
         allow: allow.iter().filter_map(|name| name.plan()).collect(),
     };
     if engine.started.is_none() {
-        let (one, calls) = probe::is_one(backend, &engine, &tokenizer, &limits, probe::nonce()).await;
+        let (one, calls) = probe::is_one(replica, &engine, &tokenizer, &limits, probe::nonce()).await;
         if !one {
             return Ok(Outcome::Relayed { reason: BypassReason::Balanced, why: probe::MANY.to_owned() });
         }
@@ -189,17 +189,17 @@ async fn measure(
         limits.calls = limits.calls.saturating_sub(calls);
     }
     let begun = Instant::now();
-    let findings = probe::measure(backend, &engine, &tokenizer, &limits, probe::nonce()).await;
+    let findings = probe::measure(replica, &engine, &tokenizer, &limits, probe::nonce()).await;
     Ok(Outcome::Report(Box::new(Report::new(findings, seen, begun.elapsed().as_secs_f64()))))
 }
 
 /// Waits until nothing runs or waits there, for a while; a server that does not tell is taken to be idle.
-async fn idle(backend: &Replica, engine: &Engine, calls: &mut u32) -> bool {
+async fn idle(replica: &Replica, engine: &Engine, calls: &mut u32) -> bool {
     let Some(path) = engine.dialect.codec().load_path(engine) else { return true };
     let until = Instant::now() + IDLE_WITHIN;
     loop {
         *calls += 1;
-        match scrape::look(backend, engine.dialect, path).await {
+        match load_signal::look(replica, engine.dialect, path).await {
             Some(load) if load.running + load.waiting > 0 => {}
             _ => return true,
         }

@@ -16,7 +16,7 @@ use crate::dialect::{Asked, Beside, Call, Context, Engine, Refusal, Round};
 use crate::draft::Tree;
 use crate::drive::exchange::Exchange;
 use crate::drive::run::Run;
-use crate::fleet::scrape::Pulse;
+use crate::fleet::load_signal::LoadSignal;
 use crate::fleet::{Answer, Replica, SendError};
 use crate::http::body::{Body, BoxError};
 use crate::http::gather;
@@ -32,7 +32,7 @@ pub struct Common {
     /// How it is spoken to.
     pub engine: Arc<Engine>,
     /// What its load and its rounds show.
-    pub pulse: Arc<Pulse>,
+    pub load_signal: Arc<LoadSignal>,
     /// The client's end-to-end header fields.
     pub headers: HeaderMap,
     /// `x-request-id`; a round adds its number.
@@ -80,7 +80,7 @@ impl Calls {
         Self(Arc::new(Common {
             replica: Arc::clone(&exchange.replica),
             engine: Arc::clone(&run.identity.engine),
-            pulse: Arc::clone(&run.identity.pulse),
+            load_signal: Arc::clone(&run.identity.load_signal),
             headers,
             request_id: exchange.slot.record.so_far().id.clone(),
             model: exchange.request.model.clone(),
@@ -179,7 +179,7 @@ impl Calls {
 
     /// Puts the round to the engine, and once more in another way where that could decide nothing.
     async fn ask(&self, put: &Round<'_>, mut asked: Asked, round: u32) -> Result<Event, Fault> {
-        let _verifying = self.0.pulse.verifying(put.plan.sequences(asked.nodes));
+        let _verifying = self.0.load_signal.verifying(put.plan.sequences(asked.nodes));
         let verdict = self.judged(put, &mut asked, round).await?;
         let again = verdict.rows.is_empty().then(|| self.0.engine.again(put, &asked)).flatten();
         Ok(Event::Verdict(match again {
@@ -207,7 +207,7 @@ impl Calls {
         if let Some(computed) = verdict.computed.filter(|_| alone) {
             let all = put.plan.prompt_tokens(put.context.len(), asked.nodes);
             let cached = all.saturating_sub(computed as usize);
-            self.0.pulse.cached(cached, put.context.len(), self.0.engine.block);
+            self.0.load_signal.cached(cached, put.context.len(), self.0.engine.block);
         }
         verdict.put = Some(made);
         Ok(verdict)

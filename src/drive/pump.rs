@@ -18,7 +18,7 @@ use crate::drive::calls::Calls;
 use crate::drive::drafting::{Drafting, Reply};
 use crate::drive::exchange::{Declined, Exchange, Shared, Slot, Unsent};
 use crate::drive::failure::Failure;
-use crate::drive::naming::Naming;
+use crate::drive::recovery::IdRecovery;
 use crate::drive::ride::{Heard, Ride};
 use crate::drive::run::Run;
 use crate::drive::sink::{End, Gone, Sink};
@@ -74,7 +74,7 @@ pub struct Pump {
     round: u32,
     /// The first ride tells no ids.
     untold: bool,
-    naming: Option<Naming>,
+    recovery: Option<IdRecovery>,
     /// The ids of what was heard are being asked for, and the ride is not read meanwhile.
     held: Option<ActionId>,
     /// The prompt's ids were learnt beside the ride, and are yet to be held against the backend's own count.
@@ -120,7 +120,7 @@ impl Pump {
         let mut pump = Self {
             session,
             untold: !quirks.ride_ids,
-            naming: run.naming(),
+            recovery: run.recovery(),
             held: None,
             uncounted: beside.is_some(),
             drafting: run.drafting,
@@ -269,13 +269,13 @@ impl Pump {
         let Some(ride) = self.ride.as_ref().filter(|_| self.first && self.held.is_none()) else { return };
         let id = ride.id;
         let unknown = self.session.prompt().is_empty();
-        let Some(naming) = self.naming.as_mut().filter(|_| !unknown) else { return };
+        let Some(recovery) = self.recovery.as_mut().filter(|_| !unknown) else { return };
         let counts = self.uncounted && self.calls.engine().dialect.quirks().prompt_ids_need_count;
-        if counts || !naming.is_due() {
+        if counts || !recovery.is_due() {
             return;
         }
-        let asked =
-            naming.ask(self.calls.clone(), self.past.for_call(self.session.prompt(), self.session.output()));
+        let asked = recovery
+            .ask(self.calls.clone(), self.past.for_call(self.session.prompt(), self.session.output()));
         self.held = Some(id);
         self.pend(id, asked.map(Reply::event));
     }
@@ -288,7 +288,7 @@ impl Pump {
         if let (true, Some(told), 1..) = (self.uncounted, told, known) {
             self.uncounted = false;
             if told != known {
-                self.naming = None;
+                self.recovery = None;
                 self.session.handle(ride, Event::Doubt, self.clock.now());
             }
         }
@@ -506,8 +506,8 @@ impl Pump {
             self.usage_whole = chunk.finish.is_some();
             self.count_prompt(id);
         }
-        if let Some(naming) = &mut self.naming {
-            naming.hear(&chunk.text);
+        if let Some(recovery) = &mut self.recovery {
+            recovery.hear(&chunk.text);
         }
     }
 

@@ -12,12 +12,12 @@ use crate::config::store::PolicyStore;
 use crate::control::{PolicyState, Shelf};
 use crate::drive::drafters::Drafters;
 use crate::fleet::identity::{self, Identity};
-use crate::fleet::scrape::Pulse;
+use crate::fleet::load_signal::LoadSignal;
 use crate::fleet::{self, Replica};
 use crate::openai::{Control, Request};
 use crate::policy::part::ModelState;
 use crate::policy::{
-    Backend, Body, Fact, Facts, Holdback, LiveGates, Outcome, Policy, PolicySet, Ruling, Server, Standing,
+    Backend, Body, Fact, Facts, Holdback, LiveGates, Outcome, Policy, PolicySet, Ruling, Server, ServerState,
     Terms, Wish, decide,
 };
 use crate::units::Dice;
@@ -37,10 +37,10 @@ pub fn terms(plans: &Plans) -> Terms {
 }
 
 /// Who answers at a replica's address, as a fact of the decision.
-pub fn standing<'a>(standing: &'a identity::Standing, terms: &'a Terms) -> Standing<'a> {
+pub fn standing<'a>(standing: &'a identity::Standing, terms: &'a Terms) -> ServerState<'a> {
     match standing {
-        identity::Standing::Relayed(reason, why) => Standing::Relayed(*reason, why),
-        identity::Standing::Known(identity) => Standing::Known(server(identity, terms)),
+        identity::Standing::Relayed(reason, why) => ServerState::Relayed(*reason, why),
+        identity::Standing::Known(identity) => ServerState::Known(server(identity, terms)),
     }
 }
 
@@ -55,13 +55,13 @@ pub fn server<'a>(identity: &'a Identity, terms: &'a Terms) -> Server<'a> {
 }
 
 /// The gate that is closed on a replica now.
-pub fn closed(gates: &LiveGates, replica: &Replica, pulse: &Pulse) -> Option<RideReason> {
+pub fn closed(gates: &LiveGates, replica: &Replica, load_signal: &LoadSignal) -> Option<RideReason> {
     let healthy = match replica.standing() {
         // One that the operator took out serves where no other does, and is spared what is not needed.
         fleet::Standing::Down | fleet::Standing::Broken | fleet::Standing::Disabled => false,
         fleet::Standing::Ready => true,
     };
-    gates.closed(healthy, pulse.signal().as_ref())
+    gates.closed(healthy, load_signal.read().as_ref())
 }
 
 /// A request that the gateway has let pass, and what it goes to.
@@ -147,7 +147,7 @@ impl<'a> Passed<'a> {
     /// All the facts: the gateway has let the request pass, so the steps before the server are passed again.
     fn facts(
         &self,
-        server: Fact<Standing<'a>>,
+        server: Fact<ServerState<'a>>,
         policies: &'a PolicySet,
         models: &'a (dyn Fn(&str) -> ModelState + Sync),
     ) -> Facts<'a> {

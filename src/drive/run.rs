@@ -12,8 +12,8 @@ use super::drafting::Drafting;
 use super::exchange::{Driven, Exchange};
 use super::failure::Failure;
 use super::head;
-use super::naming::Naming;
 use super::pump::{Ended, Pump};
+use super::recovery::IdRecovery;
 use super::ride::Ride;
 use super::ruling;
 use super::sink::Sink;
@@ -127,23 +127,23 @@ impl Run {
     /// Why the session may not leap now, as process, operator and replica stand.
     pub fn gates(&self, exchange: &Exchange) -> Box<dyn Fn() -> Option<RideReason> + Send + Sync> {
         let (life, modes) = (Arc::clone(&exchange.shared.life), Arc::clone(&exchange.shared.modes));
-        let (replica, pulse) = (Arc::clone(&exchange.replica), Arc::clone(&self.identity.pulse));
+        let (replica, load_signal) = (Arc::clone(&exchange.replica), Arc::clone(&self.identity.load_signal));
         let gates = self.ruling.gates;
         Box::new(move || match modes.of(replica.name()) {
             // What is under way is to end by the simplest way there is.
             _ if life.is_draining() => Some(RideReason::Draining),
-            Mode::Auto => ruling::closed(&gates, &replica, &pulse),
+            Mode::Auto => ruling::closed(&gates, &replica, &load_signal),
             Mode::Off | Mode::Observe => Some(RideReason::Observe),
         })
     }
 
     /// How the ids of the first ride become known, where it does not tell them and the request may leave it.
-    pub fn naming(&self) -> Option<Naming> {
+    pub fn recovery(&self) -> Option<IdRecovery> {
         let rules = &self.ruling.rules;
         let leaps = rules.permission == Permission::Leap && (!rules.holdback || rules.gamma_fixed.is_some());
         let plan =
             rules.plans.first().filter(|_| leaps && !self.identity.engine.dialect.quirks().ride_ids)?;
-        Some(Naming::new(Arc::clone(&self.identity.tokenizer), *plan))
+        Some(IdRecovery::new(Arc::clone(&self.identity.tokenizer), *plan))
     }
 
     fn start(&self, request: &Request) -> Start {

@@ -71,6 +71,8 @@ impl End {
             rounds: told.rounds.len() as u32,
             drafted: told.drafted(),
             accepted: told.accepted(),
+            drift: told.drift,
+            output_tokens: told.output_tokens,
         };
         let mut usage = self.usage.clone();
         if prediction {
@@ -451,7 +453,9 @@ fn trailer_fields(told: &Finished) -> HeaderMap {
         fields.insert(headers::REASON, HeaderValue::from_static(reason));
     }
     fields.insert(HeaderName::from_static("x-foretell-accepted"), told.accepted().into());
-    fields.insert(HeaderName::from_static("x-foretell-drift"), HeaderValue::from_static("0"));
+    if let Ok(drift) = HeaderValue::from_str(&told.drift.tv.to_string()) {
+        fields.insert(HeaderName::from_static("x-foretell-drift"), drift);
+    }
     fields
 }
 

@@ -11,7 +11,7 @@ use http::uri::Scheme;
 use parking_lot::Mutex;
 use prometheus::HistogramVec;
 
-use super::dice::Dice;
+use super::dice::SharedDice;
 use super::models::Fit;
 use super::replica::{InvalidUrl, Place, Replica, ReplicaSettings};
 
@@ -75,7 +75,7 @@ impl Backend {
     }
 
     /// The less busy of two replicas taken by chance from those with the least against them, `not` left out.
-    pub(super) fn pick(&self, dice: &Dice, not: Option<&Arc<Replica>>) -> Option<Arc<Replica>> {
+    pub(super) fn pick(&self, dice: &SharedDice, not: Option<&Arc<Replica>>) -> Option<Arc<Replica>> {
         let replicas = self.replicas.load();
         if let ([only], None) = (replicas.as_slice(), not) {
             return Some(Arc::clone(only));

@@ -3,17 +3,19 @@
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::units::Dice;
+
 /// SplitMix64 over a shared counter.
 #[derive(Debug)]
-pub(super) struct Dice(AtomicU64);
+pub(super) struct SharedDice(AtomicU64);
 
-impl Default for Dice {
+impl Default for SharedDice {
     fn default() -> Self {
         Self::seeded(RandomState::new().hash_one(0_u8))
     }
 }
 
-impl Dice {
+impl SharedDice {
     /// Always the same throws.
     pub(super) const fn seeded(seed: u64) -> Self {
         Self(AtomicU64::new(seed))
@@ -21,11 +23,7 @@ impl Dice {
 
     /// 64 random bits.
     pub(super) fn throw(&self) -> u64 {
-        const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
-        let mut bits = self.0.fetch_add(STEP, Ordering::Relaxed).wrapping_add(STEP);
-        bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        bits ^ (bits >> 31)
+        Dice::mix(self.0.fetch_add(Dice::STEP, Ordering::Relaxed))
     }
 
     /// A number in 0..1.

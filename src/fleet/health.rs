@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use super::breaker::{Breaker, BreakerState};
-use super::dice::Dice;
+use super::dice::SharedDice;
 use super::error::SendErrorKind;
 use crate::clock::Clock;
 use crate::units::Tick;
@@ -128,7 +128,7 @@ pub(super) struct Health {
     check_at: AtomicU64,
     transitions: [AtomicU64; 3],
     errors: [AtomicU64; Failing::KINDS.len()],
-    dice: Dice,
+    dice: SharedDice,
     clock: Clock,
 }
 
@@ -149,7 +149,7 @@ impl Health {
             check_at: AtomicU64::new(0),
             transitions: Default::default(),
             errors: Default::default(),
-            dice: Dice::default(),
+            dice: SharedDice::default(),
             clock: Clock::start(),
         }
     }

@@ -4,8 +4,8 @@
 //! starts clean. Until the identity is known, requests are relayed.
 
 mod ask;
-mod known;
 mod pace;
+mod watched;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -17,22 +17,22 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::dialect::{Dialect, Engine};
+use crate::fleet::load_signal::LoadSignal;
 use crate::fleet::probe::{Limits, Report};
-use crate::fleet::scrape::Pulse;
 use crate::fleet::{Fleet, Replica};
 use crate::text::Tokenizer;
 use crate::words::{BypassReason, Plan};
 
 pub use ask::{Recognised, Unknown, ask, models, one_start, recognise, tokenizer};
 
-use known::Known;
-pub use known::shows_one;
+use watched::Watched;
+pub use watched::shows_one;
 
 /// What everything learnt is keyed by.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Epoch {
     /// The replica's name.
-    pub backend: String,
+    pub replica: String,
     /// The model id that it serves.
     pub model: String,
     /// The engine's own version.
@@ -53,7 +53,7 @@ pub struct Identity {
     /// Its vocabulary.
     pub tokenizer: Arc<Tokenizer>,
     /// What it says about its load, and what its rounds have shown.
-    pub pulse: Arc<Pulse>,
+    pub load_signal: Arc<LoadSignal>,
     /// What a probe has found.
     pub probe: Option<Arc<Report>>,
     /// What was told when it was recognised: the plans that it has not, and the connections that were tried.
@@ -64,7 +64,7 @@ impl Identity {
     /// Whether round after round found nothing cached, as if another engine answered each. One that shows when
     /// it was started is known to be one: its cache may just be too small for what is asked at once.
     pub fn may_be_many(&self) -> bool {
-        self.engine.started.is_none() && self.pulse.finds_nothing_cached()
+        self.engine.started.is_none() && self.load_signal.finds_nothing_cached()
     }
 
     /// The same, with a cache that was seen at work.
@@ -111,7 +111,7 @@ type AskingOf = Box<dyn Fn(&Replica) -> Option<Asking> + Send + Sync>;
 pub struct Identities {
     fleet: Arc<Fleet>,
     asking: AskingOf,
-    known: RwLock<Vec<Arc<Known>>>,
+    known: RwLock<Vec<Arc<Watched>>>,
     /// Counts up whenever a replica has been asked.
     asked: watch::Sender<u64>,
 }
@@ -130,11 +130,11 @@ impl Identities {
     }
 
     /// Takes in replicas that have come, and lets go those that have left.
-    fn follow(&self) -> Vec<Arc<Known>> {
+    fn follow(&self) -> Vec<Arc<Watched>> {
         let replicas = self.fleet.replicas();
         let mut known = self.known.write();
         known.retain(|known| {
-            let stays = replicas.iter().any(|replica| Arc::ptr_eq(replica, &known.backend));
+            let stays = replicas.iter().any(|replica| Arc::ptr_eq(replica, &known.replica));
             if !stays {
                 known.leave();
             }
@@ -142,11 +142,11 @@ impl Identities {
         });
         let mut come = Vec::new();
         for replica in replicas {
-            if known.iter().any(|known| Arc::ptr_eq(&known.backend, &replica)) {
+            if known.iter().any(|known| Arc::ptr_eq(&known.replica, &replica)) {
                 continue;
             }
             if let Some(asking) = (self.asking)(&replica) {
-                let new = Arc::new(Known::new(replica, asking));
+                let new = Arc::new(Watched::new(replica, asking));
                 known.push(Arc::clone(&new));
                 come.push(new);
             }
@@ -154,18 +154,18 @@ impl Identities {
         come
     }
 
-    fn find(&self, backend: &Arc<Replica>) -> Option<Arc<Known>> {
-        self.known.read().iter().find(|known| Arc::ptr_eq(&known.backend, backend)).cloned()
+    fn find(&self, replica: &Arc<Replica>) -> Option<Arc<Watched>> {
+        self.known.read().iter().find(|known| Arc::ptr_eq(&known.replica, replica)).cloned()
     }
 
     /// What is known about a replica; `None` if it is not asked.
-    pub fn standing(&self, backend: &Arc<Replica>) -> Option<Arc<Standing>> {
-        self.find(backend).map(|known| known.standing.load_full())
+    pub fn standing(&self, replica: &Arc<Replica>) -> Option<Arc<Standing>> {
+        self.find(replica).map(|known| known.standing.load_full())
     }
 
     /// What the admin API shows of a replica: epoch, plans and probe.
-    pub fn shown(&self, backend: &Arc<Replica>) -> Option<Value> {
-        let known = self.find(backend)?;
+    pub fn shown(&self, replica: &Arc<Replica>) -> Option<Value> {
+        let known = self.find(replica)?;
         let standing = known.standing.load();
         Some(match &**standing {
             Standing::Relayed(reason, why) => {
@@ -173,12 +173,12 @@ impl Identities {
             }
             Standing::Known(identity) => {
                 let Epoch { model, version, started, vocabulary, .. } = &identity.epoch;
-                let backend = known.backend.name();
+                let replica = known.replica.name();
                 let vocabulary = vocabulary.get(..8).unwrap_or(vocabulary);
                 let plans: Vec<_> = identity.engine.plans.iter().map(|plan| plan.name()).collect();
                 json!({
                     "dialect": identity.engine.dialect.name(),
-                    "epoch": format!("{backend}/{model}/{version}/{started}/{vocabulary}"),
+                    "epoch": format!("{replica}/{model}/{version}/{started}/{vocabulary}"),
                     "plans": plans,
                     "probe": identity.probe.as_ref().map(|probe| probe.to_json()),
                 })
@@ -190,14 +190,14 @@ impl Identities {
     ///
     /// # Errors
     /// Why it is not measured.
-    pub fn reprobe(&self, backend: &Arc<Replica>) -> Result<(), String> {
-        let known = self.find(backend).ok_or("it is not asked to verify")?;
+    pub fn reprobe(&self, replica: &Arc<Replica>) -> Result<(), String> {
+        let known = self.find(replica).ok_or("it is not asked to verify")?;
         known.reprobe()
     }
 
     /// Everything that is known: replica, identity.
     pub fn all(&self) -> Vec<(Arc<Replica>, Option<Arc<Identity>>)> {
-        self.known.read().iter().map(|known| (Arc::clone(&known.backend), known.identity())).collect()
+        self.known.read().iter().map(|known| (Arc::clone(&known.replica), known.identity())).collect()
     }
 
     /// Resolves once every replica has been asked at least once.
@@ -213,7 +213,7 @@ impl Identities {
     pub async fn keep_asking(self: Arc<Self>, stop: CancellationToken) {
         let mut changes = self.fleet.changes();
         self.follow();
-        let mut come: Vec<Arc<Known>> = self.known.read().clone();
+        let mut come: Vec<Arc<Watched>> = self.known.read().clone();
         loop {
             for known in come {
                 self.look_after(&known, &stop);
@@ -226,7 +226,7 @@ impl Identities {
     }
 
     /// Starts what is done about one replica until it leaves or everything stops.
-    fn look_after(self: &Arc<Self>, known: &Arc<Known>, stop: &CancellationToken) {
+    fn look_after(self: &Arc<Self>, known: &Arc<Watched>, stop: &CancellationToken) {
         let identities = Arc::clone(self);
         let asked = move || identities.asked.send_modify(|asked| *asked += 1);
         let work = {

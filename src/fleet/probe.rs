@@ -56,7 +56,7 @@ pub fn nonce() -> u64 {
 
 /// Measures an engine. `nonce` makes the text one that it has not seen.
 pub async fn measure(
-    backend: &Replica,
+    replica: &Replica,
     engine: &Engine,
     tokenizer: &Tokenizer,
     limits: &Limits,
@@ -64,13 +64,13 @@ pub async fn measure(
 ) -> Findings {
     let clock = Clock::start();
     let prober = Prober::new(engine.clone(), text(tokenizer, nonce), bounds(&clock, limits));
-    drive(backend, engine, prober, &clock, limits).await
+    drive(replica, engine, prober, &clock, limits).await
 }
 
 /// Whether one engine answers at an address that does not tell when it was started: four calls, eight at most.
 /// Returns that, and how many calls it took.
 pub async fn is_one(
-    backend: &Replica,
+    replica: &Replica,
     engine: &Engine,
     tokenizer: &Tokenizer,
     limits: &Limits,
@@ -81,7 +81,7 @@ pub async fn is_one(
     for long in [false, true] {
         let text = text(tokenizer, nonce.wrapping_add(u64::from(long)));
         let prober = Prober::of_one(engine.clone(), text, bounds(&clock, limits), long);
-        let findings = drive(backend, engine, prober, &clock, limits).await;
+        let findings = drive(replica, engine, prober, &clock, limits).await;
         calls += findings.calls;
         if long || findings.cache.told || findings.calls < 4 {
             return (!findings.balanced, calls);
@@ -117,7 +117,7 @@ fn text(tokenizer: &Tokenizer, nonce: u64) -> Vec<TokenId> {
 }
 
 async fn drive(
-    backend: &Replica,
+    replica: &Replica,
     engine: &Engine,
     mut prober: Prober,
     clock: &Clock,
@@ -127,10 +127,10 @@ async fn drive(
     while let Some(step) = prober.next(clock.now()) {
         let heard = match step {
             Step::Round { calls, fresh } => {
-                tokio::time::timeout_at(until, round(backend, &calls, fresh, limits.bytes_max)).await
+                tokio::time::timeout_at(until, round(replica, &calls, fresh, limits.bytes_max)).await
             }
             Step::Ride { call, leave } => {
-                tokio::time::timeout_at(until, ride(backend, engine, &call, leave)).await
+                tokio::time::timeout_at(until, ride(replica, engine, &call, leave)).await
             }
         };
         prober.take(heard.unwrap_or(Heard::Late));
@@ -138,24 +138,24 @@ async fn drive(
     prober.findings()
 }
 
-async fn round(backend: &Replica, calls: &[Call], fresh: bool, bytes_max: usize) -> Heard {
+async fn round(replica: &Replica, calls: &[Call], fresh: bool, bytes_max: usize) -> Heard {
     let begun = Instant::now();
-    let answers = calls.iter().map(|call| whole(backend, call, fresh, bytes_max));
+    let answers = calls.iter().map(|call| whole(replica, call, fresh, bytes_max));
     match futures_util::future::try_join_all(answers).await {
         Ok(bodies) => Heard::Round { bodies, seconds: begun.elapsed().as_secs_f64() },
         Err(heard) => heard,
     }
 }
 
-async fn whole(backend: &Replica, call: &Call, fresh: bool, most: usize) -> Result<Vec<u8>, Heard> {
-    let response = send(backend, call, fresh).await?;
+async fn whole(replica: &Replica, call: &Call, fresh: bool, most: usize) -> Result<Vec<u8>, Heard> {
+    let response = send(replica, call, fresh).await?;
     gather::whole(response.into_body(), most).await.map_err(|_| Heard::Silence)
 }
 
 /// Reads a stream until so many events with tokens have come, and hangs up; or an answer that comes whole.
-async fn ride(backend: &Replica, engine: &Engine, call: &Call, leave: usize) -> Heard {
+async fn ride(replica: &Replica, engine: &Engine, call: &Call, leave: usize) -> Heard {
     let begun = Instant::now();
-    let response = match send(backend, call, false).await {
+    let response = match send(replica, call, false).await {
         Ok(response) => response,
         Err(heard) => return heard,
     };
@@ -187,7 +187,7 @@ async fn ride(backend: &Replica, engine: &Engine, call: &Call, leave: usize) -> 
     Heard::Ride(events)
 }
 
-async fn send(backend: &Replica, call: &Call, fresh: bool) -> Result<Response<Answer>, Heard> {
+async fn send(replica: &Replica, call: &Call, fresh: bool) -> Result<Response<Answer>, Heard> {
     let mut request = Request::new(full(call.body.clone()));
     *request.method_mut() = Method::POST;
     *request.uri_mut() = call.path.parse().map_err(|_| Heard::Silence)?;
@@ -196,7 +196,7 @@ async fn send(backend: &Replica, call: &Call, fresh: bool) -> Result<Response<An
     if fresh {
         request.extensions_mut().insert(Fresh);
     }
-    let response = backend.own(request).await.map_err(|_| Heard::Silence)?;
+    let response = replica.own(request).await.map_err(|_| Heard::Silence)?;
     match response.status() {
         StatusCode::OK => Ok(response),
         status => Err(Heard::Refused(status.as_u16())),

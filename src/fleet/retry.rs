@@ -56,41 +56,41 @@ impl Fleet {
     /// As [`Replica::send`]; of the second try if there was one.
     pub async fn send(
         &self,
-        backend: &mut Arc<Replica>,
+        replica: &mut Arc<Replica>,
         request: Request<Body>,
         repeatable: Option<&Bytes>,
     ) -> Result<Response<Answer>, SendError> {
         let copy = repeatable.map(|body| copy_of(&request, body));
-        let failed = match backend.try_send(request).await {
+        let failed = match replica.try_send(request).await {
             Ok(answer) => return Ok(answer),
             Err(failed) => failed,
         };
         let Some((request, to)) = self
-            .again(backend, failed.kind(), failed.pooled, || failed.unsent.map(|unsent| *unsent).or(copy))
+            .again(replica, failed.kind(), failed.pooled, || failed.unsent.map(|unsent| *unsent).or(copy))
         else {
             return Err(failed.error);
         };
         if !self.budget.retry() {
-            backend.retried(false);
+            replica.retried(false);
             return Err(failed.error);
         }
-        backend.retried(true);
-        tracing::debug!(from = backend.label(), to = to.label(), error = %failed.error, "sent again");
-        *backend = to;
-        backend.chosen();
-        backend.send(request).await
+        replica.retried(true);
+        tracing::debug!(from = replica.label(), to = to.label(), error = %failed.error, "sent again");
+        *replica = to;
+        replica.chosen();
+        replica.send(request).await
     }
 
     /// Who may answer a request instead of `backend`, where its call ended by `error` before an answer had
     /// begun: as in [`Self::send`], for those who call a replica by themselves. Counts as a retry.
-    pub fn elsewhere(&self, backend: &Arc<Replica>, error: &SendError) -> Option<Arc<Replica>> {
+    pub fn elsewhere(&self, replica: &Arc<Replica>, error: &SendError) -> Option<Arc<Replica>> {
         let hung_up = matches!(
             error,
             SendError::Connect { .. } | SendError::ConnectTimeout { .. } | SendError::Closed { .. }
         );
-        let other = self.other(backend).filter(|_| hung_up)?;
+        let other = self.other(replica).filter(|_| hung_up)?;
         let granted = self.budget.retry();
-        backend.retried(granted);
+        replica.retried(granted);
         granted.then(|| {
             other.chosen();
             other
@@ -99,11 +99,11 @@ impl Fleet {
 
     /// Who may answer a request once more whose answer from `backend` ended before it held anything: another replica,
     /// else the same one. Counts as a retry.
-    pub fn once_more(&self, backend: &Arc<Replica>) -> Option<Arc<Replica>> {
+    pub fn once_more(&self, replica: &Arc<Replica>) -> Option<Arc<Replica>> {
         let granted = self.budget.retry();
-        backend.retried(granted);
+        replica.retried(granted);
         granted.then(|| {
-            let to = self.other(backend).unwrap_or_else(|| Arc::clone(backend));
+            let to = self.other(replica).unwrap_or_else(|| Arc::clone(replica));
             to.chosen();
             to
         })
@@ -112,14 +112,14 @@ impl Fleet {
     /// What may be sent again, and to whom.
     fn again(
         &self,
-        backend: &Arc<Replica>,
+        replica: &Arc<Replica>,
         kind: SendErrorKind,
         pooled: bool,
         request: impl FnOnce() -> Option<Request<Body>>,
     ) -> Option<(Request<Body>, Arc<Replica>)> {
         let to = match kind {
-            SendErrorKind::Closed if pooled => self.other(backend).unwrap_or_else(|| Arc::clone(backend)),
-            SendErrorKind::Connect | SendErrorKind::Closed => self.other(backend)?,
+            SendErrorKind::Closed if pooled => self.other(replica).unwrap_or_else(|| Arc::clone(replica)),
+            SendErrorKind::Connect | SendErrorKind::Closed => self.other(replica)?,
             SendErrorKind::Timeout | SendErrorKind::Protocol | SendErrorKind::Request => return None,
         };
         Some((request()?, to))

@@ -24,7 +24,7 @@ use crate::dialect;
 use crate::drive::exchange::{Client, Declined, Drive, Exchange, Slot, Unsent, fit};
 use crate::drive::failure::Failure;
 use crate::fleet::Replica;
-use crate::gateway::{Brains, Limits, Settings, Shared};
+use crate::gateway::{Limits, Settings, Shared};
 use crate::http::body::Body;
 use crate::http::body::full;
 use crate::http::gather::Stopped;
@@ -145,13 +145,18 @@ fn bypass(outcome: Outcome) -> Option<Why> {
 }
 
 impl Proxy {
-    pub(crate) fn new(settings: &Settings, brains: &Brains, shared: Shared, tunnels: Tunnels) -> Self {
+    pub(crate) fn new(
+        settings: &Settings,
+        drive: Option<Arc<dyn Drive>>,
+        shared: Shared,
+        tunnels: Tunnels,
+    ) -> Self {
         let epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Self {
             shared,
             limits: settings.limits,
             client_control: settings.client_control,
-            drive: brains.drive.clone(),
+            drive,
             tenants: settings.tenant.clone(),
             tunnels,
             ids: AtomicU64::new((epoch.as_micros() as u64) << 20),
@@ -207,16 +212,16 @@ impl Proxy {
         } else {
             Payload::streamed(body)
         };
-        let Some(backend) = self.shared.fleet.pick(model.as_deref()) else {
+        let Some(replica) = self.shared.fleet.pick(model.as_deref()) else {
             return fail(inbound.record, &Failure::NoBackend);
         };
         if let Some(model) = model {
             inbound.record.model(model);
         }
-        self.relay(inbound, body, backend).await
+        self.relay(inbound, body, replica).await
     }
 
-    async fn relay(&self, mut inbound: Inbound, body: Payload, backend: Arc<Replica>) -> Response<Body> {
+    async fn relay(&self, mut inbound: Inbound, body: Payload, replica: Arc<Replica>) -> Response<Body> {
         let twice = route::is_repeatable(&inbound.parts.method, &inbound.parts.uri);
         let (body, repeatable) = match body {
             Payload::Whole(bytes) => (full(bytes.clone()), Some(bytes).filter(|_| twice)),
@@ -227,7 +232,7 @@ impl Proxy {
         };
         let fleet = Arc::clone(&self.shared.fleet);
         let Inbound { parts, peer, record } = inbound;
-        let relay = Relay { record, backend, fleet, limit: self.limits.relay_body, repeatable };
+        let relay = Relay { record, replica, fleet, limit: self.limits.relay_body, repeatable };
         relay.send(parts, body, peer, &self.tunnels).await
     }
 
@@ -241,12 +246,12 @@ impl Proxy {
         to: Option<Arc<Replica>>,
     ) -> Response<Body> {
         let Inbound { parts, peer, mut record } = inbound;
-        let Some(backend) = to.or_else(|| self.shared.fleet.pick(Some(&model))) else {
+        let Some(replica) = to.or_else(|| self.shared.fleet.pick(Some(&model))) else {
             return fail(record, &Failure::NoBackend);
         };
         record.model(model.clone());
         let (fleet, limit) = (Arc::clone(&self.shared.fleet), self.limits.relay_body);
-        let relay = Relay { record, backend, fleet, limit, repeatable: None };
+        let relay = Relay { record, replica, fleet, limit, repeatable: None };
         relay.send_predicted(parts, altered, own, &model, peer).await
     }
 
@@ -282,7 +287,7 @@ impl Proxy {
             Verdict::Relay { why, model, to, body } => (why, model, to, body),
         };
         inbound.record.bypassed(route, why.reason, why.parameter);
-        let Some(backend) = to.or_else(|| self.shared.fleet.pick(model.as_deref())) else {
+        let Some(replica) = to.or_else(|| self.shared.fleet.pick(model.as_deref())) else {
             return fail(inbound.record, &Failure::NoBackend);
         };
         if let Some(model) = model {
@@ -290,11 +295,11 @@ impl Proxy {
         }
         let body = match body {
             Payload::Whole(bytes) => {
-                Payload::Whole(fit(&backend, &mut inbound.parts, bytes, &self.shared.memory))
+                Payload::Whole(fit(&replica, &mut inbound.parts, bytes, &self.shared.memory))
             }
             unread @ Payload::Stream(_) => unread,
         };
-        self.relay(inbound, body, backend).await
+        self.relay(inbound, body, replica).await
     }
 
     /// Asks [`policy::decide`] with what the head tells, and once more with the body.
@@ -421,13 +426,13 @@ impl Proxy {
     /// Relays what the driver gives back.
     async fn relay_declined(&self, declined: Declined) -> Response<Body> {
         let Declined { unsent, slot, reason } = declined;
-        let Unsent { mut head, body, replica: backend } = unsent;
+        let Unsent { mut head, body, replica } = unsent;
         let mut record = slot.into_record();
         record.declined(reason);
-        let body = fit(&backend, &mut head, body, &self.shared.memory);
+        let body = fit(&replica, &mut head, body, &self.shared.memory);
         let repeatable = Some(body.clone());
         let fleet = Arc::clone(&self.shared.fleet);
-        let relay = Relay { record, backend, fleet, limit: None, repeatable };
+        let relay = Relay { record, replica, fleet, limit: None, repeatable };
         relay.send_prepared(head, full(body)).await
     }
 

@@ -53,7 +53,7 @@ pub struct Relay {
     /// What will be said about it.
     pub record: Record,
     /// Where it goes.
-    pub backend: Arc<Replica>,
+    pub replica: Arc<Replica>,
     /// Who can answer instead, if it gives no answer.
     pub fleet: Arc<Fleet>,
     /// `limits.relay_body`.
@@ -88,7 +88,7 @@ impl Relay {
         match self.exchange(parts, body).await {
             Err(failure) => fail(self.record, &failure),
             Ok(response) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
-                let backend = self.backend.name().to_owned();
+                let backend = self.replica.name().to_owned();
                 fail(self.record, &Failure::UnaskedUpgrade { backend })
             }
             Ok(response) => self.pass_back(response),
@@ -146,7 +146,7 @@ impl Relay {
             }
             Err(_) => false,
         };
-        let backend = Arc::clone(&self.backend);
+        let replica = Arc::clone(&self.replica);
         let metrics = |result| self.record.observer().metrics().prediction(result);
         if !refused {
             metrics(Prediction::Sent);
@@ -155,7 +155,7 @@ impl Relay {
         metrics(Prediction::Refused);
         let second = self.exchange(parts, crate::http::body::full(own)).await;
         if second.as_ref().is_ok_and(|response| response.status().is_success()) {
-            backend.note_unpredicted(model);
+            replica.note_unpredicted(model);
         }
         self.answer_with(second)
     }
@@ -173,7 +173,7 @@ impl Relay {
         body: Body,
     ) -> Result<Response<fleet::Answer>, Failure> {
         headers::frame(&mut parts, &body);
-        self.record.to(self.backend.name());
+        self.record.to(self.replica.name());
         let body = match self.limit {
             None => body,
             Some(limit) if body.size_hint().lower() > limit => return Err(Failure::BodyTooLarge { limit }),
@@ -184,7 +184,7 @@ impl Relay {
         };
         let body = if body.size_hint().upper() == Some(0) { body } else { Sliced::new(body).boxed_unsync() };
         let request = Request::from_parts(parts, body);
-        let sent = self.fleet.send(&mut self.backend, request, self.repeatable.as_ref()).await;
+        let sent = self.fleet.send(&mut self.replica, request, self.repeatable.as_ref()).await;
         sent.map_err(|error| match self.limit {
             Some(limit) if error.is_limit() => Failure::BodyTooLarge { limit },
             _ => Failure::Send(error),

@@ -11,6 +11,8 @@ use std::time::Duration;
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
+use crate::units::Dice;
+
 /// Resamples of the bootstrap.
 const RESAMPLES: usize = 4_000;
 /// Seed of the bootstrap; any constant will do.
@@ -73,11 +75,11 @@ pub fn interval(values: &[f64]) -> Interval {
         let end = |q| quantile(values.to_vec(), q);
         return Interval { median, low: end(0.0), high: end(1.0), n: values.len() };
     }
-    let mut state = SEED;
+    let mut dice = Dice::new(SEED);
     let mut medians: Vec<f64> = (0..RESAMPLES)
         .filter_map(|_| {
             let resample: Vec<f64> = (0..values.len())
-                .filter_map(|_| values.get((next(&mut state) % values.len().max(1) as u64) as usize).copied())
+                .filter_map(|_| values.get(dice.below(values.len() as u64) as usize).copied())
                 .collect();
             quantile(resample, 0.5)
         })
@@ -98,15 +100,6 @@ pub fn quantile(mut values: Vec<f64>, q: f64) -> Option<f64> {
     let below = *values.get(place.floor() as usize)?;
     let above = *values.get(place.ceil() as usize)?;
     Some(below + (above - below) * place.fract())
-}
-
-/// SplitMix64: small, good enough for resampling, and the same everywhere.
-fn next(state: &mut u64) -> u64 {
-    *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    let mut z = *state;
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
 }
 
 #[cfg(test)]
@@ -136,11 +129,11 @@ mod tests {
 
     #[test]
     fn the_interval_covers_the_truth_about_nineteen_times_in_twenty() {
-        let mut state = 7;
+        let mut dice = Dice::new(7);
         let covered = (0..200)
             .filter(|_| {
                 // Uniform on 0..1, so the true median is 0.5.
-                let values: Vec<f64> = (0..21).map(|_| next(&mut state) as f64 / u64::MAX as f64).collect();
+                let values: Vec<f64> = (0..21).map(|_| dice.unit()).collect();
                 let found = interval(&values);
                 found.low.unwrap() <= 0.5 && 0.5 <= found.high.unwrap()
             })

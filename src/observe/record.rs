@@ -199,6 +199,7 @@ impl Record {
         finished.path = if summary.speculated { Path::Speculated } else { Path::Ridden };
         finished.reason = summary.reason.map(RideReason::name);
         finished.output_tokens = summary.output_tokens;
+        finished.drift = summary.drift;
         if summary.rounds as usize <= finished.rounds.len() {
             return;
         }
@@ -275,13 +276,12 @@ mod tests {
         let mut record = Record::begin(&observer, "r".to_owned());
         record.eligible(Route::Chat, "p@12345678");
         let mut summary = Summary {
-            finish: None,
             speculated: true,
-            reason: None,
             rounds: 1,
             drafted: 4,
             accepted: 3,
             output_tokens: 5,
+            ..Summary::default()
         };
         record.drafted(Duration::from_millis(2));
         record.verifying("prompt_lookup");

@@ -2,6 +2,8 @@
 
 use serde_json::{Map, Value, json};
 
+use crate::words::Ledger;
+
 /// Which way a request took.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Path {
@@ -42,10 +44,14 @@ pub struct Leapt<'a> {
     pub drafted: u32,
     /// Draft tokens accepted in them.
     pub accepted: u32,
+    /// What judging them has cost in drift.
+    pub drift: Ledger,
+    /// Output tokens in all.
+    pub output_tokens: u32,
 }
 
 impl Leapt<'_> {
-    /// The object. All rules built so far are exact, so the drift is zero by construction.
+    /// The object.
     pub fn to_value(&self) -> Value {
         json!({
             "path": self.path.name(),
@@ -54,7 +60,11 @@ impl Leapt<'_> {
             "rounds": self.rounds,
             "drafted": self.drafted,
             "accepted": self.accepted,
-            "drift": { "tv": 0.0, "rate": 0.0, "substitutions": 0 },
+            "drift": {
+                "tv": self.drift.tv,
+                "rate": self.drift.rate(self.output_tokens),
+                "substitutions": self.drift.substitutions,
+            },
         })
     }
 }
@@ -158,11 +168,13 @@ mod tests {
             rounds: 3,
             drafted: 12,
             accepted: 9,
+            drift: Ledger { tv: 0.5, substitutions: 2 },
+            output_tokens: 10,
         };
         assert_eq!(
             Usage::new(5).to_value(1, Some(&leapt))["foretell"],
             json!({"path": "speculated", "reason": null, "policy": "default@0123abcd", "rounds": 3,
-                "drafted": 12, "accepted": 9, "drift": {"tv": 0.0, "rate": 0.0, "substitutions": 0}})
+                "drafted": 12, "accepted": 9, "drift": {"tv": 0.5, "rate": 0.05, "substitutions": 2}})
         );
     }
 }

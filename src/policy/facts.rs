@@ -51,7 +51,7 @@ pub struct Facts<'a> {
     /// Whether there is a place for one more session.
     pub session: Fact<bool>,
     /// Who answers at the replica's address.
-    pub server: Fact<Standing<'a>>,
+    pub server: Fact<ServerState<'a>>,
     /// The policies in force.
     pub policies: Fact<&'a PolicySet>,
     /// What is known of the drafter models that policies name.
@@ -161,7 +161,7 @@ pub struct Backend<'a> {
 
 /// Who answers at a replica's address.
 #[derive(Clone, Copy)]
-pub enum Standing<'a> {
+pub enum ServerState<'a> {
     /// A server that is relayed to, for this reason.
     Relayed(BypassReason, &'a str),
     /// Nobody answers there now, for this reason. The driver does not look at this, since a server may be back at any
@@ -171,7 +171,7 @@ pub enum Standing<'a> {
     Known(Server<'a>),
 }
 
-impl<'a> Standing<'a> {
+impl<'a> ServerState<'a> {
     /// The server, if it can verify.
     pub fn server(self) -> Option<Server<'a>> {
         match self {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::decide::{Bypass, Outcome, Step, Verdict};
-use super::facts::{Backend, Body, Fact, Facts, Server, Standing, Wish};
+use super::facts::{Backend, Body, Fact, Facts, Server, ServerState, Wish};
 use super::part::Part;
 use super::{Policy, PolicyMode};
 use crate::dialect::Engine;
@@ -138,12 +138,12 @@ pub(super) fn session(place: Fact<bool>) -> Result<(), Halt> {
     }
 }
 
-pub(super) fn server(standing: Fact<Standing<'_>>) -> Result<Server<'_>, Halt> {
+pub(super) fn server(standing: Fact<ServerState<'_>>) -> Result<Server<'_>, Halt> {
     match standing {
         Fact::Unknown(why) => Err(Halt::Unknown(why)),
-        Fact::Known(Standing::Relayed(reason, why)) => Err(Halt::Told(reason, why.to_owned())),
-        Fact::Known(Standing::Down(why)) => Err(Halt::Down(why.to_owned())),
-        Fact::Known(Standing::Known(server)) => match server.single {
+        Fact::Known(ServerState::Relayed(reason, why)) => Err(Halt::Told(reason, why.to_owned())),
+        Fact::Known(ServerState::Down(why)) => Err(Halt::Down(why.to_owned())),
+        Fact::Known(ServerState::Known(server)) => match server.single {
             Fact::Known(true) => Ok(server),
             Fact::Known(false) => Err(BypassReason::Balanced.into()),
             Fact::Unknown(why) => Err(Halt::Unknown(why)),

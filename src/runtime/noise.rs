@@ -5,17 +5,12 @@
 //! drafter that knows the seed draws with the same noise, and so agrees far more often than one that is
 //! merely greedy (weighted-MinHash coupling, Daliri et al., arXiv 2408.07978).
 
+use crate::units::Dice;
+
 /// A 64-bit hash of the place and the token, each input fully mixed (SplitMix64 finaliser).
 pub fn hash(seed: u64, choice: u32, position: u64, token: u32) -> u64 {
-    let place = mix(seed ^ mix(position.wrapping_add(0x9E37_79B9_7F4A_7C15)));
-    mix(place ^ mix((u64::from(choice) << 32) | u64::from(token)))
-}
-
-fn mix(value: u64) -> u64 {
-    let mut z = value.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
+    let place = Dice::mix(seed ^ Dice::mix(position.wrapping_add(0x9E37_79B9_7F4A_7C15)));
+    Dice::mix(place ^ Dice::mix((u64::from(choice) << 32) | u64::from(token)))
 }
 
 /// A uniform number in (0, 1): 52 bits of the hash, centred in their cell so that neither end is reached.
@@ -39,13 +34,13 @@ pub(super) struct Place {
 
 impl Place {
     pub(super) fn new(seed: u64, choice: u32, position: u64) -> Self {
-        let mixed = mix(seed ^ mix(position.wrapping_add(0x9E37_79B9_7F4A_7C15)));
+        let mixed = Dice::mix(seed ^ Dice::mix(position.wrapping_add(0x9E37_79B9_7F4A_7C15)));
         Self { mixed, choice: u64::from(choice) << 32 }
     }
 
     /// The same number as [`hash`].
     pub(super) fn hash(self, token: u32) -> u64 {
-        mix(self.mixed ^ mix(self.choice | u64::from(token)))
+        Dice::mix(self.mixed ^ Dice::mix(self.choice | u64::from(token)))
     }
 
     /// The noise of a hash, as [`gumbel`] has it.

@@ -8,7 +8,7 @@
 
 use crate::draft::Tree;
 use crate::units::{Dice, TokenId};
-use crate::words::{Dist, Row, Verdict};
+use crate::words::{Dist, Ledger, Row, Verdict};
 
 /// What a round brought.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -35,13 +35,6 @@ pub enum Rule {
     /// Sample and match: the text has the target's own law.
     #[default]
     Exact,
-}
-
-/// What judging has cost in drift from the target's law.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Ledger {
-    /// Bound of the total-variation distance of the output so far.
-    pub tv: f64,
 }
 
 /// Walks the draft by the samples, up to the first place that is not decided; no tokens if that is the
@@ -97,6 +90,9 @@ pub trait Walk {
     /// What a round brought whose first row follows `context` tokens of prompt and output; `None` if the verdict
     /// does not fit the draft.
     fn walk(&mut self, draft: &Tree, verdict: &Verdict, context: usize) -> Option<Accepted>;
+
+    /// What that has cost so far.
+    fn ledger(&self) -> Ledger;
 }
 
 /// The judge of one session.
@@ -118,6 +114,10 @@ impl Walk for Judge {
     fn walk(&mut self, draft: &Tree, verdict: &Verdict, context: usize) -> Option<Accepted> {
         let seed = self.noise;
         walk(draft, verdict, self.rule, &mut self.ledger, |depth| Dice::at(seed, context + depth))
+    }
+
+    fn ledger(&self) -> Ledger {
+        self.ledger
     }
 }
 

@@ -77,15 +77,7 @@ impl<W: Walk> Session<W> {
             over: false,
             queue: VecDeque::new(),
             next_id: ActionId::WORLD.0,
-            summary: Summary {
-                finish: None,
-                speculated: false,
-                reason: None,
-                rounds: 0,
-                drafted: 0,
-                accepted: 0,
-                output_tokens: 0,
-            },
+            summary: Summary::default(),
         };
         if let Some(prompt) = start.prompt {
             session.know_prompt(prompt);

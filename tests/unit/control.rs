@@ -12,23 +12,16 @@ use foretell::draft::{Features, LookupSpec, Ngram, Source, Tree};
 use foretell::session::{
     Action, ActionId, Decode, Ending, Event, Finish, Limit, RidePlan, Rules, Session, Start, Summary, Tail,
 };
-use foretell::units::{Tick, TokenId};
+use foretell::units::{Dice, Tick, TokenId};
 use foretell::words::{Plan, RideReason, Row, Verdict};
 use rstest::rstest;
-
-fn mix(value: u64) -> u64 {
-    let mut z = value.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
-}
 
 struct Random(u64);
 
 impl Random {
     fn unit(&mut self) -> f64 {
         self.0 = self.0.wrapping_add(1);
-        (mix(self.0) >> 11) as f64 / (1u64 << 53) as f64
+        (Dice::mix(self.0) >> 11) as f64 / (1u64 << 53) as f64
     }
 
     /// Word frequencies of real text: a few tokens make up most of it.
@@ -86,7 +79,7 @@ struct Request {
 }
 
 fn request(text: Text, number: u64, len: usize) -> Request {
-    let mut random = Random(mix(number));
+    let mut random = Random(Dice::mix(number));
     let prompt: Vec<TokenId> = (0..300).map(|_| random.zipf()).collect();
     let output = (0..len)
         .map(|index| {
@@ -134,7 +127,7 @@ impl Simulation<'_> {
     /// The model drafter's choice at an output place, given that the text before it is the real one.
     fn choice(&self, index: usize) -> TokenId {
         let right = self.machine.right.unwrap_or(0.0);
-        let hash = mix(index as u64 ^ mix(u64::from(self.request.prompt[0])));
+        let hash = Dice::mix(index as u64 ^ Dice::mix(u64::from(self.request.prompt[0])));
         if ((hash % 1000) as f64) < right * 1000.0 { self.truth(index) } else { 100_000 }
     }
 

@@ -11,7 +11,7 @@ use hyper::{Method, Request, StatusCode, header};
 use crate::dialect::recognise::{self, Told};
 use crate::dialect::{Answers, Dialect, Engine, Question};
 use crate::fleet::identity::{Asking, Epoch, Identity};
-use crate::fleet::scrape::Pulse;
+use crate::fleet::load_signal::LoadSignal;
 use crate::fleet::{Fresh, Replica};
 use crate::http::body::{Body, BoxError};
 use crate::http::gather;
@@ -82,18 +82,18 @@ pub struct Recognised {
 /// # Errors
 /// [`Unknown`]: it cannot be reached, or is no engine that can verify, or is several.
 pub async fn ask(
-    backend: &Replica,
+    replica: &Replica,
     asking: &Asking,
     before: Option<&Arc<Identity>>,
     away: u64,
-    pulse: &Arc<Pulse>,
+    load_signal: &Arc<LoadSignal>,
 ) -> Result<Arc<Identity>, Unknown> {
     if let Some(before) = before
-        && still(backend, before, away).await?
+        && still(replica, before, away).await?
     {
         return Ok(Arc::clone(before));
     }
-    let mut recognised = recognise(backend, asking.dialect, &asking.named).await?;
+    let mut recognised = recognise(replica, asking.dialect, &asking.named).await?;
     let mut engine = recognised.engine.clone();
     if engine.plans.is_empty() {
         return Err(Unknown::foreign(format!("{} is only relayed here", engine.dialect.name())));
@@ -105,8 +105,8 @@ pub async fn ask(
     if let Some(before) = before.filter(|before| same(&before.epoch)) {
         return Ok(Arc::clone(before));
     }
-    recognised.starts = one_start(backend, &recognised).await?;
-    let tokenizer = tokenizer(backend, asking.tokenizer.as_deref(), &engine).await?;
+    recognised.starts = one_start(replica, &recognised).await?;
+    let tokenizer = tokenizer(replica, asking.tokenizer.as_deref(), &engine).await?;
     if !engine.dialect.quirks().ride_ids && !writes_plainly(asking.tokenizer.as_deref(), &tokenizer).await {
         return Err(Unknown::tokenizer(
             "it sends text without ids, and no tokenizer_config.json beside the configured tokenizer says that \
@@ -115,7 +115,7 @@ pub async fn ask(
     }
     engine.special = (0..tokenizer.end()).filter(|&id| tokenizer.is_special(id)).collect();
     let epoch = Epoch {
-        backend: backend.label().to_owned(),
+        replica: replica.label().to_owned(),
         model: engine.model.clone(),
         version: engine.version.clone(),
         started,
@@ -123,12 +123,19 @@ pub async fn ask(
     };
     recognised.engine = engine.clone();
     let (engine, tokenizer, recognised) = (Arc::new(engine), Arc::new(tokenizer), Arc::new(recognised));
-    Ok(Arc::new(Identity { epoch, engine, tokenizer, pulse: Arc::clone(pulse), probe: None, recognised }))
+    Ok(Arc::new(Identity {
+        epoch,
+        engine,
+        tokenizer,
+        load_signal: Arc::clone(load_signal),
+        probe: None,
+        recognised,
+    }))
 }
 
 /// Whether it still is who it was, by the pages alone that it answered then: an engine that is known is not
 /// bothered again with what it refused, nor with calls that render or compute.
-async fn still(backend: &Replica, before: &Identity, away: u64) -> Result<bool, Unknown> {
+async fn still(replica: &Replica, before: &Identity, away: u64) -> Result<bool, Unknown> {
     let Recognised { engine, answers, start_page, .. } = &*before.recognised;
     let mut now = answers.clone();
     let mut pages = recognise::introduction();
@@ -137,7 +144,7 @@ async fn still(backend: &Replica, before: &Identity, away: u64) -> Result<bool, 
         pages.push(Question { path: start.clone().into(), body: None });
     }
     for page in pages {
-        now.add(&page.path, put(backend, &page, false).await?);
+        now.add(&page.path, put(replica, &page, false).await?);
     }
     Ok(engine.dialect.codec().engine(&now).is_ok_and(|now| {
         let epoch = &before.epoch;
@@ -151,7 +158,7 @@ async fn still(backend: &Replica, before: &Identity, away: u64) -> Result<bool, 
 /// # Errors
 /// [`Unknown`].
 pub async fn recognise(
-    backend: &Replica,
+    replica: &Replica,
     dialect: Option<Dialect>,
     named: &[Plan],
 ) -> Result<Recognised, Unknown> {
@@ -159,11 +166,11 @@ pub async fn recognise(
     let mut questions = 0;
     for question in recognise::introduction_to(dialect) {
         questions += 1;
-        answers.add(&question.path, put(backend, &question, false).await?);
+        answers.add(&question.path, put(replica, &question, false).await?);
     }
     let dialect = dialect.or_else(|| recognise::dialect_of(&answers));
     // However it is judged below: what is relayed to it has to be fit for it.
-    backend.set_refuses_prediction(dialect.is_some_and(|dialect| dialect.quirks().refuses_prediction));
+    replica.set_refuses_prediction(dialect.is_some_and(|dialect| dialect.quirks().refuses_prediction));
     if let Some(status) = locked(&answers, [recognise::MODELS]) {
         return Err(Unknown::Locked(status));
     }
@@ -176,7 +183,7 @@ pub async fn recognise(
         }
         for question in asked {
             questions += 1;
-            answers.add(&question.path, put(backend, &question, false).await?);
+            answers.add(&question.path, put(replica, &question, false).await?);
         }
     }
     let mut engine = dialect.codec().engine(&answers).map_err(|foreign| {
@@ -205,13 +212,13 @@ fn refused_status(status: u16) -> Option<StatusCode> {
 ///
 /// # Errors
 /// [`Unknown`]: it cannot be reached, or several engines answer.
-pub async fn one_start(backend: &Replica, recognised: &Recognised) -> Result<u32, Unknown> {
+pub async fn one_start(replica: &Replica, recognised: &Recognised) -> Result<u32, Unknown> {
     let Some(page) = &recognised.start_page else { return Ok(0) };
     let engine = &recognised.engine;
     for _ in 0..CONNECTIONS {
         let mut answers = recognised.answers.clone();
         let question = Question { path: page.clone().into(), body: None };
-        answers.add(page, put(backend, &question, true).await?);
+        answers.add(page, put(replica, &question, true).await?);
         let other = engine.dialect.codec().engine(&answers);
         let other = other.map_err(|foreign| Unknown::foreign(foreign.to_string()))?;
         if other.started != engine.started {
@@ -227,8 +234,8 @@ pub async fn one_start(backend: &Replica, recognised: &Recognised) -> Result<u32
 ///
 /// # Errors
 /// [`Unknown`]: it cannot be reached.
-pub async fn models(backend: &Replica) -> Result<usize, Unknown> {
-    let told = put(backend, &Question::get(recognise::MODELS), false).await?;
+pub async fn models(replica: &Replica) -> Result<usize, Unknown> {
+    let told = put(replica, &Question::get(recognise::MODELS), false).await?;
     if let Some(status) = refused_status(told.status) {
         return Err(Unknown::Locked(status));
     }
@@ -242,7 +249,7 @@ pub async fn models(backend: &Replica) -> Result<usize, Unknown> {
 /// # Errors
 /// [`Unknown`]: there is none, or it is not the backend's.
 pub async fn tokenizer(
-    backend: &Replica,
+    replica: &Replica,
     file: Option<&Path>,
     engine: &Engine,
 ) -> Result<Tokenizer, Unknown> {
@@ -251,14 +258,14 @@ pub async fn tokenizer(
             let read = tokio::fs::read(path).await;
             read.map_err(|error| Unknown::tokenizer(format!("{}: {error}", path.display())))?
         }
-        None => match put(backend, &Question::get(TOKENIZER), false).await? {
+        None => match put(replica, &Question::get(TOKENIZER), false).await? {
             Told { status: 200, body, .. } => body,
             _ => return Err(Unknown::tokenizer("its tokenizer is not configured, and it hands none out")),
         },
     };
     let tokenizer = Tokenizer::from_bytes(&bytes).map_err(|error| Unknown::tokenizer(error.to_string()))?;
     if let Some(question) = engine.dialect.codec().tokenize(engine, SAMPLE) {
-        let told = put(backend, &question, false).await?;
+        let told = put(replica, &question, false).await?;
         let theirs = engine.dialect.codec().tokens(&told.body);
         let own = tokenizer.encode(SAMPLE, false).ok();
         if told.status == 200 && theirs.is_some() && theirs != own {
@@ -283,7 +290,7 @@ async fn writes_plainly(file: Option<&Path>, tokenizer: &Tokenizer) -> bool {
 }
 
 /// Puts a question to the backend. `fresh`: on a connection that was never used before.
-async fn put(backend: &Replica, question: &Question, fresh: bool) -> Result<Told, Unknown> {
+async fn put(replica: &Replica, question: &Question, fresh: bool) -> Result<Told, Unknown> {
     let asked = async {
         let body = question.body.as_ref().map(|body| Bytes::from(body.to_string()));
         let method = if body.is_some() { Method::POST } else { Method::GET };
@@ -302,7 +309,7 @@ async fn put(backend: &Replica, question: &Question, fresh: bool) -> Result<Told
         }
         *request.method_mut() = method;
         let unreachable = |error: &dyn std::fmt::Display| Unknown::Unreachable(error.to_string());
-        let response = backend.inquire(request).await.map_err(|error| unreachable(&error))?;
+        let response = replica.inquire(request).await.map_err(|error| unreachable(&error))?;
         let status = response.status();
         let server = response.headers().get(header::SERVER).and_then(|server| server.to_str().ok());
         let server = server.map(ToOwned::to_owned);

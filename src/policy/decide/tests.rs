@@ -6,7 +6,7 @@ use crate::openai::{Control, Defaults, Judgement, Route, judge};
 use crate::policy::part::ModelState;
 use crate::policy::{
     Accept, Backend, Body, Bounds, Drafter, Gamma, Gates, Holdback, Match, Policy, PolicyMode, PolicySet,
-    Revision, Server, Standing, Terms, Vocabulary, Wish,
+    Revision, Server, ServerState, Terms, Vocabulary, Wish,
 };
 use crate::words::{Mode, Plan};
 
@@ -64,9 +64,9 @@ impl World {
         }
     }
 
-    fn server(&self, single: Fact<bool>) -> Fact<Standing<'_>> {
+    fn server(&self, single: Fact<bool>) -> Fact<ServerState<'_>> {
         let server = Server { engine: &self.engine, single, nothing_pays: None, terms: &self.terms };
-        Fact::Known(Standing::Known(server))
+        Fact::Known(ServerState::Known(server))
     }
 
     /// Facts with which a session is driven.
@@ -111,8 +111,8 @@ impl World {
             usual.server,
             self.server(open),
             self.server(Fact::Known(false)),
-            Fact::Known(Standing::Down("gone")),
-            Fact::Known(Standing::Relayed(BypassReason::Tokenizer, "no tokenizer")),
+            Fact::Known(ServerState::Down("gone")),
+            Fact::Known(ServerState::Relayed(BypassReason::Tokenizer, "no tokenizer")),
         ];
         let sets = [Fact::Unknown(OPEN)].into_iter().chain(self.policies.iter().map(Fact::Known));
         let sets: Vec<_> = sets.collect();
@@ -253,7 +253,7 @@ fn a_server_that_speculates_or_where_nothing_pays_is_never_leapt_on() {
     let of = |engine, nothing_pays, policies| {
         let server = Server { engine, single: Fact::Known(true), nothing_pays, terms: &world.terms };
         drive(&Facts {
-            server: Fact::Known(Standing::Known(server)),
+            server: Fact::Known(ServerState::Known(server)),
             policies: Fact::Known(policies),
             ..world.facts()
         })

@@ -139,7 +139,10 @@ async fn sessions_step_in_one_batch() {
         assert_eq!(ids(drafted), plain(&fake, &greedy(), &[index as TokenId, 1], 1, 6));
     }
     let runs = controls.runs() - before;
-    assert!(runs <= 7, "{runs} runs for 8 drafts of 6: a first one for those that came in time, then all of them");
+    assert!(
+        runs <= 7,
+        "{runs} runs for 8 drafts of 6: a first one for those that came in time, then all of them"
+    );
 }
 
 #[tokio::test]

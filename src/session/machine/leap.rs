@@ -144,6 +144,7 @@ impl<W: Walk> Session<W> {
         self.summary.speculated = true;
         self.summary.rounds += 1;
         self.summary.drafted += draft.len() as u32;
+        self.summary.drift = self.judge.ledger();
         self.summary.accepted += accepted.nodes.len().min(delta.tokens.len()) as u32;
         self.emit(delta);
         self.pilot.round(&draft, &accepted, modelled);

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use foretell::app::Gateway;
 use foretell::fleet::ReplicaSettings;
-use foretell::gateway::{Brains, Settings};
+use foretell::gateway::Settings;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio_util::sync::CancellationToken;
@@ -133,7 +133,7 @@ pub fn settings(backends: Vec<ReplicaSettings>) -> Settings {
 }
 
 pub async fn start(settings: Settings) -> Gateway {
-    Gateway::start(settings, Brains::default(), None).await.unwrap()
+    Gateway::start(settings, None, None).await.unwrap()
 }
 
 /// A gateway before these replicas.

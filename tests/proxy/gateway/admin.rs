@@ -5,8 +5,8 @@ use std::path::Path;
 use foretell::app::{self, Gateway, Running};
 use foretell::config::load_policies;
 use foretell::config::process;
+use foretell::gateway::Settings;
 use foretell::gateway::StartError;
-use foretell::gateway::{Brains, Settings};
 use foretell::policy::Revision;
 use serde_json::json;
 
@@ -221,7 +221,7 @@ async fn with_a_token_everything_but_health_wants_it() {
 async fn an_open_admin_address_without_token_does_not_start() {
     let server = backend().await;
     let settings = Settings { admin: Some(([0, 0, 0, 0], 0).into()), ..house::settings(server.address) };
-    let refused = Gateway::start(settings, Brains::default(), None).await;
+    let refused = Gateway::start(settings, None, None).await;
     assert!(matches!(refused, Err(StartError::AdminOpen(_))));
 }
 

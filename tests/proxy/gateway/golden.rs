@@ -3,7 +3,7 @@
 use foretell::app::Gateway;
 use foretell::drive::exchange::{BoxFuture, Drive, Driven, Exchange};
 use foretell::fleet::ReplicaSettings;
-use foretell::gateway::{Brains, Settings};
+use foretell::gateway::Settings;
 use foretell::words::BypassReason;
 
 use super::house;
@@ -87,8 +87,8 @@ async fn judging(backend: std::net::SocketAddr) -> Gateway {
         ..house::settings(backend)
     };
     settings.limits.speculate_body = 64 << 10;
-    let brains = Brains { drive: Some(std::sync::Arc::new(Never)) };
-    Gateway::start(settings, brains, None).await.unwrap()
+    let drive: Option<std::sync::Arc<dyn Drive>> = Some(std::sync::Arc::new(Never));
+    Gateway::start(settings, drive, None).await.unwrap()
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use foretell::app::Gateway;
 use foretell::drive::exchange::{BoxFuture, Client, Drive, Driven, Exchange};
 use foretell::fleet::{ModelName, ReplicaSettings};
-use foretell::gateway::{Brains, Settings};
+use foretell::gateway::Settings;
 use foretell::http::body::full;
 use foretell::openai::Control;
 use foretell::words::BypassReason;
@@ -39,8 +39,8 @@ async fn gateway(
     settings.backends[0].speculates = true;
     change(&mut settings);
     let (tell, seen) = mpsc::unbounded_channel();
-    let brains = Brains { drive: Some(Arc::new(Noting(tell, give_back))) };
-    (Gateway::start(settings, brains, None).await.unwrap(), seen)
+    let drive: Option<Arc<dyn Drive>> = Some(Arc::new(Noting(tell, give_back)));
+    (Gateway::start(settings, drive, None).await.unwrap(), seen)
 }
 
 async fn plain() -> Server {
@@ -134,8 +134,8 @@ async fn a_driver_that_panics_costs_one_answer_and_nothing_else() {
     let server = plain().await;
     let mut settings = house::settings(server.address);
     settings.backends[0].speculates = true;
-    let brains = Brains { drive: Some(Arc::new(Broken)) };
-    let gateway = Gateway::start(settings, brains, None).await.unwrap();
+    let drive: Option<Arc<dyn Drive>> = Some(Arc::new(Broken));
+    let gateway = Gateway::start(settings, drive, None).await.unwrap();
     let mut client = Wire::connect(gateway.addresses[0]).await;
     let answer = client.ask(post("/v1/completions", "", BODY)).await;
     assert_eq!(

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use foretell::app::Gateway;
 use foretell::fleet::ReplicaSettings;
-use foretell::gateway::{Brains, Settings};
+use foretell::gateway::Settings;
 
 /// Listens on free ports before `backend`, on the test's own runtime.
 pub fn settings(backend: SocketAddr) -> Settings {
@@ -18,7 +18,7 @@ pub fn settings(backend: SocketAddr) -> Settings {
 }
 
 pub async fn start(settings: Settings) -> Gateway {
-    Gateway::start(settings, Brains::default(), None).await.unwrap()
+    Gateway::start(settings, None, None).await.unwrap()
 }
 
 /// A gateway with default settings and its address.

@@ -13,10 +13,10 @@ use super::toy::{Chance, Law, Target, Told, Toy, distance, law};
 use super::world::{Case, Hooks, Outcome, play_judged};
 use foretell::control::{self, Control, Heat};
 use foretell::draft::{Features, LookupSpec, Ngram, Node, Source, Tree, Vote};
-use foretell::session::accept::{self, Accepted, Ledger, Rule, Walk};
+use foretell::session::accept::{self, Accepted, Rule, Walk};
 use foretell::session::{Ending, Rules};
 use foretell::units::{Tick, TokenId};
-use foretell::words::{Plan, Verdict};
+use foretell::words::{Ledger, Plan, Verdict};
 use rstest::rstest;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -113,6 +113,10 @@ impl Walk for Court<'_, '_> {
         let accepted = accept::walk(draft, &verdict, Rule::Exact, &mut ledger, noise)?;
         assert_eq!(ledger, Ledger::default(), "exact costs nothing");
         Some(bug.accepted(draft, &verdict, accepted))
+    }
+
+    fn ledger(&self) -> Ledger {
+        Ledger::default()
     }
 }
 

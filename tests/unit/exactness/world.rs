@@ -102,7 +102,7 @@ pub fn play(case: &Case, hooks: &mut Hooks<'_>) -> Outcome {
 pub fn play_judged(case: &Case, control: Control, judge: impl Walk, hooks: &mut Hooks<'_>) -> Outcome {
     let mut world = World {
         case,
-        client: Outcome { text: String::new(), tokens: Vec::new(), summary: empty() },
+        client: Outcome { text: String::new(), tokens: Vec::new(), summary: Summary::default() },
         past: Vec::new(),
         ride: None,
         replies: VecDeque::new(),
@@ -151,18 +151,6 @@ pub fn play_judged(case: &Case, control: Control, judge: impl Walk, hooks: &mut 
         session.handle(id, event, now);
     }
     panic!("the session does not end");
-}
-
-fn empty() -> Summary {
-    Summary {
-        finish: None,
-        speculated: false,
-        reason: None,
-        rounds: 0,
-        drafted: 0,
-        accepted: 0,
-        output_tokens: 0,
-    }
 }
 
 struct World<'a> {

@@ -27,7 +27,7 @@ const CHUNK: usize = 16;
 const ROUNDS: u32 = 6;
 
 /// What has been heard of a ride, and when its ids are to be asked for.
-pub struct Naming {
+pub struct IdRecovery {
     words: Arc<Tokenizer>,
     plan: Plan,
     heard: String,
@@ -36,7 +36,7 @@ pub struct Naming {
     next: Option<usize>,
 }
 
-impl Naming {
+impl IdRecovery {
     /// Nothing heard yet; `plan` names what will be.
     pub fn new(words: Arc<Tokenizer>, plan: Plan) -> Self {
         let mut places = PLACES.iter();

@@ -17,8 +17,8 @@ use crate::fleet::Replica;
 use crate::fleet::identity::ask::{self, Unknown};
 use crate::fleet::identity::pace::{Pace, Settled};
 use crate::fleet::identity::{Asking, Epoch, Identity, Standing};
+use crate::fleet::load_signal::LoadSignal;
 use crate::fleet::probe::{self, Report, Seen};
-use crate::fleet::scrape::Pulse;
 use crate::words::BypassReason;
 use crate::words::Plan;
 
@@ -76,12 +76,12 @@ pub fn shows_one(engine: &Engine) -> bool {
 }
 
 /// One replica and what is known about it.
-pub(super) struct Known {
-    pub(super) backend: Arc<Replica>,
+pub(super) struct Watched {
+    pub(super) replica: Arc<Replica>,
     asking: Asking,
     pub(super) standing: ArcSwap<Standing>,
     away: AtomicU64,
-    pulse: Arc<Pulse>,
+    load_signal: Arc<LoadSignal>,
     one: Mutex<Option<One>>,
     /// A probe is wanted, whatever is configured.
     wanted: Notify,
@@ -96,18 +96,18 @@ pub(super) struct Known {
     random: RandomState,
 }
 
-impl Known {
-    pub(super) fn new(backend: Arc<Replica>, asking: Asking) -> Self {
+impl Watched {
+    pub(super) fn new(replica: Arc<Replica>, asking: Asking) -> Self {
         let unknown = Standing::Relayed(BypassReason::NoPlan, "it has not been asked yet".to_owned());
-        backend.set_refuses_prediction(
+        replica.set_refuses_prediction(
             asking.dialect.is_some_and(|dialect| dialect.quirks().refuses_prediction),
         );
         Self {
-            backend,
+            replica,
             asking,
             standing: ArcSwap::from_pointee(unknown),
             away: AtomicU64::new(0),
-            pulse: Arc::default(),
+            load_signal: Arc::default(),
             one: Mutex::default(),
             wanted: Notify::new(),
             again: Notify::new(),
@@ -130,7 +130,7 @@ impl Known {
             return Err("it bills per token, so it is not probed".to_owned());
         }
         *self.one.lock() = None;
-        self.pulse.looked_at();
+        self.load_signal.looked_at();
         self.wanted.notify_one();
         if self.identity().is_none() {
             self.again.notify_one();
@@ -154,7 +154,7 @@ impl Known {
     /// Asks for ever who it is, and at once when it was away and is back. `asked` is called after every time.
     pub(super) async fn keep_asking(self: Arc<Self>, asked: impl Fn()) {
         let mut pace = Pace::default();
-        let mut returns = self.backend.returns();
+        let mut returns = self.replica.returns();
         loop {
             let settled = self.refresh().await;
             self.asked.store(true, Ordering::Release);
@@ -176,7 +176,7 @@ impl Known {
         }
         let before = self.identity();
         let away = self.away.load(Ordering::Relaxed);
-        let asked = ask::ask(&self.backend, &self.asking, before.as_ref(), away, &self.pulse).await;
+        let asked = ask::ask(&self.replica, &self.asking, before.as_ref(), away, &self.load_signal).await;
         let asked = match asked {
             Ok(identity) if before.as_ref().is_none_or(|before| before.epoch != identity.epoch) => {
                 self.shows_one(identity).await
@@ -187,14 +187,14 @@ impl Known {
             Ok(identity) => {
                 if before.as_ref().is_none_or(|before| before.epoch != identity.epoch) {
                     tracing::info!(
-                        backend = self.backend.label(),
+                        replica = self.replica.label(),
                         dialect = identity.engine.dialect.name(),
                         version = identity.engine.version,
                         model = identity.epoch.model,
                         "backend known"
                     );
-                    self.backend.set_dialect(identity.engine.dialect.name(), true);
-                    self.pulse.looked_at();
+                    self.replica.set_dialect(identity.engine.dialect.name(), true);
+                    self.load_signal.looked_at();
                     self.standing.store(Arc::new(Standing::Known(identity)));
                 }
                 *self.said.lock() = None;
@@ -206,18 +206,18 @@ impl Known {
 
     /// It is not known who it is; `before`: it was.
     fn unknown(&self, unknown: Unknown, before: bool) -> Settled {
-        let backend = self.backend.label();
+        let replica = self.replica.label();
         match unknown {
             Unknown::Foreign(reason, why) => {
                 if self.is_news(&why) {
-                    tracing::info!(backend, why, "backend is relayed");
+                    tracing::info!(replica, why, "backend is relayed");
                 }
                 self.relayed(reason, why, RELAY);
                 if reason == BypassReason::NoPlan { Settled::Foreign } else { Settled::Doubted }
             }
             Unknown::Stranger(why) => {
                 if self.is_news(&why) {
-                    tracing::info!(backend, why, "backend is relayed");
+                    tracing::info!(replica, why, "backend is relayed");
                 }
                 self.relayed(BypassReason::NoPlan, why, STRANGER);
                 Settled::Foreign
@@ -232,12 +232,12 @@ impl Known {
                 let why = format!("{status}: it wants a key: name one as connect.auth.own_token_file");
                 if self.is_news(&why) {
                     tracing::warn!(
-                        replica = backend,
+                        replica = replica,
                         why,
                         "replica does not say who it is, so it is only relayed"
                     );
                 }
-                self.backend.note_error(&why);
+                self.replica.note_error(&why);
                 self.relayed(BypassReason::NoPlan, why, STRANGER);
                 Settled::Foreign
             }
@@ -258,12 +258,12 @@ impl Known {
 
     /// It gave no answer. One that is down has its line in the log already.
     fn silent(&self, cause: &str) {
-        if !self.backend.is_up() {
+        if !self.replica.is_up() {
             return;
         }
-        self.backend.note_error(cause);
+        self.replica.note_error(cause);
         if self.is_news("") {
-            tracing::warn!(replica = self.backend.label(), cause, "replica does not say who it is");
+            tracing::warn!(replica = self.replica.label(), cause, "replica does not say who it is");
         }
     }
 
@@ -279,7 +279,7 @@ impl Known {
 
     fn relayed(&self, reason: BypassReason, why: String, dialect: &str) {
         // What speaks of no engine is relayed by the gateway; the driver relays the rest, each with its reason.
-        self.backend.set_dialect(dialect, reason != BypassReason::NoPlan);
+        self.replica.set_dialect(dialect, reason != BypassReason::NoPlan);
         self.standing.store(Arc::new(Standing::Relayed(reason, why)));
     }
 
@@ -288,7 +288,7 @@ impl Known {
         if matches!(&**self.standing.load(), Standing::Relayed(BypassReason::Billed, _)) {
             return Settled::Foreign;
         }
-        let models = match ask::models(&self.backend).await {
+        let models = match ask::models(&self.replica).await {
             Ok(models) => models.to_string(),
             Err(Unknown::Locked(status)) => status.to_string(),
             Err(unknown) => return self.unknown(unknown, false),
@@ -312,10 +312,10 @@ impl Known {
             None => {
                 let Identity { engine, tokenizer, .. } = &*identity;
                 let (one, calls) =
-                    probe::is_one(&self.backend, engine, tokenizer, &self.asking.limits, probe::nonce())
+                    probe::is_one(&self.replica, engine, tokenizer, &self.asking.limits, probe::nonce())
                         .await;
                 tracing::info!(
-                    backend = self.backend.label(),
+                    replica = self.replica.label(),
                     one,
                     calls,
                     "asked whether one engine answers"
@@ -342,7 +342,7 @@ impl Known {
             let dialect = identity.engine.dialect;
             let path = self.asking.load.as_deref().or_else(|| dialect.codec().load_path(&identity.engine));
             if let Some(path) = path {
-                self.pulse.take(&self.backend, dialect, path).await;
+                self.load_signal.take(&self.replica, dialect, path).await;
             }
         }
     }
@@ -358,7 +358,7 @@ impl Known {
             let Some(identity) = self.identity() else { continue };
             let doubted = identity.may_be_many() && last.is_older(ONE_AGAIN);
             if doubted && !self.asking.ready {
-                self.pulse.looked_at();
+                self.load_signal.looked_at();
             }
             let by_itself = self.asking.ready && (doubted || last.is_due(&identity.epoch));
             if identity.recognised.engine.plans.is_empty() || !(asked || by_itself) {
@@ -385,8 +385,8 @@ impl Known {
             if look > 0 {
                 tokio::time::sleep(LOOK).await;
             }
-            let busy = self.pulse.signal().is_some_and(|signal| !signal.is_idle());
-            if busy || self.backend.in_flight() > 0 {
+            let busy = self.load_signal.read().is_some_and(|signal| !signal.is_idle());
+            if busy || self.replica.in_flight() > 0 {
                 return false;
             }
         }
@@ -398,7 +398,7 @@ impl Known {
         let engine = Engine { caches: identity.engine.caches, ..identity.recognised.engine.clone() };
         let limits = &self.asking.limits;
         let findings =
-            probe::measure(&self.backend, &engine, &identity.tokenizer, limits, probe::nonce()).await;
+            probe::measure(&self.replica, &engine, &identity.tokenizer, limits, probe::nonce()).await;
         let seen = Seen {
             missing: identity.recognised.missing.clone(),
             starts: identity.recognised.starts,
@@ -411,7 +411,7 @@ impl Known {
             return None;
         }
         tracing::info!(
-            backend = self.backend.label(),
+            replica = self.replica.label(),
             calls = report.calls(),
             seconds = report.seconds,
             verdict = report.judgement.words,
@@ -422,7 +422,7 @@ impl Known {
             self.relayed(BypassReason::Balanced, probe::MANY.to_owned(), RELAY);
             return Some(report);
         }
-        self.pulse.looked_at();
+        self.load_signal.looked_at();
         let known = Identity {
             engine: Arc::new(report.findings.engine.clone()),
             probe: Some(Arc::clone(&report)),

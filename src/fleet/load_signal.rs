@@ -35,7 +35,7 @@ struct Told {
 
 /// What a replica says about itself while it works.
 #[derive(Default)]
-pub struct Pulse {
+pub struct LoadSignal {
     told: ArcSwapOption<Told>,
     own: AtomicU32,
     uncached: AtomicU32,
@@ -43,26 +43,26 @@ pub struct Pulse {
 
 /// Verify calls under way; counted until dropped.
 pub struct Verifying {
-    pulse: Arc<Pulse>,
+    load_signal: Arc<LoadSignal>,
     sequences: u32,
 }
 
 impl Drop for Verifying {
     fn drop(&mut self) {
-        self.pulse.own.fetch_sub(self.sequences, Ordering::Relaxed);
+        self.load_signal.own.fetch_sub(self.sequences, Ordering::Relaxed);
     }
 }
 
-impl Pulse {
+impl LoadSignal {
     /// A round of so many sequences goes out.
     pub fn verifying(self: &Arc<Self>, sequences: usize) -> Verifying {
         let sequences = u32::try_from(sequences).unwrap_or(u32::MAX);
         self.own.fetch_add(sequences, Ordering::Relaxed);
-        Verifying { pulse: Arc::clone(self), sequences }
+        Verifying { load_signal: Arc::clone(self), sequences }
     }
 
     /// What it said last, if it ever did.
-    pub fn signal(&self) -> Option<Signal> {
+    pub fn read(&self) -> Option<Signal> {
         let told = self.told.load();
         let told = told.as_ref()?;
         let dialect::Load { running, waiting, kv_usage } = told.load;
@@ -92,24 +92,24 @@ impl Pulse {
     }
 
     /// Asks once, and keeps the answer. Returns whether there was one.
-    pub async fn take(&self, backend: &Replica, dialect: Dialect, path: &str) -> bool {
+    pub async fn take(&self, replica: &Replica, dialect: Dialect, path: &str) -> bool {
         let before = self.own.load(Ordering::Relaxed);
-        let looked = tokio::time::timeout(WITHIN, look(backend, dialect, path)).await;
+        let looked = tokio::time::timeout(WITHIN, look(replica, dialect, path)).await;
         let Ok(Some(load)) = looked else { return false };
         let own = before.max(self.own.load(Ordering::Relaxed));
         let at = Instant::now();
         self.told.store(Some(Arc::new(Told { load, own, at })));
         let kv_usage = load.kv_usage.unwrap_or(0.0);
-        backend.set_load(Load { running: load.running, waiting: load.waiting, kv_usage, at });
+        replica.set_load(Load { running: load.running, waiting: load.waiting, kv_usage, at });
         true
     }
 }
 
 /// How busy an engine says it is.
-pub async fn look(backend: &Replica, dialect: Dialect, path: &str) -> Option<dialect::Load> {
+pub async fn look(replica: &Replica, dialect: Dialect, path: &str) -> Option<dialect::Load> {
     let mut request = Request::new(full(""));
     *request.uri_mut() = path.parse::<Uri>().ok()?;
-    let response = backend.own(request).await.ok()?;
+    let response = replica.own(request).await.ok()?;
     if response.status() != StatusCode::OK {
         return None;
     }
@@ -123,17 +123,17 @@ mod tests {
 
     #[test]
     fn rounds_that_find_nothing_cached_are_doubted_only_where_they_are_many() {
-        let pulse = Pulse::default();
-        (0..7).for_each(|_| pulse.cached(0, 500, 16));
-        assert!(!pulse.finds_nothing_cached());
-        pulse.cached(400, 500, 16);
-        pulse.cached(0, 500, 16);
-        assert!(!pulse.finds_nothing_cached());
-        (0..20).for_each(|_| pulse.cached(0, 90, 16));
-        assert!(!pulse.finds_nothing_cached(), "short contexts have no whole blocks behind them");
-        pulse.cached(0, 500, 16);
-        assert!(pulse.finds_nothing_cached());
-        pulse.looked_at();
-        assert!(!pulse.finds_nothing_cached());
+        let load_signal = LoadSignal::default();
+        (0..7).for_each(|_| load_signal.cached(0, 500, 16));
+        assert!(!load_signal.finds_nothing_cached());
+        load_signal.cached(400, 500, 16);
+        load_signal.cached(0, 500, 16);
+        assert!(!load_signal.finds_nothing_cached());
+        (0..20).for_each(|_| load_signal.cached(0, 90, 16));
+        assert!(!load_signal.finds_nothing_cached(), "short contexts have no whole blocks behind them");
+        load_signal.cached(0, 500, 16);
+        assert!(load_signal.finds_nothing_cached());
+        load_signal.looked_at();
+        assert!(!load_signal.finds_nothing_cached());
     }
 }
