@@ -12,7 +12,8 @@ pub mod description;
 #[cfg(feature = "onnx")]
 pub mod device;
 pub mod drafter;
-pub mod fake;
+#[cfg(test)]
+mod fake;
 pub mod forward;
 pub mod layout;
 #[cfg(feature = "onnx")]

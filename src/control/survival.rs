@@ -207,11 +207,6 @@ impl Tuning {
         let no = (1.0 - estimate) * down;
         (yes / (yes + no).max(f64::MIN_POSITIVE)).clamp(0.005, 0.995)
     }
-
-    /// Decayed number of observations of a source in this request.
-    pub fn evidence(&self, source: Source) -> f64 {
-        self.sources.get(source.index()).map_or(0.0, |tally| tally.accepted + tally.rejected)
-    }
 }
 
 #[cfg(test)]

@@ -37,12 +37,6 @@ impl Memory {
         Arc::new(Self { limit, used: AtomicU64::new(0) })
     }
 
-    /// An account that never runs short.
-    #[must_use]
-    pub fn unlimited() -> Arc<Self> {
-        Self::new(u64::MAX / 4)
-    }
-
     /// The limit, bytes.
     pub fn limit(&self) -> u64 {
         self.limit

@@ -36,24 +36,12 @@ const GAMMA: [f64; 10] = [0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 32.0];
 pub enum Stage {
     /// Judging a body.
     Parse,
-    /// Choosing whether and how far to leap.
-    Decide,
-    /// Text to tokens.
-    Tokenize,
-    /// Proposing tokens.
-    Draft,
-    /// Tokens to the client's stream.
-    Stream,
 }
 
 impl Stage {
     const fn name(self) -> &'static str {
         match self {
             Self::Parse => "parse",
-            Self::Decide => "decide",
-            Self::Tokenize => "tokenize",
-            Self::Draft => "draft",
-            Self::Stream => "stream",
         }
     }
 }
@@ -108,7 +96,6 @@ pub struct Metrics {
     rides: IntCounterVec,
     bypass: IntCounterVec,
     predictions: IntCounterVec,
-    gate_open: IntGaugeVec,
     config_info: GaugeVec,
     synchronized: IntGauge,
     config_success: Gauge,
@@ -184,7 +171,6 @@ impl Metrics {
                 "Requests to hosted services that were given a prediction.",
                 &["result"],
             )?,
-            gate_open: new.levels("foretell_gate_open", "Whether a gate lets leap.", &["policy", "gate"])?,
             config_info: new.gauges("foretell_config_info", "Running configuration.", &["version"])?,
             synchronized: new.level("foretell_config_synchronized", "0 if the files could not be taken.")?,
             config_success: new.gauge(
@@ -257,11 +243,6 @@ impl Metrics {
     /// Notes how long a part of Foretell's own work took.
     pub fn overhead(&self, stage: Stage, took: Duration) {
         self.overhead.with_label_values(&[stage.name()]).observe(took.as_secs_f64());
-    }
-
-    /// Notes whether a gate of a policy lets leap.
-    pub fn gate_open(&self, policy: &str, gate: &str, open: bool) {
-        self.gate_open.with_label_values(&[policy, gate]).set(i64::from(open));
     }
 
     /// Notes the outcome of taking a configuration; `version` is the running one.

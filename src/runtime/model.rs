@@ -123,11 +123,6 @@ impl Model {
         &self.note
     }
 
-    /// What the model folder says.
-    pub fn description(&self) -> &Description {
-        &self.description
-    }
-
     fn apply_steps(&mut self) -> Result<(), ModelError> {
         self.layout.take_steps(&mut self.steps);
         for step in self.steps.drain(..) {
