@@ -122,7 +122,7 @@ impl Inner {
         if let Some(probe) = &identity.probe {
             control.with(|learnt| learnt.costs.take_prior(&probe.prior));
         }
-        let limits = CallLimits { bytes_max: ruling.bytes_max, verify: self.setup.verify_timeout };
+        let limits = CallLimits { bytes_max: ruling.bytes_max, question: self.setup.verify_timeout };
         Ok(Run { identity, ruling, sampling, control, drafting, limits, clock: self.clock, seed })
     }
 }

@@ -120,7 +120,7 @@ impl Configured {
             identity.map_or(unknown, |identity| self.drafters.state(name, &identity.epoch.vocabulary))
         };
         let closed = |ruling: &Ruling| {
-            let gate = || ruling::closed(&ruling.gates, replica.as_deref()?, &identity?.load_signal);
+            let gate = || ruling::closed(&ruling.gates, replica.as_deref()?);
             if shared.life.is_draining() { Some(RideReason::Draining) } else { gate() }
         };
         let known = ServerFacts {

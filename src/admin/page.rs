@@ -71,7 +71,7 @@ fn replica_cells(shared: &Shared, replica: &Replica) -> [String; 11] {
         replica.in_flight().to_string(),
         told(&|load| load.running.to_string()),
         told(&|load| load.waiting.to_string()),
-        told(&|load| format!("{:.0} %", load.kv_usage * 100.0)),
+        told(&|load| load.kv_usage.map_or_else(|| "–".to_owned(), |usage| format!("{:.0} %", usage * 100.0))),
         replica.last_error().map_or_else(String::new, |error| {
             format!("{} ({} s ago)", escape(&error.text), error.age().as_secs())
         }),

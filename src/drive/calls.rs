@@ -62,8 +62,8 @@ enum Missed {
 pub struct CallLimits {
     /// Most bytes of a round's request, and of its answer.
     pub bytes_max: usize,
-    /// Longest time for a verify call.
-    pub verify: Duration,
+    /// Longest time for a question beside a session's actions: the ids of a prompt, or of a text that came without.
+    pub question: Duration,
 }
 
 impl Calls {
@@ -94,9 +94,9 @@ impl Calls {
         &self.0.engine
     }
 
-    /// Longest time for a verify call.
+    /// Longest time for a question beside a session's actions.
     pub fn patience(&self) -> Duration {
-        self.0.limits.verify
+        self.0.limits.question
     }
 
     /// Sends the client's own request.
@@ -139,7 +139,7 @@ impl Calls {
     pub async fn beside(self, request: Arc<openai::Request>, first: Call) -> Event {
         let mut call = first;
         loop {
-            let asked = tokio::time::timeout(self.0.limits.verify, self.answer(call, None, None)).await;
+            let asked = tokio::time::timeout(self.0.limits.question, self.answer(call, None, None)).await;
             let Ok(Ok(body)) = asked else { return Event::Doubt };
             match self.0.engine.read_beside(&request, &body) {
                 Ok(Beside::Prompt(ids)) => return Event::Prompt(ids),
@@ -149,7 +149,8 @@ impl Calls {
         }
     }
 
-    /// A verify call, from the draft to the event that the session waits for.
+    /// A verify call, from the draft to the event that the session waits for. The session cancels it when it takes too
+    /// long.
     pub async fn verify(self, past: Past, draft: Tree, plan: Plan, round: u32) -> Event {
         let context = Context::of(&self.0.model, &past);
         let put = Round { context, draft: &draft, sampling: &self.0.sampling, plan };
@@ -163,18 +164,11 @@ impl Calls {
         };
         let warm =
             self.0.engine.warm(&put).filter(|call| round == 1 && call.body.len() <= self.0.limits.bytes_max);
-        let ask = async {
-            if let Some(call) = warm {
-                // What it says is thrown away, and so is why it failed: the round does without.
-                let _ = self.answer(call, Some(round), None).await;
-            }
-            self.ask(&put, asked, round).await
-        };
-        match tokio::time::timeout(self.0.limits.verify, ask).await {
-            Ok(Ok(event)) => event,
-            Ok(Err(fault)) => Event::Fault(fault),
-            Err(_) => Event::Fault(Fault::Verify),
+        if let Some(call) = warm {
+            // What it says is thrown away, and so is why it failed: the round does without.
+            let _ = self.answer(call, Some(round), None).await;
         }
+        self.ask(&put, asked, round).await.unwrap_or_else(Event::Fault)
     }
 
     /// Puts the round to the engine, and once more in another way where that could decide nothing.

@@ -12,7 +12,6 @@ use crate::config::store::PolicyStore;
 use crate::control::{PolicyState, Shelf};
 use crate::drive::drafters::Drafters;
 use crate::fleet::identity::{self, Identity};
-use crate::fleet::load_signal::LoadSignal;
 use crate::fleet::{self, Replica};
 use crate::openai::{Control, Request};
 use crate::policy::part::ModelState;
@@ -55,13 +54,13 @@ pub fn server<'a>(identity: &'a Identity, terms: &'a Terms) -> Server<'a> {
 }
 
 /// The gate that is closed on a replica now.
-pub fn closed(gates: &LiveGates, replica: &Replica, load_signal: &LoadSignal) -> Option<RideReason> {
+pub fn closed(gates: &LiveGates, replica: &Replica) -> Option<RideReason> {
     let healthy = match replica.standing() {
         // One that the operator took out serves where no other does, and is spared what is not needed.
         fleet::Standing::Down | fleet::Standing::Broken | fleet::Standing::Disabled => false,
         fleet::Standing::Ready => true,
     };
-    gates.closed(healthy, load_signal.read().as_ref())
+    gates.closed(healthy, replica.load().map(|load| load.signal()).as_ref())
 }
 
 /// A request that the gateway has let pass, and what it goes to.

@@ -127,12 +127,12 @@ impl Run {
     /// Why the session may not leap now, as process, operator and replica stand.
     pub fn gates(&self, exchange: &Exchange) -> Box<dyn Fn() -> Option<RideReason> + Send + Sync> {
         let (life, modes) = (Arc::clone(&exchange.shared.life), Arc::clone(&exchange.shared.modes));
-        let (replica, load_signal) = (Arc::clone(&exchange.replica), Arc::clone(&self.identity.load_signal));
+        let replica = Arc::clone(&exchange.replica);
         let gates = self.ruling.gates;
         Box::new(move || match modes.of(replica.name()) {
             // What is under way is to end by the simplest way there is.
             _ if life.is_draining() => Some(RideReason::Draining),
-            Mode::Auto => ruling::closed(&gates, &replica, &load_signal),
+            Mode::Auto => ruling::closed(&gates, &replica),
             Mode::Off | Mode::Observe => Some(RideReason::Observe),
         })
     }

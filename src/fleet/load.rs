@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::control::gates::Signal;
+
 /// Older figures are not believed.
 pub const STALE: Duration = Duration::from_secs(2);
 
@@ -15,8 +17,10 @@ pub struct Load {
     pub running: u32,
     /// Requests waiting for a place.
     pub waiting: u32,
-    /// Share of the KV cache in use, 0..=1.
-    pub kv_usage: f64,
+    /// Share of the KV cache in use, 0 to 1; `None` where the engine does not report it.
+    pub kv_usage: Option<f64>,
+    /// Sequences of our own verify calls that were under way then.
+    pub verifying: u32,
     /// When it said so.
     pub at: Instant,
 }
@@ -26,6 +30,14 @@ pub struct Load {
 pub(super) struct Told {
     pub(super) load: Load,
     pub(super) ours: usize,
+}
+
+impl Load {
+    /// The figures as the gates take them.
+    pub fn signal(&self) -> Signal {
+        let Self { running, waiting, kv_usage, verifying, at } = *self;
+        Signal { running, waiting, kv_usage, own: verifying, age: at.elapsed() }
+    }
 }
 
 impl Told {

@@ -7,13 +7,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use arc_swap::ArcSwapOption;
 use http::{Request, StatusCode, Uri};
 use tokio::time::Instant;
 
 use super::Replica;
 use super::load::Load;
-use crate::control::gates::Signal;
 use crate::dialect::{self, Dialect};
 use crate::http::body::full;
 use crate::http::gather;
@@ -27,16 +25,9 @@ const UNCACHED: u32 = 8;
 /// Shorter contexts may find nothing cached by right.
 const LEAST: usize = 64;
 
-struct Told {
-    load: dialect::Load,
-    own: u32,
-    at: Instant,
-}
-
-/// What a replica says about itself while it works.
+/// The verify calls that a replica is computing, and what its rounds have shown of its cache.
 #[derive(Default)]
 pub struct LoadSignal {
-    told: ArcSwapOption<Told>,
     own: AtomicU32,
     uncached: AtomicU32,
 }
@@ -59,14 +50,6 @@ impl LoadSignal {
         let sequences = u32::try_from(sequences).unwrap_or(u32::MAX);
         self.own.fetch_add(sequences, Ordering::Relaxed);
         Verifying { load_signal: Arc::clone(self), sequences }
-    }
-
-    /// What it said last, if it ever did.
-    pub fn read(&self) -> Option<Signal> {
-        let told = self.told.load();
-        let told = told.as_ref()?;
-        let dialect::Load { running, waiting, kv_usage } = told.load;
-        Some(Signal { running, waiting, kv_usage, own: told.own, age: told.at.elapsed() })
     }
 
     /// A round found so much of its context cached, of so many tokens. To be told of rounds that had the engine to
@@ -96,11 +79,10 @@ impl LoadSignal {
         let before = self.own.load(Ordering::Relaxed);
         let looked = tokio::time::timeout(WITHIN, look(replica, dialect, path)).await;
         let Ok(Some(load)) = looked else { return false };
-        let own = before.max(self.own.load(Ordering::Relaxed));
+        let verifying = before.max(self.own.load(Ordering::Relaxed));
         let at = Instant::now();
-        self.told.store(Some(Arc::new(Told { load, own, at })));
-        let kv_usage = load.kv_usage.unwrap_or(0.0);
-        replica.set_load(Load { running: load.running, waiting: load.waiting, kv_usage, at });
+        let dialect::Load { running, waiting, kv_usage } = load;
+        replica.set_load(Load { running, waiting, kv_usage, verifying, at });
         true
     }
 }

@@ -345,10 +345,6 @@ impl Maker {
         self.registered(IntGauge::new(name, help)?)
     }
 
-    fn levels(&self, name: &str, help: &str, labels: &[&str]) -> Result<IntGaugeVec, prometheus::Error> {
-        self.registered(IntGaugeVec::new(Opts::new(name, help), labels)?)
-    }
-
     fn gauge(&self, name: &str, help: &str) -> Result<Gauge, prometheus::Error> {
         self.registered(Gauge::new(name, help)?)
     }

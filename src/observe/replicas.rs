@@ -131,11 +131,12 @@ impl Families {
     fn load(&self, label: &str, replica: &Replica) {
         let Some(load) = replica.load() else { return };
         let signals = [
-            ("running", f64::from(load.running)),
-            ("waiting", f64::from(load.waiting)),
+            ("running", Some(f64::from(load.running))),
+            ("waiting", Some(f64::from(load.waiting))),
             ("kv", load.kv_usage),
         ];
         for (signal, value) in signals {
+            let Some(value) = value else { continue };
             self.load.with_label_values(&[label, signal]).set(value);
         }
         self.load_age.with_label_values(&[label]).set(load.at.elapsed().as_secs_f64());

@@ -385,7 +385,7 @@ impl Watched {
             if look > 0 {
                 tokio::time::sleep(LOOK).await;
             }
-            let busy = self.load_signal.read().is_some_and(|signal| !signal.is_idle());
+            let busy = self.replica.load().is_some_and(|load| !load.signal().is_idle());
             if busy || self.replica.in_flight() > 0 {
                 return false;
             }
