@@ -181,12 +181,15 @@ async fn measure(
         allow: allow.iter().filter_map(|name| name.plan()).collect(),
     };
     if engine.started.is_none() {
-        let (one, calls) = probe::is_one(replica, &engine, &tokenizer, &limits, probe::nonce()).await;
-        if !one {
+        let shown = probe::is_one(replica, &engine, &tokenizer, &limits, probe::nonce()).await;
+        if shown.engine.plans.is_empty() {
+            return Ok(Outcome::Report(Box::new(Report::new(shown, seen, 0.0))));
+        }
+        if shown.balanced {
             return Ok(Outcome::Relayed { reason: BypassReason::Balanced, why: probe::MANY.to_owned() });
         }
-        seen.calls += calls;
-        limits.calls = limits.calls.saturating_sub(calls);
+        seen.calls += shown.calls;
+        limits.calls = limits.calls.saturating_sub(shown.calls);
     }
     let begun = Instant::now();
     let findings = probe::measure(replica, &engine, &tokenizer, &limits, probe::nonce()).await;

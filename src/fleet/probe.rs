@@ -67,27 +67,27 @@ pub async fn measure(
     drive(replica, engine, prober, &clock, limits).await
 }
 
-/// Whether one engine answers at an address that does not tell when it was started: four calls, eight at most.
-/// Returns that, and how many calls it took.
+/// Asks whether one engine answers at an address that does not tell when it was started: four calls, eight at most.
+/// [`Findings::balanced`] is the answer, unless [`Findings::removed`] says why the plan that was asked by does not work.
 pub async fn is_one(
     replica: &Replica,
     engine: &Engine,
     tokenizer: &Tokenizer,
     limits: &Limits,
     nonce: u64,
-) -> (bool, u32) {
+) -> Findings {
     let clock = Clock::start();
-    let mut calls = 0;
-    for long in [false, true] {
+    let ask = async |long: bool| {
         let text = text(tokenizer, nonce.wrapping_add(u64::from(long)));
         let prober = Prober::of_one(engine.clone(), text, bounds(&clock, limits), long);
-        let findings = drive(replica, engine, prober, &clock, limits).await;
-        calls += findings.calls;
-        if long || findings.cache.told || findings.calls < 4 {
-            return (!findings.balanced, calls);
-        }
+        drive(replica, engine, prober, &clock, limits).await
+    };
+    let short = ask(false).await;
+    if short.cache.told || short.calls < 4 {
+        return short;
     }
-    (false, calls)
+    let long = ask(true).await;
+    Findings { calls: short.calls + long.calls, ..long }
 }
 
 fn bounds(clock: &Clock, limits: &Limits) -> Bounds {

@@ -311,9 +311,12 @@ impl Watched {
             None if shows_one(&identity.engine) => return Ok(identity),
             None => {
                 let Identity { engine, tokenizer, .. } = &*identity;
-                let (one, calls) =
-                    probe::is_one(&self.replica, engine, tokenizer, &self.asking.limits, probe::nonce())
-                        .await;
+                let limits = &self.asking.limits;
+                let shown = probe::is_one(&self.replica, engine, tokenizer, limits, probe::nonce()).await;
+                if let (true, Some((plan, why))) = (shown.engine.plans.is_empty(), shown.removed.first()) {
+                    return Err(Unknown::Foreign(BypassReason::NoPlan, format!("{}: {why}", plan.name())));
+                }
+                let (one, calls) = (!shown.balanced, shown.calls);
                 tracing::info!(
                     replica = self.replica.label(),
                     one,

@@ -100,13 +100,25 @@ async fn a_signal_cuts_none_of_200_streams_and_a_later_one_ends_at_once() {
     terminate();
     life.draining().await;
     assert_eq!(ready().await.head.status(), 503);
-    // Until balancers have noticed, new connections are still served, and told not to come again.
-    let late = Wire::connect(address).await.ask("GET /v1/models HTTP/1.1\r\nhost: a\r\n\r\n").await;
-    assert_eq!((late.head.status(), late.head.get("connection")), (200, Some("close")));
     tokio::time::sleep(SAME_WISH + Duration::from_millis(100)).await;
     assert!(!ended.is_finished());
     terminate();
     assert_eq!(ended.await.unwrap(), Ended::AtOnce);
+}
+
+#[tokio::test]
+async fn after_a_signal_new_connections_are_served_until_balancers_have_noticed() {
+    let (server, _tell) = streaming().await;
+    let gateway = house::start(times(house::settings(server.address), 600_000, 600_000)).await;
+    let address = gateway.addresses[0];
+    let life = std::sync::Arc::clone(&gateway.shared.life);
+    let ended = tokio::spawn(gateway.until_signal());
+    let _stream = begun(address).await;
+    terminate();
+    life.draining().await;
+    let late = Wire::connect(address).await.ask("GET /v1/models HTTP/1.1\r\nhost: a\r\n\r\n").await;
+    assert_eq!((late.head.status(), late.head.get("connection")), (200, Some("close")));
+    assert!(!ended.is_finished());
 }
 
 #[tokio::test]
