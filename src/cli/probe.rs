@@ -182,7 +182,7 @@ async fn measure(
     };
     if engine.started.is_none() {
         let shown = probe::is_one(replica, &engine, &tokenizer, &limits, probe::nonce()).await;
-        if shown.engine.plans.is_empty() {
+        if probe::not_asked(&shown).is_some() {
             return Ok(Outcome::Report(Box::new(Report::new(shown, seen, 0.0))));
         }
         if shown.balanced {

@@ -30,7 +30,9 @@ pub use report::{Report, Seen, noise};
 /// What the probe's prompts are made of.
 const PAGES: &str = include_str!("probe/pages.txt");
 
-/// Why an address is not leapt on where nothing shows that it is one engine's.
+/// Calls by which one engine shows that it is one.
+const ONE_CALLS: u32 = 4;
+/// Why an address is not leapt on whose answers do not find cached what was sent there before.
 pub const MANY: &str = "a prompt that was sent is not found cached every time: several engines answer at this address, or \
      their prefix caches are off";
 
@@ -68,7 +70,7 @@ pub async fn measure(
 }
 
 /// Asks whether one engine answers at an address that does not tell when it was started: four calls, eight at most.
-/// [`Findings::balanced`] is the answer, unless [`Findings::removed`] says why the plan that was asked by does not work.
+/// [`Findings::balanced`] is the answer, unless the plan that was asked by does not work ([`not_asked`]).
 pub async fn is_one(
     replica: &Replica,
     engine: &Engine,
@@ -83,11 +85,17 @@ pub async fn is_one(
         drive(replica, engine, prober, &clock, limits).await
     };
     let short = ask(false).await;
-    if short.cache.told || short.calls < 4 {
+    if short.cache.told || short.calls < ONE_CALLS {
         return short;
     }
     let long = ask(true).await;
     Findings { calls: short.calls + long.calls, ..long }
+}
+
+/// Why [`is_one`] could not ask: the engine's only plan, and what is wrong with it.
+pub fn not_asked(shown: &Findings) -> Option<&(Plan, String)> {
+    let stopped = shown.calls < ONE_CALLS && shown.engine.plans.is_empty();
+    shown.removed.first().filter(|_| stopped)
 }
 
 fn bounds(clock: &Clock, limits: &Limits) -> Bounds {

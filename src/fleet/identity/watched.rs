@@ -313,7 +313,7 @@ impl Watched {
                 let Identity { engine, tokenizer, .. } = &*identity;
                 let limits = &self.asking.limits;
                 let shown = probe::is_one(&self.replica, engine, tokenizer, limits, probe::nonce()).await;
-                if let (true, Some((plan, why))) = (shown.engine.plans.is_empty(), shown.removed.first()) {
+                if let Some((plan, why)) = probe::not_asked(&shown) {
                     return Err(Unknown::Foreign(BypassReason::NoPlan, format!("{}: {why}", plan.name())));
                 }
                 let (one, calls) = (!shown.balanced, shown.calls);
