@@ -13,7 +13,7 @@ pub mod description;
 pub mod device;
 pub mod drafter;
 #[cfg(test)]
-mod fake;
+pub(crate) mod fake;
 pub mod forward;
 pub mod layout;
 #[cfg(feature = "onnx")]
