@@ -223,7 +223,7 @@ pub struct Load {
 /// Plans for verifying drafts and their limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plans {
-    /// Allowed plans, preferred first.
+    /// Allowed plans; their order has no effect.
     pub allow: Vec<PlanName>,
     /// `allow` is set in the file. A plan that the operator lists is used even where its first call may crash the
     /// engine.
