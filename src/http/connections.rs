@@ -17,9 +17,9 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use crate::http::activity::Activity;
 use crate::http::head::Refusal;
 
-/// Descriptors that are not for clients: listeners, event queues, logs, the admin listener, probes of backends.
+/// File descriptors reserved for other uses: listeners, event queues, logs, the admin listener, probes of backends.
 const KEPT: u64 = 64;
-/// The fewest places, whatever the limits say.
+/// Least number of slots, whatever the limits are.
 const FEWEST: usize = 8;
 /// A connection that has been idle this long may be evicted.
 const IDLE: Duration = Duration::from_millis(500);

@@ -15,7 +15,7 @@ pub const CONTROL: HeaderName = HeaderName::from_static("x-foretell");
 pub const TEXT: HeaderName = HeaderName::from_static("x-foretell-text");
 /// Id of a request in the log: the client's, or one made by Foretell.
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-/// How the request was served: the name of a [`Path`](crate::words::Path).
+/// How the request was served: `speculated`, `ridden`, `bypassed` or `relayed`.
 pub const PATH: HeaderName = HeaderName::from_static("x-foretell-path");
 /// Why it was served that way.
 pub const REASON: HeaderName = HeaderName::from_static("x-foretell-reason");
