@@ -45,7 +45,7 @@ pub struct BenchArgs {
     /// The model of every prompt, instead of the workload's own.
     #[arg(long, value_name = "M")]
     pub model: Option<String>,
-    /// How both servers let us in.
+    /// Header fields and TLS settings for both servers.
     #[command(flatten)]
     pub access: Access,
     /// Metrics page of Foretell, for the gain that the formula gives; with one of the next two.

@@ -43,7 +43,7 @@ pub struct ProbeArgs {
     /// The model to ask for, if the server has several
     #[arg(long, value_name = "M")]
     pub model: Option<String>,
-    /// How it lets us in
+    /// Header fields and TLS settings for it
     #[command(flatten)]
     pub access: Access,
     /// It bills per token: ask for its models and nothing else

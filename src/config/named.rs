@@ -1,6 +1,6 @@
 //! The files and folders that a process file names: where each is named, and what it has to hold.
 //!
-//! Parsing notes them and opens none. Whoever starts the proxy, or checks whether it would start, opens them all and
+//! Parsing records them and opens none. `serve` and `check` open them all (see `app::files`) and
 //! reports what is wrong at the place where they are named.
 
 use std::path::{Path, PathBuf};

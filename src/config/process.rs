@@ -244,7 +244,7 @@ impl Device {
 /// Bounds on what drafters keep across requests (read, but nothing keeps anything yet).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Memory {
-    /// Most bytes.
+    /// Most bytes kept altogether.
     pub bytes: u64,
     /// How long an entry is kept.
     pub ttl: Duration,

@@ -130,7 +130,7 @@ impl Connections {
         }
     }
 
-    /// Asks the connection that has been idle longest to end, if that is at least [`IDLE`].
+    /// Asks the connection that has been idle longest to end, if that is at least `IDLE`.
     pub fn evict(&self) {
         let open = self.open.lock();
         let idle = open.connections.values().filter_map(|activity| Some((activity.idle_since()?, activity)));

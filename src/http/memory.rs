@@ -91,7 +91,7 @@ impl Reservation {
         grown
     }
 
-    /// Changes the reservation to `bytes`, even above the limit. A change of less than [`STEP`] is ignored.
+    /// Changes the reservation to `bytes`, even above the limit. A change of less than 16 KiB is ignored.
     pub fn follow(&mut self, bytes: u64) {
         if bytes.abs_diff(self.bytes) >= STEP {
             self.memory.used.fetch_add(bytes, Ordering::Relaxed);

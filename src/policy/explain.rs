@@ -1,6 +1,6 @@
 //! A decision in words: what would happen to a request, and why, step by step.
 //!
-//! Nothing is decided here. The steps and how they went come from [`decide_and_say_why`], which walks the same
+//! This file decides nothing. The steps and their results come from [`decide_and_say_why`], which walks the same
 //! functions as the proxy does.
 
 use serde::{Deserialize, Serialize};

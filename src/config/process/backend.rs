@@ -250,7 +250,7 @@ pub enum PlanName {
 }
 
 impl PlanName {
-    /// The verify plan of this name; `None` for `prediction`, which is none.
+    /// The verify plan of this name; `None` for `prediction`, which verifies nothing.
     pub const fn plan(self) -> Option<Plan> {
         match self {
             Self::FanOut => Some(Plan::FanOut),
