@@ -1,6 +1,6 @@
-//! Settings that this version accepts and does not act on, in one table: `check` and `serve` warn of each that a file
-//! sets. Whoever makes a setting work takes it out of here; a test walks every key that a file may have, so none can be
-//! forgotten.
+//! Settings that this version accepts but that have no effect, in one table: `check` and `serve` warn of each that a
+//! file sets. Once a setting has an effect, it must be removed from the table; a test walks every key that a file may
+//! have, so none can be forgotten.
 
 use std::path::Path;
 

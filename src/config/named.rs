@@ -1,7 +1,7 @@
-//! The files and folders that a process file names: where each is named, and what it has to hold.
+//! The files and folders that a process file names: where each is named, and what it must contain.
 //!
-//! Parsing records them and opens none. `serve` and `check` open them all (see `app::files`) and
-//! reports what is wrong at the place where they are named.
+//! Parsing records them and opens none. `serve` and `check` open them all (see `app::files`) and report what is wrong
+//! at the place where they are named.
 
 use std::path::{Path, PathBuf};
 
