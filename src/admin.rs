@@ -1,4 +1,4 @@
-//! The operator's API: metrics, health, state, and the few switches that work at run time.
+//! The admin API: metrics, health checks, state, and the settings that can be changed at run time.
 
 pub mod configured;
 pub mod explain;
@@ -28,20 +28,20 @@ use crate::http::request::RequestBody;
 use crate::words::Mode;
 
 const BODY: usize = 8 << 20;
-/// What can be done with one replica, below this path.
+/// Prefix of the paths of one replica's actions.
 const REPLICA: &str = "/api/replicas/";
 const VERBS: [&str; 3] = ["disable", "enable", "reprobe"];
 
-/// One fault in a configuration file.
+/// A problem in a configuration file, as the answer of a reload lists it.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct FileError {
-    /// The file.
+    /// Path of the file.
     pub file: String,
-    /// Line, from 1; 0 if it has none.
+    /// Line, counted from 1; 0 if the problem has no line.
     pub line: usize,
-    /// Path of the field.
+    /// Path of the setting, such as `drafters[0].model`.
     pub path: String,
-    /// What is wrong.
+    /// What is wrong, what is allowed and what was found, in words.
     pub message: String,
 }
 
@@ -56,12 +56,12 @@ impl From<&Problem> for FileError {
     }
 }
 
-/// Who may use the admin API.
+/// Access rules of the admin API.
 #[derive(Clone, Debug, Default)]
 pub struct Guard {
-    /// With a token, every request but those of health checks must bring it.
+    /// Bearer token that every request must carry, health checks excepted; `None`: no token is required.
     pub token: Option<String>,
-    /// Host names by which it may be asked, besides `localhost` and addresses.
+    /// Host names accepted in the `Host` header, besides `localhost` and IP addresses.
     pub hosts: Vec<String>,
 }
 
@@ -73,13 +73,13 @@ pub struct Admin {
 }
 
 impl Admin {
-    /// For those whom `guard` lets in. What only a configuration can answer is 404 without one.
+    /// Requests are checked against `guard`. Without `configured`, paths that need the configuration answer 404.
     #[must_use]
     pub fn new(shared: Shared, configured: Option<Configured>, guard: Guard) -> Self {
         Self { shared, configured, guard }
     }
 
-    /// Answers on the metrics-only listener.
+    /// Answers a request on the metrics-only listener.
     pub fn answer_metrics(&self, request: &Request<RequestBody>) -> Response<Body> {
         match (request.method(), request.uri().path()) {
             (&Method::GET, "/metrics") => self.metrics(),
@@ -87,7 +87,7 @@ impl Admin {
         }
     }
 
-    /// Answers on the admin listener.
+    /// Answers a request on the admin listener.
     pub async fn answer(self: Arc<Self>, request: Request<RequestBody>) -> Response<Body> {
         let (parts, body) = request.into_parts();
         let path = parts.uri.path();
@@ -182,7 +182,7 @@ impl Admin {
         shown
     }
 
-    /// `/api/replicas/{n}/disable|enable|reprobe`: `n` is the place in `/api/replicas`, from 0.
+    /// `/api/replicas/{n}/disable|enable|reprobe`; `n` is the index of the replica in `/api/replicas`, from 0.
     fn replica(&self, method: &Method, path: &str) -> Response<Body> {
         let asked = path.strip_prefix(REPLICA).and_then(|rest| rest.split_once('/'));
         let Some((number, verb)) = asked.filter(|(_, verb)| VERBS.contains(verb)) else { return not_found() };
@@ -228,7 +228,8 @@ impl Admin {
         }
     }
 
-    /// `?route=chat|completions&tenant=T&peer=IP`, each of them optional; the body and the fields are the request's.
+    /// `POST /api/explain?route=chat|completions&tenant=T&peer=IP`, each optional; body and headers are those of the
+    /// request to explain.
     async fn explain(&self, parts: &request::Parts, body: RequestBody) -> Response<Body> {
         let Some(configured) = &self.configured else { return not_found() };
         let limit = configured.speculate_body();
@@ -294,8 +295,7 @@ async fn read(body: RequestBody) -> Result<Vec<u8>, Response<Body>> {
 }
 
 impl Guard {
-    /// Why a request is not answered, if it is not. Where a token is asked for, one that brings none, or an empty one,
-    /// is never the right one.
+    /// The refusal of a request, if it is refused. If a token is required, a missing or empty one never matches.
     fn refusal(&self, head: &request::Parts) -> Option<Response<Body>> {
         let headers = &head.headers;
         if let Some(token) = &self.token {
@@ -315,7 +315,8 @@ impl Guard {
         from_a_page(headers).then(|| forbidden("requests of web pages are refused"))
     }
 
-    /// Whether the client names this machine: a web page that had its own name point here would not.
+    /// Whether the request names this machine or a configured host. A web page whose DNS name was pointed here (DNS
+    /// rebinding) does not.
     fn knows_host(&self, head: &request::Parts) -> bool {
         let named = head.headers.get_all(HOST).iter().all(|host| {
             let host = host.to_str().ok().and_then(|host| host.parse::<Authority>().ok());
@@ -342,12 +343,12 @@ fn forbidden(message: &str) -> Response<Body> {
     error_response(StatusCode::FORBIDDEN, message, None, "forbidden")
 }
 
-/// Whether a browser sends it on behalf of a page.
+/// Whether a browser sent it on behalf of a web page.
 fn from_a_page(headers: &HeaderMap) -> bool {
     headers.contains_key(ORIGIN)
 }
 
-/// Reads `\d+(ms|s|m|h)`.
+/// Parses a duration, `\d+(ms|s|m|h)`; `None` if it is malformed or too large.
 pub fn duration(text: &str) -> Option<Duration> {
     let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
     let (number, unit) = text.split_at_checked(digits)?;

@@ -1,7 +1,7 @@
-//! From a validated configuration to a running proxy: the one place where all parts meet.
+//! From a validated configuration to a running proxy: the one place that builds every part and connects them.
 //!
-//! `serve`, `demo` and the tests start the same thing from here. Models are loaded before a listener opens, so a
-//! missing one is a failed start and not a slow first request.
+//! `serve`, `demo` and the tests all start the proxy through [`start`]. Models are loaded before a listener opens, so a
+//! missing model fails the start instead of slowing the first request.
 
 pub mod explain;
 pub mod files;
@@ -41,13 +41,13 @@ use crate::policy::PolicySet;
 use crate::units::Dice;
 use crate::words::{Mode, Plan};
 
-/// How long a start waits to learn who is behind the backends; after that requests are relayed until it knows.
+/// How long a start waits for the backends' engines to be identified; after that, requests are relayed until they are.
 const KNOWN_WITHIN: Duration = Duration::from_secs(2);
 
-/// Why nothing runs.
+/// Why the proxy cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum AssembleError {
-    /// A part could not start.
+    /// A listener, thread or other basic part could not start.
     #[error(transparent)]
     Start(#[from] StartError),
     /// A drafter could not be loaded.
@@ -59,53 +59,53 @@ pub enum AssembleError {
     /// A file that the configuration names cannot be read.
     #[error("{path}: {error}")]
     File {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         error: io::Error,
     },
-    /// Certificates that cannot be used.
+    /// A certificate or key cannot be used.
     #[error(transparent)]
     Tls(#[from] fleet::tls::TlsError),
-    /// A setting that is understood, but that this version does not act on.
+    /// A setting that is accepted by the configuration but not supported by this version.
     #[error("{setting} is not built yet in this version")]
     NotBuilt {
-        /// The setting.
+        /// The setting and its value.
         setting: &'static str,
     },
 }
 
 /// A running proxy.
 pub struct Running {
-    /// The listeners and what they share.
+    /// The listeners and the state that they share.
     pub gateway: Gateway,
-    /// Who is behind the backends.
+    /// Identification of the backends' engines.
     pub identities: Arc<Identities>,
-    /// The drafters that are loaded.
+    /// The drafter models that are loaded.
     pub drafters: Arc<Drafters>,
-    /// Backends are asked who they are until this is dropped.
+    /// Stops the repeated identification of the backends when it is dropped.
     _asking: DropGuard,
 }
 
 impl Running {
-    /// Serves until one of `signals` has drained it.
+    /// Serves until a signal or the admin API has drained the proxy.
     pub async fn until(self, signals: Signals) -> Ended {
         self.gateway.until(signals).await
     }
 }
 
-/// Loads the drafters, opens the listeners, and asks the backends who they are.
+/// Loads the drafters, opens the listeners and identifies the backends' engines.
 ///
 /// # Errors
-/// [`AssembleError`]; nothing listens then.
+/// [`AssembleError`]; then no listener is open.
 pub async fn start(process: Process, policies: PolicySet) -> Result<Running, AssembleError> {
     start_with(process, policies, Drafters::default()).await
 }
 
-/// As [`start`], with drafters that are loaded already; the others that policies name are loaded beside them.
+/// As [`start`], with some drafters already loaded; others that policies name are loaded in addition.
 ///
 /// # Errors
-/// [`AssembleError`]; nothing listens then.
+/// [`AssembleError`]; then no listener is open.
 pub async fn start_with(
     process: Process,
     policies: PolicySet,
@@ -142,12 +142,12 @@ pub async fn start_with(
     let (asking, stop) = (Arc::clone(&identities), watching.clone());
     tokio::spawn(asking.keep_asking(stop));
     tokio::spawn(until_draining(Arc::clone(&gateway.shared.life), watching.clone()));
-    // A backend that is not there yet is no reason not to listen: its requests are relayed.
+    // A backend that is not reachable yet does not prevent the start: its requests are relayed.
     let _ = tokio::time::timeout(KNOWN_WITHIN, identities.asked()).await;
     Ok(Running { gateway, identities, drafters, _asking: watching.drop_guard() })
 }
 
-/// A process that ends asks nobody anything any more.
+/// Stops the identification of the backends once the process drains.
 async fn until_draining(life: Arc<Lifecycle>, asking: CancellationToken) {
     tokio::select! {
         () = life.draining() => asking.cancel(),
@@ -155,7 +155,7 @@ async fn until_draining(life: Arc<Lifecycle>, asking: CancellationToken) {
     }
 }
 
-/// How the replicas of a backend are asked who they are.
+/// How the replicas of a backend are identified, watched and probed.
 fn asking(backend: &Backend) -> Asking {
     let process::Plans { allow, explicit, context_max, bytes_max } = &backend.plans;
     let allow: Vec<Plan> = allow.iter().filter_map(|name| name.plan()).collect();
@@ -178,7 +178,7 @@ fn asking(backend: &Backend) -> Asking {
     }
 }
 
-/// Whether the operator allows a hosted service to be sent predictions, which it bills.
+/// Whether the operator allows OpenAI's `prediction` for this hosted service, which bills rejected tokens.
 fn predicts(backend: &Backend) -> bool {
     backend.dialect == Dialect::OpenAi && backend.plans.allow.contains(&PlanName::Prediction)
 }
@@ -261,7 +261,7 @@ fn endpoint(listen: &Listen) -> Result<Endpoint, AssembleError> {
     Ok(Endpoint { address: listen.address, tls: tls.transpose()? })
 }
 
-/// What all replicas of a backend have in common.
+/// Settings that all replicas of a backend share; the address is filled in by the caller.
 fn backend_settings(process: &Process, backend: &Backend) -> Result<ReplicaSettings, AssembleError> {
     let connect = &backend.connect;
     if connect.http == HttpVersion::Http2 {

@@ -1,6 +1,7 @@
 //! The command line: one file per command, one meaning per exit code.
 //!
-//! 0 done, 1 could not start or could not reach, 2 a comparison fell short, 64 bad configuration or usage.
+//! Exit codes: 0 success, 1 could not start or could not reach a server, 2 a comparison fell short, 64 bad
+//! configuration or usage.
 
 pub mod access;
 pub mod bench;
@@ -20,9 +21,9 @@ use clap::{Parser, Subcommand};
 use crate::config::flags::Environment;
 use crate::lab::Exit;
 
-/// Everything is as it should be.
+/// Exit code of success.
 const OK: u8 = Exit::Done.code();
-/// Bad configuration or usage.
+/// Exit code of bad configuration or usage.
 const USAGE: u8 = Exit::Usage.code();
 
 #[derive(Parser)]
@@ -71,7 +72,7 @@ struct NotBuilt {
     _rest: Vec<String>,
 }
 
-/// Reads the command line and runs the command.
+/// Parses the command line and runs the command.
 pub fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
@@ -97,17 +98,17 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// The exit code of a command that only tells. A reader who closed the pipe has heard enough.
+/// Exit code of a command that only prints; a failed write (such as a closed pipe) counts as success.
 fn told(outcome: std::io::Result<u8>) -> ExitCode {
     outcome.map_or(ExitCode::SUCCESS, ExitCode::from)
 }
 
-/// The runtime of a command: few threads, since the runtime of the models wants the cores.
+/// Tokio runtime of a command; it has few threads, since models need the cores.
 fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()
 }
 
-/// Prints to standard error. A reader who is gone is no reason to fail.
+/// Prints a line to standard error; a failed write is ignored.
 fn complain(what: &dyn std::fmt::Display) {
     let _ = writeln!(std::io::stderr(), "{what}");
 }
@@ -122,7 +123,7 @@ fn on_runtime(command: &str, work: impl Future<Output = Exit>) -> Exit {
     }
 }
 
-/// The exit code of a probe.
+/// Runs a probe and gives its exit code.
 fn probed(args: &probe::ProbeArgs, out: &mut dyn std::io::Write) -> ExitCode {
     match runtime() {
         Ok(runtime) => told(runtime.block_on(probe::run(args, out))),

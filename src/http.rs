@@ -1,5 +1,5 @@
-//! HTTP as every server of Foretell speaks it: listeners, connections and what clients may do on them, network
-//! threads, bodies and the memory that they take, error answers, stopping.
+//! HTTP as all servers of Foretell use it: listeners, client connections and their limits, network threads, bodies and
+//! their memory, error answers, and shutdown.
 
 pub mod activity;
 pub mod answer;

@@ -1,8 +1,8 @@
-//! Benchmarks and comparisons: a server asked directly against the same server asked through Foretell.
+//! Benchmarks and comparisons: a server called directly against the same server called through Foretell.
 //!
-//! What is measured is kept apart from what is concluded. `client` and `bench` touch the network and the
-//! clock; everything they bring back is judged by pure functions (`alternate`, `stats`, `formula`,
-//! `looping`, `tally`, `require`), so that every figure of a report can be tested without a server.
+//! Measuring and evaluating are kept apart. `client` and `bench` use the network and the clock; pure functions
+//! (`alternate`, `stats`, `formula`, `looping`, `tally`, `require`) evaluate what they return, so every figure of a
+//! report can be tested without a server.
 
 use std::process::ExitCode;
 
@@ -25,21 +25,21 @@ pub mod stream;
 pub mod tally;
 pub mod workload;
 
-/// How a comparison ended, as the process tells it.
+/// Result of a command, as its exit code tells it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
-    /// Everything was measured and nothing fell short.
+    /// Everything was measured, and every requirement was met.
     Done,
-    /// A server could not be reached, or answered nothing that can be measured.
+    /// A server could not be reached, or gave no answer that can be measured.
     Unreachable,
-    /// A comparison fell short of what was required.
+    /// A requirement was not met.
     FellShort,
-    /// The command cannot be understood.
+    /// The command line or the configuration is wrong.
     Usage,
 }
 
 impl Exit {
-    /// The exit status of the process.
+    /// The exit code of the process.
     pub const fn code(self) -> u8 {
         match self {
             Self::Done => 0,

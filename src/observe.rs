@@ -1,4 +1,4 @@
-//! What Foretell tells about itself: metrics, recent requests, the log, the admin API.
+//! What Foretell reports about itself: metrics, recent requests, the log.
 //!
 //! Every request ends in one [`Finished`] record, and every view is made from it, so they cannot disagree.
 
@@ -20,64 +20,64 @@ use crate::openai::{Path, Route};
 use crate::words::Ledger;
 use recent::Recent;
 
-/// One leap of a request.
+/// One round of a request: a draft and its verify call.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Round {
-    /// Tokens drafted.
+    /// Number of tokens drafted.
     pub drafted: u32,
-    /// Tokens accepted.
+    /// Number of drafted tokens accepted.
     pub accepted: u32,
-    /// Who drafted.
+    /// Name of the drafter.
     pub drafter: &'static str,
     /// Time spent drafting.
     pub draft: Duration,
-    /// Time until the verdict.
+    /// Time from sending the verify call to its verdict.
     pub verify: Duration,
 }
 
-/// A request that has come to its end. Never holds text of a prompt or an answer.
+/// The record of a finished request. It never holds text of a prompt or an answer.
 #[derive(Clone, Debug)]
 pub struct Finished {
-    /// `x-request-id` of the client, or Foretell's own.
+    /// The client's `x-request-id`, or one made by Foretell.
     pub id: String,
-    /// `x-request-id` of the backend's answer, if it is another one.
+    /// The backend's `x-request-id`, if it differs from `id`.
     pub backend_id: Option<String>,
     /// When the request was accepted.
     pub time: SystemTime,
-    /// Name of the backend.
+    /// Name of the backend; empty if none was chosen.
     pub backend: String,
-    /// Model id as sent, where known.
+    /// Model id as sent by the client, if it is known.
     pub model: Option<String>,
-    /// Which completion route, if one.
+    /// API route; `None` if the request is not a completion.
     pub route: Option<Route>,
-    /// The way it went.
+    /// How it was served.
     pub path: Path,
-    /// Why it did not leap, or not to the end.
+    /// Why it did not leap, or stopped leaping before the end.
     pub reason: Option<&'static str>,
-    /// The request's parameter that forbade it.
+    /// Name of the parameter or header that is the reason.
     pub parameter: Option<String>,
-    /// `name@revision` of the policy.
+    /// `name@revision` of the policy that applied.
     pub policy: Option<String>,
     /// Status sent to the client; 499 if the client left before one was known.
     pub status: u16,
-    /// Every leap.
+    /// Every round, in order.
     pub rounds: Vec<Round>,
-    /// What judging them has cost in drift.
+    /// Drift caused by lossy acceptance.
     pub drift: Ledger,
-    /// Output tokens, where known.
+    /// Number of output tokens; 0 if it is not known.
     pub output_tokens: u32,
-    /// From accepting the request to the first byte of the answer's body.
+    /// Time from accepting the request to the first byte of the answer's body.
     pub first_byte: Option<Duration>,
-    /// From accepting the request to the end of the answer.
+    /// Time from accepting the request to the end of the answer.
     pub duration: Duration,
-    /// The client left before the end.
+    /// The client left before the end of the answer.
     pub client_gone: bool,
-    /// Why there was no answer, or why it ended suddenly, if that was not the client's doing.
+    /// Why there was no answer or why it ended early; `None` if neither, or if the client left.
     pub error: Option<String>,
 }
 
 impl Finished {
-    /// A record with nothing but the way it went.
+    /// A record in which only these two fields are set.
     #[must_use]
     pub fn new(path: Path, backend: impl Into<String>) -> Self {
         Self {
@@ -102,17 +102,17 @@ impl Finished {
         }
     }
 
-    /// Tokens drafted in all rounds.
+    /// Tokens drafted in all rounds together.
     pub fn drafted(&self) -> u32 {
         self.rounds.iter().map(|round| round.drafted).sum()
     }
 
-    /// Tokens accepted in all rounds.
+    /// Tokens accepted in all rounds together.
     pub fn accepted(&self) -> u32 {
         self.rounds.iter().map(|round| round.accepted).sum()
     }
 
-    /// Seconds per output token after the first.
+    /// Mean seconds per output token after the first; `None` for fewer than two tokens.
     pub fn seconds_per_token(&self) -> Option<f64> {
         let first = self.first_byte?;
         let rest = self.output_tokens.checked_sub(1).filter(|rest| *rest > 0)?;
@@ -120,7 +120,7 @@ impl Finished {
     }
 }
 
-/// Where finished requests go.
+/// Receives finished requests and updates every view.
 #[derive(Debug)]
 pub struct Observer {
     metrics: Metrics,
@@ -128,25 +128,25 @@ pub struct Observer {
 }
 
 impl Observer {
-    /// Empty views.
+    /// Views without any request.
     ///
     /// # Errors
-    /// Two metrics of one name, which would be a fault of this crate.
+    /// Two metrics have the same name, which is a bug.
     pub fn new() -> Result<Self, prometheus::Error> {
         Ok(Self { metrics: Metrics::new()?, recent: Recent::default() })
     }
 
-    /// The metrics, for what is not tied to the end of a request.
+    /// The metrics, for values that do not come from finished requests.
     pub fn metrics(&self) -> &Metrics {
         &self.metrics
     }
 
-    /// The last completions.
+    /// The latest completions.
     pub fn recent(&self) -> &Recent {
         &self.recent
     }
 
-    /// Takes a finished request into every view. To be called once per request.
+    /// Adds a finished request to every view; to be called once per request.
     pub fn finish(&self, finished: Finished) {
         self.metrics.finish(&finished);
         log::finished(&finished);

@@ -1,8 +1,8 @@
 //! The policies, and the one decision that is made with them: what may be done with a request?
 //!
-//! PURE. The proxy asks [`decide()`] while a request comes in, the driver when it knows who answers, and `foretell
-//! explain` for a request that nobody has sent; so none of them can say something else than another. Reading policy
-//! files is the work of `config`.
+//! PURE. The proxy asks [`decide()`] while a request comes in, the driver once the server is known, and `foretell
+//! explain` for a request that nobody has sent; so all three give the same answer. Reading policy files is the work of
+//! `config`.
 
 pub mod decide;
 pub mod explain;
@@ -24,26 +24,26 @@ pub use ruling::{LiveGates, Ruling};
 pub use settings::{Accept, Drafter, Gamma, Gates, Holdback, Rule, Scope, Tolerance, Vocabulary};
 pub use values::{Glob, Revision};
 
-/// What a policy lets its requests do.
+/// What requests of a policy may do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PolicyMode {
-    /// Bypass.
+    /// They are bypassed (relayed).
     Off,
-    /// Ride, and draft in the shadow.
+    /// They ride; drafts are made in the background and only scored.
     Shadow,
-    /// Ride, and draft nothing.
+    /// They ride; nothing is drafted.
     Ride,
-    /// Leap where it pays.
+    /// They ride or leap, whichever the controller expects to be faster.
     #[default]
     Auto,
 }
 
 impl PolicyMode {
-    /// All, with their names in files.
+    /// Every value with its name in files.
     pub const NAMES: &'static [(&'static str, Self)] =
         &[("off", Self::Off), ("shadow", Self::Shadow), ("ride", Self::Ride), ("auto", Self::Auto)];
 
-    /// The name in files and in the admin interface.
+    /// Name in files and in the admin interface.
     pub fn name(self) -> &'static str {
         Self::NAMES.iter().find(|(_, mode)| *mode == self).map_or("", |(name, _)| name)
     }
@@ -52,51 +52,51 @@ impl PolicyMode {
 /// A validated policy.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Policy {
-    /// Its name.
+    /// Name, unique among the policies.
     pub name: String,
-    /// The identity of the file it came from.
+    /// Identifies the content of the file it came from.
     pub revision: Revision,
     /// What its requests may do.
     pub mode: PolicyMode,
-    /// Which requests are its own.
+    /// Conditions a request must meet for this policy to apply.
     pub matcher: Match,
-    /// Who proposes, in the order of the file.
+    /// Drafters, in the order of the file.
     pub drafters: Vec<Drafter>,
-    /// How far to leap.
+    /// Draft lengths and the gain required for leaping.
     pub gamma: Gamma,
-    /// When a draft token is accepted.
+    /// Rule by which draft tokens are accepted.
     pub accept: Accept,
-    /// Live reasons not to leap.
+    /// Limits beyond which sessions ride for a while.
     pub gates: Gates,
-    /// The control group.
+    /// Share of requests that only ride, for comparison.
     pub holdback: Holdback,
 }
 
 impl Policy {
-    /// `name@revision`.
+    /// `name@revision`, as logs and metrics show it.
     pub fn label(&self) -> String {
         format!("{}@{}", self.name, self.revision)
     }
 
-    /// Whether this request is the policy's own.
+    /// Whether the policy applies to this request; unknown if that depends on an unknown fact.
     pub fn matches(&self, subject: &Subject<'_>) -> Fact<bool> {
         self.matcher.holds(subject)
     }
 }
 
-/// All policies, in the order of their file names.
+/// All policies, in match order.
 #[derive(Clone, Debug, Default)]
 pub struct PolicySet {
     policies: Vec<Arc<Policy>>,
 }
 
 impl PolicySet {
-    /// In this order.
+    /// A set with this match order.
     pub fn new(policies: Vec<Policy>) -> Self {
         Self { policies: policies.into_iter().map(Arc::new).collect() }
     }
 
-    /// The first policy whose own this request is. Not known if a policy before it could be the first.
+    /// The first policy that applies; unknown if an earlier policy may or may not apply.
     pub fn first_match(&self, subject: &Subject<'_>) -> Fact<Option<&Arc<Policy>>> {
         for policy in &self.policies {
             match policy.matches(subject) {
@@ -108,12 +108,12 @@ impl PolicySet {
         Fact::Known(None)
     }
 
-    /// All of them.
+    /// All policies, in match order.
     pub fn policies(&self) -> &[Arc<Policy>] {
         &self.policies
     }
 
-    /// The drafter models that some policy names.
+    /// Names of the drafter models that any policy uses; a name may occur more than once.
     pub fn models(&self) -> impl Iterator<Item = &str> {
         self.policies.iter().flat_map(|policy| &policy.drafters).filter_map(|drafter| match drafter {
             Drafter::Model { model, .. } => Some(model.as_str()),

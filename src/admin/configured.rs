@@ -1,4 +1,4 @@
-//! What a proxy was configured with, and what it knows of its servers: what the admin API shows beside the gateway's own.
+//! The part of the admin API that needs the configuration: policies, drafters, and what is known about the servers.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ use crate::policy::part::ModelState;
 use crate::policy::{self, Explanation, Fact, PolicySet, Ruling};
 use crate::words::RideReason;
 
-/// The configuration of a running proxy, and what follows from it.
+/// The configuration of a running proxy and the state that depends on it.
 pub struct Configured {
     process: Process,
     policies: Arc<PolicyStore>,
@@ -29,7 +29,7 @@ pub struct Configured {
 }
 
 impl Configured {
-    /// Shows in the metrics which policies are in force.
+    /// Also sets the metrics about the policies in force.
     pub fn new(
         process: Process,
         policies: Arc<PolicyStore>,
@@ -42,7 +42,7 @@ impl Configured {
         configured
     }
 
-    /// Shows in the metrics which policies are in force, and whether they are those of the files.
+    /// Sets the metrics about the policies in force; `synchronized`: they are those of the files.
     fn show(&self, observer: &Observer, synchronized: bool) {
         let policies = self.policies.current();
         let labels: Vec<String> = policies.policies().iter().map(|policy| policy.label()).collect();
@@ -50,7 +50,7 @@ impl Configured {
         observer.metrics().configured(&version, synchronized);
     }
 
-    /// The entries of `/api/policies`.
+    /// The list in `/api/policies`, in match order.
     pub fn policies(&self) -> Value {
         let synchronized = self.policies.synchronized();
         let policies = self.policies.current();
@@ -65,10 +65,10 @@ impl Configured {
         entries.collect()
     }
 
-    /// Reads the policies again, loads the drafters that they name, and takes all of it or nothing.
+    /// Reads the policies again and loads the drafters they name; replaces all policies or none.
     ///
     /// # Errors
-    /// Everything that is wrong.
+    /// Every problem found; then the old policies stay in force.
     pub fn reload(&self, observer: &Observer) -> Result<Value, Vec<Problem>> {
         let outcome = self.policies.reload(|| load_policies(&self.process), |policies| self.build(policies));
         self.show(observer, outcome.is_ok());
@@ -93,12 +93,12 @@ impl Configured {
         })
     }
 
-    /// Most bytes of a body that is read to see whether it may be speculated.
+    /// Largest body that is read for speculation, bytes.
     pub fn speculate_body(&self) -> usize {
         usize::try_from(self.process.limits.speculate_body).unwrap_or(usize::MAX)
     }
 
-    /// What would happen to a request now.
+    /// Explains what would happen to a request now.
     pub fn explain(&self, question: &Question, shared: &Shared) -> Explanation {
         let replica = shared.fleet.would_pick(question.model());
         let standing = replica.as_ref().and_then(|replica| self.identities.standing(replica));
@@ -134,15 +134,15 @@ impl Configured {
         explain::explain(question, &self.process, &self.policies.current(), shared, known)
     }
 
-    /// What is known about a replica: epoch, plans, probe.
+    /// What is known about a replica: epoch, plans and probe; `None` if it is not one of the identified backends.
     pub fn replica(&self, replica: &Arc<Replica>) -> Option<Value> {
         self.identities.shown(replica)
     }
 
-    /// Measures a replica again; answers when that has begun.
+    /// Starts a new probe of a replica; returns once it has started, without waiting for its end.
     ///
     /// # Errors
-    /// Why it is not measured.
+    /// Why no probe was started.
     pub fn reprobe(&self, replica: &Arc<Replica>) -> Result<Value, String> {
         self.identities.reprobe(replica).map(|()| json!({ "replica": replica.label(), "reprobe": true }))
     }

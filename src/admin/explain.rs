@@ -1,7 +1,8 @@
-//! What would happen to a request: the facts of the moment, put to [`policy::decide`](crate::policy::decide()).
+//! Explains a request: collects the facts as they are now and passes them to
+//! [`policy::decide`](crate::policy::decide()).
 //!
-//! The running proxy answers from what it knows of its servers. `foretell explain` without a proxy asks the server
-//! itself, and puts what it was told to the same function.
+//! The running proxy uses what it knows about its servers. `foretell explain` without a running proxy asks the server,
+//! and passes the answers to the same function.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -22,13 +23,13 @@ use crate::policy::part::ModelState;
 use crate::policy::{self, Body, Fact, Facts, PolicySet, Ruling, Wish};
 use crate::words::RideReason;
 
-/// A field of a call of `POST /api/explain` that begins so stands for the field of the request whose name follows, for
-/// those that the call needs for itself.
+/// Prefix for header fields of `POST /api/explain` that the call needs for itself: `x-explain-authorization` stands for
+/// the explained request's `authorization`.
 pub const PREFIX: &str = "x-explain-";
-/// What belongs to the call, not to the request that it asks about.
+/// Header fields that belong to the call itself, not to the explained request.
 const OWN: [HeaderName; 5] = [HOST, AUTHORIZATION, CONNECTION, CONTENT_LENGTH, TRANSFER_ENCODING];
 
-/// The headers of the request that a call of `POST /api/explain` asks about.
+/// The headers of the explained request, from those of the call.
 pub fn headers_of(call: &HeaderMap) -> HeaderMap {
     let mut headers = call.clone();
     for name in &OWN {
@@ -46,32 +47,33 @@ pub fn headers_of(call: &HeaderMap) -> HeaderMap {
     headers
 }
 
-/// A request to be explained.
+/// A request to be explained, from the command line or the admin API.
 pub struct Question {
-    /// Its route.
+    /// API route.
     pub route: Route,
-    /// Its headers.
+    /// Headers as the client would send them.
     pub headers: HeaderMap,
-    /// The address that it comes from.
+    /// IP address of the client; `None` if it is not known.
     pub peer: Option<IpAddr>,
-    /// Its tenant, whatever its headers say.
+    /// Tenant to assume; `None`: determined from headers and peer.
     pub tenant: Option<String>,
-    /// Its body, if that is not too large to be read.
+    /// The parsed body; `None` if it is larger than the limit.
     pub body: Option<Understood>,
 }
 
-/// What a body says.
+/// A parsed body; empty if it is no valid JSON object.
 pub struct Understood(Option<(Request, Vec<Finding>)>);
 
 impl Question {
-    /// A request with this body. Without a route a body with messages is a chat.
+    /// A request with this body, which is ignored if larger than `limit` bytes. Without `route`, a body with messages
+    /// is a chat request.
     pub fn new(route: Option<Route>, headers: HeaderMap, body: &[u8], limit: usize) -> Self {
         let route = route.unwrap_or_else(|| guess(body));
         let body = (body.len() <= limit).then(|| Understood(openai::understand(route, body)));
         Self { route, headers, peer: None, tenant: None, body }
     }
 
-    /// The model that it names.
+    /// The model id in the body, if the body could be parsed.
     pub fn model(&self) -> Option<&str> {
         self.request().map(|request| request.model.as_str())
     }
@@ -104,10 +106,10 @@ impl Question {
     }
 }
 
-/// The request that a call of `POST /api/explain` asks about; `body` is `None` if it is larger than `limit`.
+/// The request that a call of `POST /api/explain` describes; `body` is `None` if it is larger than `limit` bytes.
 ///
 /// # Errors
-/// The parameter of the call that is not understood.
+/// Name of the query parameter that is invalid.
 pub fn asked(call: &Parts, body: Option<&[u8]>, limit: usize) -> Result<Question, &'static str> {
     let asked = Asked::read(call.uri.query().unwrap_or_default())?;
     let mut question = Question::new(asked.route, headers_of(&call.headers), body.unwrap_or_default(), limit);
@@ -119,14 +121,14 @@ pub fn asked(call: &Parts, body: Option<&[u8]>, limit: usize) -> Result<Question
     Ok(question)
 }
 
-/// What a call says about the request beside its fields and its body.
+/// The query parameters of a call of `POST /api/explain`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Asked {
-    /// Its route.
+    /// API route; `None`: guessed from the body.
     pub route: Option<Route>,
-    /// The address that it comes from; without one, that of the caller.
+    /// IP address of the client; `None`: that of the caller.
     pub peer: Option<IpAddr>,
-    /// Its tenant.
+    /// Tenant to assume; `None`: determined from headers and peer.
     pub tenant: Option<String>,
 }
 
@@ -144,7 +146,7 @@ impl Asked {
         Ok(asked)
     }
 
-    /// As the query of a call.
+    /// The parameters as the query string of a call.
     pub fn query(&self) -> String {
         let route = self.route.map(|route| format!("route={}", route.name()));
         let peer = self.peer.map(|peer| format!("peer={}", encoded(&peer.to_string())));
@@ -153,7 +155,7 @@ impl Asked {
     }
 }
 
-/// Percent-encodes all that is not a letter or a digit.
+/// Percent-encodes every byte that is not an ASCII letter or digit.
 fn encoded(text: &str) -> String {
     let escape = |byte: u8| {
         if byte.is_ascii_alphanumeric() { char::from(byte).to_string() } else { format!("%{byte:02X}") }
@@ -172,7 +174,7 @@ fn decoded(text: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// Chat bodies have messages.
+/// Chat if the body has messages, completions otherwise.
 fn guess(body: &[u8]) -> Route {
     let understood = openai::understand(Route::Chat, body);
     let messages =
@@ -180,23 +182,23 @@ fn guess(body: &[u8]) -> Route {
     if messages { Route::Chat } else { Route::Completions }
 }
 
-/// What is known of the server that a request would go to.
+/// Facts about the server that the request would go to.
 pub struct ServerFacts<'a> {
-    /// Who was asked: `proxy`, `server` or `nobody`.
+    /// Where they come from: `proxy`, `server` or `nobody` (not known).
     pub asked: &'static str,
-    /// The replica that it would go to, if there is one.
+    /// The replica that would be chosen; `None` if there is none.
     pub replica: Option<&'a Arc<Replica>>,
-    /// Who answers there.
+    /// What answers at its address.
     pub server: Fact<policy::ServerState<'a>>,
-    /// What is known of the drafter models.
+    /// State of a drafter model, by its name in the process file.
     pub models: &'a (dyn Fn(&str) -> ModelState + Sync),
-    /// The gate that is closed there now, for a session of a ruling.
+    /// The gate that is closed there now, for a session with this ruling.
     pub closed: &'a dyn Fn(&Ruling) -> Option<RideReason>,
-    /// What should be known besides.
+    /// Further remarks, one sentence each.
     pub notes: Vec<String>,
 }
 
-/// Explains a request to a proxy with these settings.
+/// Explains what a proxy with these settings would do with a request.
 pub fn explain(
     question: &Question,
     process: &Process,
@@ -230,7 +232,7 @@ pub fn explain(
     policy::explain::explain(&facts, question.parameters(), besides, known.closed)
 }
 
-/// Why a replica does not answer, as far as its calls tell.
+/// Why a replica is considered down, from its latest calls; `None` if it is not.
 pub fn down(replica: &Replica) -> Option<&'static str> {
     match replica.standing() {
         Standing::Down => Some("the last call did not reach it"),

@@ -1,4 +1,4 @@
-//! The status page: what an operator wants to see first, as plain HTML.
+//! The status page for operators, in plain HTML.
 
 use std::fmt::Write;
 
@@ -12,7 +12,7 @@ table{border-collapse:collapse;width:100%}td,th{text-align:left;padding:.25rem .
 border-bottom:1px solid #ddd;font-variant-numeric:tabular-nums}\
 @media(prefers-color-scheme:dark){body{color:#ddd;background:#181818}td,th{border-color:#333}a{color:#8bf}}";
 
-/// The page as it is now.
+/// The page for the current state.
 pub fn render(shared: &Shared) -> String {
     let state = escape(&shared.unready().unwrap_or_else(|| "ready".to_owned()));
     let mut page = format!(

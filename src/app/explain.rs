@@ -1,5 +1,5 @@
-//! What would happen to a request, where no proxy runs that could say so: the server itself is asked who it is, by the
-//! calls with which a proxy recognises it and none that verifies; and what that leaves open stays open.
+//! Explains a request without a running proxy: the server is identified by the same calls that a proxy uses, without
+//! any verify call. What those calls cannot tell is reported as unknown.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::policy::{self, Explanation, Fact, PolicySet, Terms};
 use crate::text::Tokenizer;
 use crate::words::BypassReason;
 
-/// What came of asking a server.
+/// Result of identifying a server.
 enum Answered {
     Known(Arc<Identity>),
     Relayed(BypassReason, String),
@@ -29,7 +29,7 @@ const OFFLINE: &str = "the server was not asked";
 const NOT_ONE: &str =
     "whether one engine answers at this address was not tried, since that takes verify calls";
 
-/// Explains a request to a proxy that would be started with these settings. `ask`: whether the server may be asked.
+/// Explains what a proxy with these settings would do with a request. `ask`: whether the server may be called.
 ///
 /// # Errors
 /// The settings are not such that a proxy could start.
@@ -72,7 +72,7 @@ pub async fn explain(
     Ok(explain::explain(question, process, policies, &shared, known))
 }
 
-/// Asks a server who it is.
+/// Identifies the engine of a replica.
 async fn answered(replica: &Replica, backend: &Backend, ask: bool) -> Answered {
     let dialect = backend.dialect.spoken();
     if backend.billed {
@@ -101,13 +101,13 @@ async fn answered(replica: &Replica, backend: &Backend, ask: bool) -> Answered {
     }
 }
 
-/// Notes at the replica what a proxy would have noted.
+/// Records the result at the replica, as a running proxy would.
 fn note(replica: &Replica, answered: &Answered) {
     match answered {
         Answered::Known(identity) => replica.set_dialect(identity.engine.dialect.name(), true),
         Answered::Relayed(reason, _) => replica.set_dialect("relay", *reason != BypassReason::NoPlan),
         Answered::Down(_) => {}
-        // What is not known is decided at the step of the server, and not before.
+        // Leaves the decision open until the server's step.
         Answered::NotAsked(_) => replica.set_dialect("auto", true),
     }
 }

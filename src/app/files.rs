@@ -1,5 +1,5 @@
-//! Opens every file that the settings name, before anything is started: `check` and `serve` ask the same question and
-//! get the same answer, all of it at once.
+//! Opens every file that the settings name, before anything is started, and reports all problems together; `check` and
+//! `serve` both use it.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -11,19 +11,19 @@ use crate::config::{Attempt, FileKind, Flags, Loaded, Named, Problem, Strings, a
 use crate::fleet::{KeyFile, tls};
 use crate::text::Tokenizer;
 
-/// The name of a model's graph in its folder.
+/// File name of a model's graph in its folder.
 const GRAPH: &str = "model.onnx";
 
-/// Reads all settings, and opens all files that they name.
+/// Reads all settings and opens all files that they name.
 ///
 /// # Errors
-/// Everything that is wrong: nothing would start with these settings.
+/// Every problem found; with any of them nothing would start.
 pub fn load(flags: &Flags, environment: &dyn Strings) -> Result<Loaded, Vec<Problem>> {
     let mut attempt = attempt(flags, environment);
     attempt.problems.extend(attempt.named.iter().filter_map(inspect));
     attempt.problems.extend(no_backend(&attempt));
     if let Some(first) = attempt.files.first().map(|file| file.display().to_string()) {
-        // The process file's own problems in the order of its lines; then the others as they were found.
+        // Problems in the process file first, in the order of its lines; then the others in the order found.
         attempt
             .problems
             .sort_by_key(|problem| (problem.file != first, (problem.file == first).then_some(problem.line)));
@@ -31,9 +31,9 @@ pub fn load(flags: &Flags, environment: &dyn Strings) -> Result<Loaded, Vec<Prob
     attempt.done()
 }
 
-/// A proxy without a backend can answer nothing.
+/// The problem that no backend is configured.
 fn no_backend(attempt: &Attempt) -> Option<Problem> {
-    // A file that is wrong elsewhere may have one that could not be read.
+    // Not reported beside other problems: the backend may be in a part that could not be read.
     if !attempt.process.backends.is_empty() || !attempt.problems.is_empty() {
         return None;
     }
@@ -52,7 +52,7 @@ fn no_backend(attempt: &Attempt) -> Option<Problem> {
     })
 }
 
-/// What is wrong with a file that is named.
+/// The problem with a named file, if it has one.
 fn inspect(named: &Named) -> Option<Problem> {
     let path = &named.path;
     match &named.kind {
@@ -75,7 +75,7 @@ fn inspect(named: &Named) -> Option<Problem> {
         FileKind::Tokenizer => tokenizer(named, path),
         FileKind::Model => model(named, true),
         FileKind::Drafter { tokenizer } => model(named, *tokenizer),
-        // Policies are read with the settings.
+        // Policies are read and checked together with the settings.
         FileKind::Policies => None,
     }
 }
@@ -88,7 +88,7 @@ fn tokenizer(named: &Named, path: &Path) -> Option<Problem> {
     Some(Problem { got: shown(path), ..found })
 }
 
-/// The folder of a model: whether what is in it can be read. Whether the graph runs is for the runtime to say.
+/// The problem with a model folder, if its files cannot be read. Whether the graph runs is checked by the runtime.
 fn model(named: &Named, with_tokenizer: bool) -> Option<Problem> {
     let folder = &named.path;
     let allowed = "a folder with model.onnx, config.json and tokenizer.json";
@@ -103,7 +103,7 @@ fn model(named: &Named, with_tokenizer: bool) -> Option<Problem> {
     with_tokenizer.then(|| tokenizer(named, folder)).flatten()
 }
 
-/// Whether there is a first byte.
+/// Opens the file and reads its first byte; an empty file is an error.
 fn readable(path: &Path) -> io::Result<()> {
     let mut byte = [0];
     match File::open(path)?.read(&mut byte)? {

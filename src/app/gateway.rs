@@ -1,4 +1,4 @@
-//! Opens the listeners of proxy, admin API and metrics, serves, and stops them in order.
+//! Opens the listeners of proxy, admin API and metrics, serves them, and stops them in order.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -20,45 +20,45 @@ use crate::http::ebb;
 use crate::http::listen::{self, Bounds, Listening, Stop};
 use crate::http::workers::Workers;
 
-/// How long a start waits for the addresses behind names.
+/// How long a start waits for the DNS names of backends to be resolved.
 const DISCOVERED_WITHIN: Duration = Duration::from_secs(2);
 
-/// Connections of operators, scrapers and probes at once, for each of their listeners.
+/// Most connections to the admin listener, and most to the metrics listener, at a time.
 const OPERATORS: usize = 16;
 
-/// How the gateway ended.
+/// How the gateway stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// Everything was answered, or cut after the grace; how many connections were cut.
+    /// Every request was answered, or its connection was cut after the grace period.
     Drained {
-        /// Connections cut.
+        /// Number of connections that were cut.
         cut: usize,
     },
-    /// A second signal came.
+    /// A second signal stopped it without waiting.
     AtOnce,
 }
 
 /// A running gateway.
 pub struct Gateway {
-    /// Where clients connect.
+    /// Addresses on which clients are served.
     pub addresses: Vec<SocketAddr>,
-    /// Where the operator connects.
+    /// Address of the admin API; `None` without one.
     pub admin: Option<SocketAddr>,
-    /// The metrics-only listener.
+    /// Address of the metrics-only listener; `None` without one.
     pub metrics: Option<SocketAddr>,
-    /// What its parts share.
+    /// State that the parts share.
     pub shared: Shared,
     times: DrainTimes,
     tunnels: Tunnels,
     proxies: Vec<JoinHandle<usize>>,
     admins: Vec<JoinHandle<usize>>,
     admin_stop: Stop,
-    /// The fleet is looked after until this is dropped.
+    /// Stops the watching of the fleet when it is dropped.
     _watching: DropGuard,
 }
 
 impl Gateway {
-    /// Opens the listeners and serves.
+    /// Opens the listeners and starts serving.
     ///
     /// # Errors
     /// See [`StartError`].
@@ -71,7 +71,7 @@ impl Gateway {
         Self::start_with(settings, drive, configured, shared).await
     }
 
-    /// As [`Self::start`], with parts that the driver knows already.
+    /// As [`Self::start`], with shared state that was made before.
     ///
     /// # Errors
     /// See [`StartError`].
@@ -91,7 +91,7 @@ impl Gateway {
         shared.fleet.watch(&settings.resolver, &watching);
         tokio::spawn(ebb::follow(Arc::clone(&shared.memory), watching.clone()));
         let discovered = shared.fleet.discover(settings.resolver.as_ref());
-        // A name that nobody answers for is no reason not to listen.
+        // A name that does not resolve yet does not prevent the start.
         let _ = tokio::time::timeout(DISCOVERED_WITHIN, discovered).await;
         let tunnels = Tunnels::new(shared.life.stop.cut.clone());
         let proxy = Arc::new(Proxy::new(&settings, drive, shared.clone(), tunnels.clone()));
@@ -172,7 +172,7 @@ impl Gateway {
         };
         let (cut, ()) = tokio::join!(all, life.steps(self.times, connections.none(), done.cancelled()));
         life.set_empty();
-        // The admin listener outlives the proxy, so that `drain?wait=1` gets its answer.
+        // The admin listener stops after the proxy, so that `drain?wait=1` is still answered.
         self.admin_stop.accept.cancel();
         let closing = async {
             for admin in self.admins {
@@ -185,7 +185,7 @@ impl Gateway {
         Ended::Drained { cut }
     }
 
-    /// As [`Self::until`], with signals that are caught from now on.
+    /// As [`Self::until`], for the signals of the process from now on.
     pub async fn until_signal(self) -> Ended {
         match Signals::catch() {
             Ok(signals) => self.until(signals).await,
@@ -196,8 +196,8 @@ impl Gateway {
         }
     }
 
-    /// Serves until a signal: the first drains, and one that comes [`SAME_WISH`] later ends at once. Who interrupts it
-    /// at a terminal does not wait for balancers to notice.
+    /// Serves until a signal arrives. The first starts draining; one that comes at least [`SAME_WISH`] later stops at
+    /// once. `SIGINT` skips the delay in which load balancers would notice.
     pub async fn until(self, mut signals: Signals) -> Ended {
         let life = Arc::clone(&self.shared.life);
         let ended = self.ended();

@@ -1,27 +1,27 @@
-//! Models that are served in this process: a backend without a server of its own.
+//! Models that run in this process, as a backend without a server of its own.
 
 use crate::config::process::{Backend, Replicas, ServedModel};
 use crate::fleet::{Local, ReplicaSettings};
 
-/// A model that a backend names cannot be served.
+/// A model that a backend names cannot be run.
 #[derive(Debug, thiserror::Error)]
 #[error("model `{path}`: {detail}")]
 pub struct ServedError {
-    /// Its folder.
+    /// Folder of the model.
     pub path: String,
-    /// What is wrong.
+    /// What is wrong, in words.
     pub detail: String,
 }
 
-/// How a model in this process is called where others have an address.
+/// The text that stands for the address of a model in this process, `onnx:FOLDER`.
 pub fn url(model: &ServedModel) -> String {
     format!("onnx:{}", model.path.display())
 }
 
-/// Opens the models of these backends and starts their threads: `settings` are those of the backends' replicas.
+/// Opens the models of these backends and starts their threads. `settings` of their replicas receive the models.
 ///
 /// # Errors
-/// The first that cannot be run.
+/// The first model that cannot be run.
 pub fn open(backends: &[Backend], settings: &mut [ReplicaSettings]) -> Result<(), ServedError> {
     for backend in backends {
         let Replicas::Here(model) = &backend.replicas else { continue };
@@ -52,7 +52,7 @@ mod runtime {
         tracing::info!(name = opened.name, device = opened.device, "model runs in this process");
         let app = Arc::new(opened.app);
         Ok(Local::new(move |request| {
-            // On a server of its own a panic would cost one connection.
+            // A panic must fail one request only, as it would in a server of its own.
             let answer = AssertUnwindSafe(Arc::clone(&app).answer(request)).catch_unwind();
             answer.map(|answer| answer.unwrap_or_else(|_| Failure::Internal.response())).boxed()
         }))

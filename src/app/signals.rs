@@ -1,26 +1,27 @@
-//! What the process does when it is sent a signal.
+//! Signals that the process handles.
 //!
-//! `SIGTERM` and `SIGINT` ask it to end. All others that would end it by accident are written to the log and ignored.
+//! `SIGTERM` and `SIGINT` ask it to stop. `SIGHUP`, `SIGUSR1` and `SIGUSR2`, which would end it by default, are logged
+//! and ignored.
 
 use std::io;
 use std::time::{Duration, Instant};
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Signals within this time of the first one are the same wish: GNU `timeout` sends its signal to the process and to the
-/// group that the process is in, and so do shells.
+/// Signals within this time of the first one count as one: GNU `timeout` and shells send a signal both to the process
+/// and to its process group.
 pub const SAME_WISH: Duration = Duration::from_secs(1);
 
-/// A wish that the process end.
+/// A request that the process stop, by its signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wish {
-    /// `SIGTERM`: whoever looks after the process.
+    /// `SIGTERM`, sent by a service manager.
     Terminate,
-    /// `SIGINT`: somebody at a terminal.
+    /// `SIGINT`, sent from a terminal.
     Interrupt,
 }
 
-/// The signals that are caught, from when this is made.
+/// The signals caught since this was created.
 #[derive(Debug)]
 pub struct Signals {
     terminate: Signal,
@@ -31,10 +32,10 @@ pub struct Signals {
 }
 
 impl Signals {
-    /// Catches them from now on. Needs a runtime.
+    /// Starts catching the signals. Must be called within a tokio runtime.
     ///
     /// # Errors
-    /// The system refuses.
+    /// The system refuses to register a handler.
     pub fn catch() -> io::Result<Self> {
         Ok(Self {
             terminate: signal(SignalKind::terminate())?,
@@ -45,7 +46,7 @@ impl Signals {
         })
     }
 
-    /// After a first wish: waits for one that is not the same.
+    /// Waits for a stop signal at least [`SAME_WISH`] from now; earlier ones repeat the first.
     pub async fn later_wish(&mut self) {
         let first = Instant::now();
         loop {
@@ -56,7 +57,7 @@ impl Signals {
         }
     }
 
-    /// Waits for the wish that the process end.
+    /// Waits for the next stop signal; the others are logged.
     pub async fn wish(&mut self) -> Wish {
         loop {
             let ignored = tokio::select! {

@@ -1,4 +1,4 @@
-//! How a command reaches a server that does not let everybody in: a key, header fields, an authority.
+//! Access of a command to a server: API key, header fields and certificate authority.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -24,35 +24,35 @@ pub struct Access {
     pub ca: Option<PathBuf>,
 }
 
-/// What the arguments come to.
+/// The arguments, read and checked.
 #[derive(Clone, Debug, Default)]
 pub struct Granted {
-    /// The fields of every request, the key among them.
+    /// Header fields for every request, the API key included.
     pub fields: HeaderMap,
-    /// How TLS is done; the usual public authorities if `None`.
+    /// TLS settings; `None`: the usual public authorities.
     pub tls: Option<Arc<ClientConfig>>,
 }
 
 /// An argument that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum Denied {
-    /// A file that cannot be read, or that is empty.
+    /// The file cannot be read or is empty.
     #[error("--{flag}: {path}: {detail}", path = path.display())]
     File {
-        /// The flag that names it.
+        /// Name of the flag.
         flag: &'static str,
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
         /// What is wrong with it.
         detail: String,
     },
-    /// No header field.
+    /// Not a valid header field; the text names what is wrong, without the value.
     #[error("--header: not a header field, allowed NAME: VALUE, got {0}")]
     Header(String),
 }
 
 impl Access {
-    /// Reads the files and the fields.
+    /// Reads the files and parses the fields.
     ///
     /// # Errors
     /// The first argument that cannot be used.
@@ -80,7 +80,7 @@ impl Access {
 }
 
 impl Granted {
-    /// The settings of a replica that is asked so.
+    /// Settings of a replica at `url` with this access.
     #[must_use]
     pub fn settings(&self, name: &str, url: &str) -> ReplicaSettings {
         ReplicaSettings {
@@ -91,7 +91,7 @@ impl Granted {
     }
 }
 
-/// A field as it is written on a command line. What is wrong is shown without its value, which may be a secret.
+/// Parses `NAME: VALUE`. An error never shows the value, which may be a secret.
 fn field(text: &str) -> Result<(HeaderName, HeaderValue), Denied> {
     let (name, value) = text.split_once(':').ok_or_else(|| Denied::Header("no colon".to_owned()))?;
     let denied = || Denied::Header(format!("{name:?} and a value"));

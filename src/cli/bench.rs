@@ -1,4 +1,4 @@
-//! `foretell bench`: a server asked directly against the same server asked through Foretell.
+//! `foretell bench`: compares a server called directly with the same server called through Foretell.
 
 use std::fs::File;
 use std::io::Write;
@@ -45,7 +45,7 @@ pub struct BenchArgs {
     /// The model of every prompt, instead of the workload's own.
     #[arg(long, value_name = "M")]
     pub model: Option<String>,
-    /// How both servers let us in.
+    /// Header fields and TLS settings for both servers.
     #[command(flatten)]
     pub access: Access,
     /// Metrics page of Foretell, for the gain that the formula gives; with one of the next two.
@@ -70,7 +70,7 @@ pub struct BenchArgs {
     pub require: Vec<Requirement>,
 }
 
-/// Why a benchmark cannot start.
+/// A reason why a benchmark cannot start.
 #[derive(Debug, thiserror::Error)]
 enum Unusable {
     #[error(transparent)]
@@ -85,7 +85,7 @@ enum Unusable {
     File { path: PathBuf, source: std::io::Error },
 }
 
-/// Runs the benchmark; tables go to `out`, progress and complaints to standard error.
+/// Runs the benchmark; tables go to `out`, progress and errors to standard error.
 pub async fn run(args: &BenchArgs, out: &mut impl Write) -> Exit {
     let (bench, files) = match args.bench().and_then(|bench| Ok((bench, args.files()?))) {
         Ok(ready) => ready,
@@ -101,7 +101,7 @@ pub async fn run(args: &BenchArgs, out: &mut impl Write) -> Exit {
             return Exit::Unreachable;
         }
     };
-    // A reader who closed the pipe has seen enough; the files and the exit status still count.
+    // A closed pipe is not an error: the files and the exit code are still produced.
     let _ = out.write_all(report::table(&runs).as_bytes());
     if let Err(unusable) = files.write(&runs) {
         super::complain(&format_args!("foretell bench: {unusable}"));
@@ -174,7 +174,7 @@ fn probed(path: &Path) -> Result<Probed, Unusable> {
     Probed::parse(&json).map_err(|source| Unusable::Probe { path: path.to_owned(), source })
 }
 
-/// The files to be written, opened before anything is measured: minutes of work are not to end in a typo.
+/// The output files. They are opened before the measurement, so that a wrong path fails at once.
 struct Files {
     json: Option<Report>,
     html: Option<Report>,
@@ -212,7 +212,7 @@ impl Files {
     }
 }
 
-/// A bar on standard error; nothing where that is no terminal.
+/// A progress bar on standard error; invisible if that is not a terminal.
 fn progress() -> ProgressBar {
     let style = ProgressStyle::with_template("{bar:28} {pos}/{len} alternations, {eta} left  {msg}");
     ProgressBar::no_length().with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))

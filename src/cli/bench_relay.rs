@@ -1,4 +1,4 @@
-//! `foretell bench-relay`: Foretell against nginx, as plain reverse proxies.
+//! `foretell bench-relay`: compares Foretell and nginx as plain reverse proxies.
 
 use std::io::Write;
 use std::net::SocketAddr;
@@ -34,7 +34,7 @@ pub struct BenchRelayArgs {
     pub json: Option<PathBuf>,
 }
 
-/// Runs it: a line per turn to standard error, the comparison to `out`.
+/// Runs the comparison: one line per turn to standard error, the result to `out`.
 pub fn run(args: &BenchRelayArgs, out: &mut dyn Write) -> Exit {
     if let (Some(listen), Some(backend)) = (args.bare, args.before) {
         return bare(listen, backend);
@@ -53,7 +53,7 @@ pub fn run(args: &BenchRelayArgs, out: &mut dyn Write) -> Exit {
             return Exit::Unreachable;
         }
     };
-    // A reader who closed the pipe has seen enough; the exit code still counts.
+    // A closed pipe is not an error: the exit code still tells the result.
     let _ = write!(out, "{}", report.to_text());
     let written =
         args.json.as_ref().map_or(Ok(()), |path| std::fs::write(path, report.to_json().to_string()));

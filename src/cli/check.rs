@@ -1,4 +1,4 @@
-//! `foretell check`: would `serve` take these settings? Every error at once.
+//! `foretell check`: reports every error that would keep `serve` from starting with these settings.
 
 use std::io::{self, Write};
 
@@ -14,10 +14,10 @@ pub struct CheckArgs {
     pub flags: Flags,
 }
 
-/// Reads all settings, opens all files that they name, and writes what is wrong with them. Returns the exit code.
+/// Reads all settings, opens all files they name and prints every problem. Returns the exit code.
 ///
 /// # Errors
-/// If `out` cannot be written.
+/// `out` cannot be written.
 pub fn run(args: &CheckArgs, environment: &dyn Strings, out: &mut dyn Write) -> io::Result<u8> {
     match files::load(&args.flags, environment) {
         Ok(loaded) => good(&loaded, out).map(|()| OK),

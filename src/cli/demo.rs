@@ -1,4 +1,4 @@
-//! `foretell demo`: the bundled models over loopback HTTP, plain and speculated side by side.
+//! `foretell demo`: the bundled models served over loopback HTTP, plain and speculated side by side.
 
 use std::io::{IsTerminal, Write, stdout};
 use std::path::PathBuf;
@@ -29,7 +29,7 @@ pub struct DemoArgs {
     pub prompts: usize,
 }
 
-/// Starts the servers in this process, shows the comparison, and stops them.
+/// Starts the servers in this process, prints the comparison and stops the servers.
 #[cfg(feature = "onnx")]
 pub fn main(args: &DemoArgs) -> Exit {
     let fail = |error: &dyn std::fmt::Display| {
@@ -49,7 +49,7 @@ pub fn main(args: &DemoArgs) -> Exit {
     })
 }
 
-/// Says that this build cannot run models.
+/// Reports that this build cannot run models.
 #[cfg(not(feature = "onnx"))]
 pub fn main(_: &DemoArgs) -> Exit {
     super::complain(&format_args!(
@@ -58,13 +58,13 @@ pub fn main(_: &DemoArgs) -> Exit {
     Exit::Unreachable
 }
 
-/// Shows the comparison on servers that run already; without `--once` returns when interrupted. The caller
-/// starts the servers before and stops them afterwards.
+/// Prints the comparison for servers that already run. Without `--once` it then waits for SIGINT or SIGTERM. The caller
+/// starts and stops the servers.
 pub async fn run(args: &DemoArgs, stack: &Stack) -> Exit {
     run_on(args, stack, canvas(), &mut stdout()).await
 }
 
-/// The same, onto any canvas.
+/// As [`run`], with a given canvas and output.
 pub async fn run_on(args: &DemoArgs, stack: &Stack, canvas: Canvas, out: &mut impl Write) -> Exit {
     let workloads = match Workload::read_folder(&args.workloads) {
         Ok(workloads) => workloads,
@@ -79,11 +79,11 @@ pub async fn run_on(args: &DemoArgs, stack: &Stack, canvas: Canvas, out: &mut im
     }
     let _ = writeln!(out, "\n{}", invitation(stack));
     interrupted().await;
-    // The comparison was on show; having served until told to stop is success.
+    // Serving until a signal counts as success, whatever the comparison showed.
     Exit::Done
 }
 
-/// What standard output can show.
+/// Width and colours of standard output.
 fn canvas() -> Canvas {
     if !stdout().is_terminal() {
         return Canvas::plain();
@@ -120,7 +120,7 @@ mod servers {
 
     type Failed = Box<dyn std::error::Error>;
 
-    /// No request of a demonstration is held back: everybody wants to see the difference.
+    /// Without a control group: every request of the demo may leap.
     const POLICY: &str = r"
 version: 1
 name: demo
@@ -128,7 +128,7 @@ drafters: [{ kind: prompt_lookup, ngram: { min: 2, max: 8 } }, { kind: model, mo
 holdback: { start: 0, floor: 0 }
 ";
 
-    /// The servers of a demonstration; dropping them stops them.
+    /// The servers of a demo; dropping them stops them.
     pub(super) struct Servers {
         pub(super) stack: Stack,
         _target: LocalTarget,
@@ -157,7 +157,7 @@ holdback: { start: 0, floor: 0 }
             about: About {
                 model: opened.name,
                 parameters: plain.parameters,
-                // The word, without why it was taken.
+                // Only the device's name, without the reason for choosing it.
                 device: opened.device.split(',').next().unwrap_or_default().to_owned(),
                 inflate: (shown.layers / plain.layers.max(1)) as u32,
                 drafters: vec!["prompt_lookup".to_owned(), "draft-same".to_owned()],
@@ -171,7 +171,7 @@ holdback: { start: 0, floor: 0 }
         parameters: u64,
     }
 
-    /// Depth and size of a Llama model, from its `config.json`.
+    /// Layers and parameters of a Llama model, computed from its `config.json`.
     fn layout(folder: &Path) -> Result<ModelLayout, Failed> {
         let path = folder.join("config.json");
         let text = std::fs::read(&path).map_err(|error| format!("{}: {error}", path.display()))?;

@@ -1,7 +1,6 @@
-//! `foretell explain`: what would happen to this request, and why?
+//! `foretell explain`: prints what would happen to a request, and why.
 //!
-//! The running proxy is asked, if there is one; else the server itself; and the answer says who was. Nothing is decided
-//! here.
+//! It asks the running proxy if there is one, else the server itself, and prints which. This file decides nothing.
 
 mod ask;
 mod print;
@@ -57,17 +56,17 @@ pub struct ExplainArgs {
     pub json: bool,
 }
 
-/// A request as the command line gives it.
+/// The request to explain, from the command line.
 struct Given {
     body: Vec<u8>,
     headers: HeaderMap,
     asked: Asked,
 }
 
-/// Explains the request of a file. Returns the exit code: 1 if the proxy that is named does not answer.
+/// Explains a request and prints the result. Returns the exit code: 1 if the proxy named by `--admin` does not answer.
 ///
 /// # Errors
-/// If `out` cannot be written.
+/// `out` cannot be written.
 pub fn run(args: &ExplainArgs, environment: &dyn Strings, out: &mut dyn Write) -> io::Result<u8> {
     let mut loaded = match load(&args.flags, environment) {
         Ok(loaded) => loaded,
@@ -98,7 +97,7 @@ pub fn run(args: &ExplainArgs, environment: &dyn Strings, out: &mut dyn Write) -
 }
 
 impl ExplainArgs {
-    /// Takes the key and the authority of the command line for those of every backend.
+    /// Sets the key and authority of the command line for every backend.
     fn enter(&self, process: &mut Process) -> Result<(), Denied> {
         let Self { api_key_file, ca, .. } = self;
         Access { api_key_file: api_key_file.clone(), ca: ca.clone(), headers: Vec::new() }.granted()?;

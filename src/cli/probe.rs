@@ -1,4 +1,4 @@
-//! `foretell probe`: what can this server verify, what would that bring, and which policy suits it?
+//! `foretell probe`: measures which plans a server can verify drafts with and what they gain, and suggests a policy.
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -20,9 +20,9 @@ use crate::fleet::{Replica, load_signal};
 use crate::lab::Exit;
 use crate::words::{BypassReason, Plan};
 
-/// How long a server is given to become idle.
+/// How long to wait for the server to become idle before measuring.
 const IDLE_WITHIN: Duration = Duration::from_secs(5);
-/// How often it is looked whether it is.
+/// Interval between two looks at its load.
 const LOOK: Duration = Duration::from_millis(500);
 
 /// The arguments of `foretell probe`.
@@ -43,7 +43,7 @@ pub struct ProbeArgs {
     /// The model to ask for, if the server has several
     #[arg(long, value_name = "M")]
     pub model: Option<String>,
-    /// How it lets us in
+    /// Header fields and TLS settings for it
     #[command(flatten)]
     pub access: Access,
     /// It bills per token: ask for its models and nothing else
@@ -54,18 +54,18 @@ pub struct ProbeArgs {
     pub score: bool,
 }
 
-/// What came of it.
+/// Result of looking at a server.
 enum Outcome {
-    /// It was measured, or there is nothing to measure.
+    /// It was measured, or it has no plan to measure.
     Report(Box<Report>),
-    /// It would be relayed, for this reason.
+    /// A proxy would relay everything to it, for this reason.
     Relayed { reason: BypassReason, why: String },
 }
 
-/// Probes a server. Returns the exit code: 1 if it cannot be reached.
+/// Probes a server and prints the result. Returns the exit code: 1 if the server cannot be reached.
 ///
 /// # Errors
-/// If `out` cannot be written.
+/// `out` cannot be written.
 pub async fn run(args: &ProbeArgs, out: &mut dyn Write) -> io::Result<u8> {
     let named = Named::NAMES.iter().find(|(name, _)| *name == args.dialect);
     let Some((_, dialect)) = named else {
@@ -196,7 +196,8 @@ async fn measure(
     Ok(Outcome::Report(Box::new(Report::new(findings, seen, begun.elapsed().as_secs_f64()))))
 }
 
-/// Waits until nothing runs or waits there, for a while; a server that does not tell is taken to be idle.
+/// Waits up to [`IDLE_WITHIN`] until no request runs or waits there; true if so. A server that reports no load counts
+/// as idle.
 async fn idle(replica: &Replica, engine: &Engine, calls: &mut u32) -> bool {
     let Some(path) = engine.dialect.codec().load_path(engine) else { return true };
     let until = Instant::now() + IDLE_WITHIN;
@@ -213,7 +214,7 @@ async fn idle(replica: &Replica, engine: &Engine, calls: &mut u32) -> bool {
     }
 }
 
-/// What is known of an engine that is not measured.
+/// Findings about an engine that was not measured.
 fn unmeasured(engine: Engine) -> Findings {
     Findings {
         engine,

@@ -1,6 +1,6 @@
-//! `foretell serve`: the proxy.
+//! `foretell serve`: runs the proxy.
 //!
-//! Whatever it has to say once the configuration is read goes into the log, the addresses included.
+//! Once the configuration is read, all output goes to the log, including the addresses it listens on.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::config::process::LogFormat;
 use crate::lab::Exit;
 use crate::observe::log;
 
-/// How long the end of the process waits for the last lines of its log to be written.
+/// How long the end of the process waits for the last log lines to be written.
 const LAST_LINES: Duration = Duration::from_secs(1);
 
 /// Run the proxy before a server. Flags win over `FORETELL_FLAG`, the file, and the defaults.
@@ -22,7 +22,7 @@ pub struct ServeArgs {
     flags: Flags,
 }
 
-/// Runs until a signal. Every problem of the configuration is told at once.
+/// Runs until a signal. Every problem of the configuration is printed before it exits.
 pub fn run(args: &ServeArgs) -> Exit {
     let loaded = match files::load(&args.flags, &Environment) {
         Ok(loaded) => loaded,
@@ -50,7 +50,7 @@ pub fn run(args: &ServeArgs) -> Exit {
     exit
 }
 
-/// How log lines are written, as configured.
+/// The log format for a configured value.
 pub(super) fn format(configured: LogFormat) -> log::Format {
     match configured {
         LogFormat::Auto => log::Format::Auto,
@@ -60,7 +60,7 @@ pub(super) fn format(configured: LogFormat) -> log::Format {
 }
 
 async fn serve(loaded: Loaded) -> Exit {
-    // From here on a signal ends nothing by accident.
+    // From here on a signal stops the process in order.
     let mut signals = match Signals::catch() {
         Ok(signals) => signals,
         Err(error) => {
@@ -89,7 +89,7 @@ async fn serve(loaded: Loaded) -> Exit {
     Exit::Done
 }
 
-/// Where it listens, for people and for scripts: one line each for clients, then one for the operator.
+/// Logs the addresses: one line per listener for clients, then admin and metrics. Scripts wait for these lines.
 fn announce(gateway: &Gateway) {
     for address in &gateway.addresses {
         tracing::info!(%address, "listening");
@@ -102,7 +102,7 @@ fn announce(gateway: &Gateway) {
     }
 }
 
-/// Those of which nothing is known yet. The others are in the log already.
+/// Logs the replicas that are not identified yet; the identified ones are logged already.
 fn announce_unknown(running: &Running) {
     for (replica, _) in running.identities.all().iter().filter(|(_, identity)| identity.is_none()) {
         tracing::info!(replica = replica.label(), url = replica.url(), "relayed: not known to verify yet");

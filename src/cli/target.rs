@@ -1,4 +1,4 @@
-//! `foretell target`: serve an ONNX model.
+//! `foretell target`: serves an ONNX model.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -43,7 +43,7 @@ pub struct TargetArgs {
     pub log_format: String,
 }
 
-/// Serves until a signal comes, and logs to standard error. Returns the exit code: 0, or 1 if the start failed.
+/// Serves until a signal and logs to standard error. Returns the exit code: 0, or 1 if the start failed.
 pub fn main(args: TargetArgs) -> u8 {
     log::init(format(&args.log_format), &args.log_level);
     let exit = run(args);
@@ -59,7 +59,7 @@ fn format(name: &str) -> log::Format {
     }
 }
 
-/// As [`main`], without a log.
+/// As [`main`], without starting the log.
 pub fn run(args: TargetArgs) -> u8 {
     match serve::run(args) {
         Ok(()) => 0,
@@ -74,7 +74,7 @@ pub fn run(args: TargetArgs) -> u8 {
 mod serve {
     use super::TargetArgs;
 
-    #[allow(clippy::needless_pass_by_value)] // the same as where it is built
+    #[allow(clippy::needless_pass_by_value)] // same signature as with the feature
     pub(super) fn run(_: TargetArgs) -> Result<(), &'static str> {
         Err("this binary was built without the feature `onnx`, which runs models")
     }
@@ -93,7 +93,7 @@ mod serve {
     use crate::http::listen::Stop;
     use crate::onnx_server::open::{Opened, open_as};
 
-    /// How long open answers may go on after a signal.
+    /// How long open answers may continue after a signal.
     const GRACE: Duration = Duration::from_secs(30);
 
     type Failed = Box<dyn std::error::Error>;
@@ -117,7 +117,7 @@ mod serve {
         let address = listener.local_addr()?;
         let stop = Stop::default();
         tokio::spawn(stop_on_signal(Signals::catch()?, stop.clone()));
-        // The line that scripts wait for. A closed stdout is no reason not to serve.
+        // Scripts wait for this line. A closed standard output does not stop the server.
         let mut out = std::io::stdout();
         let _ = writeln!(out, "target {} ready on http://{address} (device {})", opened.name, opened.device);
         let _ = out.flush();
@@ -128,7 +128,7 @@ mod serve {
         Ok(())
     }
 
-    /// The first signal lets open answers end; a later one, or the end of the grace, cuts them.
+    /// The first signal stops accepting; a later one, or the end of [`GRACE`], cuts the open connections.
     async fn stop_on_signal(mut signals: Signals, stop: Stop) {
         signals.wish().await;
         stop.accept.cancel();

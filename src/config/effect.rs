@@ -1,28 +1,28 @@
-//! Settings that this version accepts and does not act on, in one table: `check` and `serve` warn of each that a file
-//! sets. Whoever makes a setting work takes it out of here; a test walks every key that a file may have, so none can be
-//! forgotten.
+//! Settings that this version accepts but that have no effect, in one table: `check` and `serve` warn of each that a
+//! file sets. Once a setting has an effect, it must be removed from the table; a test walks every key that a file may
+//! have, so none can be forgotten.
 
 use std::path::Path;
 
 use super::yaml::{self, Node, Value};
 
-/// Something to be said about a setting.
+/// A warning about a setting.
 #[derive(Clone, Copy, Debug)]
 struct Remark {
-    /// Where it stands: `[]` is any element of a list.
+    /// Path of the setting; `[]` stands for any element of a list.
     path: &'static str,
-    /// At which values.
+    /// The values that cause the warning.
     at: At,
-    /// What is to be said, as a sentence that follows the path.
+    /// The warning's text, which follows path and value.
     says: &'static str,
 }
 
-/// The values of a setting that a remark is about.
+/// The values of a setting that cause a warning.
 #[derive(Clone, Copy, Debug)]
 enum At {
-    /// All, but those that ask for nothing.
+    /// Every value but these and `null`.
     AllBut(&'static [&'static str]),
-    /// These.
+    /// Only these values.
     Only(&'static [&'static str]),
 }
 
@@ -32,7 +32,7 @@ const fn ignored(path: &'static str, says: &'static str) -> Remark {
     Remark { path, at: NOTHING, says }
 }
 
-/// Settings of the process file without effect.
+/// Settings of the process file that have no effect.
 const PROCESS: &[Remark] = &[
     ignored(
         "backends[].models[].base",
@@ -52,7 +52,7 @@ const PROCESS: &[Remark] = &[
     },
 ];
 
-/// Settings of a policy file without effect.
+/// Settings of a policy file that have no effect.
 const POLICY: &[Remark] = &[
     Remark {
         path: "drafters[].kind",
@@ -75,14 +75,14 @@ const POLICY: &[Remark] = &[
     ignored("gates.reprobe", "has no effect yet: no gate waits before it opens again"),
 ];
 
-/// Settings that act, and that nobody should have by accident.
+/// Settings that have an effect but are not meant for production.
 const CAUTIONS: &[Remark] = &[Remark {
     path: "gamma.fixed",
     at: NOTHING,
     says: "leaps whatever it costs: it is for tests and sweeps",
 }];
 
-/// Which kind of file it is.
+/// The kind of file that is checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// The process file.
@@ -101,8 +101,8 @@ impl Kind {
     }
 }
 
-/// What is to be said about the settings of a file, as `FILE:LINE: PATH: SENTENCE`. A file that cannot be read says
-/// nothing here: that is an error elsewhere.
+/// The warnings about a file's settings, as `FILE:LINE: PATH: TEXT`. None for an unreadable file, which is reported
+/// elsewhere.
 pub fn warnings(kind: Kind, file: &Path) -> Vec<String> {
     let name = file.display().to_string();
     let text = std::fs::read_to_string(file).ok();
@@ -134,7 +134,7 @@ impl At {
     }
 }
 
-/// Where a setting stands: as the tables write it, and as people are told.
+/// Path of a setting: as the tables write it (`[]`) and as users see it (`[0]`).
 #[derive(Clone, Default)]
 struct Place {
     pattern: String,
@@ -152,7 +152,7 @@ impl Place {
     }
 }
 
-/// Shows every setting of a document with its line.
+/// Calls `show` for every setting of a document, with its path and line.
 fn each(node: &Node, line: u64, place: &Place, show: &mut impl FnMut(&Place, u64, &Node)) {
     show(place, line, node);
     match &node.value {

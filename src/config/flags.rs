@@ -1,4 +1,4 @@
-//! Settings from the command line and the environment.
+//! Settings given by command-line flags and environment variables.
 
 use std::path::PathBuf;
 
@@ -10,9 +10,9 @@ use super::process::{
 use super::read::{parse_address, parse_base};
 use super::yaml::quote;
 
-/// Named texts, such as the environment: the only way in which parsing looks at the world.
+/// A source of named texts, such as the environment; parsing reads the outside world only through it.
 pub trait Strings {
-    /// The text of this name.
+    /// The text of this name, if there is one.
     fn get(&self, name: &str) -> Option<String>;
 }
 
@@ -62,14 +62,14 @@ pub struct Flags {
     pub log_format: Option<String>,
 }
 
-/// A setting and where it was said.
+/// A setting's text and the flag or variable that it came from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Said {
     text: String,
     place: String,
 }
 
-/// What flags and environment say, flags first.
+/// Settings from flags and environment; a flag takes precedence.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Overrides {
     config: Option<Said>,
@@ -83,7 +83,7 @@ pub struct Overrides {
 }
 
 impl Overrides {
-    /// A flag wins over the variable of its name. An empty variable says nothing.
+    /// Combines both; a flag takes precedence over its variable, and an empty variable counts as unset.
     pub fn new(flags: &Flags, environment: &dyn Strings) -> Self {
         let said = |flag: &Option<String>, name: &str| {
             if let Some(text) = flag {
@@ -105,22 +105,22 @@ impl Overrides {
         }
     }
 
-    /// The process file, if one is named.
+    /// Path of the process file, if a flag or variable sets it.
     pub fn config(&self) -> Option<PathBuf> {
         self.config.as_ref().map(|said| PathBuf::from(&said.text))
     }
 
-    /// The folder of the policies, if one is named here.
+    /// Path of the policy folder, if a flag or variable sets it.
     pub fn policies(&self) -> Option<PathBuf> {
         self.policies.as_ref().map(|said| PathBuf::from(&said.text))
     }
 
-    /// Where the folder of the policies is named, if it is named here.
+    /// The flag or variable that sets the policy folder, if one does.
     pub fn policies_place(&self) -> Option<&str> {
         self.policies.as_ref().map(|said| said.place.as_str())
     }
 
-    /// The folder of the model that is named as the backend, if one is.
+    /// The model folder of `onnx:DIR`, if the backend is set to that.
     pub fn named(&self) -> Option<Named> {
         let said = self.backend.as_ref()?;
         let folder = model_folder(&said.text)?;
@@ -133,17 +133,17 @@ impl Overrides {
         })
     }
 
-    /// Whether the setting of the process file at `place` still counts beside what is said here.
+    /// Whether the process file's setting at `place` stays in force, that is, no flag or variable replaces it.
     pub fn leaves(&self, place: &str) -> bool {
         let replaced =
             [(&self.backend, "backends["), (&self.listen, "listen["), (&self.policies, "policies.")];
         !replaced.into_iter().any(|(said, prefix)| said.is_some() && place.starts_with(prefix))
     }
 
-    /// Sets what is said here.
+    /// Puts these settings into `process`.
     ///
     /// # Errors
-    /// Every setting that cannot be read.
+    /// Every setting that is malformed or not allowed.
     pub fn apply(&self, process: &mut Process) -> Result<(), Vec<Problem>> {
         let mut problems = Vec::new();
         if let Some(dir) = self.policies() {
@@ -209,12 +209,12 @@ fn problem(said: &Said, path: &str, refusal: Refusal) -> Problem {
     }
 }
 
-/// The folder of `onnx:DIR`.
+/// The folder of `onnx:DIR`; `None` if the text has another form or no folder.
 fn model_folder(text: &str) -> Option<&str> {
     text.strip_prefix("onnx:").filter(|folder| !folder.is_empty())
 }
 
-/// An address, or the folder of a model that is run here.
+/// Parses a backend: a base URL, or `onnx:DIR` for a model in this process.
 fn parse_backend(text: &str) -> Result<Replicas, Refusal> {
     match model_folder(text) {
         Some(folder) => Ok(Replicas::Here(ServedModel::of(folder.into()))),
@@ -224,7 +224,7 @@ fn parse_backend(text: &str) -> Result<Replicas, Refusal> {
     }
 }
 
-/// The value of that name.
+/// The value with this name.
 fn one_of<T: Copy>(text: &str, all: &[(&str, T)]) -> Result<T, Refusal> {
     let names: Vec<&str> = all.iter().map(|(name, _)| *name).collect();
     let found = all.iter().find(|(name, _)| *name == text);

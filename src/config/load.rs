@@ -1,4 +1,4 @@
-//! Reading the files: everything that is wrong anywhere is told at once.
+//! Reads process file and policy files and reports all problems together.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -12,44 +12,44 @@ use super::process::{self, Parsed, Process, Tenant};
 use super::yaml::FILE_BYTES;
 use crate::policy::{Drafter, Policy, PolicySet};
 
-/// The process file that is read if none is named and it is there.
+/// Process file that is read if none is named and this one exists.
 pub const CONFIG_FILE: &str = "foretell.yaml";
 
-/// Everything that was configured.
+/// The complete configuration, free of problems.
 #[derive(Clone, Debug)]
 pub struct Loaded {
-    /// The process file, flags and environment.
+    /// Settings of the process file, environment and flags.
     pub process: Process,
-    /// The policies.
+    /// The policies, in match order.
     pub policies: PolicySet,
-    /// The files that were read.
+    /// Every file that was read.
     pub files: Vec<PathBuf>,
-    /// What is allowed, but hardly meant for production.
+    /// Settings that are allowed but have no effect or are not meant for production.
     pub warnings: Vec<String>,
 }
 
-/// What was found when the settings were read, good or not.
+/// Result of reading the configuration with or without problems.
 #[derive(Clone, Debug, Default)]
 pub struct Attempt {
-    /// The process file, flags and environment; defaults stand where something is wrong.
+    /// Settings of the process file, environment and flags; a setting with a problem has its default.
     pub process: Process,
-    /// The policies that can be read.
+    /// The policies without problems.
     pub policies: PolicySet,
-    /// The files that were read; the process file, if there is one, is the first.
+    /// Every file that was read; the process file, if there is one, comes first.
     pub files: Vec<PathBuf>,
-    /// The process file, if there is one.
+    /// Path of the process file, if there is one.
     pub process_file: Option<PathBuf>,
-    /// The files that are named by settings that count.
+    /// Files and folders that the settings in force name.
     pub named: Vec<Named>,
-    /// Everything that is wrong, in the order of files and lines.
+    /// Every problem, in the order of files and lines.
     pub problems: Vec<Problem>,
 }
 
 impl Attempt {
-    /// The settings, if nothing is wrong with them.
+    /// The configuration with its warnings, if there is no problem.
     ///
     /// # Errors
-    /// Everything that is wrong.
+    /// Every problem, if there is one.
     pub fn done(self) -> Result<Loaded, Vec<Problem>> {
         let Self { process, policies, files, process_file, problems, .. } = self;
         if !problems.is_empty() {
@@ -63,12 +63,12 @@ impl Attempt {
 /// Reads the process file and all policies.
 ///
 /// # Errors
-/// Everything that is wrong, in the order of files and lines.
+/// Every problem, in the order of files and lines.
 pub fn load(flags: &Flags, environment: &dyn Strings) -> Result<Loaded, Vec<Problem>> {
     attempt(flags, environment).done()
 }
 
-/// Reads the process file and all policies, as far as they can be read.
+/// Reads the process file and all policies, keeping what is readable beside the problems.
 pub fn attempt(flags: &Flags, environment: &dyn Strings) -> Attempt {
     let overrides = Overrides::new(flags, environment);
     let file = overrides.config().or_else(|| Some(PathBuf::from(CONFIG_FILE)).filter(|path| path.exists()));
@@ -91,7 +91,7 @@ pub fn attempt(flags: &Flags, environment: &dyn Strings) -> Attempt {
     Attempt { process, policies, files, process_file: file, named, problems }
 }
 
-/// Where the folder of the policies was named.
+/// Where the policy folder is named: a file with a line, or a flag or variable.
 #[derive(Clone, Debug, Default)]
 struct Place {
     file: String,
@@ -99,8 +99,8 @@ struct Place {
     path: &'static str,
 }
 
-/// Finds the folder of the policies: as the command line or the environment names it; else as the process file names
-/// it, from its own folder; else `policies` beside the process file. One that is named must be there.
+/// Determines the policy folder: a flag or variable first, then the process file's setting (relative to that file's
+/// folder), then `policies` beside the process file. A folder that is named explicitly must exist.
 fn settle_policies(
     overrides: &Overrides,
     file: Option<&Path>,
@@ -129,7 +129,7 @@ fn warnings(files: &[PathBuf], process_file: Option<&Path>, process: &Process) -
     settings.chain(unbelieved(process)).chain(unruled(process)).collect()
 }
 
-/// A folder of policies without a policy leaves the built-in one in force.
+/// Warning that the policy folder has no policy, so the built-in one is in force.
 fn unruled(process: &Process) -> Option<String> {
     let empty =
         process.policies_must_exist && policy_files(&process.policies).is_ok_and(|files| files.is_empty());
@@ -137,23 +137,23 @@ fn unruled(process: &Process) -> Option<String> {
     empty.then(|| format!("no policy files in {dir}: the built-in policy `default` (mode auto) is in force"))
 }
 
-/// A header that nobody is trusted to send names no tenant.
+/// Warning that a tenant header is set but no peer is trusted to send it.
 fn unbelieved(process: &Process) -> Option<String> {
     let Tenant { header, trusted_peers, .. } = &process.tenant;
     let header = header.as_ref().filter(|_| trusted_peers.is_empty())?;
     Some(format!("tenant.header: {header} is never believed: tenant.trusted_peers names nobody"))
 }
 
-/// What is to be said about the settings of the policy files as they are now.
+/// Warnings about the settings of the policy files as they are on disk now.
 pub fn policy_warnings(process: &Process) -> Vec<String> {
     let files = policy_files(&process.policies).unwrap_or_default();
     files.iter().flat_map(|path| effect::warnings(Kind::Policy, path)).collect()
 }
 
-/// Reads all policies again.
+/// Reads all policies again, for a reload.
 ///
 /// # Errors
-/// Everything that is wrong, in the order of files and lines.
+/// Every problem, in the order of files and lines.
 pub fn load_policies(process: &Process) -> Result<PolicySet, Vec<Problem>> {
     let mut problems = Vec::new();
     let place = Place { file: process.policies.display().to_string(), line: None, path: "policies.dir" };
@@ -161,10 +161,10 @@ pub fn load_policies(process: &Process) -> Result<PolicySet, Vec<Problem>> {
     if problems.is_empty() { Ok(policies) } else { Err(problems) }
 }
 
-/// Parses policies and looks at them together: unique names, declared drafters.
+/// Parses policies and checks them against each other and the process file: unique names, declared drafters.
 ///
 /// # Errors
-/// Everything that is wrong, in the order of files and lines.
+/// Every problem, in the order of files and lines.
 pub fn parse_policies(sources: &[(String, String)], process: &Process) -> Result<PolicySet, Vec<Problem>> {
     let mut problems = Vec::new();
     let policies = parse_all(sources, Some(process), &mut problems);
@@ -196,7 +196,7 @@ fn load_policies_into(
         }
         files.push(path);
     }
-    // Against a process file that could not be read every drafter would seem undeclared.
+    // With an unreadable process file every drafter would be reported as undeclared.
     parse_all(&sources, process_is_good.then_some(process), problems)
 }
 
@@ -247,7 +247,7 @@ fn undeclared(file: &str, placed: &Placed, process: &Process) -> Vec<Problem> {
     placed.policy.drafters.iter().enumerate().filter_map(missing).collect()
 }
 
-/// The policy files of a folder, by name. A folder that is not there has none.
+/// The policy files of a folder, sorted by name; empty if the folder does not exist.
 pub fn policy_files(dir: &Path) -> Result<Vec<PathBuf>, Vec<Problem>> {
     let entries = match std::fs::read_dir(dir) {
         Ok(entries) => entries,

@@ -1,53 +1,53 @@
-//! The files and folders that a process file names: where each is named, and what it has to hold.
+//! The files and folders that a process file names: where each is named, and what it must contain.
 //!
-//! Parsing notes them and opens none. Whoever starts the proxy, or checks whether it would start, opens them all and
-//! reports what is wrong at the place where they are named.
+//! Parsing records them and opens none. `serve` and `check` open them all (see `app::files`) and report what is wrong
+//! at the place where they are named.
 
 use std::path::{Path, PathBuf};
 
 use super::problem::{Problem, Refusal};
 
-/// What a named file has to hold.
+/// What a named file or folder must contain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FileKind {
-    /// A token or a key; never nothing.
+    /// A token or key; an empty file is refused.
     Secret,
-    /// Certificates of authorities, PEM.
+    /// Certificates of authorities (PEM).
     Authorities,
-    /// A certificate chain, PEM.
+    /// A certificate chain (PEM).
     Chain,
-    /// The private key of the certificate chain in this file, PEM.
+    /// The private key (PEM) of the certificate chain in the file given here.
     KeyOf(PathBuf),
-    /// A `tokenizer.json`, or a folder with one.
+    /// A `tokenizer.json` file, or a folder that has one.
     Tokenizer,
-    /// The folder of a model that is served in this process.
+    /// The folder of a model to serve in this process.
     Model,
-    /// The folder of a drafter.
+    /// The folder of a drafter model.
     Drafter {
-        /// Its tokenizer is in the folder too.
+        /// The folder must also have the tokenizer.
         tokenizer: bool,
     },
-    /// The folder of the policies.
+    /// The folder of the policy files.
     Policies,
 }
 
 /// A file or folder that the process file names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Named {
-    /// As written.
+    /// The path as written in the setting.
     pub path: PathBuf,
-    /// What it has to hold.
+    /// What it must contain.
     pub kind: FileKind,
-    /// The process file, or the flag or variable that names it.
+    /// The process file, or the flag or environment variable, that names it.
     pub file: String,
-    /// The line there; flags and variables have none.
+    /// Line in the process file; `None` for flags and variables.
     pub line: Option<u64>,
-    /// The place of the setting, such as `admin.token_file`.
+    /// Path of the setting, such as `admin.token_file`.
     pub place: String,
 }
 
 impl Named {
-    /// The problem that this file cannot be used.
+    /// A problem with this file, reported where it is named.
     pub fn problem(&self, message: &str, allowed: impl Into<String>) -> Problem {
         let refusal = Refusal::new(message, allowed);
         Problem {
@@ -62,7 +62,7 @@ impl Named {
     }
 }
 
-/// A path as it is shown in a problem.
+/// A path as shown in a problem.
 pub fn shown(path: &Path) -> String {
     format!("{:?}", path.display().to_string())
 }

@@ -1,4 +1,4 @@
-//! Policy files: their text to validated policies.
+//! Parses policy files into validated policies.
 
 mod file;
 
@@ -9,18 +9,18 @@ use crate::policy::PolicySet;
 
 pub use file::{Placed, parse};
 
-/// The policy that is there when no file is.
+/// Text of the built-in policy, used if there is no policy file.
 pub const DEFAULT: &str = include_str!("../../policies/default.yaml");
 
-/// The one policy that is there when no file is.
+/// The built-in policy, used if there is no policy file.
 ///
 /// # Errors
-/// Never, as a test shows; the type is that of every other policy file.
+/// Never: a test parses it. The type is that of the other policy files.
 pub fn built_in() -> Result<PolicySet, Vec<Problem>> {
     parse("default.yaml", DEFAULT).map(|placed| PolicySet::new(vec![placed.policy]))
 }
 
-/// Whether a folder entry is a policy file.
+/// Whether a directory entry is a policy file: a file that ends in `.yaml` or `.yml`.
 pub fn is_policy_file(path: &Path) -> bool {
     path.is_file() && path.extension().is_some_and(|extension| extension == "yaml" || extension == "yml")
 }

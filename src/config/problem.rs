@@ -1,4 +1,4 @@
-//! What is wrong with a setting: where it stands, what is allowed, what was found.
+//! A problem with a setting: its place, what is allowed there, and what was found.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -7,22 +7,22 @@ use serde_json::{Value, json};
 
 use super::named::Named;
 
-/// One thing that is wrong.
+/// One problem with one setting.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
-    /// The file, or the flag or variable that said it.
+    /// The file, or the flag or environment variable, that has the setting.
     pub file: String,
-    /// Its line, counted from 1; flags and variables have none.
+    /// Line in the file, counted from 1; `None` for flags and variables.
     pub line: Option<u64>,
-    /// Where in the document, such as `backends[0].replicas`.
+    /// Path in the document, such as `backends[0].replicas`.
     pub path: String,
-    /// What is wrong.
+    /// What is wrong, in words.
     pub message: String,
-    /// What may stand there.
+    /// The values that are allowed.
     pub allowed: String,
-    /// What stands there.
+    /// The value that was found, as shown to the user.
     pub got: String,
-    /// What was probably meant.
+    /// The allowed word that was probably meant.
     pub suggestion: Option<String>,
 }
 
@@ -37,7 +37,7 @@ impl fmt::Display for Problem {
 }
 
 impl Problem {
-    /// Message, what is allowed and what was found, in one line.
+    /// Message, allowed values and value found, in one line.
     pub fn explanation(&self) -> String {
         let Self { message, allowed, got, .. } = self;
         match &self.suggestion {
@@ -46,13 +46,13 @@ impl Problem {
         }
     }
 
-    /// As the admin interface writes it.
+    /// The JSON object of the admin API.
     pub fn to_value(&self) -> Value {
         json!({ "file": self.file, "line": self.line, "path": self.path, "message": self.explanation() })
     }
 }
 
-/// Collects the problems of one file, and the files that it names.
+/// Collects the problems of one file and the paths of other files that it names.
 #[derive(Debug)]
 pub struct Problems {
     file: String,
@@ -61,17 +61,17 @@ pub struct Problems {
 }
 
 impl Problems {
-    /// None so far.
+    /// An empty collection for this file.
     pub fn new(file: &str) -> Self {
         Self { file: file.to_owned(), found: RefCell::default(), named: RefCell::default() }
     }
 
-    /// The file that is looked at.
+    /// The file that is being read.
     pub fn file(&self) -> &str {
         &self.file
     }
 
-    /// Adds one.
+    /// Adds a problem on this line.
     pub fn add(&self, line: u64, path: &str, refusal: Refusal, got: String) {
         self.found.borrow_mut().push(Problem {
             file: self.file.clone(),
@@ -84,17 +84,17 @@ impl Problems {
         });
     }
 
-    /// Notes a file that this one names.
+    /// Adds a file that this one names.
     pub fn name(&self, named: Named) {
         self.named.borrow_mut().push(named);
     }
 
-    /// The files that this one names, in the order in which they were read.
+    /// The files that this one names, in reading order.
     pub fn named(&self) -> Vec<Named> {
         self.named.borrow().clone()
     }
 
-    /// All, in the order of the lines.
+    /// The problems, sorted by line.
     pub fn into_vec(self) -> Vec<Problem> {
         let mut found = self.found.into_inner();
         found.sort_by_key(|problem| problem.line);
@@ -102,14 +102,14 @@ impl Problems {
     }
 }
 
-/// Why a value is not taken.
+/// Reason why a value is refused, without its place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// What is wrong.
+    /// What is wrong, in words.
     pub message: String,
-    /// What may stand there.
+    /// The values that are allowed.
     pub allowed: String,
-    /// What was probably meant.
+    /// The allowed word that was probably meant.
     pub suggestion: Option<String>,
 }
 
@@ -119,7 +119,7 @@ impl Refusal {
         Self { message: message.to_owned(), allowed: allowed.into(), suggestion: None }
     }
 
-    /// Names the allowed word that is nearest to `got`, if one is near.
+    /// Suggests the word of `words` that is most similar to `got`, if one is similar enough.
     #[must_use]
     pub fn near(mut self, got: &str, words: &[&str]) -> Self {
         self.suggestion = nearest(got, words).map(str::to_owned);
@@ -127,14 +127,14 @@ impl Refusal {
     }
 }
 
-/// The word that differs least from `got`: in at most a third of its letters, and at most three.
+/// The word with the smallest edit distance to `got`: at most a third of the word's letters, and at most 3.
 pub fn nearest<'a>(got: &str, words: &[&'a str]) -> Option<&'a str> {
     let near = |word: &&str| distance(got, word);
     let best = words.iter().copied().min_by_key(near)?;
     (distance(got, best) <= (best.chars().count().max(3) / 3).min(3)).then_some(best)
 }
 
-/// Letters to insert, delete, replace or swap with their neighbour (optimal string alignment).
+/// Edit distance: letters inserted, deleted, replaced or swapped with their neighbour (optimal string alignment).
 fn distance(left: &str, right: &str) -> usize {
     let right: Vec<char> = right.chars().collect();
     let mut before: Vec<usize> = Vec::new();

@@ -19,211 +19,211 @@ pub use backend::{
 };
 pub use file::{Parsed, parse, parse_all};
 
-/// What the whole process does.
+/// Operating mode of the whole process (`mode` in the file); the admin API can change it at run time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
-    /// Relay everything.
+    /// Relay every request; no drafting.
     Off,
-    /// Relay and only shadow-draft.
+    /// Relay every request and draft in the background only to measure acceptance; no draft is verified.
     Observe,
-    /// Leap where it pays.
+    /// Draft and verify ("leap") where the controller expects it to pay.
     #[default]
     Auto,
 }
 
 impl Mode {
-    /// All, with their names in files and in the admin interface.
+    /// Every value with its name in files and in the admin interface.
     pub const NAMES: &'static [(&'static str, Self)] =
         &[("off", Self::Off), ("observe", Self::Observe), ("auto", Self::Auto)];
 
-    /// The name in files and in the admin interface.
+    /// Name in files and in the admin interface.
     pub fn name(self) -> &'static str {
         name_of(Self::NAMES, self)
     }
 }
 
-/// The name of a value in a list of names.
+/// The name listed for `value`; empty if the list lacks it.
 pub(super) fn name_of<T: PartialEq + Copy>(names: &[(&'static str, T)], value: T) -> &'static str {
     names.iter().find(|(_, named)| *named == value).map_or("", |(name, _)| name)
 }
 
-/// The process file.
+/// The validated process file, with flags and environment variables applied.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Process {
-    /// What the whole process does.
+    /// Operating mode of the whole process.
     pub mode: Mode,
-    /// Where clients are served.
+    /// Listeners for clients; at least one.
     pub listen: Vec<Listen>,
-    /// The admin interface.
+    /// Listener and access rules of the admin interface.
     pub admin: Admin,
-    /// A listener that serves nothing but `/metrics`.
+    /// Address of a listener that serves only `/metrics`; `None`: metrics are served by the admin interface alone.
     pub metrics: Option<SocketAddr>,
-    /// Bounds on clients.
+    /// Limits on client requests and connections.
     pub limits: Limits,
-    /// How long things may take.
+    /// Time limits for clients and backends.
     pub timeouts: Timeouts,
-    /// How the process ends.
+    /// Durations of an orderly shutdown.
     pub drain: Drain,
-    /// Who a request belongs to.
+    /// How the tenant of a request is determined.
     pub tenant: Tenant,
-    /// What `x-foretell` may do.
+    /// What the client header `x-foretell` may change.
     pub client: ClientControl,
     /// The backends, in the order of the file.
     pub backends: Vec<Backend>,
-    /// Drafter models by name.
+    /// Drafter models, by the name under which policies refer to them.
     pub drafters: IndexMap<String, DrafterModel>,
-    /// What drafters may remember across requests.
+    /// Bounds on what drafters keep across requests (read, but nothing keeps anything yet).
     pub memory: Memory,
-    /// When the process says that it is ready.
+    /// Conditions of `/readyz`.
     pub ready: Ready,
-    /// The folder of the policies.
+    /// Folder of the policy files.
     pub policies: PathBuf,
-    /// That folder is named, or was there when it was read first: without it nothing is read.
+    /// If true, a missing policy folder is an error: it was named explicitly, or it existed at the first reading.
     pub policies_must_exist: bool,
-    /// Logs and traces.
+    /// Logging and tracing.
     pub observe: Observe,
 }
 
-/// A listener.
+/// A listener for clients.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listen {
-    /// Where.
+    /// Address and port that it binds.
     pub address: SocketAddr,
-    /// With TLS.
+    /// TLS certificates; `None` serves plain HTTP.
     pub tls: Option<ServerTls>,
 }
 
-/// Certificates of a listener.
+/// TLS certificates of a listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerTls {
     /// The certificate chain, PEM.
     pub cert: PathBuf,
     /// The private key, PEM.
     pub key: PathBuf,
-    /// Clients must show a certificate of this authority.
+    /// Authorities (PEM) that must have signed every client's certificate; `None`: no client certificate is asked for.
     pub client_ca: Option<PathBuf>,
 }
 
-/// The admin interface.
+/// Address and access rules of the admin interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Admin {
-    /// Where; anything but loopback needs a token.
+    /// Address that it binds; any other than loopback requires `token_file`.
     pub address: SocketAddr,
-    /// The file with the bearer token.
+    /// File with the bearer token that callers must send; `None`: no token is required.
     pub token_file: Option<PathBuf>,
-    /// Host names by which it is asked, besides `localhost` and addresses.
+    /// Host names accepted in the `Host` header, besides `localhost` and IP addresses.
     pub hosts: Vec<String>,
 }
 
-/// Bounds on clients.
+/// Limits on client requests and connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Most header fields.
+    /// Most header fields of a request.
     pub headers: usize,
-    /// Most bytes of all headers.
+    /// Most bytes of all header fields of a request.
     pub header_bytes: u64,
     /// Longest URI, bytes.
     pub uri: u64,
-    /// Larger bodies are relayed unread, bytes.
+    /// Largest request body considered for speculation, bytes; larger ones are relayed without being read.
     pub speculate_body: u64,
-    /// Larger bodies are refused, bytes.
+    /// Largest request body accepted, bytes; larger ones are refused. `None`: no limit.
     pub relay_body: Option<u64>,
-    /// Most speculated requests at a time; the others are relayed.
+    /// Most speculated requests at a time; further ones are relayed. 0 relays all.
     pub sessions: usize,
-    /// Most memory for bodies and sessions, bytes; above it completions are relayed unread.
+    /// Most memory for bodies and sessions together, bytes; above it completions are relayed without being read.
     pub memory: u64,
-    /// Most clients connected at once; by default as many as the limit of open descriptors allows.
+    /// Most client connections at a time; `None`: as many as the limit of open file descriptors allows.
     pub connections: Option<usize>,
 }
 
-/// How long things may take.
+/// Time limits for clients and backends; `None` means no limit unless the field says otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timeouts {
-    /// From connecting, or from its first byte, to the end of a head.
+    /// Until a request head is complete, from the connection's start or from the head's first byte.
     pub header: Duration,
-    /// Silence inside the body of a request.
+    /// Longest pause between two pieces of a request body.
     pub body: Duration,
-    /// A connection without a request.
+    /// How long a client connection may stay open without a request.
     pub keep_alive: Duration,
-    /// Connecting to a backend.
+    /// For connecting to a backend.
     pub connect: Duration,
-    /// From the request to the backend's first byte.
+    /// From sending a request to the first byte of the backend's answer.
     pub first_byte: Option<Duration>,
-    /// Between two bytes of a backend.
+    /// Longest pause between two pieces of a backend's answer.
     pub idle: Option<Duration>,
-    /// A verify call.
+    /// For one verify call.
     pub verify: Duration,
-    /// A draft of a model drafter; `None` leaves it to each session.
+    /// For one draft of a model drafter; `None`: each session chooses its own limit.
     pub draft: Option<Duration>,
-    /// How long an unused connection is kept.
+    /// How long an unused connection to a backend is kept open.
     pub pool_idle: Duration,
 }
 
-/// How the process ends.
+/// Durations of an orderly shutdown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Drain {
-    /// Not ready, but still accepting.
+    /// First phase: `/readyz` fails but new connections are still accepted.
     pub delay: Duration,
-    /// Nobody has set `delay`: it ends as soon as no client is connected.
+    /// `delay` is the default, not set in the file: the first phase ends early once no client is connected.
     pub early: bool,
-    /// Then open requests may end within this.
+    /// Second phase: time for open requests to finish before they are cut off.
     pub grace: Duration,
 }
 
-/// When the process says that it is ready.
+/// Conditions of `/readyz`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ready {
     /// `/readyz` waits until a replica of every backend can be reached.
     pub require_backend: bool,
 }
 
-/// Who a request belongs to.
+/// How the tenant of a request is determined.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tenant {
-    /// The header that names the tenant.
+    /// Request header that names the tenant; `None`: no header does.
     pub header: Option<String>,
-    /// Peers whose header is believed.
+    /// Peers (addresses or networks) from which that header is trusted; from any other it is ignored.
     pub trusted_peers: Vec<Network>,
-    /// What names the tenant if no header does.
+    /// Tenant of a request that no trusted header names.
     pub fallback: TenantFallback,
 }
 
-/// What names the tenant if no header does.
+/// Tenant of a request that no trusted header names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TenantFallback {
-    /// Nothing: the request stands for itself.
+    /// No tenant: the request shares nothing with any other.
     #[default]
     None,
-    /// A hash of the authorization header.
+    /// A hash of the `Authorization` header.
     AuthorizationHash,
 }
 
-/// What `x-foretell` may do.
+/// What the client header `x-foretell` may change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ClientControl {
-    /// Nothing.
+    /// Nothing: the header is ignored.
     Off,
-    /// Lower what policy and gates allow.
+    /// It may reduce what policy and gates allow, never extend it.
     #[default]
     Bounded,
 }
 
-/// A local drafter model.
+/// A drafter model that runs in this process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DrafterModel {
-    /// Its folder.
+    /// Folder of the model.
     pub path: PathBuf,
-    /// Its tokenizer, if it is not in the folder.
+    /// Its tokenizer file or folder; `None`: the tokenizer is in the model's folder.
     pub tokenizer: Option<PathBuf>,
-    /// Where it runs.
+    /// Device that it runs on.
     pub device: Device,
-    /// Most sessions at a time.
+    /// Most sessions that it drafts for at a time.
     pub slots: u32,
     /// Longest context, tokens.
     pub context: u32,
 }
 
-/// Where a model runs.
+/// Device that a model runs on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Device {
     /// CUDA if it is there, else CPU.
@@ -236,56 +236,56 @@ pub enum Device {
 }
 
 impl Device {
-    /// All, with their names in files and flags.
+    /// Every value with its name in files and flags.
     pub const NAMES: &'static [(&'static str, Self)] =
         &[("auto", Self::Auto), ("cpu", Self::Cpu), ("cuda", Self::Cuda)];
 }
 
-/// What drafters may remember across requests.
+/// Bounds on what drafters keep across requests (read, but nothing keeps anything yet).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Memory {
-    /// Most bytes.
+    /// Most bytes kept altogether.
     pub bytes: u64,
-    /// For how long.
+    /// How long an entry is kept.
     pub ttl: Duration,
-    /// The file that it is kept in over a restart.
+    /// File that carries the memory over a restart; `None`: it is lost.
     pub snapshot: Option<PathBuf>,
 }
 
-/// Logs and traces.
+/// Logging and tracing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Observe {
-    /// How a log line is written.
+    /// Format of log lines.
     pub log: LogFormat,
-    /// Which lines are written.
+    /// Least severe level that is logged.
     pub level: LogLevel,
-    /// Where traces are sent.
+    /// Base URL of the OTLP collector for traces (read, but no traces are sent yet).
     pub otlp: Option<Uri>,
-    /// Requests may opt in to having their text logged.
+    /// Requests may ask for their text to be logged (read, but no text is ever logged yet).
     pub text: bool,
 }
 
-/// How a log line is written.
+/// Format of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LogFormat {
     /// Text on a terminal, JSON elsewhere.
     #[default]
     Auto,
-    /// One JSON object.
+    /// One JSON object per line.
     Json,
-    /// For people.
+    /// Plain text for reading on a terminal.
     Text,
 }
 
 impl LogFormat {
-    /// All, with their names in files and flags.
+    /// Every value with its name in files and flags.
     pub const NAMES: &'static [(&'static str, Self)] =
         &[("auto", Self::Auto), ("json", Self::Json), ("text", Self::Text)];
 }
 
-/// Which log lines are written.
+/// Least severe level that is logged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[allow(missing_docs)] // the usual five
+#[allow(missing_docs)] // the five levels of `tracing`
 pub enum LogLevel {
     Error,
     Warn,
@@ -296,7 +296,7 @@ pub enum LogLevel {
 }
 
 impl LogLevel {
-    /// All, with their names in files.
+    /// Every value with its name in files.
     pub const NAMES: &'static [(&'static str, Self)] = &[
         ("error", Self::Error),
         ("warn", Self::Warn),
@@ -305,7 +305,7 @@ impl LogLevel {
         ("trace", Self::Trace),
     ];
 
-    /// The name in files and filters.
+    /// Name in files and log filters.
     pub fn name(self) -> &'static str {
         name_of(Self::NAMES, self)
     }

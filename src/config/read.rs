@@ -1,4 +1,4 @@
-//! Reading settings out of a document: every error is noted with its place, and reading goes on.
+//! Reads settings from a parsed document. An error is recorded with its line and path, and reading goes on.
 
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
@@ -10,51 +10,51 @@ use super::problem::{Problems, Refusal};
 use super::values;
 use super::yaml::{Key, Node, Value};
 
-/// One map of the document. Keys that nobody asked for are unknown, which is noted when it is dropped by
-/// [`Section::close`].
+/// A map of the document. Call [`Section::close`] after the last key: it reports every key that was not asked for as
+/// unknown.
 pub struct Section<'n> {
     entries: &'n [(Key, Node)],
     path: String,
     line: u64,
     known: Vec<&'static str>,
-    /// It is no map at all, so it makes no sense to miss things in it.
+    /// The value is not a map, which is reported already: missing keys are not reported as well.
     broken: bool,
     problems: &'n Problems,
 }
 
-/// One value of the document with its place.
+/// A value of the document and its path.
 #[derive(Clone)]
 pub struct Item<'n> {
     /// The value.
     pub node: &'n Node,
-    /// Its place.
+    /// Path of the value, such as `backends[0].name`; empty for the root.
     pub path: String,
     problems: &'n Problems,
 }
 
 impl<'n> Item<'n> {
-    /// The root of a document.
+    /// The root of a document; problems go to `problems`.
     pub fn root(node: &'n Node, problems: &'n Problems) -> Self {
         Self { node, path: String::new(), problems }
     }
 
-    /// Notes that this value is not taken.
+    /// Reports that this value is refused.
     pub fn refuse(&self, refusal: Refusal) {
         self.refuse_as(refusal, self.node.got());
     }
 
-    /// Notes a problem here, with what was found instead of the value itself.
+    /// As [`Self::refuse`], but shows `got` instead of the value itself.
     pub fn refuse_as(&self, refusal: Refusal, got: String) {
         let path = if self.path.is_empty() { "(document)" } else { &self.path };
         self.problems.add(self.node.line, path, refusal, got);
     }
 
-    /// The value as `parse` reads it; `None`, and a problem noted, if it cannot.
+    /// The value converted by `parse`; if that fails, the problem is reported and `None` returned.
     pub fn read<T>(&self, parse: impl FnOnce(&Node) -> Result<T, Refusal>) -> Option<T> {
         parse(self.node).map_err(|refusal| self.refuse(refusal)).ok()
     }
 
-    /// The value as a map; an empty one, and a problem noted, if it is none. Nothing is an empty map.
+    /// The value as a map. `null` reads as an empty map; any other type is reported and also reads as empty.
     pub fn section(&self) -> Section<'n> {
         let (entries, broken): (&[(Key, Node)], bool) = match &self.node.value {
             Value::Map(entries) => (entries, false),
@@ -76,7 +76,7 @@ impl<'n> Item<'n> {
         section
     }
 
-    /// The elements of a list; none, and a problem noted, if it is no list.
+    /// The elements of a list; any other type is reported and reads as an empty list.
     pub fn items(&self) -> Vec<Item<'n>> {
         let Value::List(nodes) = &self.node.value else {
             self.refuse(Refusal::new("wrong type", "a list"));
@@ -89,7 +89,7 @@ impl<'n> Item<'n> {
         nodes.iter().enumerate().map(item).collect()
     }
 
-    /// The members of a map whose keys are names that the file chooses.
+    /// The entries of a map whose keys the user chooses, such as names.
     pub fn members(&self) -> Vec<(&'n str, Item<'n>)> {
         let section = self.section();
         let item = |(key, node): &'n (Key, Node)| {
@@ -99,14 +99,14 @@ impl<'n> Item<'n> {
         section.entries.iter().map(item).collect()
     }
 
-    /// The elements of a list as `parse` reads them.
+    /// The elements of a list converted by `parse`; those that fail are reported and left out.
     pub fn list<T>(&self, parse: impl Fn(&Node) -> Result<T, Refusal>) -> Vec<T> {
         self.items().iter().filter_map(|item| item.read(&parse)).collect()
     }
 }
 
 impl<'n> Section<'n> {
-    /// The value of `key`, if the file has it.
+    /// The value of `key`; `None` if the map does not have it.
     pub fn item(&mut self, key: &'static str) -> Option<Item<'n>> {
         self.known.push(key);
         #[cfg(test)]
@@ -115,12 +115,12 @@ impl<'n> Section<'n> {
         Some(Item { node, path: self.place(key), problems: self.problems })
     }
 
-    /// The line of `key`, or of the map if it has none.
+    /// Line of `key`; that of the map if it does not have it.
     pub fn line(&self, key: &str) -> u64 {
         self.entries.iter().find(|(name, _)| name.name == key).map_or(self.line, |(name, _)| name.line)
     }
 
-    /// The value of `key`, or `default` if the file has none.
+    /// The value of `key`; `default` if the key is missing or its value is refused.
     pub fn or<T>(
         &mut self,
         key: &'static str,
@@ -130,7 +130,7 @@ impl<'n> Section<'n> {
         self.item(key).and_then(|item| item.read(parse)).unwrap_or(default)
     }
 
-    /// The value of `key`, where `null` stands for none; `default` if the file does not say.
+    /// The value of `key`. `null` and a refused value give `None`, a missing key gives `default`.
     pub fn maybe<T>(
         &mut self,
         key: &'static str,
@@ -144,7 +144,7 @@ impl<'n> Section<'n> {
         }
     }
 
-    /// The value of `key`, which must be there.
+    /// The value of a required `key`; a missing key is reported and gives `None`.
     pub fn must<T>(
         &mut self,
         key: &'static str,
@@ -158,7 +158,7 @@ impl<'n> Section<'n> {
         item.and_then(|item| item.read(parse))
     }
 
-    /// The map under `key`; an empty one if the file has none.
+    /// The map under `key`; an empty map if the key is missing.
     #[must_use]
     pub fn section(&mut self, key: &'static str) -> Section<'n> {
         match self.item(key) {
@@ -174,7 +174,7 @@ impl<'n> Section<'n> {
         }
     }
 
-    /// The list under `key` as `parse` reads its elements; `default` if the file has none.
+    /// The list under `key`, its elements converted by `parse`; `default` if the key is missing.
     pub fn list<T>(
         &mut self,
         key: &'static str,
@@ -184,7 +184,7 @@ impl<'n> Section<'n> {
         self.item(key).map_or(default, |item| item.list(parse))
     }
 
-    /// Notes a problem with `key`, at its line if the file has it.
+    /// Reports a problem with `key`, on the key's line or, if it is missing, on the map's.
     pub fn refuse(&self, key: &str, refusal: Refusal, got: &str) {
         if self.broken {
             return;
@@ -192,21 +192,21 @@ impl<'n> Section<'n> {
         self.problems.add(self.line(key), &self.place(key), refusal, got.to_owned());
     }
 
-    /// The file that `key` names, where `null` stands for none. It is noted as one to be opened.
+    /// The file path under `key`, recorded so that the file is checked later; a missing key and `null` give `None`.
     pub fn file(&mut self, key: &'static str, kind: FileKind) -> Option<PathBuf> {
         let named = self.maybe(key, None, path)?;
         self.names(key, kind, &named);
         Some(named)
     }
 
-    /// The file that `key` must name. It is noted as one to be opened.
+    /// The required file path under `key`, recorded so that the file is checked later.
     pub fn must_file(&mut self, key: &'static str, kind: FileKind) -> Option<PathBuf> {
         let named = self.must(key, "a path", path)?;
         self.names(key, kind, &named);
         Some(named)
     }
 
-    /// Notes that `key` names a file.
+    /// Records that `key` names the file `named`.
     pub fn names(&self, key: &str, kind: FileKind, named: &Path) {
         self.problems.name(Named {
             path: named.to_owned(),
@@ -217,14 +217,14 @@ impl<'n> Section<'n> {
         });
     }
 
-    /// Refuses `key`, which has no meaning here.
+    /// Reports `key`, if it is present, as one that may not be set here.
     pub fn forbid(&mut self, key: &'static str, allowed: &str) {
         if let Some(item) = self.item(key) {
             item.refuse(Refusal::new("has no meaning here", allowed));
         }
     }
 
-    /// Notes every key that nobody asked for.
+    /// Reports every key that was not asked for as unknown.
     pub fn close(self) {
         for (key, _) in self.entries.iter().filter(|(key, _)| !self.known.contains(&key.name.as_str())) {
             let refusal = Refusal::new("unknown key", self.known.join("|")).near(&key.name, &self.known);
@@ -247,7 +247,7 @@ impl<'n> Section<'n> {
     }
 }
 
-/// `true` or `false`.
+/// Reads `true` or `false`.
 pub fn boolean(node: &Node) -> Result<bool, Refusal> {
     match node.value {
         Value::Bool(value) => Ok(value),
@@ -255,7 +255,7 @@ pub fn boolean(node: &Node) -> Result<bool, Refusal> {
     }
 }
 
-/// A text that is not empty.
+/// Reads a text; an empty one is refused.
 pub fn text(node: &Node) -> Result<String, Refusal> {
     match &node.value {
         Value::Text(text) if !text.is_empty() => Ok(text.clone()),
@@ -263,12 +263,12 @@ pub fn text(node: &Node) -> Result<String, Refusal> {
     }
 }
 
-/// A path.
+/// Reads a path.
 pub fn path(node: &Node) -> Result<PathBuf, Refusal> {
     text(node).map(PathBuf::from).map_err(|_| Refusal::new("wrong type", "a path"))
 }
 
-/// One of these words.
+/// Reads one of these words and gives its value.
 pub fn word<T: Copy>(words: &'static [(&'static str, T)]) -> impl Fn(&Node) -> Result<T, Refusal> {
     move |node| {
         let names: Vec<&str> = words.iter().map(|(name, _)| *name).collect();
@@ -279,7 +279,7 @@ pub fn word<T: Copy>(words: &'static [(&'static str, T)]) -> impl Fn(&Node) -> R
     }
 }
 
-/// A whole number in a range.
+/// Reads a whole number in an inclusive range.
 pub fn whole<T: TryFrom<i64>>(range: RangeInclusive<i64>) -> impl Fn(&Node) -> Result<T, Refusal> {
     move |node| {
         let allowed = format!("{}..={}", range.start(), range.end());
@@ -290,7 +290,7 @@ pub fn whole<T: TryFrom<i64>>(range: RangeInclusive<i64>) -> impl Fn(&Node) -> R
     }
 }
 
-/// A number in a range.
+/// Reads a number in an inclusive range.
 pub fn number(range: RangeInclusive<f64>) -> impl Fn(&Node) -> Result<f64, Refusal> {
     move |node| {
         let allowed = format!("{}..={}", range.start(), range.end());
@@ -303,12 +303,12 @@ pub fn number(range: RangeInclusive<f64>) -> impl Fn(&Node) -> Result<f64, Refus
     }
 }
 
-/// A share from nothing to all.
+/// Reads a number from 0 to 1.
 pub fn ratio(node: &Node) -> Result<f64, Refusal> {
     number(0.0..=1.0)(node)
 }
 
-/// `\d+(ms|s|m|h)`.
+/// Reads a duration, `\d+(ms|s|m|h)`; zero is allowed.
 pub fn duration(node: &Node) -> Result<Duration, Refusal> {
     match &node.value {
         Value::Text(text) => values::duration(text),
@@ -317,13 +317,13 @@ pub fn duration(node: &Node) -> Result<Duration, Refusal> {
     .ok_or_else(|| Refusal::new("not a duration", r"\d+(ms|s|m|h)"))
 }
 
-/// A duration that is not zero: how often something is done, or how long it may take.
+/// Reads a duration of at least 1 ms.
 pub fn period(node: &Node) -> Result<Duration, Refusal> {
     let duration = duration(node)?;
     if duration.is_zero() { Err(Refusal::new("out of range", "at least 1ms")) } else { Ok(duration) }
 }
 
-/// `\d+(B|KiB|MiB|GiB)`, in bytes, not zero.
+/// Reads a size, `\d+(B|KiB|MiB|GiB)`, of at least one byte; the result is in bytes.
 pub fn size(node: &Node) -> Result<u64, Refusal> {
     let size = match &node.value {
         Value::Text(text) => values::size(text),
@@ -336,18 +336,18 @@ pub fn size(node: &Node) -> Result<u64, Refusal> {
     }
 }
 
-/// `IP:PORT`.
+/// Reads `IP:PORT`.
 pub fn address(node: &Node) -> Result<SocketAddr, Refusal> {
     let Value::Text(text) = &node.value else { return Err(Refusal::new("wrong type", "IP:PORT")) };
     parse_address(text)
 }
 
-/// `IP:PORT`.
+/// Parses `IP:PORT`.
 pub fn parse_address(text: &str) -> Result<SocketAddr, Refusal> {
     text.parse().map_err(|_| Refusal::new("not an address", "IP:PORT"))
 }
 
-/// `http://HOST[:PORT]` or `https://…`, without path, query or user.
+/// Reads `http://HOST[:PORT]` or `https://…`, without path, query or user.
 pub fn url(node: &Node) -> Result<http::Uri, Refusal> {
     let Value::Text(text) = &node.value else {
         return Err(Refusal::new("wrong type", "http(s)://HOST[:PORT]"));
@@ -355,19 +355,19 @@ pub fn url(node: &Node) -> Result<http::Uri, Refusal> {
     parse_url(text)
 }
 
-/// `http://HOST[:PORT]` or `https://…`, without path, query or user.
+/// Parses `http://HOST[:PORT]` or `https://…`, without path, query or user.
 fn parse_url(text: &str) -> Result<http::Uri, Refusal> {
     let refusal = || Refusal::new("not a URL", "http(s)://HOST[:PORT]");
     let uri = callable(text).ok_or_else(refusal)?;
     if matches!(uri.path(), "" | "/") { Ok(uri) } else { Err(refusal()) }
 }
 
-/// As `parse_url`, but with a path that every request goes below.
+/// As `parse_url`, but a path is allowed: it is put before every request's path.
 pub fn parse_base(text: &str) -> Result<http::Uri, Refusal> {
     callable(text).ok_or_else(|| Refusal::new("not a URL", "http(s)://HOST[:PORT][/BASE]"))
 }
 
-/// An address with a scheme and a host, without query or user.
+/// Parses an `http` or `https` URL with a host, without query or user; trailing slashes are cut.
 fn callable(text: &str) -> Option<http::Uri> {
     let uri: http::Uri = text.trim_end_matches('/').parse().ok()?;
     let good = matches!(uri.scheme_str(), Some("http" | "https"))
@@ -377,7 +377,7 @@ fn callable(text: &str) -> Option<http::Uri> {
     good.then_some(uri)
 }
 
-/// Which keys the reading of files has asked for, so that a test can walk the settings.
+/// Records which keys were asked for, so that a test can list every setting.
 #[cfg(test)]
 pub(super) mod asked {
     use std::cell::RefCell;
@@ -391,7 +391,7 @@ pub(super) mod asked {
         ASKED.with_borrow_mut(|asked| asked.insert(path));
     }
 
-    /// All since the last time.
+    /// The paths recorded since the last call.
     pub(crate) fn take() -> BTreeSet<String> {
         ASKED.take()
     }

@@ -1,4 +1,4 @@
-//! The policies in force. A new set is swapped in whole or not at all; who holds the old one keeps it.
+//! The policies in force. A reload replaces the whole set or nothing; a session keeps the set that it started with.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,7 +8,7 @@ use arc_swap::ArcSwap;
 use super::problem::Problem;
 use crate::policy::PolicySet;
 
-/// The policies in force, and whether they are those of the files.
+/// The policies in force, and whether the last reload succeeded.
 #[derive(Debug)]
 pub struct PolicyStore {
     current: ArcSwap<PolicySet>,
@@ -16,26 +16,26 @@ pub struct PolicyStore {
 }
 
 impl PolicyStore {
-    /// With a first good set.
+    /// A store with this first set in force.
     pub fn new(policies: PolicySet) -> Self {
         Self { current: ArcSwap::from_pointee(policies), synchronized: AtomicBool::new(true) }
     }
 
-    /// The set in force. A session takes its policy from here once and keeps it.
+    /// The set in force. A session fetches it once and keeps its policy to the end.
     pub fn current(&self) -> Arc<PolicySet> {
         self.current.load_full()
     }
 
-    /// Whether the last reload was taken (`foretell_config_synchronized`).
+    /// Whether the last reload succeeded (metric `foretell_config_synchronized`).
     pub fn synchronized(&self) -> bool {
         self.synchronized.load(Ordering::Relaxed)
     }
 
-    /// Parses, builds, swaps: `parse` reads the new set, `build` loads and checks what it needs (models). If
-    /// either fails, the last good set stays.
+    /// Replaces the set: `parse` reads the new one, `build` loads and checks what it needs (models). If either fails,
+    /// the old set stays in force.
     ///
     /// # Errors
-    /// What `parse` or `build` found.
+    /// The problems that `parse` or `build` returned.
     pub fn reload(
         &self,
         parse: impl FnOnce() -> Result<PolicySet, Vec<Problem>>,

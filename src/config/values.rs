@@ -1,5 +1,4 @@
-//! The small values that settings are made of: durations, sizes, networks; patterns and revisions are those of the
-//! policies.
+//! Parsers for durations, sizes and networks. Patterns and revisions are re-exported from `policy`.
 
 use std::net::IpAddr;
 use std::str::FromStr;
@@ -7,7 +6,7 @@ use std::time::Duration;
 
 pub use crate::policy::{Glob, Revision};
 
-/// `\d+(ms|s|m|h)`.
+/// Parses a duration, `\d+(ms|s|m|h)`; `None` if it is malformed or too large.
 pub fn duration(text: &str) -> Option<Duration> {
     let (count, unit) = number_and_unit(text)?;
     let millis = match unit {
@@ -20,7 +19,7 @@ pub fn duration(text: &str) -> Option<Duration> {
     count.checked_mul(millis).map(Duration::from_millis)
 }
 
-/// `\d+(B|KiB|MiB|GiB)`, in bytes.
+/// Parses a size, `\d+(B|KiB|MiB|GiB)`, into bytes; `None` if it is malformed or too large.
 pub fn size(text: &str) -> Option<u64> {
     let (count, unit) = number_and_unit(text)?;
     let bytes = match unit {
@@ -39,7 +38,7 @@ fn number_and_unit(text: &str) -> Option<(u64, &str)> {
     Some((count.parse().ok()?, unit))
 }
 
-/// An address, or all addresses that begin with the same bits.
+/// An IP network: one address, or all addresses with the same first bits (`ADDRESS/BITS`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Network {
     address: IpAddr,
@@ -47,7 +46,7 @@ pub struct Network {
 }
 
 impl Network {
-    /// Whether `address` is in it.
+    /// Whether `address` is in the network. An IPv4-mapped IPv6 address counts as IPv4.
     pub fn contains(&self, address: IpAddr) -> bool {
         let same = |own: u128, other: u128, width: u32| {
             let shift = width - u32::from(self.bits);

@@ -18,7 +18,7 @@ pub const FILE_BYTES: u64 = 10 << 20;
 /// A value and its line.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Node {
-    /// Counted from 1; 0 where nobody knows.
+    /// Counted from 1; 0 if it is not known.
     pub line: u64,
     /// The value.
     pub value: Value,
@@ -27,9 +27,9 @@ pub struct Node {
 /// A value of a document.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value {
-    /// Nothing.
+    /// `null`, or no value.
     Null,
-    /// `true` or `false`, and no other word.
+    /// `true` or `false`; no other word is read as one.
     Bool(bool),
     /// A whole number.
     Whole(i64),
@@ -39,7 +39,7 @@ pub enum Value {
     Text(String),
     /// A list.
     List(Vec<Node>),
-    /// A map in the order of the file, with keys that may be doubled.
+    /// A map in the order of the file; a key may occur more than once, for the reader to report.
     Map(Vec<(Key, Node)>),
 }
 
@@ -53,7 +53,7 @@ pub struct Key {
 }
 
 impl Node {
-    /// How the value reads in an error.
+    /// The value as an error message shows it.
     pub fn got(&self) -> String {
         match &self.value {
             Value::Null => "null".to_owned(),
@@ -66,13 +66,13 @@ impl Node {
         }
     }
 
-    /// Whether nothing is said.
+    /// Whether the value is `null` or missing.
     pub fn is_null(&self) -> bool {
         self.value == Value::Null
     }
 }
 
-/// A text as an error shows it: not endless, and without the password that a URL may hold.
+/// A text as an error message shows it: quoted, at most 80 characters, with the password of a URL masked.
 pub fn quote(text: &str) -> String {
     let shown = match (text.find("://"), text.rfind('@')) {
         (Some(scheme), Some(at)) if scheme < at => {
@@ -85,10 +85,10 @@ pub fn quote(text: &str) -> String {
     format!("{:?}", shown.chars().take(80).collect::<String>())
 }
 
-/// Reads a document.
+/// Parses a YAML document.
 ///
 /// # Errors
-/// One problem: a document that is no YAML has no parts that could be looked at.
+/// A single problem if the text is not YAML or larger than [`FILE_BYTES`].
 pub fn parse(file: &str, text: &str) -> Result<Node, Vec<Problem>> {
     if text.len() as u64 > FILE_BYTES {
         return Err(document(file, 1, "the file is too large", "at most 10MiB", &format!("{}B", text.len())));
@@ -104,7 +104,7 @@ pub fn parse(file: &str, text: &str) -> Result<Node, Vec<Problem>> {
         Err(error) => {
             let line = error.location().map_or(1, |location| location.line().max(1));
             let message = error.without_snippet().to_string();
-            // The place is told already, and advice about the parser's functions helps nobody.
+            // The line is reported separately, and the parser's advice is about its own API.
             let message = message.lines().next().and_then(|line| line.split(" at line ").next());
             let message =
                 message.and_then(|line| line.split(';').next()).unwrap_or("not readable").to_owned();

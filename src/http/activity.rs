@@ -1,8 +1,8 @@
-//! What a client's connection is doing, and until when it may go on like that.
+//! State of a client's connection, and when it becomes overdue.
 //!
-//! hyper has one timer for the head of a request, which also runs while a connection is idle, and none for HTTP/2. So
-//! it has none here: the socket says when bytes come, the service says when a request begins and ends, and from both
-//! follows the one time at which the connection is overdue.
+//! hyper has a single timer for request heads, which also runs while a connection is idle, and none for HTTP/2. It is
+//! switched off here. Instead the socket reports bytes, the service reports the start and end of requests, and from
+//! both this module derives the one time at which the connection is overdue.
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -15,12 +15,12 @@ use tokio::time::Instant;
 
 use crate::http::listen::Bounds;
 
-/// How long an HTTP/2 client has to notice that its connection is to end, once nothing is under way.
+/// How long an HTTP/2 client has to react to `GOAWAY`, counted from sending it.
 const LINGER: Duration = Duration::from_secs(10);
-/// The same where others wait for its place.
+/// The same while other clients wait for a connection slot.
 const HURRY: Duration = Duration::from_secs(1);
 
-/// What one connection is doing.
+/// State of one connection.
 #[derive(Debug)]
 pub struct Activity {
     state: Mutex<State>,
@@ -29,35 +29,35 @@ pub struct Activity {
 
 #[derive(Debug)]
 struct State {
-    /// Requests under way.
+    /// Number of requests being served.
     requests: usize,
-    /// A request has come, and by which version.
+    /// HTTP version of the latest request; `None` before the first.
     asked: Option<Version>,
-    /// A part of a head has come.
+    /// A part of the next request head has arrived.
     reading: bool,
-    /// It belongs to another protocol now.
+    /// It was upgraded to another protocol.
     switched: bool,
-    /// Its place is wanted.
+    /// Its connection slot is needed for another client.
     wanted: bool,
-    /// It is to end, at the latest then.
+    /// It was asked to end and must have ended by then; `None`: it was not asked.
     leaving: Option<Instant>,
-    /// Since when it has been doing what it does.
+    /// When the present state (reading, idle) began.
     since: Instant,
 }
 
 /// Why a connection is overdue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Overdue {
-    /// No head within `timeouts.header`: there is nobody to say goodbye to.
+    /// No complete head within `timeouts.header`: it is cut.
     Head,
-    /// Idle for `timeouts.keep_alive`, or others want its place: it is asked to end.
+    /// Idle for `timeouts.keep_alive`, or its slot is needed: it is asked to end.
     Idle,
-    /// It was asked to end and has not.
+    /// It was asked to end and has not ended: it is cut.
     Left,
 }
 
 impl Activity {
-    /// A connection from which nothing has come.
+    /// A connection that has not sent anything yet.
     #[must_use]
     pub fn begin() -> Arc<Self> {
         let state = State {
@@ -72,20 +72,20 @@ impl Activity {
         Arc::new(Self { state: Mutex::new(state), changed: AtomicWaker::new() })
     }
 
-    /// Bytes have come.
+    /// Bytes have been received.
     pub fn read(&self) {
         let mut state = self.state.lock();
-        // Between the requests of HTTP/2 there are frames that are no requests.
+        // Between requests, HTTP/2 sends frames that do not start a request.
         if state.requests == 0 && !state.reading && state.asked != Some(Version::HTTP_2) {
             state.reading = true;
-            // The first head is due from connecting on, however little of it has come.
+            // The time for the first head starts with the connection, not with the head's first byte.
             if state.asked.is_some() {
                 state.since = Instant::now();
             }
         }
     }
 
-    /// Bytes have gone.
+    /// Bytes have been sent.
     pub fn written(&self) {
         let mut state = self.state.lock();
         let idle = state.requests == 0 && !state.reading;
@@ -94,7 +94,7 @@ impl Activity {
         }
     }
 
-    /// A request has come; it is under way until the result is dropped.
+    /// A request head has been received; the request counts as being served until the result is dropped.
     pub fn request(self: &Arc<Self>, version: Version) -> UnderWay {
         let mut state = self.state.lock();
         state.requests += 1;
@@ -103,18 +103,19 @@ impl Activity {
         UnderWay(Arc::clone(self))
     }
 
-    /// The connection speaks another protocol from now on.
+    /// The connection is upgraded to another protocol.
     pub fn switch(&self) {
         self.state.lock().switched = true;
     }
 
-    /// It is to end as soon as nothing is under way.
+    /// Asks the connection to end once it serves no request.
     pub fn leave(&self) {
         let mut state = self.state.lock();
         state.leaving = Some(Instant::now() + if state.wanted { HURRY } else { LINGER });
     }
 
-    /// Since when it has been idle: it could end and nobody would lose an answer. None if it is to end anyway.
+    /// Since when it has been idle and could be closed without losing an answer; `None` if it is busy or asked to end
+    /// already.
     pub fn idle_since(&self) -> Option<Instant> {
         let state = self.state.lock();
         let busy = state.requests > 0 || state.reading || state.switched;
@@ -122,20 +123,20 @@ impl Activity {
         (!busy && !going).then_some(state.since)
     }
 
-    /// Others want its place.
+    /// Asks an idle connection to give up its slot.
     pub fn want_place(&self) {
         self.state.lock().wanted = true;
         self.changed.wake();
     }
 
-    /// When it is overdue, and why; never while a request is under way.
+    /// When it becomes overdue, and why; `None` while a request is being served.
     fn due(&self, bounds: &Bounds) -> Option<(Instant, Overdue)> {
         let state = self.state.lock();
         if state.requests > 0 || state.switched {
             return None;
         }
         Some(match state.leaving {
-            // Over HTTP/1.1 hyper ends it at once, but for a client that still takes the last answer.
+            // Over HTTP/1.1 hyper closes it at once, unless the client is still receiving the last answer.
             Some(by) if state.asked != Some(Version::HTTP_2) => {
                 (by.max(state.since + bounds.keep_alive), Overdue::Left)
             }
@@ -148,7 +149,7 @@ impl Activity {
         })
     }
 
-    /// Waits until it is overdue. To be polled after everything that can change what it is doing.
+    /// Waits until it is overdue. Must be polled again after every event that may change the state.
     pub fn poll_overdue(
         &self,
         cx: &mut Context<'_>,
@@ -161,7 +162,7 @@ impl Activity {
             if at <= Instant::now() {
                 return Poll::Ready(why);
             }
-            // A timer that fires too early is cheaper than one that is set anew for every request.
+            // A timer that fires too early is cheaper than resetting it for every request.
             if sleep.is_elapsed() || at < sleep.deadline() {
                 sleep.as_mut().reset(at);
             }
@@ -170,7 +171,7 @@ impl Activity {
     }
 }
 
-/// A request under way.
+/// A request being served; it ends when this is dropped.
 #[derive(Debug)]
 pub struct UnderWay(Arc<Activity>);
 
@@ -180,7 +181,7 @@ impl Drop for UnderWay {
         state.requests -= 1;
         if state.requests == 0 {
             state.since = Instant::now();
-            // The requests of HTTP/2 end in tasks of their own.
+            // HTTP/2 requests end in tasks of their own, so the connection must be woken.
             if state.asked == Some(Version::HTTP_2) {
                 drop(state);
                 self.0.changed.wake();
@@ -201,7 +202,7 @@ mod tests {
         Bounds { header_timeout: 10 * SECOND, keep_alive: 75 * SECOND, ..Bounds::default() }
     }
 
-    /// Lets time pass until it is overdue: after how many seconds, and why.
+    /// Advances the time until it is overdue; returns the seconds that took, and the reason.
     async fn overdue(activity: &Activity) -> (u64, Overdue) {
         let sleep = tokio::time::sleep(Duration::ZERO);
         tokio::pin!(sleep);
@@ -252,7 +253,7 @@ mod tests {
         activity.read();
         activity.written();
         assert_eq!(overdue(&activity).await, (5, Overdue::Idle));
-        // A client that still takes the last answer of HTTP/1.1 is not idle.
+        // An HTTP/1.1 client that is still receiving the last answer is not idle.
         let activity = Activity::begin();
         drop(activity.request(Version::HTTP_11));
         tokio::time::advance(70 * SECOND).await;

@@ -1,4 +1,4 @@
-//! Answers of Foretell's own: JSON, and errors in the shape of the OpenAI API.
+//! Answers that Foretell itself writes: JSON, and errors in the format of the OpenAI API.
 
 use http::header::CONTENT_TYPE;
 use http::{HeaderValue, Response, StatusCode};
@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::body::{Body, full};
 
-/// `{"error":{"message","type","param","code"}}` with the `type` that belongs to `status`.
+/// The JSON `{"error":{"message","type","param","code"}}`; `type` follows from `status`.
 pub fn error_body(status: StatusCode, message: &str, param: Option<&str>, code: &str) -> serde_json::Value {
     let kind = match status.as_u16() {
         401 => "authentication_error",

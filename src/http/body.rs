@@ -1,4 +1,4 @@
-//! The bodies that Foretell writes.
+//! Body types of the messages that Foretell writes.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -8,20 +8,21 @@ use http_body::{Frame, SizeHint};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full};
 
-/// Any error that may cut a body short.
+/// Any error that can end a body early.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 /// The body type of every response that Foretell writes.
 pub type Body = UnsyncBoxBody<Bytes, BoxError>;
 
-/// A body that is known as a whole.
+/// A body whose bytes are all known.
 pub fn full(bytes: impl Into<Bytes>) -> Body {
     Full::new(bytes.into()).map_err(|never| match never {}).boxed_unsync()
 }
 
-/// The most that is handed to a connection at once, bytes.
+/// Most bytes handed to a connection at once.
 const SLICE: usize = 16 << 10;
 
-/// A body in slices. Connections copy what they are handed, as a whole: one that stands still holds no more than this.
+/// A body that is handed on in slices. hyper copies what it is handed as a whole, so a stalled connection holds at most
+/// one slice.
 pub struct Sliced<B> {
     body: B,
     rest: Bytes,

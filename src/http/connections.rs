@@ -1,8 +1,9 @@
-//! How many clients may be connected at once, and who makes room when more come.
+//! Limits the number of client connections and evicts idle ones when more clients arrive.
 //!
-//! A connection costs a descriptor, and its request another one towards a backend. So there are fewer places than
-//! descriptors; who comes when all are taken waits in the system's queue until one is free, and the connection that
-//! has been idle for longest gives up its own. Nobody who is accepted goes without an answer for want of a descriptor.
+//! A connection takes one file descriptor, and its request another one towards a backend, so there are fewer connection
+//! slots than descriptors. Clients that arrive when every slot is taken wait in the system's accept queue until one is
+//! free, and the connection that has been idle longest is closed. So no accepted client goes unanswered for lack of
+//! descriptors.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,30 +17,30 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use crate::http::activity::Activity;
 use crate::http::head::Refusal;
 
-/// Descriptors that are not for clients: listeners, event queues, logs, the admin listener, probes of backends.
+/// File descriptors reserved for other uses: listeners, event queues, logs, the admin listener, probes of backends.
 const KEPT: u64 = 64;
-/// The fewest places, whatever the limits say.
+/// Least number of slots, whatever the limits are.
 const FEWEST: usize = 8;
-/// A connection that has been idle for so long may lose its place.
+/// A connection that has been idle this long may be evicted.
 const IDLE: Duration = Duration::from_millis(500);
-/// How often it is tried to free a place while none is free.
+/// Interval between two attempts to evict while no slot is free.
 const AGAIN: Duration = Duration::from_millis(50);
 
-/// Raises the process's limit of open descriptors to what it may be raised to, and says how many clients fit below it.
+/// Raises the process's soft limit of open files to the hard limit, and returns how many clients fit below it.
 pub fn most_clients() -> usize {
     let limit = getrlimit(Resource::Nofile);
-    // What cannot be raised is left as it is.
+    // If it cannot be raised, the present limit applies.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
     getrlimit(Resource::Nofile).current.map_or(Semaphore::MAX_PERMITS, places)
 }
 
-/// A descriptor for a client and one for the backend that answers it.
+/// Client slots for this many descriptors: each client needs one for itself and one for a backend.
 fn places(descriptors: u64) -> usize {
     let places = descriptors.saturating_sub(KEPT) / 2;
     usize::try_from(places).unwrap_or(usize::MAX).clamp(FEWEST, Semaphore::MAX_PERMITS)
 }
 
-/// The clients that are connected.
+/// The client connections of a set of listeners.
 #[derive(Debug)]
 pub struct Connections {
     limit: usize,
@@ -57,7 +58,7 @@ struct Open {
 }
 
 impl Connections {
-    /// With places for so many.
+    /// With `limit` slots, at least 1.
     #[must_use]
     pub fn new(limit: usize) -> Arc<Self> {
         let limit = limit.clamp(1, Semaphore::MAX_PERMITS);
@@ -71,32 +72,32 @@ impl Connections {
         })
     }
 
-    /// How many places there are.
+    /// Number of slots.
     pub fn limit(&self) -> usize {
         self.limit
     }
 
-    /// How many are taken.
+    /// Number of open connections.
     pub fn open(&self) -> usize {
         self.open.lock().connections.len()
     }
 
-    /// How many idle ones have ended for want of a place.
+    /// Number of idle connections closed so far to free a slot.
     pub fn evicted(&self) -> u64 {
         self.evicted.load(Ordering::Relaxed)
     }
 
-    /// How many could not be accepted.
+    /// Number of connections so far that could not be accepted.
     pub fn failed(&self) -> u64 {
         self.failed.load(Ordering::Relaxed)
     }
 
-    /// How many requests were refused for their head alone.
+    /// Number of requests refused so far because of their head, by reason.
     pub fn refused(&self) -> impl Iterator<Item = (Refusal, u64)> {
         Refusal::ALL.into_iter().zip(self.refused.iter().map(|count| count.load(Ordering::Relaxed)))
     }
 
-    /// Counts a request that is refused for its head.
+    /// Counts a request refused because of its head.
     pub fn refuse(&self, refusal: Refusal) {
         if let Some(count) = self.refused.get(refusal as usize) {
             count.fetch_add(1, Ordering::Relaxed);
@@ -108,14 +109,14 @@ impl Connections {
         self.failed.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Waits until nobody is connected.
+    /// Waits until no client is connected.
     pub async fn none(&self) {
         while self.open() > 0 {
             tokio::time::sleep(AGAIN).await;
         }
     }
 
-    /// Waits until there is room for one more connection.
+    /// Waits for a free slot; while none is free, idle connections are evicted.
     pub async fn room(&self) -> OwnedSemaphorePermit {
         loop {
             if let Ok(permit) = Arc::clone(&self.free).try_acquire_owned() {
@@ -129,7 +130,7 @@ impl Connections {
         }
     }
 
-    /// Asks the connection that has been idle for longest to end, if any has been for long enough.
+    /// Asks the connection that has been idle longest to end, if that is at least `IDLE`.
     pub fn evict(&self) {
         let open = self.open.lock();
         let idle = open.connections.values().filter_map(|activity| Some((activity.idle_since()?, activity)));
@@ -141,7 +142,7 @@ impl Connections {
         }
     }
 
-    /// Gives a connection the place for which there is room.
+    /// Registers a new connection in the slot that `permit` stands for.
     pub fn seat(self: &Arc<Self>, permit: OwnedSemaphorePermit) -> Place {
         let activity = Activity::begin();
         let mut open = self.open.lock();
@@ -153,7 +154,7 @@ impl Connections {
     }
 }
 
-/// The place of one connection; free again when dropped.
+/// The slot of one connection; freed when dropped.
 #[derive(Debug)]
 pub struct Place {
     connections: Arc<Connections>,
@@ -163,12 +164,12 @@ pub struct Place {
 }
 
 impl Place {
-    /// What its connection is doing.
+    /// State of the connection.
     pub fn activity(&self) -> &Arc<Activity> {
         &self.activity
     }
 
-    /// All connections.
+    /// The set of connections that it belongs to.
     pub fn connections(&self) -> &Arc<Connections> {
         &self.connections
     }
@@ -207,7 +208,7 @@ mod tests {
         });
         tokio::time::sleep(AGAIN * 3).await;
         assert!(!waiting.is_finished());
-        // The first is busy, the second has been idle for longer than the third.
+        // The first is busy; the second has been idle for longer than the third.
         let bounds = crate::http::listen::Bounds::default();
         let sleep = tokio::time::sleep(Duration::ZERO);
         tokio::pin!(sleep);

@@ -1,4 +1,4 @@
-//! Stopping without hurting anyone: say that no more is wanted, wait until that is heard, then finish.
+//! Orderly shutdown: report "not ready", wait until load balancers notice, then finish the open requests.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -8,14 +8,14 @@ use tokio_util::sync::CancellationToken;
 
 use crate::http::listen::Stop;
 
-/// How long the steps of stopping take.
+/// Durations of an orderly shutdown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DrainTimes {
-    /// From "not ready" to closing the listeners: as long as a load balancer needs to notice.
+    /// From reporting "not ready" to closing the listeners: time for load balancers to notice.
     pub delay: Duration,
-    /// The delay ends as soon as no client is connected: nobody has set it, so perhaps nobody needs it.
+    /// End the delay as soon as no client is connected. Set where the operator has not chosen a delay.
     pub early: bool,
-    /// From closing the listeners to cutting what is still open.
+    /// From closing the listeners to cutting the open connections.
     pub grace: Duration,
 }
 
@@ -25,14 +25,14 @@ impl Default for DrainTimes {
     }
 }
 
-/// Where the process stands between start and stop.
+/// State of the process between start and stop.
 #[derive(Debug)]
 pub struct Lifecycle {
     listening: AtomicBool,
     draining: watch::Sender<bool>,
     empty: watch::Sender<bool>,
     hurried: CancellationToken,
-    /// What the listeners wait for.
+    /// Tells the listeners to stop.
     pub stop: Stop,
 }
 
@@ -49,48 +49,48 @@ impl Default for Lifecycle {
 }
 
 impl Lifecycle {
-    /// Listeners are open.
+    /// Records that the listeners are open.
     pub fn listening(&self) {
         self.listening.store(true, Ordering::Release);
     }
 
-    /// Whether new requests are wanted.
+    /// Whether the process accepts new requests: listening, and not draining.
     pub fn is_ready(&self) -> bool {
         self.listening.load(Ordering::Acquire) && !self.is_draining()
     }
 
-    /// Whether stopping has begun.
+    /// Whether the shutdown has begun.
     pub fn is_draining(&self) -> bool {
         *self.draining.borrow()
     }
 
-    /// Begins to stop. Not ready from this moment on.
+    /// Begins the shutdown: from now on the process is not ready.
     pub fn drain(&self) {
         self.draining.send_replace(true);
     }
 
-    /// Nobody is to be waited for who has not come yet: stopping goes on without the delay.
+    /// Skips the delay of the shutdown: no further clients are waited for.
     pub fn hurry(&self) {
         self.hurried.cancel();
     }
 
-    /// Waits until stopping begins.
+    /// Waits until the shutdown begins.
     pub async fn draining(&self) {
         let _ = self.draining.subscribe().wait_for(|draining| *draining).await;
     }
 
-    /// Waits until the last answer has been sent or cut.
+    /// Waits until every request has been answered or cut.
     pub async fn emptied(&self) {
         let _ = self.empty.subscribe().wait_for(|empty| *empty).await;
     }
 
-    /// Everything has been answered: whoever waits for the drain goes on.
+    /// Records that every request has been answered or cut, which ends [`Self::emptied`].
     pub fn set_empty(&self) {
         self.empty.send_replace(true);
     }
 
-    /// Plays the steps of stopping: keeps accepting for `delay`, or until `none` is there where that is enough, then
-    /// lets what is open end within `grace`, then cuts it. Ends early when `done` does.
+    /// Runs the shutdown once it begins: keeps accepting for `delay` (less if hurried, or with `early` once `none`
+    /// completes), stops accepting, and cuts what is still open after `grace` unless `done` completes before.
     pub async fn steps(
         &self,
         times: DrainTimes,

@@ -1,7 +1,7 @@
-//! What clients have given back goes back to the system too.
+//! Returns freed memory to the operating system.
 //!
-//! The allocator purges pages a while after they were freed, and only on the occasion of further ones. A process that is
-//! quiet after a burst of large bodies gives it no occasion, and would keep what they took; so it gets one.
+//! The allocator purges pages some time after they were freed, and only on a later allocation. A process that is idle
+//! after a burst of large bodies makes none and would keep the memory; so this task makes one for it.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -11,16 +11,17 @@ use tokio_util::sync::CancellationToken;
 
 use crate::http::memory::Memory;
 
-/// How often the account is looked at. Longer than the allocator waits before it purges.
+/// Interval of the check. Longer than the allocator's delay before it purges.
 const EVERY: Duration = Duration::from_secs(2);
-/// So much less than at the last high is an ebb, bytes.
+/// A decrease since the last maximum that counts as an ebb, bytes.
 const EBB: u64 = 4 << 20;
-/// Large enough to have pages of its own, bytes. It is never written to, so it costs no memory.
+/// Size of the allocation that triggers a purge, bytes: large enough for pages of its own. It is never written to, so
+/// it uses no memory.
 const OCCASION: usize = 32 << 20;
-/// Each occasion purges a part of what is due.
+/// Allocations after an ebb; each purges a part of what is due.
 const OCCASIONS: u32 = 4;
 
-/// Follows `memory` until `stop`.
+/// Watches the memory account until `stop` is cancelled.
 pub async fn follow(memory: Arc<Memory>, stop: CancellationToken) {
     let mut tide = Tide::default();
     loop {
@@ -34,7 +35,7 @@ pub async fn follow(memory: Arc<Memory>, stop: CancellationToken) {
     }
 }
 
-/// How high the account stood, and for how long its ebb is still to be followed.
+/// Last maximum of the account, bytes, and the allocations still to make.
 #[derive(Debug, Default)]
 struct Tide {
     high: u64,

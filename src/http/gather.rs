@@ -1,8 +1,8 @@
-//! Reading bodies as a whole.
+//! Reads whole bodies.
 //!
-//! A body comes in as many pieces as its sender likes, each with a buffer of its own: kept as they come, the pieces of
-//! a body in crumbs cost a hundred times its bytes. So every byte is copied, into pieces of a fixed size that are
-//! accounted for before they are filled; a body that does not fit is handed back as what was read and what was not.
+//! A sender chooses the chunks of a body, and each arrives in a buffer of its own: keeping many tiny ones would take a
+//! hundred times their bytes. So every byte is copied into pieces of a fixed size, which are reserved in the memory
+//! account before they are filled. A body that does not fit is handed back as the part that was read and the rest.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -16,32 +16,32 @@ use http_body_util::BodyExt;
 use crate::http::body::BoxError;
 use crate::http::memory::{Memory, Reservation};
 
-/// The size of all pieces but the first, which grows up to it.
+/// Size of a piece, bytes; the first one starts smaller and grows up to it.
 const PIECE: usize = 32 << 10;
-/// The least that is taken for a body of unknown length.
+/// Least allocation for a body of unknown length, bytes.
 const LEAST: usize = 1 << 10;
 
-/// What reading a body came to.
+/// Result of reading a body.
 pub enum Gathered<B> {
-    /// All of it, accounted for as long as it is kept.
+    /// The whole body; its bytes stay reserved until the last copy is dropped.
     Whole(Bytes),
-    /// It goes on.
+    /// The body was not read to its end; it can still be passed on.
     Part(Part<B>, Stopped),
 }
 
 /// Why a body was not read to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stopped {
-    /// It is larger than it may be, or has trailers.
+    /// It is larger than the limit, or has trailers.
     Limit,
-    /// There is no memory left for it.
+    /// The memory account has no room for it.
     Memory,
 }
 
-/// Reads `body` up to `limit` bytes, as far as there is memory for it.
+/// Reads `body` up to `limit` bytes, as far as the memory account allows.
 ///
 /// # Errors
-/// What `body` fails with.
+/// The error of `body`.
 pub async fn gather<B>(mut body: B, limit: usize, memory: &Arc<Memory>) -> Result<Gathered<B>, BoxError>
 where
     B: http_body::Body<Data = Bytes> + Unpin,
@@ -68,11 +68,11 @@ where
     Ok(Gathered::Whole(pieces.whole(memory)))
 }
 
-/// What has been read so far.
+/// The bytes read so far.
 struct Pieces {
     full: Vec<Bytes>,
     open: Vec<u8>,
-    /// For what `open` can hold.
+    /// Reserved for the capacity of `open`.
     taken: Reservation,
     expected: usize,
     size: usize,
@@ -83,7 +83,7 @@ impl Pieces {
         Self { full: Vec::new(), open: Vec::new(), taken, expected, size: 0 }
     }
 
-    /// Copies as much of `data` as there is memory for; returns the rest.
+    /// Copies as much of `data` as memory can be reserved for; returns the rest.
     fn push(&mut self, mut data: Bytes) -> Bytes {
         while !data.is_empty() && (self.open.len() < self.open.capacity() || self.grow(data.len())) {
             let now = data.split_to(data.len().min(self.open.capacity() - self.open.len()));
@@ -93,7 +93,7 @@ impl Pieces {
         data
     }
 
-    /// Makes room for some of `more` bytes.
+    /// Reserves room for some of `more` bytes; false if the account has none.
     fn grow(&mut self, more: usize) -> bool {
         if self.open.capacity() >= PIECE {
             let full = std::mem::take(&mut self.open);
@@ -141,7 +141,7 @@ impl Pieces {
     }
 }
 
-/// A body of which a part has been read already: brings that part again, then the rest.
+/// A partly read body: yields the part that was read, then the rest.
 pub struct Part<B> {
     read: VecDeque<Frame<Bytes>>,
     rest: B,
@@ -181,19 +181,18 @@ where
     }
 }
 
-/// Why there is no whole body.
+/// Why a body could not be read whole.
 #[derive(Debug, thiserror::Error)]
 pub enum Unread {
-    /// It has more than so many bytes.
+    /// It has more bytes than this limit.
     #[error("the body has more than {0} bytes")]
     TooLong(usize),
-    /// It broke off.
+    /// Its sender ended it early.
     #[error(transparent)]
     Broken(BoxError),
 }
 
-/// Reads `body`, which may have `limit` bytes, whatever the account of memory says: for the few that are small, or
-/// that Foretell itself has asked for.
+/// Reads `body` up to `limit` bytes without reserving memory: for small bodies and answers to Foretell's own calls.
 ///
 /// # Errors
 /// See [`Unread`].
@@ -278,7 +277,7 @@ mod tests {
         ] {
             let size: usize = sizes.iter().sum();
             let memory = Memory::new(memory);
-            // Nothing fits below the account's limit beside this.
+            // With this reserved, nothing else fits below the limit.
             let other = memory.take(if stopped == Stopped::Memory { 200 } else { 0 });
             let limit = if stopped == Stopped::Limit { 1000 } else { 1 << 20 };
             let gathered = gather(pieces(&sizes, trailers), limit, &memory).await.unwrap();

@@ -1,7 +1,7 @@
-//! Which heads of requests are refused before anyone looks at what they ask for.
+//! Refuses request heads that are malformed or exceed a limit, before the request is interpreted.
 //!
-//! hyper takes more than RFC 9112 allows. Whatever two readers could take differently (how many hosts, which target,
-//! where the body ends) is refused here, so that nothing behind Foretell has to agree with it about that.
+//! hyper accepts more than RFC 9112 allows. Anything that two parsers could read differently (number of hosts, target,
+//! end of the body) is refused here, so that every server behind Foretell reads the request as Foretell does.
 
 use http::header::{HOST, TRANSFER_ENCODING};
 use http::uri::Authority;
@@ -11,7 +11,7 @@ use crate::http::answer::error_response;
 use crate::http::body::Body;
 use crate::http::listen::Bounds;
 
-/// What a field costs beside its name and value: a colon, a space and the line's end.
+/// Bytes of a field beside its name and value: a colon, a space and the line end.
 const FIELD: usize = 4;
 
 /// Why a head is refused.
@@ -21,11 +21,11 @@ pub enum Refusal {
     Host,
     /// A target in a form that the method does not have (RFC 9112, 3.2).
     Target,
-    /// `limits.uri` is passed.
+    /// The target exceeds `limits.uri`.
     TargetTooLong,
-    /// `limits.headers` is passed.
+    /// The number of fields exceeds `limits.headers`.
     Fields,
-    /// `limits.header_bytes` is passed.
+    /// The bytes of the fields exceed `limits.header_bytes`.
     FieldBytes,
     /// `chunked` more than once (RFC 9112, 6.1).
     Chunked,
@@ -34,7 +34,7 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// All of them.
+    /// Every reason.
     pub const ALL: [Self; 7] = [
         Self::Host,
         Self::Target,
@@ -45,7 +45,7 @@ impl Refusal {
         Self::Coding,
     ];
 
-    /// The status that a client gets.
+    /// Status of the answer.
     pub const fn status(self) -> StatusCode {
         match self {
             Self::Host | Self::Target | Self::Chunked => StatusCode::BAD_REQUEST,
@@ -68,7 +68,7 @@ impl Refusal {
         }
     }
 
-    /// For people.
+    /// Message of the error body.
     pub const fn message(self) -> &'static str {
         match self {
             Self::Host => "a request has exactly one valid Host field",
@@ -81,13 +81,13 @@ impl Refusal {
         }
     }
 
-    /// The whole answer.
+    /// The complete answer.
     pub fn response(self) -> Response<Body> {
         error_response(self.status(), self.message(), None, self.code())
     }
 }
 
-/// Why `head` is refused, if it is.
+/// Why `head` is refused; `None` if it is not.
 pub fn refusal(head: &request::Parts, bounds: &Bounds) -> Option<Refusal> {
     let fields = &head.headers;
     if head.uri.path_and_query().is_some_and(|target| target.as_str().len() > bounds.uri) {
@@ -112,7 +112,7 @@ pub fn refusal(head: &request::Parts, bounds: &Bounds) -> Option<Refusal> {
     coding(fields)
 }
 
-/// HTTP/1.0 knows no `Host`; HTTP/2 has `:authority`, and hyper checks that.
+/// Whether there is a valid `Host`. HTTP/1.0 needs none; for HTTP/2 hyper checks `:authority`.
 fn is_hosted(head: &request::Parts) -> bool {
     let there = head.headers.contains_key(HOST);
     (there || head.version < Version::HTTP_11) && one_host_at_most(&head.headers)
@@ -141,7 +141,7 @@ fn is_host(value: &HeaderValue) -> bool {
     })
 }
 
-/// Origin or absolute form; the others belong to `OPTIONS` and `CONNECT`.
+/// Whether the target has origin or absolute form; `*` is allowed for `OPTIONS` and an authority for `CONNECT`.
 fn has_a_target(head: &request::Parts) -> bool {
     match head.uri.path_and_query().map(http::uri::PathAndQuery::as_str) {
         Some("*") => head.method == Method::OPTIONS,
@@ -161,7 +161,7 @@ fn coding(fields: &HeaderMap) -> Option<Refusal> {
     (codings.len() != 1).then_some(Refusal::Chunked)
 }
 
-/// The transfer codings of a message in the order of their application. What is no text counts as an unknown one.
+/// The transfer codings of a message, in the order they were applied. A value that is not ASCII gives an unknown one.
 pub fn codings(fields: &HeaderMap) -> impl Iterator<Item = &str> {
     let values = fields.get_all(TRANSFER_ENCODING).iter().map(|value| value.to_str().unwrap_or("?"));
     values.flat_map(|value| value.split(',')).map(str::trim).filter(|coding| !coding.is_empty())

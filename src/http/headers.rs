@@ -1,7 +1,6 @@
-//! What a proxy must take out of a message and what it adds.
+//! Header fields that a proxy removes and adds.
 //!
-//! Fields that concern one connection only (RFC 9110, 7.6.1) end here, whichever way they travel; all others
-//! pass untouched.
+//! Hop-by-hop fields (RFC 9110, 7.6.1) are removed in both directions; all others pass unchanged.
 
 use http::header::{
     CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, HOST, PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE,
@@ -10,22 +9,22 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Version, request};
 
 use crate::http::listen::Peer;
 
-/// The client's wish, e.g. `x-foretell: ride`.
+/// The client's control of speculation, such as `x-foretell: ride`.
 pub const CONTROL: HeaderName = HeaderName::from_static("x-foretell");
-/// The client's leave to log its text.
+/// The client's permission to log its text.
 pub const TEXT: HeaderName = HeaderName::from_static("x-foretell-text");
-/// What a request is called in the log: the client's word for it, or Foretell's own.
+/// Id of a request in the log: the client's, or one made by Foretell.
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-/// How a request went.
+/// How the request was served: `speculated`, `ridden`, `bypassed` or `relayed`.
 pub const PATH: HeaderName = HeaderName::from_static("x-foretell-path");
-/// Why it went that way.
+/// Why it was served that way.
 pub const REASON: HeaderName = HeaderName::from_static("x-foretell-reason");
-/// The parameter or field of the request that is the reason.
+/// The parameter or header field that is the reason.
 pub const PARAMETER: HeaderName = HeaderName::from_static("x-foretell-parameter");
-/// Longest name of a parameter that is put into a header, bytes.
+/// Longest parameter name put into a header, bytes.
 const PARAMETER_MAX: usize = 128;
 
-/// The names of all fields of Foretell's own begin with it.
+/// Prefix of every field of Foretell's own.
 const OWN: &str = "x-foretell";
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
@@ -34,8 +33,8 @@ const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 
-/// Takes out every field that concerns one connection only, also those that `Connection` names. Returns the
-/// protocol that the sender offers or accepts to switch to.
+/// Removes every hop-by-hop field, including those named by `Connection`. Returns the protocol in `Upgrade`, if
+/// `Connection` names that field.
 pub fn strip_hop_by_hop(headers: &mut HeaderMap) -> Option<HeaderValue> {
     let mut upgrade = None;
     if headers.contains_key(CONNECTION) {
@@ -54,7 +53,7 @@ pub fn strip_hop_by_hop(headers: &mut HeaderMap) -> Option<HeaderValue> {
     upgrade
 }
 
-/// The name of a parameter as the value of [`PARAMETER`]; none if it is long or no plain text.
+/// The name of a parameter as value of [`PARAMETER`]; `None` if it is too long or not printable ASCII.
 pub fn parameter(name: &str) -> Option<HeaderValue> {
     let plain = name.len() <= PARAMETER_MAX && name.bytes().all(|byte| (b' '..=b'~').contains(&byte));
     HeaderValue::from_str(name).ok().filter(|_| plain)
@@ -66,7 +65,7 @@ fn named_by_connection(headers: &HeaderMap) -> Vec<HeaderName> {
     names.filter_map(|name| HeaderName::from_bytes(name.trim().as_bytes()).ok()).collect()
 }
 
-/// Takes out the fields that only Foretell itself may set, or is to read.
+/// Removes the fields that only Foretell may set or read.
 pub fn strip_own(headers: &mut HeaderMap) {
     let is_own = |name: &&HeaderName| {
         let rest = name.as_str().strip_prefix(OWN);
@@ -78,13 +77,13 @@ pub fn strip_own(headers: &mut HeaderMap) {
     }
 }
 
-/// Makes the fields of a backend's answer fit for a client. Returns the protocol that it switches to.
+/// Prepares the headers of a backend's answer for the client. Returns the protocol that it switches to, if any.
 pub fn from_backend(headers: &mut HeaderMap) -> Option<HeaderValue> {
     strip_own(headers);
     strip_hop_by_hop(headers)
 }
 
-/// A body of unknown length has to be announced where hyper takes the method for one without a body.
+/// Announces a chunked body for `GET` and `HEAD`, where hyper would assume that there is none.
 pub fn frame(head: &mut request::Parts, body: &impl http_body::Body) {
     let bodiless = matches!(head.method, Method::GET | Method::HEAD);
     let sized = head.headers.contains_key(CONTENT_LENGTH) || body.size_hint().exact().is_some();
@@ -93,14 +92,14 @@ pub fn frame(head: &mut request::Parts, body: &impl http_body::Body) {
     }
 }
 
-/// Whether the client can take trailers.
+/// Whether the client accepts trailers (`TE: trailers`).
 pub fn takes_trailers(headers: &HeaderMap) -> bool {
     let values = headers.get_all(TE).into_iter().filter_map(|value| value.to_str().ok());
     values.flat_map(|value| value.split(',')).any(|coding| coding.trim().eq_ignore_ascii_case("trailers"))
 }
 
-/// Makes the fields of a client's request fit for a backend: hop-by-hop fields and Foretell's own go, what
-/// says where the request came from is added. Returns the protocol that the client asks to switch to.
+/// Prepares the headers of a client's request for a backend: removes hop-by-hop fields and Foretell's own, adds
+/// `x-forwarded-*`. Returns the protocol that the client asks to switch to, if that is allowed.
 pub fn for_backend(
     headers: &mut HeaderMap,
     version: Version,
@@ -110,7 +109,7 @@ pub fn for_backend(
     let trailers = takes_trailers(headers);
     let upgrade = strip_hop_by_hop(headers).filter(|protocol| may_switch(protocol, version));
     strip_own(headers);
-    // The server side of hyper has answered `100 Continue` as soon as the body is read.
+    // hyper's server answers `100 Continue` itself when the body is read.
     for name in [EXPECT, PROXY_AUTHORIZATION] {
         headers.remove(name);
     }
@@ -128,7 +127,7 @@ pub fn for_backend(
     upgrade
 }
 
-/// HTTP/2 inside an HTTP/1.1 connection would let a client talk past every rule of the proxy.
+/// Only HTTP/1.1 may upgrade, and not to HTTP/2, which would bypass the proxy's rules.
 fn may_switch(protocol: &HeaderValue, version: Version) -> bool {
     version == Version::HTTP_11 && !protocol.as_bytes().to_ascii_lowercase().starts_with(b"h2")
 }
@@ -144,7 +143,7 @@ fn join_cookies(headers: &mut HeaderMap) {
     }
 }
 
-/// Appends the client to `x-forwarded-for`; protocol and host are the first proxy's to say.
+/// Appends the client to `x-forwarded-for`, and sets protocol and host unless an earlier proxy has.
 fn forwarded(headers: &mut HeaderMap, host: Option<&str>, peer: Option<Peer>) {
     if let Some(peer) = peer.map(|peer| peer.address.ip()) {
         let chain = headers.get_all(FORWARDED_FOR).iter().filter_map(|value| value.to_str().ok());

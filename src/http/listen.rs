@@ -1,7 +1,7 @@
-//! Accepting connections: http/1.1 and h2c on one socket, until told to stop.
+//! Accepts connections, HTTP/1.1 and h2c on one socket, until told to stop.
 //!
-//! Shared by the proxy, the admin listener and `foretell target`, so that header limits, timeouts and the
-//! order of shutting down are the same everywhere.
+//! Shared by the proxy, the admin listener and `foretell target`, so that limits, timeouts and shutdown are the same
+//! everywhere.
 
 use std::io;
 use std::net::SocketAddr;
@@ -22,23 +22,23 @@ use crate::http::request::RequestBody;
 use crate::http::serve::{Serving, accepted};
 use crate::http::workers::Workers;
 
-/// At least so much time lies between two lines about connections that could not be accepted.
+/// Least time between two log lines about failed accepts.
 const QUIET: Duration = Duration::from_mins(1);
-/// How long a listener waits after one.
+/// Pause of a listener after a failed accept.
 const BREATH: Duration = Duration::from_millis(20);
 
-/// Bounds on what a client may send before its request is understood.
+/// Limits on what a client may send before its request is interpreted.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
     /// Most header fields.
     pub headers: usize,
-    /// Most bytes of the header section; more gets 431.
+    /// Most bytes of all header fields; above it the answer is 431.
     pub header_bytes: usize,
-    /// Most bytes of the request target; more gets 414.
+    /// Most bytes of the request target; above it the answer is 414.
     pub uri: usize,
-    /// Longest time from connecting, or from its first byte, to the end of a header section.
+    /// Time until a head is complete, from the connection's start or from the head's first byte.
     pub header_timeout: Duration,
-    /// Longest silence inside a request's body.
+    /// Longest pause inside a request body.
     pub body: Duration,
     /// How long a connection may be idle between two requests.
     pub keep_alive: Duration,
@@ -57,12 +57,12 @@ impl Default for Bounds {
     }
 }
 
-/// Where clients connect.
+/// Address and TLS settings of a listener.
 #[derive(Clone, Debug)]
 pub struct Endpoint {
-    /// Port 0 takes a free one.
+    /// Address to bind; port 0 takes a free port.
     pub address: SocketAddr,
-    /// The certificate that clients see; without it, plain text.
+    /// TLS settings; `None` serves plain HTTP.
     pub tls: Option<Arc<ServerConfig>>,
 }
 
@@ -72,47 +72,47 @@ impl From<SocketAddr> for Endpoint {
     }
 }
 
-/// How a listener is told to stop.
+/// Tells a listener to stop.
 #[derive(Clone, Debug, Default)]
 pub struct Stop {
-    /// Cancelled: accept no more connections and finish what is being answered.
+    /// When cancelled: accept no more connections, but finish open requests.
     pub accept: CancellationToken,
-    /// Cancelled: cut what is still open.
+    /// When cancelled: close every open connection.
     pub cut: CancellationToken,
 }
 
-/// The other end, in the extensions of every request.
+/// The client's end of the connection; added to the extensions of every request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// Its address.
+    /// Address of the client.
     pub address: SocketAddr,
-    /// It came by TLS.
+    /// Whether the connection uses TLS.
     pub secure: bool,
 }
 
-/// What a listener needs beside its socket and its answers.
+/// Settings of a listener, beside its socket and its service.
 #[derive(Clone, Debug)]
 pub struct Listening {
-    /// What clients may send.
+    /// Limits on what clients may send.
     pub bounds: Bounds,
-    /// How many of them may be connected, over all listeners that share it.
+    /// Limits the number of connections, over all listeners that share it.
     pub connections: Arc<Connections>,
-    /// The certificate that clients see; without it, plain text.
+    /// TLS settings; `None` serves plain HTTP.
     pub tls: Option<Arc<ServerConfig>>,
-    /// How it is told to stop.
+    /// Tells the listener to stop.
     pub stop: Stop,
 }
 
 impl Listening {
-    /// In plain text.
+    /// Settings without TLS.
     #[must_use]
     pub fn new(bounds: Bounds, connections: Arc<Connections>, stop: Stop) -> Self {
         Self { bounds, connections, tls: None, stop }
     }
 }
 
-/// Serves `listener` with `app` until it is told to stop, then waits for open connections until they are done or are
-/// cut. Returns how many were cut.
+/// Serves `listener` with `app` until told to stop, then waits until the open connections have ended or are cut.
+/// Returns the number that were cut.
 pub async fn serve<A, F>(listener: TcpListener, app: A, listening: Listening) -> usize
 where
     A: Fn(Request<RequestBody>) -> F + Send + Sync + 'static,
@@ -121,7 +121,7 @@ where
     serve_on(&Workers::none(), listener, app, listening).await
 }
 
-/// As [`serve`], with the connections on `workers`.
+/// As [`serve`], with the connections spread over `workers`.
 pub async fn serve_on<A, F>(workers: &Workers, listener: TcpListener, app: A, listening: Listening) -> usize
 where
     A: Fn(Request<RequestBody>) -> F + Send + Sync + 'static,
@@ -141,7 +141,7 @@ where
             let serving = Arc::clone(&serving);
             workers.spawn(stream, &open, move |stream| accepted(stream, address, place, serving))
         });
-        // Out of descriptors, or the peer left while queued: breathe, then go on accepting.
+        // Out of descriptors, or the peer left while queued: pause, then go on accepting.
         if let Err(error) = handed {
             connections.fail();
             connections.evict();
@@ -161,7 +161,7 @@ where
     }
 }
 
-/// The next client, as soon as there is room for it. (Room that is taken before anyone comes would be missing to the
+/// Accepts the next client and waits for a slot for it. (A slot taken before a client arrives would be missing to the
 /// other listeners.)
 async fn next(
     listener: &TcpListener,
@@ -171,7 +171,7 @@ async fn next(
     Ok((stream, address, connections.seat(connections.room().await)))
 }
 
-/// Says that connections could not be accepted: once a minute, with how many there were since the last time.
+/// Logs failed accepts: at most one line per [`QUIET`], with their number since the last line.
 #[derive(Default)]
 struct Failures {
     said: Option<Instant>,

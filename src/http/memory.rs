@@ -1,32 +1,31 @@
-//! One account of the memory that clients can make the process keep.
+//! One account of the memory that clients can make the process hold.
 //!
-//! Bodies that are read, what is kept of them for another try, what a session holds and what it writes: each takes
-//! its bytes here before it uses them, and gives them back when it is dropped. The account says when memory is short;
-//! what follows from that is decided by whoever asks.
+//! Bodies being read, copies kept for a retry, sessions and their output: each reserves its bytes here before using
+//! them and returns them when dropped. The account only reports that memory is short; the caller decides what follows.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 
-/// A reservation follows a growing size in steps of so many bytes.
+/// Granularity with which a reservation follows a changing size, bytes.
 const STEP: u64 = 16 << 10;
 
-/// The account: bytes in use, and `limits.memory`.
+/// The account: bytes in use, and the limit (`limits.memory`).
 #[derive(Debug)]
 pub struct Memory {
     limit: u64,
     used: AtomicU64,
 }
 
-/// How much is left.
+/// How much of the limit is in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Level {
-    /// Less than the limit is in use.
+    /// Less than the limit.
     Enough,
-    /// The limit is reached: nothing more is kept that can pass unread.
+    /// At least the limit: whatever can be relayed without being read is.
     Short,
-    /// Twice the limit is reached.
+    /// At least twice the limit.
     Exhausted,
 }
 
@@ -42,12 +41,12 @@ impl Memory {
         self.limit
     }
 
-    /// What is in use, bytes.
+    /// Bytes in use.
     pub fn used(&self) -> u64 {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// How much is left.
+    /// How much of the limit is in use.
     pub fn level(&self) -> Level {
         match self.used() {
             used if used < self.limit => Level::Enough,
@@ -56,21 +55,21 @@ impl Memory {
         }
     }
 
-    /// Takes `bytes` whether or not the limit allows it: for what is there already, or has to be.
+    /// Reserves `bytes` even above the limit: for memory that is already used or cannot be avoided.
     #[must_use]
     pub fn take(self: &Arc<Self>, bytes: u64) -> Reservation {
         self.used.fetch_add(bytes, Ordering::Relaxed);
         Reservation { memory: Arc::clone(self), bytes }
     }
 
-    /// Takes `bytes` if they fit below the limit.
+    /// Reserves `bytes` if they fit below the limit.
     pub fn try_take(self: &Arc<Self>, bytes: u64) -> Option<Reservation> {
         let mut reservation = self.take(0);
         reservation.try_grow(bytes).then_some(reservation)
     }
 }
 
-/// Bytes that are taken; given back when dropped.
+/// Reserved bytes; returned to the account when dropped.
 #[derive(Debug)]
 pub struct Reservation {
     memory: Arc<Memory>,
@@ -78,12 +77,12 @@ pub struct Reservation {
 }
 
 impl Reservation {
-    /// How many bytes.
+    /// Number of bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Takes so many more if they fit below the limit.
+    /// Reserves `bytes` more if they fit below the limit; whether it did.
     #[must_use]
     pub fn try_grow(&mut self, bytes: u64) -> bool {
         let fits = |used: u64| used.checked_add(bytes).filter(|used| *used <= self.memory.limit);
@@ -92,7 +91,7 @@ impl Reservation {
         grown
     }
 
-    /// Makes it `bytes` in all, limit or not. Small differences are left for the next time.
+    /// Changes the reservation to `bytes`, even above the limit. A change of less than 16 KiB is ignored.
     pub fn follow(&mut self, bytes: u64) {
         if bytes.abs_diff(self.bytes) >= STEP {
             self.memory.used.fetch_add(bytes, Ordering::Relaxed);
@@ -101,7 +100,7 @@ impl Reservation {
         }
     }
 
-    /// Takes `bytes` of it away as a reservation of their own; all of it, if it has no more.
+    /// Moves `bytes` of it, or all if it has fewer, to a new reservation.
     #[must_use]
     pub fn split(&mut self, bytes: u64) -> Self {
         let bytes = bytes.min(self.bytes);
@@ -109,7 +108,7 @@ impl Reservation {
         Self { memory: Arc::clone(&self.memory), bytes }
     }
 
-    /// `bytes` that stay reserved until the last copy of them is gone.
+    /// Ties the reservation to `bytes`: it is returned when their last copy is dropped.
     pub fn over(self, bytes: impl AsRef<[u8]> + Send + 'static) -> Bytes {
         Bytes::from_owner(Reserved { bytes, _reservation: self })
     }
@@ -157,7 +156,7 @@ mod tests {
         let memory = Memory::new(100 << 10);
         let mut held = memory.take(99 << 10);
         assert_eq!(memory.level(), Level::Enough);
-        // A small step is left for later.
+        // A change of less than a step is ignored.
         held.follow(101 << 10);
         assert_eq!(memory.level(), Level::Enough);
         held.follow(180 << 10);

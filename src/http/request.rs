@@ -1,4 +1,4 @@
-//! The body of a client's request, with an end to waiting for it.
+//! The body of a client's request, with a time limit for its progress.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -11,24 +11,24 @@ use tokio::time::{Instant, Sleep};
 
 use crate::http::body::BoxError;
 
-/// A body goes on if it brings so many bytes, or its end, within the time for it: one that drips is given up like
-/// one that is silent.
+/// A body makes progress if it brings this many bytes, or its end, within the time limit: a slow trickle fails like a
+/// pause.
 const GOES_ON: usize = 1 << 10;
 
-/// A body that did not go on in time.
+/// The request body made no progress within this time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the request body did not go on within {0:?}")]
 pub struct Silent(pub Duration);
 
-/// The body of a client's request. Fails with [`Silent`] where it does not go on; the time of a reader that does not
-/// read is not counted.
+/// The body of a client's request. Fails with [`Silent`] if it makes no progress; time in which it is not read does not
+/// count.
 pub struct RequestBody {
     inner: Incoming,
     patience: Patience,
 }
 
 impl RequestBody {
-    /// A body that may be silent for `most`.
+    /// A body that must make progress within `most`.
     pub fn new(inner: Incoming, most: Duration) -> Self {
         Self { inner, patience: Patience::new(most) }
     }
@@ -61,11 +61,11 @@ impl Body for RequestBody {
     }
 }
 
-/// How much longer a body is waited for.
+/// Measures how long the body has been waited for.
 struct Patience {
     most: Duration,
     left: Duration,
-    /// Since `left` was last full.
+    /// Bytes received since `left` was last reset to `most`.
     bytes: usize,
     waiting: Option<Instant>,
     sleep: Option<Pin<Box<Sleep>>>,
@@ -131,7 +131,7 @@ mod tests {
             assert!(!over(&mut patience));
             patience.came(GOES_ON);
         }
-        // Nobody reads.
+        // No one reads the body.
         tokio::time::advance(1000 * SECOND).await;
         assert!(!over(&mut patience));
         tokio::time::advance(31 * SECOND).await;

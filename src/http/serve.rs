@@ -1,4 +1,4 @@
-//! One connection of a client: http/1.1 or HTTP/2, until it ends, is overdue, or is told to.
+//! Serves one client connection, HTTP/1.1 or HTTP/2, until it ends, is overdue, or is told to stop.
 
 use std::convert::Infallible;
 use std::future::poll_fn;
@@ -26,22 +26,22 @@ use crate::http::listen::{Bounds, Peer, Stop};
 use crate::http::request::RequestBody;
 use crate::http::socket::Socket;
 
-/// What hyper may buffer of a stream of HTTP/2 that nobody reads, in each direction, bytes.
+/// Most bytes that hyper buffers for an HTTP/2 stream that is not read, in each direction.
 const STREAM_WINDOW: u32 = 64 << 10;
-/// The same for all streams of a connection.
+/// The same for all streams of a connection together.
 const CONNECTION_WINDOW: u32 = 256 << 10;
-/// The longest target that hyper takes, bytes.
+/// Longest request target that hyper accepts, bytes.
 const TARGET: usize = 64 << 10;
 
-/// What all connections of a listener have in common.
+/// What all connections of a listener share.
 pub struct Serving<A> {
-    /// Answers requests.
+    /// Service that answers requests.
     pub app: A,
-    /// What clients may do.
+    /// Limits on what clients may send.
     pub bounds: Bounds,
-    /// How they are told to stop.
+    /// Tells the connections to stop.
     pub stop: Stop,
-    /// By which they come, unless by plain text.
+    /// Accepts TLS connections; `None`: plain HTTP.
     pub tls: Option<TlsAcceptor>,
 }
 
@@ -66,7 +66,7 @@ fn builder(bounds: &Bounds) -> auto::Builder<TokioExecutor> {
     builder
 }
 
-/// Serves a connection that has been accepted.
+/// Serves an accepted connection, after a TLS handshake if TLS is set.
 pub async fn accepted<A, F>(
     stream: TcpStream,
     address: std::net::SocketAddr,
@@ -76,7 +76,7 @@ pub async fn accepted<A, F>(
     A: Fn(Request<RequestBody>) -> F + Send + Sync + 'static,
     F: Future<Output = Response<Body>> + Send + 'static,
 {
-    // A token is a small write; waiting to fill a segment would hold it back.
+    // Tokens are small writes; Nagle's algorithm would delay them.
     let _ = stream.set_nodelay(true);
     let peer = Peer { address, secure: serving.tls.is_some() };
     let Some(tls) = &serving.tls else { return connection(stream, peer, place, serving).await };
@@ -140,7 +140,7 @@ where
     }
 }
 
-/// Answers one request, or refuses it for its head.
+/// Answers one request, or refuses it because of its head.
 fn answer<A, F>(
     serving: &Serving<A>,
     activity: &Arc<Activity>,
@@ -171,7 +171,7 @@ where
             Ok(answer) => answer.await,
             Err(refusal) => refusal.response(),
         };
-        // What was not read of the request ends the connection; the client is to know.
+        // The request was not read to its end, so the connection will close; the client is told so.
         let unread = refusal.is_some() || response.status() == StatusCode::REQUEST_TIMEOUT;
         if old && unread {
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
@@ -183,7 +183,7 @@ where
     }
 }
 
-/// The host of a target in absolute form is the one that counts (RFC 9112, 3.2.2).
+/// Sets `Host` from a target in absolute form, which takes precedence (RFC 9112, 3.2.2).
 fn name_host(head: &mut http::request::Parts, old: bool) {
     let authority = head.uri.authority().filter(|_| old);
     if let Some(host) = authority.and_then(|authority| HeaderValue::from_str(authority.as_str()).ok()) {
@@ -191,7 +191,7 @@ fn name_host(head: &mut http::request::Parts, old: bool) {
     }
 }
 
-/// An answer whose request is under way until its end.
+/// An answer body; its request counts as being served until the body is dropped.
 struct Answered {
     body: Body,
     _under_way: UnderWay,

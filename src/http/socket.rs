@@ -1,7 +1,7 @@
-//! A client's connection as bytes: what hyper reads and writes passes through here.
+//! The byte stream of a client connection, between the network and hyper.
 //!
-//! It says when bytes come and go, keeps the connection's place, and cuts a target that is far too long, so that its
-//! request is refused for that and not for a head that does not fit into the buffer.
+//! It reports when bytes are received and sent, holds the connection's slot, and truncates a request target that is far
+//! too long, so that the request is refused for its target rather than for a head that does not fit hyper's buffer.
 
 use std::io;
 use std::pin::Pin;
@@ -13,7 +13,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use crate::http::activity::Activity;
 use crate::http::connections::Place;
 
-/// A connection of a client.
+/// A client connection.
 pub struct Socket<S> {
     stream: S,
     place: Place,
@@ -21,7 +21,7 @@ pub struct Socket<S> {
 }
 
 impl<S> Socket<S> {
-    /// `uri`: the longest target of the first request that is passed on whole, bytes.
+    /// `uri`: most bytes of the first request's target that are not truncated.
     pub fn new(stream: S, place: Place, uri: usize) -> Self {
         Self { stream, place, target: Target::new(uri) }
     }
@@ -50,7 +50,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Socket<S> {
                 None => read,
             };
             buf.set_filled(before + kept);
-            // Nothing at all would be taken for the end.
+            // Zero bytes would mean end of stream.
             if kept > 0 {
                 return Poll::Ready(Ok(()));
             }
@@ -88,8 +88,8 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Socket<S> {
     }
 }
 
-/// Passes the first line of a connection on with no more of its target than is needed to refuse it. Only there is it
-/// certain, without reading as hyper does, that a line is the first of a request.
+/// Truncates the target of a connection's first request to the length needed to refuse it. Only the first line of a
+/// connection is certain to be a request line without parsing as hyper does.
 struct Target {
     at: At,
     /// Bytes of the target that may still pass.
@@ -98,21 +98,21 @@ struct Target {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum At {
-    /// Line ends that some clients send first.
+    /// Before the method; some clients send line ends first.
     Start,
     Method,
     Target,
-    /// Whatever comes after the target of the first request.
+    /// After the target of the first request.
     Beyond,
 }
 
 impl Target {
     fn new(uri: usize) -> Self {
-        // One byte too many says that it is too long.
+        // One byte over the limit shows that it is too long.
         Self { at: At::Start, left: uri.saturating_add(1) }
     }
 
-    /// How many of these bytes pass; those come first.
+    /// Truncates `bytes` in place and returns how many are left.
     fn pass(&mut self, bytes: &mut [u8]) -> usize {
         if self.at == At::Beyond {
             return bytes.len();
@@ -159,7 +159,7 @@ impl Target {
 mod tests {
     use super::*;
 
-    /// What passes, however the bytes are cut.
+    /// The bytes that pass, if they arrive in pieces of this size.
     fn passed(text: &str, uri: usize, piece: usize) -> String {
         let mut target = Target::new(uri);
         let mut all = Vec::new();

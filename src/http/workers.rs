@@ -17,13 +17,13 @@ thread_local! {
     static LANE: Cell<Option<usize>> = const { Cell::new(None) };
 }
 
-/// The number of the network thread that calls, from 0; `None` on any other thread. Connections to replicas are
-/// pooled by it.
+/// Index of the network thread that calls this, from 0; `None` on any other thread. Connections to replicas are pooled
+/// per index.
 pub fn lane() -> Option<usize> {
     LANE.get()
 }
 
-/// The threads that serve connections; without any, connections are served where they are accepted.
+/// The threads that serve connections. Without any, connections are served on the runtime that accepts them.
 #[derive(Debug)]
 pub struct Workers {
     threads: Vec<Handle>,
@@ -32,7 +32,7 @@ pub struct Workers {
 }
 
 impl Workers {
-    /// Serves on the calling runtime.
+    /// No threads: connections are served on the calling runtime.
     #[must_use]
     pub fn none() -> Self {
         Self { threads: Vec::new(), turn: AtomicUsize::new(0), stop: CancellationToken::new() }
@@ -41,7 +41,7 @@ impl Workers {
     /// Starts `count` threads.
     ///
     /// # Errors
-    /// The system refuses a thread or an event queue.
+    /// The system cannot create a thread or an event queue.
     pub fn start(count: usize) -> io::Result<Self> {
         let mut workers = Self::none();
         for lane in 0..count {
@@ -56,7 +56,7 @@ impl Workers {
         Ok(workers)
     }
 
-    /// Runs what `serve` makes of `stream` on the next thread, counted by `tasks`.
+    /// Serves `stream` with `serve` on the next thread in turn; `tasks` counts it.
     pub fn spawn<S, F>(&self, stream: TcpStream, tasks: &TaskTracker, serve: S) -> io::Result<()>
     where
         S: FnOnce(TcpStream) -> F + Send + 'static,

@@ -1,21 +1,21 @@
-//! In which order the two ways are measured.
+//! Order in which the direct server and Foretell are measured.
 //!
-//! Machines drift: caches warm, clocks throttle, neighbours come and go. Two long runs one after the other
-//! would compare the hours; short blocks that alternate compare the ways. Who goes first flips from one
-//! alternation to the next, and again from one pass over the workload to the next, so that no prompt finds
-//! the server's prefix cache warmed by the same side every time.
+//! The speed of a machine drifts: caches warm up, clocks throttle, other programs come and go. Two long runs one after
+//! the other would mostly measure that drift; short alternating blocks cancel it out. The side that goes first changes
+//! from one alternation to the next, and again from one pass over the workload to the next, so that no prompt always
+//! finds the server's prefix cache warmed by the same side.
 
-/// One of the two ways to the same server.
+/// One of the two ways to call the same server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Side {
-    /// Straight to the server.
+    /// Without Foretell.
     Direct,
     /// Through Foretell.
     Through,
 }
 
 impl Side {
-    /// The name in reports.
+    /// Name in reports.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Direct => "direct",
@@ -23,7 +23,7 @@ impl Side {
         }
     }
 
-    /// The opposite side.
+    /// The other side.
     #[must_use]
     pub const fn other(self) -> Self {
         match self {
@@ -33,40 +33,40 @@ impl Side {
     }
 }
 
-/// What is asked in one go before the other side has its turn.
+/// One block of prompts, sent to one side and then to the other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Alternation {
-    /// Which side is asked first.
+    /// The side that is called first.
     pub first: Side,
-    /// Indices into the workload; both sides are asked the same.
+    /// Indices into the workload; both sides get the same prompts.
     pub prompts: Vec<usize>,
 }
 
-/// How many prompts, in blocks of how many.
+/// Numbers from which the alternations are made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// Prompts of the workload.
+    /// Number of prompts in the workload.
     pub prompts: usize,
-    /// Clients that ask at the same time.
+    /// Number of clients that send requests at the same time.
     pub concurrency: usize,
-    /// Number of measured alternations, warm-up not included.
+    /// Number of measured alternations, without the warm-up.
     pub alternations: usize,
 }
 
 impl Plan {
-    /// Prompts of one block: 5 for every client, so that more clients do not mean emptier blocks.
+    /// Prompts of one block: 5 per client, so that every client has work for most of the block.
     pub const fn block(&self) -> usize {
         5 * if self.concurrency == 0 { 1 } else { self.concurrency }
     }
 
-    /// Prompts that each side is asked before anything counts: the last of the workload, so that the first
-    /// blocks do not find their own prompts in a cache.
+    /// Prompts sent to each side before the measurement: the last ones of the workload, so that the first blocks do not
+    /// find their prompts in a cache.
     pub fn warm_up(&self) -> Vec<usize> {
         let wanted = self.concurrency.max(10);
         (0..wanted).filter_map(|back| self.prompts.checked_sub(1 + back % self.prompts.max(1))).collect()
     }
 
-    /// The alternations that count, in order.
+    /// The measured alternations, in order.
     pub fn alternations(&self) -> impl Iterator<Item = Alternation> + '_ {
         let blocks_per_pass = self.prompts.div_ceil(self.block()).max(1);
         (0..self.alternations).map(move |turn| {

@@ -1,4 +1,4 @@
-//! Running a benchmark: the shell around the pure plan and the pure tally.
+//! Runs a benchmark: network and clock around the pure plan (`alternate`) and evaluation (`tally`).
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -21,67 +21,68 @@ use super::workload::{Settings, Workload};
 use crate::openai::Route;
 use crate::units::TokenId;
 
-/// Most outputs of one side that are judged for loops in one run.
+/// Most outputs of one side and run that are checked for loops.
 const JUDGED: usize = 200;
 
-/// What is to be measured.
+/// Settings of a benchmark.
 #[derive(Clone, Debug)]
 pub struct Bench {
-    /// Address of the server without Foretell.
+    /// Root URL of the server without Foretell.
     pub direct: Url,
-    /// The same server through Foretell.
+    /// Root URL of the same server through Foretell.
     pub through: Url,
-    /// Where the formula's costs come from.
+    /// Source of the costs in the formula; `None`: the formula's gain is not computed.
     pub costs: Option<CostSource>,
-    /// One after the other.
+    /// Workloads, measured one after the other.
     pub workloads: Vec<Workload>,
-    /// Clients that ask at the same time, one run for each number.
+    /// Numbers of concurrent clients; one run for each.
     pub concurrency: Vec<usize>,
-    /// One run for each temperature.
+    /// Sampling temperatures; one run for each.
     pub temperature: Vec<f64>,
-    /// Alternations of each run.
+    /// Number of measured alternations in each run.
     pub alternations: usize,
-    /// Above temperature 0, whether each prompt carries a fixed seed.
+    /// Above temperature 0, send each prompt with a fixed seed.
     pub seeded: bool,
-    /// Replaces `max_tokens` of every prompt.
+    /// Replaces `max_tokens` of every prompt; `None` keeps the workload's.
     pub max_tokens: Option<u32>,
-    /// Replaces `model` of every prompt.
+    /// Replaces `model` of every prompt; `None` keeps the workload's.
     pub model: Option<String>,
-    /// How both sides let us in.
+    /// Header fields and TLS settings for both sides.
     pub entry: Entry,
 }
 
-/// Where the formula's costs come from.
+/// Source of the costs in the formula.
 #[derive(Clone, Debug)]
 pub struct CostSource {
-    /// Metrics page of Foretell, which times its drafts.
+    /// Metrics page of Foretell, which reports drafting times.
     pub through: Url,
-    /// What times the target's steps.
+    /// Source of the target's step times.
     pub target: TargetCosts,
 }
 
-/// What times the target's steps.
+/// Source of the target's step times.
 #[derive(Clone, Debug)]
 pub enum TargetCosts {
-    /// Its own metrics page.
+    /// The target's own metrics page.
     Page(Url),
-    /// The costs that a probe has measured.
+    /// Times measured by `foretell probe`.
     Probed(Probed),
 }
 
-/// Why nothing could be measured.
+/// A benchmark stopped because one side did not answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{side} ({url}): {failure}", side = side.name())]
 pub struct Stopped {
     /// The side that did not answer.
     pub side: Side,
-    /// Where it was asked.
+    /// Root URL of that side.
     pub url: String,
-    /// Why the first of them failed.
+    /// Failure of the first request.
     pub failure: Failure,
 }
 
-/// Measures everything in turn. Stops if a side answers nothing at all; single failures are counted.
+/// Measures every combination of workload, temperature and clients in turn. Single failures are counted; an error is
+/// returned only if a side answers no request of the warm-up, or cannot be reached for a whole block.
 pub async fn run(bench: &Bench, progress: &ProgressBar) -> Result<Vec<Run>, Stopped> {
     let cases: Vec<_> = bench
         .workloads
@@ -101,7 +102,7 @@ pub async fn run(bench: &Bench, progress: &ProgressBar) -> Result<Vec<Run>, Stop
     Ok(runs)
 }
 
-/// One line of the report, being measured.
+/// One run (a line of the report) while it is measured.
 struct Case<'a> {
     bench: &'a Bench,
     workload: &'a Workload,
@@ -168,20 +169,20 @@ impl<'a> Case<'a> {
         })
     }
 
-    /// Has the server read the prompts once, unclocked: whoever asks a prompt second would else find it in the
-    /// server's prefix cache, and the comparison would be one of cold against warm.
+    /// Sends the prompts to the server once, untimed. Otherwise the side that sends a prompt second would find it in
+    /// the server's prefix cache, and the first side would not.
     async fn warm(&mut self, prompts: &[usize]) {
         let settings = Settings { max_tokens: Some(1), ..self.settings };
         for &index in prompts {
             let prompt = self.workload.prompts.get(index);
             if let (Some(prompt), Some(client)) = (prompt, self.direct.first_mut()) {
-                // A server that does not answer now does not answer the clocked request either.
+                // Failures are ignored here: the timed request reports them.
                 let _ = client.ask(prompt.route, prompt.request(&settings, index)).await;
             }
         }
     }
 
-    /// One block, with what the runtimes counted during it.
+    /// Runs one block and adds what the servers counted during it to `costs`.
     async fn metered(
         &mut self,
         side: Side,
@@ -202,7 +203,7 @@ impl<'a> Case<'a> {
         Ok(answers)
     }
 
-    /// Asks one side; the answers stand in the order of `prompts`.
+    /// Sends the prompts to one side; the answers are in the order of `prompts`.
     async fn block(&mut self, side: Side, prompts: &[usize]) -> Vec<Result<Answer, Failure>> {
         let requests: Vec<(Route, Bytes)> = prompts
             .iter()
@@ -229,7 +230,7 @@ impl<'a> Case<'a> {
         answers.into_iter().map(|(_, answer)| answer).collect()
     }
 
-    /// Stops the benchmark if every request of a block failed in a way that `hopeless` names.
+    /// Returns an error if every request of a block failed with a failure that `hopeless` accepts.
     fn answering(
         &self,
         side: Side,
@@ -250,7 +251,7 @@ impl<'a> Case<'a> {
     }
 }
 
-/// Reads the metrics pages between blocks.
+/// Reads the metrics pages before and after each block; `None`: no costs are wanted.
 struct Meter(Option<Pages>);
 
 struct Pages {
@@ -296,8 +297,8 @@ impl Meter {
     }
 }
 
-/// Judges outputs for loops, by token ids where the server tokenizes, else by words. Never while the clock of
-/// a block runs, and without changing what is asked in one.
+/// Checks outputs for loops, by token ids if the server can tokenize, else by words. It works between measurements and
+/// does not change the requests.
 struct Judge<'a> {
     workload: &'a Workload,
     model: Option<&'a str>,

@@ -1,9 +1,9 @@
-//! Text on a terminal: wrapped into columns, with the runs that a leap brought in colour.
+//! Text for a terminal: wrapped into columns, with text from leaps in colour.
 //!
-//! Wrapped by character before it is coloured, so that colour codes never count as width and a run may
-//! cross a line.
+//! Text is wrapped by characters before it is coloured, so colour codes do not count as width and a coloured run may
+//! continue on the next line.
 
-/// Green, as most terminals draw it.
+/// Terminal escape: green text.
 const LEAPT: &str = "\x1b[32m";
 /// Terminal escape: faint text.
 const FAINT: &str = "\x1b[2m";
@@ -12,27 +12,27 @@ const BOLD: &str = "\x1b[1m";
 /// Terminal escape: normal text.
 const PLAIN: &str = "\x1b[0m";
 
-/// A character and whether a leap brought it.
+/// A character, and whether a leap produced it.
 type Inked = (char, bool);
 
-/// What the output can show.
+/// Capabilities of the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Canvas {
     /// Width, in columns.
     pub width: usize,
     /// Whether colours may be used.
     pub colour: bool,
-    /// Most lines of one output; the rest is counted.
+    /// Most lines of one text; further lines are counted instead of shown.
     pub lines: usize,
 }
 
 impl Canvas {
-    /// For a terminal of that width.
+    /// For a terminal of this width.
     pub const fn terminal(width: usize, colour: bool) -> Self {
         Self { width, colour, lines: 14 }
     }
 
-    /// For a pipe or a file: no colour, nothing cut.
+    /// For a pipe or a file: no colour, no limit of lines.
     pub const fn plain() -> Self {
         Self { width: 100, colour: false, lines: usize::MAX }
     }
@@ -42,17 +42,17 @@ impl Canvas {
         self.width >= 96
     }
 
-    /// Bold where there is colour.
+    /// The text in bold, if colours may be used.
     pub fn bold(&self, text: &str) -> String {
         self.wrapped(BOLD, text)
     }
 
-    /// Faint where there is colour.
+    /// The text in faint print, if colours may be used.
     pub fn faint(&self, text: &str) -> String {
         self.wrapped(FAINT, text)
     }
 
-    /// Coloured like a run that a leap brought.
+    /// The text in the colour of leaps, if colours may be used.
     pub fn leapt(&self, text: &str) -> String {
         self.wrapped(LEAPT, text)
     }
@@ -61,7 +61,7 @@ impl Canvas {
         if self.colour { format!("{code}{text}{PLAIN}") } else { text.to_owned() }
     }
 
-    /// One text, indented by two.
+    /// One text, indented by two spaces; each run is text with its number of tokens.
     pub fn column<'a>(&self, runs: impl Iterator<Item = (&'a str, usize)>) -> String {
         let lines = self.cut(wrap(runs, self.width.saturating_sub(2)));
         lines
@@ -70,7 +70,7 @@ impl Canvas {
             .fold(String::new(), |text, line| text + &line)
     }
 
-    /// Two texts side by side under their headings.
+    /// Two texts side by side under their headings; each run is text with its number of tokens.
     pub fn columns<'a>(
         &self,
         headings: [&str; 2],
@@ -121,7 +121,7 @@ impl Canvas {
     }
 }
 
-/// Lines of at most `width` characters. An event of more than one token was brought by a leap.
+/// Wraps runs into lines of at most `width` characters. A run of more than one token came from a leap.
 fn wrap<'a>(runs: impl Iterator<Item = (&'a str, usize)>, width: usize) -> Vec<Vec<Inked>> {
     let mut lines = vec![Vec::new()];
     for (text, tokens) in runs {
@@ -132,7 +132,7 @@ fn wrap<'a>(runs: impl Iterator<Item = (&'a str, usize)>, width: usize) -> Vec<V
                     continue;
                 }
                 '\t' => "    ",
-                // Model output is not to move the cursor.
+                // Control characters in a model's output must not move the cursor.
                 char if char.is_control() => "·",
                 char => &char.to_string(),
             };

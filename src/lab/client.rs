@@ -1,7 +1,7 @@
-//! The measuring client: one kept-alive http/1.1 connection, one request at a time, every event timed.
+//! The measuring client: one kept-alive HTTP/1.1 connection, one request at a time, every event timed.
 //!
-//! A connection of its own for every concurrent client and side, so that no pool decides who waits for whom.
-//! `TCP_NODELAY` is set; the moment of an event is when its last byte was handed over by the socket.
+//! Every concurrent client of a side has its own connection, so that no pool influences the times. `TCP_NODELAY` is
+//! set. An event's time is the moment at which the socket delivered its last byte.
 
 use std::fmt;
 use std::str::FromStr;
@@ -31,7 +31,7 @@ const CONNECT: Duration = Duration::from_secs(5);
 /// Longest wait for a whole answer.
 const ANSWER: Duration = Duration::from_mins(5);
 
-/// The root of a server: `http(s)://host:port`, perhaps with a path before `/v1`.
+/// Root URL of a server: `http(s)://host:port`, optionally with a path before `/v1`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Url {
     secure: bool,
@@ -40,7 +40,7 @@ pub struct Url {
     path: String,
 }
 
-/// Why a text is no [`Url`].
+/// The text is not a valid [`Url`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("allowed http(s)://HOST[:PORT][/PATH], got {0:?}")]
 pub struct NoUrl(String);
@@ -84,22 +84,22 @@ impl From<std::net::SocketAddr> for Url {
 }
 
 impl Url {
-    /// The path that the address names; `/metrics` if it names none. For pages rather than servers.
+    /// The path of a page: the URL's own, or `/metrics` if it has none.
     fn page(&self) -> &str {
         if self.path.is_empty() { "/metrics" } else { &self.path }
     }
 }
 
-/// How a server lets us in.
+/// Header fields and TLS settings for a server.
 #[derive(Clone, Debug, Default)]
 pub struct Entry {
-    /// The fields of every request, a key among them.
+    /// Header fields of every request, the API key included.
     pub fields: HeaderMap,
-    /// How TLS is done where the address is https.
+    /// TLS settings for https; `None`: the usual public authorities.
     pub tls: Option<Arc<ClientConfig>>,
 }
 
-/// One client of one server.
+/// A client of one server.
 #[derive(Debug)]
 pub struct Client {
     url: Url,
@@ -108,22 +108,22 @@ pub struct Client {
 }
 
 impl Client {
-    /// A client that connects with its first request.
+    /// A client without header fields; it connects with its first request.
     pub fn new(url: Url) -> Self {
         Self::entering(url, Entry::default())
     }
 
-    /// As [`Self::new`], for a server that does not let everybody in.
+    /// As [`Self::new`], with header fields and TLS settings.
     pub fn entering(url: Url, entry: Entry) -> Self {
         Self { url, entry, sender: None }
     }
 
-    /// Asks for a completion and reads the stream to its end.
+    /// Sends a completion request and reads the event stream to its end.
     pub async fn ask(&mut self, route: Route, body: Bytes) -> Result<Answer, Failure> {
         let path = format!("{}{}", self.url.path, route.path());
         let answered = tokio::time::timeout(ANSWER, self.stream(&path, body)).await;
         if !matches!(answered, Ok(Ok(_))) {
-            // What is left of a failed answer must not be read as the start of the next.
+            // The rest of a failed answer must not be read as the start of the next one.
             self.sender = None;
         }
         answered.unwrap_or(Err(Failure::TooLate(ANSWER)))
@@ -148,7 +148,7 @@ impl Client {
         understand(&arrivals)
     }
 
-    /// Reads the page that the address names, `/metrics` if it names none.
+    /// Reads a page: the URL's path, or `/metrics` if it has none.
     pub async fn page(&mut self) -> Result<String, Failure> {
         let path = self.url.page().to_owned();
         let whole = self.whole(Method::GET, &path, Bytes::new()).await?;
@@ -172,7 +172,7 @@ impl Client {
         tokio::time::timeout(CONNECT, answer).await.unwrap_or(Err(Failure::TooLate(CONNECT)))
     }
 
-    /// Sends a request; once more on a fresh connection if the kept one had been closed meanwhile.
+    /// Sends a request; tries once more on a new connection if the kept one was closed meanwhile.
     async fn send(
         &mut self,
         method: Method,
@@ -238,13 +238,13 @@ impl Client {
     }
 }
 
-/// Speaks HTTP/1.1 over a connection.
+/// Starts HTTP/1.1 on a connection.
 async fn speak<S>(stream: S) -> hyper::Result<SendRequest<Full<Bytes>>>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let (sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-    // Ends with the connection; what went wrong is told to the request that was under way.
+    // The task ends with the connection; errors are reported to the open request.
     tokio::spawn(connection);
     Ok(sender)
 }

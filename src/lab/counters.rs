@@ -1,12 +1,11 @@
-//! What the servers themselves counted: read from their Prometheus pages before and after a block.
+//! Counters of the servers themselves, read from their Prometheus pages before and after a block.
 //!
-//! The formula's costs must be those of the runtime alone; a time taken at the client would hold the very
-//! overhead that is to be judged. Sums and counts are taken, never quantiles, so that two readings can be
-//! subtracted.
+//! The costs in the formula must be those of the runtime alone; times taken at the client would include the overhead
+//! that is to be judged. Sums and counts are used, never quantiles, so that two readings can be subtracted.
 
 use std::ops::{AddAssign, Sub};
 
-/// A histogram's sum in seconds and its count.
+/// Sum and count of a Prometheus histogram.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Spent {
     /// Sum of the measured times, seconds.
@@ -16,7 +15,7 @@ pub struct Spent {
 }
 
 impl Spent {
-    /// Seconds of one; `None` if it never happened.
+    /// Mean seconds; `None` if there was no measurement.
     pub fn mean(self) -> Option<f64> {
         (self.times > 0.0).then(|| self.seconds / self.times)
     }
@@ -37,12 +36,12 @@ impl AddAssign for Spent {
     }
 }
 
-/// The target's runs by kind, and the proxy's drafting.
+/// Times of the target's model runs by kind, and of the proxy's drafting.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Counters {
-    /// Runs that gave one token to each running sequence.
+    /// Model runs that computed one token for each sequence.
     pub decode: Spent,
-    /// Runs that verified drafts.
+    /// Model runs that verified drafts.
     pub verify: Spent,
     /// Model runs that read prompts.
     pub prefill: Spent,
@@ -51,10 +50,10 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Reads the page of the target; `None` if it does not time its steps.
+    /// Reads the target's metrics page; `None` if the target does not report step times.
     pub fn of_target(page: &str) -> Option<Self> {
         let kind = |kind| spent(page, "foretell_target_step_seconds", Some(("kind", kind)));
-        // A kind that has not happened yet may have no series; decoding always has after a warm-up.
+        // A kind without any run may have no series; `decode` has one after the warm-up.
         Some(Self {
             decode: kind("decode")?,
             verify: kind("verify").unwrap_or_default(),
@@ -63,8 +62,8 @@ impl Counters {
         })
     }
 
-    /// Adds the drafting time from the page of the proxy, none if it has not drafted yet; `None` if it is not
-    /// the page of a Foretell.
+    /// Adds the drafting times of the proxy's metrics page, zero if it has not drafted yet; `None` if the page is not
+    /// Foretell's.
     #[must_use]
     pub fn with_drafts(self, page: &str) -> Option<Self> {
         let ours = page.lines().any(|line| line.starts_with("foretell_"));
@@ -102,7 +101,7 @@ fn spent(page: &str, name: &str, label: Option<(&str, &str)>) -> Option<Spent> {
     })
 }
 
-/// The sum over all series called `name` that carry `label`; `None` if there is none.
+/// The sum over all series `name` that have `label`; `None` if there is none.
 pub fn total(page: &str, name: &str, label: Option<(&str, &str)>) -> Option<f64> {
     let wanted = label.map(|(key, value)| format!("{key}=\"{value}\""));
     page.lines()
@@ -120,7 +119,7 @@ pub fn total(page: &str, name: &str, label: Option<(&str, &str)>) -> Option<f64>
 }
 
 #[cfg(test)]
-#[allow(clippy::float_cmp)] // Exact values are meant.
+#[allow(clippy::float_cmp)] // exact values are expected
 mod tests {
     use super::*;
 

@@ -1,7 +1,7 @@
-//! The demonstration: the same prompts plain and speculated, side by side.
+//! The demo: the same prompts plain and speculated, side by side.
 //!
-//! Nothing is staged: both ways are the HTTP requests of an ordinary client to servers in this process, one
-//! after the other, the first way changing from prompt to prompt.
+//! Both sides are ordinary HTTP clients of servers in this process. They are called one after the other, and the side
+//! that is called first changes with every prompt.
 
 use std::fmt::{self, Write as _};
 use std::io::Write;
@@ -19,34 +19,34 @@ use super::report::{aligned, number};
 use super::stream::{Answer, Failure};
 use super::workload::{Prompt, Settings, Workload};
 
-/// Requests that each side is asked before anything is shown, so that neither pays for the first of all.
+/// Prompts of each workload sent to each side as a warm-up.
 const WARM_UP: usize = 3;
 
-/// The servers of a demonstration, running.
+/// Addresses of the servers of a demo.
 #[derive(Clone, Debug)]
 pub struct Stack {
-    /// Address of the target, asked directly.
+    /// Root URL of the target.
     pub direct: Url,
-    /// The target through the proxy.
+    /// Root URL of the target through the proxy.
     pub through: Url,
-    /// The proxy's admin listener.
+    /// Root URL of the proxy's admin API.
     pub admin: Url,
-    /// What is running there.
+    /// Description of the models.
     pub about: About,
 }
 
-/// What a demonstration shows.
+/// Description of the models in a demo.
 #[derive(Clone, Debug)]
 pub struct About {
     /// The target's model id.
     pub model: String,
-    /// Its parameters, without what `inflate` added.
+    /// Number of parameters, without the layers that `inflate` added.
     pub parameters: u64,
-    /// Where it runs, as the runtime says: `cpu`, `cuda`.
+    /// Device of the target, as the runtime reports it: `cpu` or `cuda`.
     pub device: String,
-    /// Its depth was multiplied by this; 1 is as trained.
+    /// Factor by which its depth was multiplied; 1 means as trained.
     pub inflate: u32,
-    /// The drafters that may propose.
+    /// Names of the drafters.
     pub drafters: Vec<String>,
 }
 
@@ -61,7 +61,7 @@ impl fmt::Display for About {
     }
 }
 
-/// One prompt, asked both ways.
+/// A prompt with the answers of both sides.
 #[derive(Clone, Debug)]
 struct Shown {
     name: String,
@@ -76,8 +76,8 @@ impl Shown {
     }
 }
 
-/// Shows `prompts` of every workload both ways: the first at temperature 0, the next seeded at 0.8, and so on.
-/// Returns `FellShort` if a text differs, `Unreachable` if a server does not answer.
+/// Shows `prompts` of every workload from both sides, alternately at temperature 0 and seeded at 0.8. Returns
+/// `FellShort` if any text differs, `Unreachable` if a server does not answer.
 pub async fn show(
     stack: &Stack,
     workloads: &[Workload],
@@ -102,7 +102,7 @@ async fn compare(
     canvas: Canvas,
     out: &mut impl Write,
 ) -> Result<bool, Stopped> {
-    // A reader who closed the pipe has seen enough; the comparison goes on for the exit status.
+    // A closed pipe is not an error: the exit code still tells the result.
     let _ = writeln!(out, "{}", canvas.bold(&stack.about.to_string()));
     let _ = write!(out, "Each prompt is sent twice: to the target itself, and through Foretell.");
     if canvas.colour {
@@ -142,7 +142,7 @@ impl<'a> Duo<'a> {
         }
     }
 
-    /// The last prompts of each workload, so that none that is shown finds itself in a cache.
+    /// Sends the last prompts of each workload, which are not those shown, so that no shown prompt is in a cache.
     async fn warm_up(&mut self, workloads: &[Workload]) -> Result<(), Stopped> {
         let spinner = spinner("warming up".into());
         for (index, prompt) in
@@ -175,7 +175,7 @@ impl<'a> Duo<'a> {
         temperature: f64,
     ) -> Result<(Answer, Answer), Stopped> {
         self.asked += 1;
-        // Read once before either is clocked: whoever asks second would else find the prompt in a cache.
+        // The server reads the prompt once, untimed; otherwise only the second side would find it in the cache.
         self.one(Side::Direct, prompt, index, temperature, Some(1)).await?;
         if self.asked.is_multiple_of(2) {
             let through = self.one(Side::Through, prompt, index, temperature, None).await?;
@@ -196,7 +196,7 @@ impl<'a> Duo<'a> {
     ) -> Result<Answer, Stopped> {
         let settings = Settings { temperature, max_tokens, model: None, seeded: temperature > 0.0 };
         let mut prompt = prompt.clone();
-        // Tells which text came in one step.
+        // With token ids the answer tells how many tokens each event brought.
         prompt.body.insert("return_token_ids".into(), true.into());
         let body = prompt.request(&settings, index);
         let (client, url) = match side {
@@ -208,7 +208,7 @@ impl<'a> Duo<'a> {
     }
 }
 
-/// Turns on standard error while a request is under way; nothing where that is no terminal.
+/// A spinner on standard error while a request runs; invisible if that is not a terminal.
 fn spinner(message: String) -> ProgressBar {
     let spinner = ProgressBar::new_spinner().with_message(message);
     spinner.enable_steady_tick(Duration::from_millis(100));
@@ -288,7 +288,7 @@ fn summary(shown: &[Shown], canvas: Canvas) -> String {
     )
 }
 
-/// Lines to try while the servers run.
+/// Example commands to try while the servers run.
 pub fn invitation(stack: &Stack) -> String {
     let (through, admin, model) = (&stack.through, &stack.admin, &stack.about.model);
     let post = |path: &str, body: &Value| {

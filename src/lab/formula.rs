@@ -1,43 +1,43 @@
-//! The gain that leaping would have at the acceptance that was measured, if nothing but the models cost time.
+//! The gain that the measured acceptance would give if only the models took time.
 //!
-//! Plainly, N tokens cost N target steps. Leaping, every round costs one verify run and one draft and brings
-//! its accepted run and one token more; the rest are plain steps. Measured gain ÷ this gain says how much of
-//! what was possible the proxy, the wire and the server around the runtime have left over.
-//! Prefill is left out of both sides; it can only lower the measured gain, so the comparison flatters nobody.
+//! Without leaps, N tokens take N target steps. With leaps, every round takes one verify run and one draft, and yields
+//! the accepted tokens and one more; the remaining tokens are plain steps. Measured gain ÷ this gain is the share that
+//! is left after the overhead of the proxy, the network and the server. Prefill is left out on both sides; it can only
+//! lower the measured gain, so it never makes the share look better.
 
 use super::counters::{Counters, Spent};
 use super::probed::Probed;
 
-/// What the answers told about their rounds, summed.
+/// Sums of the `usage.foretell` objects of many answers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rounds {
-    /// Rounds leapt.
+    /// Number of rounds.
     pub rounds: u64,
-    /// Tokens drafted in them.
+    /// Number of tokens drafted.
     pub drafted: u64,
-    /// Tokens accepted in them.
+    /// Number of drafted tokens accepted.
     pub accepted: u64,
 }
 
 impl Rounds {
-    /// E\[N\]: tokens that a round brought on average; `None` without rounds.
+    /// E\[N\], the mean number of tokens that a round yields; `None` without rounds.
     pub fn expected_run(&self) -> Option<f64> {
         (self.rounds > 0).then(|| (self.accepted + self.rounds) as f64 / self.rounds as f64)
     }
 }
 
-/// What the runtimes spent: `direct` over the direct blocks, `through` over the others.
+/// Time spent in the runtimes: `direct` during the direct blocks, `through` during the others.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Costs {
-    /// Counted while the server was asked directly: the plain step.
+    /// Counted while the server was called directly; gives the plain step.
     pub direct: Counters,
-    /// Counted while it was asked through Foretell: verify runs and drafts.
+    /// Counted while it was called through Foretell; gives verify runs and drafts.
     pub through: Counters,
-    /// What a probe has measured instead, for a server that does not time its steps.
+    /// Times measured by a probe, used if the server does not report step times.
     pub probed: Option<Probed>,
 }
 
-/// Seconds of one plain step and of one round, and the time for drafts.
+/// Seconds of a plain step and of a round (`None` if there was none), and the time for drafts.
 struct Prices {
     step: f64,
     round: Option<f64>,
@@ -56,27 +56,27 @@ impl Costs {
     }
 }
 
-/// Why there is no formula gain.
+/// Why the formula's gain is not known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unknown {
-    /// No metrics pages were named.
+    /// No metrics pages were given.
     #[error("no costs were given (--metrics-through with --metrics-direct or --probe)")]
     NoPages,
     /// A page could not be read or lacks the counters.
     #[error("a metrics page could not be read, or does not time its steps")]
     NoCounters,
-    /// The answers did not say how they came about.
+    /// The answers have no `usage.foretell`.
     #[error("the answers carry no usage.foretell")]
     NotTold,
-    /// Not one plain step was counted.
+    /// The target counted no plain step.
     #[error("the target counted no plain steps")]
     NoSteps,
-    /// Rounds leapt, but no verify run counted.
+    /// There were rounds, but the target counted no verify run.
     #[error("the target counted no verify runs although rounds were leapt")]
     NoVerify,
 }
 
-/// The formula's gain for `tokens` output tokens of which some came in `told.rounds`.
+/// The formula's gain for `tokens` output tokens with the rounds in `told`; 1 without rounds.
 pub fn gain(tokens: u64, told: Rounds, costs: &Costs) -> Result<f64, Unknown> {
     let Prices { step, round, draft } = costs.prices(told)?;
     if told.rounds == 0 {
@@ -84,7 +84,7 @@ pub fn gain(tokens: u64, told: Rounds, costs: &Costs) -> Result<f64, Unknown> {
     }
     let rounds = told.rounds as f64;
     let verify = rounds * round.ok_or(Unknown::NoVerify)?;
-    // Drafts that led to no round are the controller's loss, not the formula's cost.
+    // Drafts that led to no round are charged to the controller, not to the formula.
     let used = if draft.times > rounds { rounds / draft.times } else { 1.0 };
     let stepped = tokens.saturating_sub(told.accepted + told.rounds) as f64;
     Ok(tokens as f64 * step / (stepped * step + verify + draft.seconds * used))
@@ -105,7 +105,7 @@ mod tests {
 
     #[test]
     fn the_gain_is_plain_time_over_leaping_time() {
-        // 100 tokens; 20 rounds brought 80 of them; 20 plain steps. 1000 ms against 200 + 20 · 15 + 20 · 1.
+        // 100 tokens: 20 rounds yield 80, 20 are plain steps. 1000 ms against 200 + 20 · 15 + 20 · 1 ms.
         let told = Rounds { rounds: 20, drafted: 100, accepted: 60 };
         let costs =
             costs(0.010, Spent { seconds: 0.300, times: 20.0 }, Spent { seconds: 0.020, times: 20.0 });

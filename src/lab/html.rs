@@ -1,4 +1,4 @@
-//! The report as one page that needs nothing else: figures, plots, tables.
+//! The report as one self-contained HTML page: figures, plots, tables.
 
 use std::fmt::Write as _;
 
@@ -20,26 +20,26 @@ th,td{padding:.25rem .7rem;border-bottom:1px solid var(--line);text-align:right}
 th{color:var(--soft);font-weight:500}th:first-child,td:first-child{text-align:left;padding-left:0}
 .key{display:inline-block;width:.7em;height:.7em;border-radius:50%;margin:0 .35em 0 1em}";
 
-/// Left edge of the plotting area.
+/// x coordinate of the plotting area's left edge.
 const LEFT: f64 = 230.0;
-/// Right edge of the plotting area.
+/// x coordinate of the plotting area's right edge.
 const RIGHT: f64 = 880.0;
-/// Height of one line of a plot.
+/// Height of one row of a plot.
 const STEP: f64 = 26.0;
 
-/// One range with a dot in it.
+/// A range with a dot in it.
 struct Bar {
     class: &'static str,
     low: f64,
     dot: f64,
     high: f64,
-    /// A diamond beside the range: what the formula gives.
+    /// Position of an additional diamond: the formula's gain.
     mark: Option<f64>,
     /// Text shown on hovering.
     says: String,
 }
 
-/// A run and its bars, one under the other.
+/// A run and its bars, one below the other.
 struct Group {
     name: String,
     bars: Vec<Bar>,
@@ -120,7 +120,7 @@ fn both(runs: &[Run], quantiles: impl Fn(&Figures) -> [Option<f64>; 3]) -> Vec<G
     runs.iter().map(group).collect()
 }
 
-/// Horizontal ranges over a common axis that starts at zero.
+/// A plot of horizontal ranges over a common axis that starts at zero.
 fn plot(groups: &[Group], reference: Option<f64>, unit: &str) -> String {
     let bars = || groups.iter().flat_map(|group| &group.bars);
     let top = bars().flat_map(|bar| [bar.high, bar.mark.unwrap_or_default()]).fold(0.0, f64::max);
@@ -172,7 +172,7 @@ fn draw(svg: &mut String, bar: &Bar, y: f64, x: &impl Fn(f64) -> f64) {
     svg.push_str("</g>");
 }
 
-/// A round step that divides `top` into four to ten parts.
+/// A round step width that divides `top` into four to ten parts.
 fn tick(top: f64) -> f64 {
     if top <= 0.0 {
         return 1.0;
@@ -209,7 +209,7 @@ fn escape(text: &str) -> String {
 }
 
 #[cfg(test)]
-#[allow(clippy::float_cmp)] // Exact values are meant.
+#[allow(clippy::float_cmp)] // exact values are expected
 mod tests {
     use super::super::report::tests::run;
     use super::super::stats::Interval;
@@ -223,7 +223,7 @@ mod tests {
             assert!(!page.contains(outside), "{outside}");
         }
         assert_eq!(page.matches("<svg").count(), 3);
-        // One bar for the ratio that was measured, and two of each latency for both runs.
+        // One bar for the one measured ratio, and two for each latency of both runs.
         assert_eq!(page.matches("<circle").count(), 1 + 4 + 4);
         assert!(page.contains("a&lt;b, T=0, 1 client") && !page.contains("a<b"));
         assert!(page.contains("2.40, 2.25 – 2.50 (95 %), formula 2.70"));

@@ -1,6 +1,6 @@
-//! A whole Foretell in this process: a target, and the proxy before it, over loopback HTTP as in production.
+//! A complete Foretell in this process: a target and the proxy before it, over loopback HTTP as in production.
 //!
-//! The demonstration and the end-to-end tests start it from here.
+//! Used by the demo and the end-to-end tests.
 
 use std::net::SocketAddr;
 
@@ -22,7 +22,7 @@ pub enum LocalError {
     /// No loopback port is free.
     #[error("cannot listen on loopback: {0}")]
     Listen(#[from] std::io::Error),
-    /// The configuration is not one; every problem on a line.
+    /// The configuration is invalid; one problem per line.
     #[error("{0}")]
     Configuration(String),
     /// The proxy could not start.
@@ -37,7 +37,7 @@ impl From<Vec<Problem>> for LocalError {
     }
 }
 
-/// A target that serves on a free port of loopback until it is dropped.
+/// A target that serves on a free loopback port until it is dropped.
 pub struct LocalTarget {
     /// The loopback address that it listens on.
     pub address: SocketAddr,
@@ -66,19 +66,19 @@ impl Drop for LocalTarget {
     }
 }
 
-/// Starts a proxy on free ports of loopback. `process` and each of `policies` are the texts of files; an
-/// empty list takes the built-in policy.
+/// Starts a proxy on free loopback ports. `process` and each of `policies` are the texts of files; without policies the
+/// built-in one is used.
 ///
 /// # Errors
-/// What is wrong with the configuration, or why nothing listens.
+/// The problems of the configuration, or why the proxy could not start.
 pub async fn proxy(process: &str, policies: &[&str]) -> Result<Running, LocalError> {
     proxy_with(process, policies, Drafters::default()).await
 }
 
-/// As [`proxy`], with drafters that are running already.
+/// As [`proxy`], with drafters that are already loaded.
 ///
 /// # Errors
-/// What is wrong with the configuration, or why nothing listens.
+/// The problems of the configuration, or why the proxy could not start.
 pub async fn proxy_with(process: &str, policies: &[&str], drafters: Drafters) -> Result<Running, LocalError> {
     let mut process = process::parse("process", process)?;
     let policies = parse(policies, &process)?;

@@ -1,17 +1,17 @@
-//! How much an output repeats itself.
+//! Measures how much an output repeats itself.
 //!
-//! A small model at temperature 0 likes to fall into loops, and a loop is what a lookup drafter guesses best:
-//! a benchmark on looping outputs flatters. What the prompt already says is no loop; copying is legitimate.
+//! Small models at temperature 0 tend to fall into loops, and lookup drafters predict loops best, so looping outputs
+//! make a benchmark look too good. Repeating what the prompt says does not count; copying is legitimate.
 
 use std::collections::HashSet;
 use std::hash::Hash;
 
-/// Tokens (or words) of one window.
+/// Length of a window, tokens or words.
 pub const WINDOW: usize = 8;
-/// From this share of repeated windows on, an output is said to loop.
+/// Least share of repeated windows for an output to count as looping.
 pub const LOOPS: f64 = 0.2;
 
-/// The share of the output's 8-grams that have occurred in the output before and are not in the prompt.
+/// Share of the output's windows that occurred earlier in the output and do not occur in the prompt.
 pub fn repeated<T: Eq + Hash>(prompt: &[T], output: &[T]) -> f64 {
     let known: HashSet<&[T]> = prompt.windows(WINDOW).collect();
     let mut seen = HashSet::new();
@@ -24,18 +24,18 @@ pub fn repeated<T: Eq + Hash>(prompt: &[T], output: &[T]) -> f64 {
     f64::from(repeated) / f64::from(windows.max(1))
 }
 
-/// Whether an output loops.
+/// Whether an output counts as looping.
 pub fn loops<T: Eq + Hash>(prompt: &[T], output: &[T]) -> bool {
     repeated(prompt, output) >= LOOPS
 }
 
-/// The words of a text, for where no token ids can be had.
+/// The words of a text, used if there are no token ids.
 pub fn words(text: &str) -> Vec<&str> {
     text.split_whitespace().collect()
 }
 
 #[cfg(test)]
-#[allow(clippy::float_cmp)] // Exact values are meant.
+#[allow(clippy::float_cmp)] // exact values are expected
 mod tests {
     use super::*;
 

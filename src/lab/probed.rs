@@ -1,26 +1,26 @@
-//! What a probe has measured of an engine that does not time its own steps, for the formula's costs.
+//! Times measured by a probe, for engines that do not report step times.
 //!
-//! Read from what `foretell probe URL --json` wrote: seconds of a plain step, and of a round by its number of
-//! drafted tokens, by the plan that the engine is asked by first.
+//! Read from the output of `foretell probe URL --json`: seconds of a plain step, and of a round by its number of
+//! drafted tokens, for the plan that the report lists first.
 
 use serde::Deserialize;
 
-/// Call times that a probe has measured, seconds.
+/// Call times measured by a probe, seconds.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Probed {
     /// Seconds of a plain step.
     pub step: f64,
-    /// Seconds of a round by number of drafted tokens, rising, not empty.
+    /// Seconds of a round by number of drafted tokens, ascending, not empty.
     rounds: Vec<(usize, f64)>,
 }
 
-/// Why a file is of no use.
+/// Why a file cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Useless {
-    /// It is not what `foretell probe --json` writes.
+    /// It is not the output of `foretell probe --json`.
     #[error("not what `foretell probe --json` writes: {0}")]
     Foreign(String),
-    /// It is, but the probe could not time this.
+    /// The probe could not measure the times named here.
     #[error("the probe has timed no {0}")]
     Untimed(&'static str),
 }
@@ -49,10 +49,10 @@ struct Token {
 }
 
 impl Probed {
-    /// Reads a probe's JSON.
+    /// Parses the probe's JSON.
     ///
     /// # Errors
-    /// [`Useless`].
+    /// See [`Useless`].
     pub fn parse(json: &str) -> Result<Self, Useless> {
         let report: Report =
             serde_json::from_str(json).map_err(|error| Useless::Foreign(error.to_string()))?;
@@ -69,8 +69,8 @@ impl Probed {
         Ok(Self { step: step / 1e3, rounds: gammas.into_iter().filter_map(at).collect() })
     }
 
-    /// Seconds of a round of so many drafted tokens, on the line between what was measured, and as the nearest
-    /// beyond its ends.
+    /// Seconds of a round with `drafted` tokens, interpolated linearly between the measured numbers; outside of them,
+    /// the time of the nearest one.
     pub fn round(&self, drafted: f64) -> Option<f64> {
         let below = self.rounds.iter().rev().find(|point| point.0 as f64 <= drafted);
         let above = self.rounds.iter().find(|point| point.0 as f64 >= drafted);

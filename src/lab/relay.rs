@@ -1,10 +1,10 @@
-//! Foretell, nginx and a bare hyper proxy before the same backend, turn by turn.
+//! Compares Foretell, nginx and a bare hyper proxy before the same backend, in alternating turns.
 //!
-//! The load is open loop: requests leave at their times whether or not earlier ones were answered, so a proxy
-//! that stalls is seen to stall. A request's latency counts from the moment its first byte is written to the
-//! moment its last one is read; an event's from the moment the backend writes it to the moment the client has
-//! it. Each turn carries both loads at once. Ratios are taken pair by pair and judged by their median, so
-//! slow changes of the machine cancel out. The bare proxy is not judged: it shows what hyper itself costs.
+//! The load is open loop: requests are sent at fixed times whether or not earlier ones were answered, so a stalled
+//! proxy shows in the latencies. The latency of a request runs from writing its first byte to reading the answer's last
+//! byte; that of an event from the backend writing it to the client receiving it. Every turn carries both loads at
+//! once. Ratios are computed per pair of turns and judged by their median, so slow changes of the machine cancel out.
+//! The bare proxy is not judged; it shows the cost of hyper itself.
 
 pub mod backend;
 pub mod bare;
@@ -21,29 +21,29 @@ use serde_json::{Value, json};
 use load::{Load, Measured};
 use proxies::{Bare, Child, Foretell, Nginx};
 
-/// Most of Foretell's median latency over nginx's.
+/// Greatest allowed ratio of the median latencies, Foretell ÷ nginx.
 pub const P50_MAX: f64 = 1.05;
-/// Most of Foretell's 99th percentile over nginx's.
+/// Greatest allowed ratio of the 99th percentiles, Foretell ÷ nginx.
 pub const P99_MAX: f64 = 1.25;
-/// Most resident memory of Foretell without models.
+/// Most resident memory allowed for Foretell without models, bytes.
 pub const RSS_MAX: u64 = 40 << 20;
 
-/// The programs and the load of a comparison.
+/// Programs and load of a comparison.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The `foretell` program; it is run as `serve --backend URL --listen ADDR --admin ADDR`.
+    /// Path of the `foretell` program; it is run as `serve --backend URL --listen ADDR --admin ADDR`.
     pub foretell: PathBuf,
-    /// The `nginx` program.
+    /// Path of the `nginx` program.
     pub nginx: PathBuf,
     /// Configuration file of nginx.
     pub config: PathBuf,
-    /// Foretell's configuration: no line per request, since nginx writes none.
+    /// Process file of Foretell; it turns off the line per request, since nginx writes none.
     pub foretell_config: PathBuf,
-    /// How many pairs of turns.
+    /// Number of pairs of turns.
     pub pairs: usize,
     /// Length of a turn.
     pub turn: Duration,
-    /// The load of a turn.
+    /// Load of every turn.
     pub load: Load,
 }
 
@@ -61,18 +61,18 @@ impl Default for Options {
     }
 }
 
-/// Why nothing could be compared.
+/// Why a comparison cannot be made.
 #[derive(Debug, thiserror::Error)]
 pub enum RelayError {
     /// A program or file is missing, or a connection failed.
     #[error("{what}: {error}")]
     Io {
-        /// What was tried.
+        /// What was being done or opened.
         what: String,
-        /// What the system said.
+        /// The system's error.
         error: std::io::Error,
     },
-    /// Latencies cannot be kept.
+    /// A histogram of latencies cannot be created.
     #[error("latencies: {0}")]
     Histogram(#[from] hdrhistogram::CreationError),
     /// A proxy did not begin to listen.
@@ -86,7 +86,7 @@ impl RelayError {
     }
 }
 
-/// One pair of turns.
+/// One turn of each proxy.
 #[derive(Debug)]
 pub struct Pair {
     /// Through nginx.
@@ -104,26 +104,26 @@ pub struct Report {
     pub direct: Measured,
     /// The turns, in the order they were taken.
     pub pairs: Vec<Pair>,
-    /// Largest resident memory of Foretell at the end of a turn.
+    /// Largest resident memory of Foretell, bytes.
     pub rss: u64,
 }
 
-/// Foretell's figure over nginx's for one load and one quantile.
+/// One latency figure compared, Foretell ÷ nginx.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ratio {
-    /// `request p50` and the like.
+    /// Name of the figure, such as `request p50`.
     pub name: &'static str,
-    /// Through nginx, median of the turns, in microseconds.
+    /// Through nginx: median over the turns, microseconds.
     pub nginx: f64,
-    /// Through Foretell, likewise.
+    /// Through Foretell: median over the turns, microseconds.
     pub foretell: f64,
-    /// Through the bare hyper proxy, likewise.
+    /// Through the bare hyper proxy: median over the turns, microseconds.
     pub bare: f64,
-    /// Median of the turns' ratios, Foretell ÷ nginx.
+    /// Median over the pairs of Foretell ÷ nginx.
     pub ratio: f64,
-    /// Median of the turns' ratios, bare hyper ÷ nginx.
+    /// Median over the pairs of bare hyper ÷ nginx.
     pub bare_ratio: f64,
-    /// The most that is allowed.
+    /// Greatest allowed `ratio`.
     pub most: f64,
 }
 
@@ -153,12 +153,12 @@ impl Report {
         }
     }
 
-    /// Requests and streams that did not end as they should, over all turns.
+    /// Failed requests and ended streams, over all turns of nginx and Foretell.
     pub fn failures(&self) -> u64 {
         self.pairs.iter().map(|pair| pair.nginx.failures + pair.foretell.failures).sum()
     }
 
-    /// Whether everything is as good as required.
+    /// Whether every requirement is met: latencies, memory, and no failures.
     pub fn holds(&self) -> bool {
         !self.pairs.is_empty()
             && self.failures() == 0
@@ -166,7 +166,7 @@ impl Report {
             && self.ratios().iter().all(|ratio| ratio.ratio <= ratio.most)
     }
 
-    /// The report for reading.
+    /// The report as text.
     pub fn to_text(&self) -> String {
         let mut text = format!("{} pairs of turns, medians in microseconds\n", self.pairs.len());
         let _ = writeln!(
@@ -207,7 +207,7 @@ impl Report {
         text
     }
 
-    /// The report for machines.
+    /// The report as JSON.
     pub fn to_json(&self) -> Value {
         let ratios: Vec<Value> = self
             .ratios()
@@ -218,7 +218,7 @@ impl Report {
     }
 }
 
-/// Compares. `tell` gets a line per turn.
+/// Runs a comparison; `tell` gets one line per turn.
 ///
 /// # Errors
 /// See [`RelayError`].
@@ -238,7 +238,7 @@ pub fn run(options: &Options, mut tell: impl FnMut(&str)) -> Result<Report, Rela
     };
     let mut report = Report { direct: turn("direct", None)?, pairs: Vec::new(), rss: 0 };
     for n in 0..options.pairs {
-        // Whoever goes first goes second next time.
+        // The order changes from pair to pair.
         let first = (n % 2 == 1).then(|| turn("foretell", Some(&foretell))).transpose()?;
         let nginx = turn("nginx", Some(&nginx))?;
         let foretell_turn = first.map_or_else(|| turn("foretell", Some(&foretell)), Ok)?;

@@ -1,4 +1,4 @@
-//! The report as a table and as JSON.
+//! The report of a benchmark as a table and as JSON.
 
 use std::fmt::Write as _;
 
@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::stats::Interval;
 use super::tally::Run;
 
-/// `{"runs": [...]}`, ended by a newline.
+/// The report as JSON, `{"runs": [...]}` and a newline.
 pub fn json(runs: &[Run]) -> String {
     #[derive(Serialize)]
     struct Report<'a> {
@@ -18,7 +18,7 @@ pub fn json(runs: &[Run]) -> String {
     text
 }
 
-/// Two aligned tables and the notes.
+/// The report as two aligned tables and the notes.
 pub fn table(runs: &[Run]) -> String {
     let mut text =
         String::from("Speed: tokens/s of one client; ratio = through ÷ direct, median of alternations\n");
@@ -33,13 +33,13 @@ pub fn table(runs: &[Run]) -> String {
     text.trim_end().to_owned() + "\n"
 }
 
-/// What names a run: workload, temperature, clients.
+/// Label of a run: workload, temperature, clients.
 pub fn label(run: &Run) -> String {
     let plural = if run.concurrency == 1 { "client" } else { "clients" };
     format!("{}, T={}, {} {plural}", run.workload, run.temperature, run.concurrency)
 }
 
-/// The rows of the table of speeds, heading first.
+/// Rows of the table of speeds, heading first.
 pub fn speed(runs: &[Run]) -> Vec<Vec<String>> {
     let heading = [
         "run",
@@ -74,7 +74,7 @@ pub fn speed(runs: &[Run]) -> Vec<Vec<String>> {
     rows
 }
 
-/// The rows of the table of latencies, heading first.
+/// Rows of the table of latencies, heading first.
 pub fn latency(runs: &[Run]) -> Vec<Vec<String>> {
     let heading =
         ["run", "first token p50", "p95", "per token p50", "between events p50", "p95", "p99", "failed"];
@@ -96,7 +96,7 @@ pub fn latency(runs: &[Run]) -> Vec<Vec<String>> {
     rows
 }
 
-/// The ends of an interval, and what they are.
+/// The ends of an interval, and whether it is a 95 % interval or the range.
 pub fn ends(ratio: &Interval) -> String {
     let what = if ratio.is_confident() { "95 %" } else { "range" };
     format!("{} – {} ({what})", number(ratio.low, 2), number(ratio.high, 2))
@@ -106,12 +106,12 @@ fn both(one: &str, other: &str) -> String {
     format!("{one} → {other}")
 }
 
-/// A number with so many decimals, a dash for what was not measured.
+/// A number with this many decimals; a dash if it was not measured.
 pub fn number(value: Option<f64>, decimals: usize) -> String {
     value.map_or_else(|| "–".into(), |value| format!("{value:.decimals$}"))
 }
 
-/// A share as a percentage; never rounded up to a whole 100.
+/// A share as a percentage; a share below 1 is rounded down, so it never shows as 100 %.
 pub fn percent(share: Option<f64>) -> String {
     match share {
         None => "–".into(),
@@ -120,7 +120,7 @@ pub fn percent(share: Option<f64>) -> String {
     }
 }
 
-/// Columns as wide as their widest cell; the first to the left, the others to the right.
+/// A table with aligned columns: the first to the left, the others to the right.
 pub fn aligned(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or_default();
     let width = |column: usize| {

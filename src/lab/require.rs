@@ -1,15 +1,15 @@
-//! Thresholds: `rewrite>=2.2,hostile.low>=0.95,*.gain>=0.8,*.first_token<=1`.
+//! Requirements on a benchmark: `rewrite>=2.2,hostile.low>=0.95,*.gain>=0.8,*.first_token<=1`.
 //!
-//! What was not measured falls short; a threshold that nothing can miss would be no threshold.
+//! A figure that was not measured does not meet its requirement.
 
 use std::str::FromStr;
 
 use super::tally::Run;
 
-/// One required figure and its threshold.
+/// A figure of a workload and its threshold.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Requirement {
-    /// Name of a workload; `None` is every one.
+    /// Name of the workload; `None`: every workload.
     workload: Option<String>,
     figure: Figure,
     bound: Bound,
@@ -48,7 +48,7 @@ enum Bound {
     AtMost,
 }
 
-/// Why a text is no [`Requirement`].
+/// The text is not a valid [`Requirement`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "allowed WORKLOAD[.FIGURE]>=N or <=N with FIGURE ratio|low|high|gain|e_n|identical|looping|failures|\
@@ -101,7 +101,7 @@ impl Figure {
 }
 
 impl Requirement {
-    /// Where `runs` fall short, in plain words; empty if they do not.
+    /// The runs that do not meet the requirement, one sentence each; empty if all do.
     pub fn shortfalls(&self, runs: &[Run]) -> Vec<String> {
         let asked = |run: &&Run| self.workload.as_ref().is_none_or(|name| *name == run.workload);
         let mut met = runs.iter().filter(asked).peekable();

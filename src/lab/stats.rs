@@ -1,10 +1,10 @@
 //! Quantiles and intervals.
 //!
-//! Latencies go into HDR histograms (constant memory, 0.1 % resolution, whatever the run's length). A ratio
-//! is judged by its median over alternations, with a bootstrap interval: nothing is assumed about how the
-//! noise is distributed, and a fixed seed makes the same measurements give the same interval. Fewer than six
-//! alternations allow no such interval: even from the smallest to the largest of five, the true median lies outside in
-//! one case of sixteen. There the range is reported, and called so.
+//! Latencies go into HDR histograms (constant memory, 0.1 % resolution, any length of run). A ratio is reported by its
+//! median over alternations with a bootstrap interval, which assumes nothing about the distribution of the noise; a
+//! fixed seed makes equal measurements give equal intervals. Fewer than six alternations allow no 95 % interval: even
+//! the range of five misses the true median in one case of sixteen. For those the range is reported and labelled as
+//! such.
 
 use std::time::Duration;
 
@@ -13,24 +13,24 @@ use serde::Serialize;
 
 use crate::units::Dice;
 
-/// Resamples of the bootstrap.
+/// Number of resamples of the bootstrap.
 const RESAMPLES: usize = 4_000;
-/// Seed of the bootstrap; any constant will do.
+/// Seed of the bootstrap; its value does not matter.
 const SEED: u64 = 0x0F0E_7E11;
 
-/// Durations, to be asked for quantiles in milliseconds.
+/// Recorded durations, with quantiles in milliseconds.
 #[derive(Clone, Debug)]
 pub struct Durations(Option<Histogram<u64>>);
 
 impl Default for Durations {
     fn default() -> Self {
-        // Nanoseconds up to ten minutes; longer ones count as ten minutes.
+        // Nanoseconds, up to ten minutes; longer durations count as ten minutes.
         Self(Histogram::new_with_bounds(1, 600_000_000_000, 3).ok())
     }
 }
 
 impl Durations {
-    /// Adds one measured duration.
+    /// Records one duration.
     pub fn record(&mut self, duration: Duration) {
         let nanos = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
         if let Some(histogram) = &mut self.0 {
@@ -38,37 +38,37 @@ impl Durations {
         }
     }
 
-    /// The quantile `q` in 0..=1 in milliseconds; `None` if nothing was recorded.
+    /// The quantile `q` (0 to 1), milliseconds; `None` if nothing was recorded.
     pub fn ms(&self, q: f64) -> Option<f64> {
         let histogram = self.0.as_ref().filter(|histogram| !histogram.is_empty())?;
         Some(histogram.value_at_quantile(q) as f64 * 1e-6)
     }
 }
 
-/// Fewest measurements that allow an interval of 95 % for their median, whatever their distribution.
+/// Least number of measurements that allow a 95 % interval for their median, whatever their distribution.
 const LEAST: usize = 6;
 
-/// A median, and either the interval that it lies in with 95 % confidence or the range of few measurements.
+/// A median with its 95 % interval, or with the range if there are few measurements.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Interval {
     /// The median; `None` if nothing was measured.
     pub median: Option<f64>,
-    /// Lower end of the interval, in the unit of the value.
+    /// Lower end, in the unit of the values; `None` if nothing was measured.
     pub low: Option<f64>,
-    /// Upper end of the interval, in the unit of the value.
+    /// Upper end, in the unit of the values; `None` if nothing was measured.
     pub high: Option<f64>,
     /// Number of measurements.
     pub n: usize,
 }
 
 impl Interval {
-    /// Whether the ends are those of a 95 % interval; otherwise they are the smallest and the largest measurement.
+    /// Whether the ends are those of a 95 % interval; otherwise they are the least and the greatest measurement.
     pub const fn is_confident(&self) -> bool {
         self.n >= LEAST
     }
 }
 
-/// The median of `values` and its bootstrap 95 % interval; of fewer than six values, their range.
+/// The median of `values` with its bootstrap 95 % interval; with fewer than six values, their range.
 pub fn interval(values: &[f64]) -> Interval {
     let median = quantile(values.to_vec(), 0.5);
     if values.len() < LEAST {
@@ -93,7 +93,7 @@ pub fn interval(values: &[f64]) -> Interval {
     }
 }
 
-/// The quantile `q` in 0..=1, interpolated between neighbours; `None` of nothing.
+/// The quantile `q` (0 to 1), interpolated between neighbours; `None` for an empty list.
 pub fn quantile(mut values: Vec<f64>, q: f64) -> Option<f64> {
     values.sort_by(f64::total_cmp);
     let place = q.clamp(0.0, 1.0) * values.len().checked_sub(1)? as f64;

@@ -1,7 +1,7 @@
-//! Reading a streamed answer: bytes to events as they arrive, events to an answer afterwards.
+//! Reads a streamed answer: bytes to events while they arrive, events to an answer afterwards.
 //!
-//! While the stream runs only the moment of each event is noted; JSON is read when it is over, so that the
-//! measuring client takes as little as possible from the cores that the servers run on.
+//! While the stream runs, only the time of each event is recorded; JSON is parsed afterwards, so that the client takes
+//! as little processor time as possible from the servers it measures.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use crate::units::TokenId;
 
-/// Splits a stream into the payloads of its `data:` fields, however the bytes are cut.
+/// Splits a stream into the payloads of its `data:` fields, wherever the chunks of bytes begin and end.
 #[derive(Debug, Default)]
 pub struct Events {
     line: Vec<u8>,
@@ -17,7 +17,7 @@ pub struct Events {
 }
 
 impl Events {
-    /// Adds bytes; calls `each` with every payload that they complete.
+    /// Adds bytes; calls `each` with every payload they complete.
     pub fn push(&mut self, bytes: &[u8], mut each: impl FnMut(Vec<u8>)) {
         for &byte in bytes {
             if byte != b'\n' {
@@ -38,104 +38,104 @@ impl Events {
     }
 }
 
-/// One event and when it came, counted from when the request was sent.
+/// An event and the time of its arrival.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Arrival {
-    /// Since the request was sent.
+    /// Time since the request was sent.
     pub at: Duration,
-    /// Bytes of the event's `data` fields.
+    /// Payload of the event's `data` fields.
     pub data: Vec<u8>,
 }
 
-/// A piece of output that came in one event.
+/// The output text of one event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// Since the request was sent.
+    /// Time since the request was sent.
     pub at: Duration,
-    /// Where it ends in the text, in bytes.
+    /// End of its text in the whole output, bytes.
     pub end: usize,
-    /// How many token ids came with it; 0 if the server does not tell.
+    /// Number of token ids in the event; 0 if the server does not send them.
     pub tokens: usize,
 }
 
-/// An answer, read to its end.
+/// A complete answer.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Answer {
     /// The output text.
     pub text: String,
-    /// The events that brought output, in order.
+    /// Events with output text, in order.
     pub pieces: Vec<Piece>,
-    /// Since the request was sent: the last event of all.
+    /// Time from sending the request to the last event of any kind.
     pub last: Duration,
-    /// `finish_reason`.
+    /// `finish_reason` of the answer.
     pub finish: String,
-    /// Output tokens as the server counted them.
+    /// Number of output tokens as counted by the server.
     pub completion_tokens: u64,
-    /// What Foretell told about it.
+    /// The `usage.foretell` object; `None` if the server sent none.
     pub foretell: Option<Told>,
 }
 
-/// `usage.foretell`.
+/// The `usage.foretell` object of an answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 pub struct Told {
-    /// `speculated`, `ridden` or `bypassed`.
+    /// How the request was served: `speculated`, `ridden` or `bypassed`.
     pub path: String,
-    /// Why it did not leap.
+    /// Why it did not leap, or stopped leaping.
     #[serde(default)]
     pub reason: Option<String>,
-    /// Rounds leapt.
+    /// Number of rounds.
     #[serde(default)]
     pub rounds: u64,
-    /// Tokens drafted.
+    /// Number of tokens drafted.
     #[serde(default)]
     pub drafted: u64,
-    /// Tokens accepted.
+    /// Number of drafted tokens accepted.
     #[serde(default)]
     pub accepted: u64,
 }
 
-/// Why a request brought no answer.
+/// Why a request got no complete answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
-    /// No connection, or it broke before the answer began.
+    /// No connection could be made, or it broke before the answer began.
     #[error("unreachable: {0}")]
     Unreachable(String),
-    /// The server answered with an error status.
+    /// The server answered with this error status and message.
     #[error("HTTP {0}: {1}")]
     Status(u16, String),
-    /// The stream ended before the answer did.
+    /// The stream ended before the answer was complete.
     #[error("cut off: {0}")]
     Cut(String),
-    /// The stream brought an error.
+    /// The stream contained an error object.
     #[error("error in the stream: {0}")]
     Reported(String),
-    /// Not what an OpenAI server streams.
+    /// The stream is not in the format of the OpenAI API.
     #[error("unreadable: {0}")]
     Unreadable(String),
-    /// Nothing more came in time.
+    /// The answer was not complete within this time.
     #[error("no answer within {0:?}")]
     TooLate(Duration),
 }
 
 impl Answer {
-    /// Time to the first output; the whole time if there was none.
+    /// Time to the first output text; to the last event if there was no text.
     pub fn first(&self) -> Duration {
         self.pieces.first().map_or(self.last, |piece| piece.at)
     }
 
-    /// Times between one output event and the next.
+    /// Times between successive events with output.
     pub fn gaps(&self) -> impl Iterator<Item = Duration> + '_ {
         self.pieces.iter().zip(self.pieces.iter().skip(1)).map(|(one, next)| next.at.saturating_sub(one.at))
     }
 
-    /// Mean time per token after the first; `None` with fewer than two tokens.
+    /// Mean time per token after the first; `None` for fewer than two tokens.
     pub fn per_token(&self) -> Option<Duration> {
         let span = self.pieces.last()?.at.saturating_sub(self.first());
         let steps = u32::try_from(self.completion_tokens.checked_sub(1)?).ok().filter(|&steps| steps > 0)?;
         Some(span / steps)
     }
 
-    /// The pieces as text, each with the number of token ids that came with it.
+    /// The text of each event with its number of token ids.
     pub fn runs(&self) -> impl Iterator<Item = (&str, usize)> {
         self.pieces.iter().scan(0, |start, piece| {
             let text = self.text.get(*start..piece.end).unwrap_or_default();
@@ -172,8 +172,8 @@ struct Usage {
     foretell: Option<Told>,
 }
 
-/// Puts the events of one stream together. An answer must end with `[DONE]`, name why it ended and count its
-/// tokens; anything less is a failure, not a fast answer.
+/// Combines the events of one stream. A complete answer ends with `[DONE]`, has a finish reason and counts its tokens;
+/// anything else is a failure rather than a fast answer.
 pub fn understand(arrivals: &[Arrival]) -> Result<Answer, Failure> {
     let mut answer = Answer::default();
     let (mut finish, mut usage, mut done) = (None, None, false);
@@ -192,7 +192,7 @@ pub fn understand(arrivals: &[Arrival]) -> Result<Answer, Failure> {
             finish = choice.finish_reason.or(finish);
             let text = choice.text.or(choice.delta.unwrap_or_default().content).unwrap_or_default();
             let tokens = choice.token_ids.map_or(0, |ids| ids.len());
-            // Without text it is a role, held-back half a character or the end: nothing a reader sees.
+            // Events without text (a role, an incomplete character, the end) are not visible to a reader.
             if !text.is_empty() {
                 answer.text.push_str(&text);
                 answer.pieces.push(Piece { at: arrival.at, end: answer.text.len(), tokens });
@@ -210,7 +210,7 @@ pub fn understand(arrivals: &[Arrival]) -> Result<Answer, Failure> {
     Ok(answer)
 }
 
-/// The words of an OpenAI error, or whatever stands there.
+/// The message of an OpenAI error object, or the whole JSON if it has none.
 pub fn message(error: &serde_json::Value) -> String {
     let words = error.get("message").or_else(|| error.get("error")?.get("message"));
     words.and_then(serde_json::Value::as_str).map_or_else(|| error.to_string(), ToOwned::to_owned)

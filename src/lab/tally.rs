@@ -1,4 +1,4 @@
-//! From pairs of answers to the figures of a report.
+//! Computes the figures of a report from pairs of answers.
 
 use std::collections::BTreeMap;
 
@@ -9,19 +9,19 @@ use super::formula::{self, Costs, Rounds, Unknown};
 use super::stats::{Durations, Interval, interval};
 use super::stream::{Answer, Failure};
 
-/// One prompt, asked both ways in the same alternation.
+/// The answers of both sides to one prompt in the same alternation.
 #[derive(Clone, Debug)]
 pub struct Pair {
-    /// Index into the workload.
+    /// Index of the prompt in the workload.
     pub prompt: usize,
-    /// The answer of the server itself.
+    /// The answer without Foretell.
     pub direct: Result<Answer, Failure>,
     /// The answer through Foretell.
     pub through: Result<Answer, Failure>,
 }
 
 impl Pair {
-    /// What one side answered.
+    /// The answer of one side.
     pub const fn of(&self, side: Side) -> &Result<Answer, Failure> {
         match side {
             Side::Direct => &self.direct,
@@ -34,114 +34,114 @@ impl Pair {
     }
 }
 
-/// What was measured under one setting.
+/// The measurements of one run.
 #[derive(Clone, Debug)]
 pub struct Measured {
     /// Name of the workload.
     pub workload: String,
-    /// Clients that asked at the same time.
+    /// Number of concurrent clients.
     pub concurrency: usize,
-    /// Temperature of every request.
+    /// Sampling temperature of every request.
     pub temperature: f64,
-    /// Whether both sides must give the same text: temperature 0, or seeded.
+    /// Whether both sides must give the same text: at temperature 0, or with seeds.
     pub comparable: bool,
-    /// One entry for each alternation.
+    /// The pairs of each alternation.
     pub alternations: Vec<Vec<Pair>>,
-    /// What the runtimes counted meanwhile.
+    /// Times counted by the servers during the run.
     pub costs: Result<Costs, Unknown>,
-    /// Share of looping outputs, directly and through.
+    /// Share of looping outputs of both sides.
     pub looping: Looping,
 }
 
-/// Share of looping outputs of each side; `None` if there were none to judge.
+/// Share of looping outputs of each side, 0 to 1; `None` if there were none to check.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Looping {
-    /// Measured without Foretell.
+    /// Without Foretell.
     pub direct: Option<f64>,
-    /// Measured through Foretell.
+    /// Through Foretell.
     pub through: Option<f64>,
-    /// Counted in words, for want of token ids.
+    /// Loops were found by words, because no token ids were available.
     pub by_words: bool,
 }
 
-/// Median and 95th percentile in milliseconds.
+/// Time to the first output, milliseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct FirstToken {
-    /// Median, seconds.
+    /// Median, milliseconds.
     pub p50: Option<f64>,
-    /// 95th percentile, seconds.
+    /// 95th percentile, milliseconds.
     pub p95: Option<f64>,
 }
 
-/// Quantiles of the time between two output events in milliseconds.
+/// Time between successive output events, milliseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Gaps {
-    /// Median, seconds.
+    /// Median, milliseconds.
     pub p50: Option<f64>,
-    /// 95th percentile, seconds.
+    /// 95th percentile, milliseconds.
     pub p95: Option<f64>,
-    /// 99th percentile, seconds.
+    /// 99th percentile, milliseconds.
     pub p99: Option<f64>,
 }
 
 /// The figures of one side.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Figures {
-    /// Output tokens ÷ time from request to last event, summed over requests: what one client sees.
+    /// Speed of one client: sum of output tokens ÷ sum of times from request to last event.
     pub tokens_per_second: Option<f64>,
-    /// Time to the first output.
+    /// Time to the first output, milliseconds.
     pub ttft_ms: FirstToken,
-    /// Time between output events.
+    /// Time between successive output events, milliseconds.
     pub gap_ms: Gaps,
-    /// Requests sent.
+    /// Number of requests sent.
     pub requests: u64,
-    /// Requests without a whole answer.
+    /// Number of requests without a complete answer.
     pub failures: u64,
-    /// Share of looping outputs.
+    /// Share of looping outputs, 0 to 1; `None` if there were none to check.
     pub looping_share: Option<f64>,
-    /// Median over requests of the mean time per token; not in the JSON report.
+    /// Median over requests of the mean time per token, milliseconds; not in the JSON report.
     #[serde(skip)]
     pub per_token_ms: Option<f64>,
 }
 
-/// One line of the report.
+/// The figures of one run, a line of the report.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Run {
     /// Name of the workload.
     pub workload: String,
-    /// Clients that asked at the same time.
+    /// Number of concurrent clients.
     pub concurrency: usize,
-    /// Temperature of every request.
+    /// Sampling temperature of every request.
     pub temperature: f64,
-    /// Measured without Foretell.
+    /// Figures without Foretell.
     pub direct: Figures,
-    /// Measured through Foretell.
+    /// Figures through Foretell.
     pub through: Figures,
-    /// Through ÷ direct tokens/s, over alternations.
+    /// Ratio of the speeds, through ÷ direct, over alternations.
     pub ratio: Interval,
-    /// Tokens that a round brought on average.
+    /// E\[N\], the mean number of tokens that a round yields.
     pub e_n: Option<f64>,
-    /// The gain that the runtimes' costs allow.
+    /// The gain that the formula gives for the measured acceptance and costs.
     pub formula: Option<f64>,
-    /// Measured ratio ÷ formula.
+    /// Measured ratio ÷ the formula's gain.
     pub gain_over_formula: Option<f64>,
-    /// Share of outputs that are the same both ways; `None` where they need not be.
+    /// Share of prompts with the same text from both sides, 0 to 1; `None` if the texts need not be the same.
     #[serde(skip)]
     pub identical: Option<f64>,
-    /// What a reader of the figures must know, in plain words.
+    /// Remarks that a reader of the figures needs, one sentence each.
     #[serde(skip)]
     pub notes: Vec<String>,
 }
 
 impl Run {
-    /// Added time to the first token (medians) ÷ what is allowed: 5 % of the direct one, at least 2 ms.
+    /// Time added to the first token (medians) ÷ the time allowed: 5 % of the direct time, at least 2 ms.
     pub fn first_token(&self) -> Option<f64> {
         let (direct, through) = (self.direct.ttft_ms.p50?, self.through.ttft_ms.p50?);
         Some((through - direct) / (direct * 0.05).max(2.0))
     }
 }
 
-/// Computes ratios and intervals from the measurements of one run.
+/// Computes the figures of one run.
 pub fn conclude(measured: Measured) -> Run {
     let pairs = || measured.alternations.iter().flatten();
     let ratios: Vec<f64> = measured.alternations.iter().filter_map(|pairs| ratio(pairs)).collect();
@@ -172,7 +172,7 @@ pub fn conclude(measured: Measured) -> Run {
     }
 }
 
-/// Through ÷ direct tokens/s of one alternation, over the prompts that both sides answered.
+/// Ratio of the speeds of one alternation, over the prompts that both sides answered.
 fn ratio(pairs: &[Pair]) -> Option<f64> {
     let both = || pairs.iter().filter_map(Pair::both);
     let direct = speed(both().map(|(direct, _)| direct))?;
@@ -187,7 +187,7 @@ fn speed<'a>(answers: impl Iterator<Item = &'a Answer>) -> Option<f64> {
     (tokens > 0 && seconds > 0.0).then(|| tokens as f64 / seconds)
 }
 
-/// The sum of what the answers told; `None` unless every one told.
+/// The sum of the `usage.foretell` objects; `None` unless every answer has one.
 fn rounds(answers: &[&Answer]) -> Option<Rounds> {
     answers.iter().try_fold(Rounds::default(), |sum, answer| {
         let told = answer.foretell.as_ref()?;
@@ -253,7 +253,7 @@ fn notes<'a>(
     notes
 }
 
-/// How the requests went: `speculated 90, ridden (no_gain) 10`.
+/// How the requests were served, with counts: `speculated 90, ridden (no_gain) 10`.
 fn paths(answers: &[&Answer]) -> Option<String> {
     let mut counts = BTreeMap::new();
     for told in answers.iter().filter_map(|answer| answer.foretell.as_ref()) {
@@ -314,7 +314,7 @@ mod tests {
 
     #[test]
     fn the_ratio_is_the_median_over_alternations_of_sums_over_sums() {
-        // 20 tokens in 300 ms against 20 in 200 ms: 1.5; then 2.0; then 1.0.
+        // 20 tokens in 300 ms against 20 in 200 ms gives 1.5; then 2.0; then 1.0.
         let alternations = [(100, 200, 200), (200, 200, 200), (100, 100, 200)]
             .map(|(one, two, both)| {
                 vec![

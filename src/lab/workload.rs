@@ -9,10 +9,10 @@ use serde_json::{Map, Value, json};
 
 use crate::openai::Route;
 
-/// Prompts under a name.
+/// The prompts of a workload file.
 #[derive(Clone, Debug)]
 pub struct Workload {
-    /// The file's name without its ending.
+    /// Name of the file without its extension.
     pub name: String,
     /// The prompts, in file order; at least one.
     pub prompts: Vec<Prompt>,
@@ -21,22 +21,22 @@ pub struct Workload {
 /// One line of a workload: a route and a request body.
 #[derive(Clone, Debug)]
 pub struct Prompt {
-    /// Where it is sent.
+    /// API route to send it to.
     pub route: Route,
-    /// The body as it stands in the file.
+    /// Request body as in the file.
     pub body: Map<String, Value>,
 }
 
-/// What a run changes in every body.
+/// Changes that a run makes to every body.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Settings<'a> {
-    /// Temperature put into every body in place of its own.
+    /// Replaces the temperature.
     pub temperature: f64,
-    /// Output limit, tokens, put into every body in place of its own.
+    /// Replaces the output limit, tokens; `None` keeps it.
     pub max_tokens: Option<u32>,
-    /// Model id put into every body in place of its own.
+    /// Replaces the model id; `None` keeps it.
     pub model: Option<&'a str>,
-    /// Gives each prompt a seed of its own, the same on both sides and in every alternation.
+    /// Adds a seed per prompt, the same for both sides and in every alternation.
     pub seeded: bool,
 }
 
@@ -46,7 +46,7 @@ pub enum Error {
     /// The file cannot be read.
     #[error("{path}: {source}")]
     Read {
-        /// The workload file.
+        /// Path of the file.
         path: PathBuf,
         /// The system's error.
         source: std::io::Error,
@@ -54,17 +54,17 @@ pub enum Error {
     /// A line is not `{"route", "body"}`.
     #[error("{file}:{line}: {reason}")]
     Line {
-        /// The file.
+        /// Path of the file.
         file: String,
-        /// Line number, from 1.
+        /// Line number, counted from 1.
         line: usize,
-        /// What is wrong with it.
+        /// What is wrong with the line.
         reason: String,
     },
-    /// No line at all.
+    /// There is no prompt.
     #[error("{file}: no prompts")]
     Empty {
-        /// The file, or the folder.
+        /// Path of the file or the folder.
         file: String,
     },
 }
@@ -85,10 +85,10 @@ impl Workload {
         Self::parse(name, &path.display().to_string(), &text)
     }
 
-    /// Reads the text of a workload file; errors name `file`.
+    /// Parses the text of a workload file; errors name `file`.
     ///
     /// # Errors
-    /// The first line that is no prompt, or that there is none.
+    /// The first line that is not a valid prompt, or that there is no prompt.
     pub fn parse(name: String, file: &str, text: &str) -> Result<Self, Error> {
         let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
         let prompts = lines
@@ -102,7 +102,7 @@ impl Workload {
         Ok(Self { name, prompts })
     }
 
-    /// Every `*.jsonl` of a folder, by name.
+    /// Every `*.jsonl` of a folder, sorted by path.
     pub fn read_folder(folder: &Path) -> Result<Vec<Self>, Error> {
         let read = |source| Error::Read { path: folder.to_owned(), source };
         let mut found = BTreeMap::new();
@@ -129,7 +129,7 @@ fn parse_line(line: &str) -> Result<Prompt, String> {
 }
 
 impl Prompt {
-    /// The body to send: streamed, with usage, and as `settings` say. `index` names the prompt's seed.
+    /// The body to send: streamed, with usage, changed as `settings` say. `index` selects the prompt's seed.
     pub fn request(&self, settings: &Settings<'_>, index: usize) -> Bytes {
         let mut body = self.body.clone();
         body.insert("stream".into(), true.into());
@@ -151,12 +151,12 @@ impl Prompt {
         Bytes::from(Value::Object(body).to_string())
     }
 
-    /// The model that is asked for.
+    /// The model id in the body; empty if there is none.
     pub fn model(&self) -> &str {
         self.body.get("model").and_then(Value::as_str).unwrap_or_default()
     }
 
-    /// All text of the prompt, to tell a copy from a loop.
+    /// All text of the prompt, used to tell copies from loops.
     pub fn text(&self) -> String {
         let mut text = String::new();
         for key in ["prompt", "messages"] {
@@ -166,7 +166,7 @@ impl Prompt {
     }
 }
 
-/// Appends the strings of a prompt: itself, its parts, or the `content` and `text` of its messages.
+/// Appends every string of a prompt: the text itself, its parts, or the `content` and `text` of its messages.
 fn gather(value: Option<&Value>, text: &mut String) {
     match value {
         Some(Value::String(found)) => {

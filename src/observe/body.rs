@@ -1,4 +1,4 @@
-//! The body of a backend's answer on its way to the client, and the record of the request with it.
+//! A backend's answer on its way to the client, together with the record of the request.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -10,14 +10,14 @@ use super::Record;
 use crate::fleet::BrokenOff;
 use crate::http::headers;
 
-/// Passes a body on as it comes; the record ends with it. A client that leaves before drops both.
+/// Passes a body on unchanged and ends the record with it. If the client leaves early, both are dropped.
 pub struct Recorded<B> {
     body: B,
     record: Record,
 }
 
 impl<B: Body> Recorded<B> {
-    /// `body` is the answer to the request of `record`.
+    /// `body` is the answer to the request that `record` belongs to.
     pub fn new(body: B, mut record: Record) -> Self {
         if body.is_end_stream() {
             record.end(false);

@@ -1,5 +1,5 @@
-//! The metrics of the client edge, made from its counters whenever they are asked for: who is connected, who was
-//! refused for the head of a request, and how much memory clients make the process keep.
+//! Metrics of the client side, read from its counters on every scrape: connections, requests refused because of their
+//! head, and memory used on behalf of clients.
 
 use std::sync::Arc;
 
@@ -10,11 +10,11 @@ use prometheus::{IntCounter, IntCounterVec, IntGauge, Opts};
 use crate::http::connections::Connections;
 use crate::http::memory::Memory;
 
-/// Shows connections and memory to a registry.
+/// Collects the metrics of connections and memory.
 pub struct EdgeMetrics {
     memory: Arc<Memory>,
     connections: Arc<Connections>,
-    /// Empty: only their descriptions are used.
+    /// Always at zero: only the descriptions are used.
     described: Families,
 }
 
@@ -29,10 +29,10 @@ struct Families {
 }
 
 impl EdgeMetrics {
-    /// Of this account and these connections.
+    /// Of this memory account and these connections.
     ///
     /// # Errors
-    /// A metric that cannot be described, which would be a fault of this crate.
+    /// A metric has an invalid description, which is a bug.
     pub fn new(memory: Arc<Memory>, connections: Arc<Connections>) -> Result<Self, prometheus::Error> {
         Ok(Self { memory, connections, described: Families::new()? })
     }

@@ -1,8 +1,8 @@
 //! The log: one stream of lines to standard error, never text of a prompt or an answer.
 //!
-//! Nothing that answers a request waits for the log, fails because of it, or prints beside it: lines are handed to a
-//! thread of their own (`writer`), and what that thread cannot write is counted. A request's span carries its
-//! id, so that every line that is written while it is served has it.
+//! No request ever waits for the log or fails because of it: lines are handed to a thread of their own (`writer`), and
+//! lines that it cannot write are counted. A request's span carries its id, so every line written while it is served
+//! has it.
 
 mod json;
 mod writer;
@@ -20,7 +20,7 @@ pub use self::writer::{dropped, flush};
 use super::Finished;
 use crate::openai::{Path, Route};
 
-/// How log lines are written.
+/// Format of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Format {
     /// Text on a terminal, JSON elsewhere.
@@ -28,7 +28,7 @@ pub enum Format {
     Auto,
     /// One JSON object per line.
     Json,
-    /// For people.
+    /// Plain text for reading on a terminal.
     Text,
 }
 
@@ -42,13 +42,13 @@ impl Format {
     }
 }
 
-/// Starts logging to standard error from `level` up (`error`, `warn`, `info`, `debug` or `trace`), panics included. A
-/// second call changes nothing.
+/// Starts logging to standard error from `level` up (`error`, `warn`, `info`, `debug` or `trace`; any other text means
+/// `info`). Panics are logged too. A second call changes nothing.
 pub fn init(format: Format, level: &str) {
     let lines = tracing_subscriber::fmt()
         .with_max_level(level.parse().unwrap_or(LevelFilter::INFO))
         .with_writer(writer::lines())
-        // It would print them to standard error itself.
+        // Otherwise they would be printed to standard error directly.
         .log_internal_errors(false);
     let started = if format.is_json() {
         lines.fmt_fields(Members).event_format(JsonLines).finish().try_init()
@@ -62,36 +62,35 @@ pub fn init(format: Format, level: &str) {
     }
 }
 
-/// Colours are for a terminal, and not for everyone (no-color.org).
+/// Whether lines are coloured: on a terminal, unless `NO_COLOR` is set (no-color.org).
 fn colours() -> bool {
     std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
-/// Logs a panic. Only a message that was fixed when this was compiled is shown: one that was put together may quote
-/// what a client has sent.
+/// Logs a panic. Its message is shown only if it is a constant: a formatted one may quote what a client has sent.
 fn panicked(payload: &dyn Any, at: Option<&std::panic::Location<'_>>) {
     let message = payload.downcast_ref::<&'static str>().copied();
     let at = at.map(ToString::to_string);
     let thread = std::thread::current();
     tracing::error!(panic = message, at, thread = thread.name(), "a thread panicked");
     if thread.name() == Some("main") {
-        // The process ends with it.
+        // The process ends when `main` panics.
         flush(Duration::from_millis(200));
     }
 }
 
-/// The span of a request. It is there at every level, so that whatever is logged has the id.
+/// The span of a request. It exists at every log level, so that every line has the id.
 pub fn request_span(id: &str) -> tracing::Span {
     tracing::span!(Level::ERROR, "request", id)
 }
 
-/// A duration in milliseconds, to the microsecond.
+/// A duration in milliseconds, with microseconds as decimals.
 pub fn millis(time: Duration) -> f64 {
     time.as_micros() as f64 / 1e3
 }
 
-/// Writes the line of a finished request; what is not a completion only at level `debug`. To be called in the
-/// request's span, which has its id.
+/// Logs a finished request: completions at `info`, others at `debug`. To be called in the request's span, which has its
+/// id.
 pub(super) fn finished(finished: &Finished) {
     macro_rules! line {
         ($level:ident) => {

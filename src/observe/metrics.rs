@@ -1,5 +1,5 @@
-//! The metrics registry. Names and labels are a contract (dashboards rely on them); labels come from closed
-//! sets, and the model label is capped.
+//! The metrics registry. Names and labels are a stable interface (dashboards use them). Label values come from fixed
+//! lists; the number of model labels is limited.
 
 mod drafts;
 mod dropped;
@@ -31,10 +31,10 @@ const DURATION: [f64; 14] =
 const CALL: [f64; 14] = [1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.5];
 const GAMMA: [f64; 10] = [0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 32.0];
 
-/// A part of Foretell's own work, for `foretell_overhead_seconds`.
+/// A stage of Foretell's own work, label of `foretell_overhead_seconds`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// Judging a body.
+    /// Parsing and judging a request body.
     Parse,
 }
 
@@ -46,16 +46,16 @@ impl Stage {
     }
 }
 
-/// What became of a prediction that was sent along.
+/// Result of sending OpenAI's `prediction` along with a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Prediction {
-    /// The service took it.
+    /// The service accepted the request.
     Sent,
-    /// The service refused the request, and got it without.
+    /// The service refused the request, which was then sent without the prediction.
     Refused,
 }
 
-/// Counts one thing for as long as it is kept.
+/// Keeps a gauge one higher until it is dropped.
 #[derive(Debug)]
 pub struct Held(IntGauge);
 
@@ -72,7 +72,7 @@ impl Drop for Held {
     }
 }
 
-/// Every metric of the process.
+/// All metrics of the process.
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
@@ -105,10 +105,10 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// A registry with everything at zero.
+    /// A registry with every metric at zero.
     ///
     /// # Errors
-    /// Two metrics of one name, which would be a fault of this crate.
+    /// Two metrics have the same name, which is a bug.
     pub fn new() -> Result<Self, prometheus::Error> {
         let new = Maker { registry: Registry::new() };
         let build = new.gauges("foretell_build_info", "Version of this process.", &["version"])?;
@@ -187,7 +187,7 @@ impl Metrics {
         Ok(metrics)
     }
 
-    /// A prediction was sent along.
+    /// Counts a request that was sent with a prediction.
     pub fn prediction(&self, result: Prediction) {
         let result = match result {
             Prediction::Sent => "sent",
@@ -196,7 +196,7 @@ impl Metrics {
         self.predictions.with_label_values(&[result]).inc();
     }
 
-    /// Everything in the Prometheus text format.
+    /// All metrics in the Prometheus text format.
     pub fn text(&self) -> String {
         self.resident.set(resident_bytes().and_then(|bytes| i64::try_from(bytes).ok()).unwrap_or(0));
         self.descriptors.set(open_descriptors().and_then(|count| i64::try_from(count).ok()).unwrap_or(0));
@@ -210,42 +210,42 @@ impl Metrics {
     /// Adds a collector of another part of the process.
     ///
     /// # Errors
-    /// Its name is taken.
+    /// A metric with one of its names exists already.
     pub fn register(&self, collector: impl Collector + 'static) -> Result<(), prometheus::Error> {
         self.registry.register(Box::new(collector))
     }
 
-    /// Models that the configuration names: they have their own label whatever else is asked for.
+    /// Names models of the configuration; each always has a `model` label value of its own.
     pub fn configured_models<'a>(&self, names: impl IntoIterator<Item = &'a str>) {
         self.models.configured(names);
     }
 
-    /// Counts a request as in flight until dropped.
+    /// Counts a request as in flight until the result is dropped.
     pub fn hold_request(&self) -> Held {
         Held::new(&self.in_flight)
     }
 
-    /// Counts an event stream as in flight until dropped.
+    /// Counts an event stream as in flight until the result is dropped.
     pub fn hold_stream(&self) -> Held {
         Held::new(&self.streams)
     }
 
-    /// A model drafter is asked.
+    /// Counts a request to a drafter model.
     pub fn draft_asked(&self, kind: DraftKind) {
         self.drafts.asked(kind);
     }
 
-    /// An answer of a model drafter is lost.
+    /// Counts a request to a drafter model whose answer was lost.
     pub fn draft_lost(&self, kind: DraftKind, cause: DraftLoss) {
         self.drafts.lost(kind, cause);
     }
 
-    /// Notes how long a part of Foretell's own work took.
+    /// Records the duration of a stage of Foretell's own work.
     pub fn overhead(&self, stage: Stage, took: Duration) {
         self.overhead.with_label_values(&[stage.name()]).observe(took.as_secs_f64());
     }
 
-    /// Notes the outcome of taking a configuration; `version` is the running one.
+    /// Records the result of a reload: `taken` if it succeeded; `version` is the configuration now in force.
     pub fn configured(&self, version: &str, taken: bool) {
         self.config_info.reset();
         self.config_info.with_label_values(&[version]).set(1.0);
@@ -311,7 +311,7 @@ const fn code_class(status: u16) -> &'static str {
     }
 }
 
-/// Resident memory of this process, where the system tells.
+/// Resident memory of this process, bytes; `None` where `/proc` does not tell it.
 pub fn resident_bytes() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;

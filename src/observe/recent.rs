@@ -1,4 +1,4 @@
-//! The last completions, for `/api/sessions`.
+//! The latest completions, for `/api/sessions` and the status page.
 
 use std::collections::VecDeque;
 
@@ -12,12 +12,12 @@ use super::Finished;
 use super::log::millis;
 
 const KEPT: usize = 50;
-/// As the log's lines have it, to the microsecond.
+/// Time format with microseconds, as in log lines.
 const TIME: EncodedConfig = Config::DEFAULT
     .set_time_precision(TimePrecision::Second { decimal_digits: std::num::NonZero::new(6) })
     .encode();
 
-/// A ring of finished completions, newest first.
+/// The latest finished completions, newest first.
 #[derive(Debug, Default)]
 pub struct Recent {
     ring: Mutex<VecDeque<Finished>>,
@@ -30,18 +30,18 @@ impl Recent {
         ring.push_front(finished);
     }
 
-    /// Shows every completion, newest first.
+    /// Calls `show` for each completion, newest first.
     pub fn each(&self, show: impl FnMut(&Finished)) {
         self.ring.lock().iter().for_each(show);
     }
 
-    /// The completions as they stand in `/api/sessions`, newest first.
+    /// The list in `/api/sessions`, newest first.
     pub fn to_json(&self) -> Value {
         self.ring.lock().iter().map(session).collect()
     }
 }
 
-/// When a request was accepted, e.g. `2026-11-22T01:10:15.083349Z`.
+/// When the request was accepted, as in `2026-11-22T01:10:15.083349Z`.
 pub fn time(finished: &Finished) -> String {
     OffsetDateTime::from(finished.time).format(&Iso8601::<TIME>).unwrap_or_default()
 }

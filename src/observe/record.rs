@@ -1,7 +1,7 @@
-//! The one record of a request, from its acceptance to the last byte of its answer.
+//! The record of a request, from accepting it to the last byte of its answer.
 //!
-//! Whoever answers the request owns it: the relay, a tunnel or the driver of a session. A client leaves by having
-//! futures and bodies dropped, so the record is written by its drop at the latest, and cannot be forgotten.
+//! It is owned by whatever answers the request: the relay, a tunnel or the driver of a session. When a client leaves,
+//! futures and bodies are dropped, so the record is written by its `Drop` at the latest.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,11 +18,10 @@ use crate::openai::{Path, Route};
 use crate::session::Summary;
 use crate::words::{BypassReason, RideReason};
 
-/// Longest text of a client's that is kept, bytes: the names of a model and of a parameter have no bound of their
-/// own.
+/// Longest text from a client that is kept, bytes; names of models and parameters have no limit of their own.
 const KEPT: usize = 200;
 
-/// A verify call under way.
+/// A verify call that has not returned.
 #[derive(Debug)]
 struct Open {
     drafter: &'static str,
@@ -30,7 +29,8 @@ struct Open {
     draft: Duration,
 }
 
-/// Writes one [`Finished`] into every view when the request ends or is dropped, and counts it as in flight until then.
+/// Collects a [`Finished`] record and passes it to the observer when the request ends or is dropped. Until then the
+/// request counts as in flight.
 #[derive(Debug)]
 pub struct Record {
     observer: Arc<Observer>,
@@ -40,16 +40,16 @@ pub struct Record {
     written: bool,
     held: Option<Held>,
     stream: Option<Held>,
-    /// The verify call under way.
+    /// The verify call that has not returned, if there is one.
     open: Option<Open>,
-    /// Time spent drafting for the next round.
+    /// Time spent drafting so far for the next round.
     drafting: Duration,
-    /// What is reserved for the request and its session, and how much of it is the request's own, bytes.
+    /// Memory reserved for the request and its session, and the request's own part of it, bytes.
     memory: Option<(Reservation, u64)>,
 }
 
 impl Record {
-    /// A request that has just been accepted and is none of the speculated kind, until told otherwise.
+    /// A request that has just been accepted; it counts as relayed until it turns out to be a completion.
     pub fn begin(observer: &Arc<Observer>, id: String) -> Self {
         let held = Some(observer.metrics().hold_request());
         let span = request_span(&id);
@@ -70,12 +70,12 @@ impl Record {
         }
     }
 
-    /// What is known so far.
+    /// The record so far.
     pub fn so_far(&self) -> &Finished {
         &self.finished
     }
 
-    /// The span in which everything belongs that is done for the request.
+    /// The tracing span for all work on the request.
     pub fn span(&self) -> &Span {
         &self.span
     }
@@ -85,12 +85,12 @@ impl Record {
         self.started
     }
 
-    /// Where metrics go that are not tied to the end of the request.
+    /// The observer, for metrics that do not wait for the end of the request.
     pub fn observer(&self) -> &Observer {
         &self.observer
     }
 
-    /// It is a completion that is not speculated.
+    /// Records that it is a completion that is not speculated.
     pub fn bypassed(&mut self, route: Route, reason: BypassReason, parameter: Option<String>) {
         self.finished.path = Path::Bypassed;
         self.finished.route = Some(route);
@@ -99,7 +99,7 @@ impl Record {
         self.finished.policy = None;
     }
 
-    /// Its session is given up before anything was answered: what is left of it is a bypass.
+    /// Records that its session was given up before anything was sent to the client; it is a bypass instead.
     pub fn declined(&mut self, reason: BypassReason) {
         if let Some(route) = self.finished.route {
             self.bypassed(route, reason, None);
@@ -109,7 +109,7 @@ impl Record {
         self.finished.first_byte = None;
     }
 
-    /// It is a completion that may be speculated, under this policy (`name@revision`).
+    /// Records that it is a completion that may be speculated, under this policy (`name@revision`).
     pub fn eligible(&mut self, route: Route, policy: &str) {
         self.finished.path = Path::Ridden;
         self.finished.route = Some(route);
@@ -117,12 +117,12 @@ impl Record {
         self.finished.policy = Some(policy.to_owned());
     }
 
-    /// The model that it names.
+    /// Records the model id in the request.
     pub fn model(&mut self, model: String) {
         self.finished.model = Some(kept(model));
     }
 
-    /// No replica has answered: the request never began to ride.
+    /// Records that no replica could be reached; a completion counts as bypassed then.
     pub fn unreachable(&mut self, cause: String) {
         if self.finished.path != Path::Relayed {
             self.finished.path = Path::Bypassed;
@@ -132,40 +132,40 @@ impl Record {
         self.finished.error = Some(cause);
     }
 
-    /// Why it rides, where no session is there to say it.
+    /// Records why it rides, where no session reports that.
     pub fn rides(&mut self, reason: RideReason) {
         self.finished.reason = Some(reason.name());
     }
 
-    /// Why the answer has no end, or is an error of Foretell's own.
+    /// Records why the answer ended early or is an error of Foretell's own.
     pub fn failed(&mut self, cause: String) {
         self.finished.error = Some(cause);
     }
 
-    /// Keeps memory reserved until the end of the answer.
+    /// Keeps this memory reserved until the end of the answer.
     pub fn keep(&mut self, reservation: Reservation) {
         let request = reservation.bytes();
         self.memory = Some((reservation, request));
     }
 
-    /// The session holds so many bytes now: the reservation follows.
+    /// Adjusts the reserved memory to the request's own part and `bytes` for its session.
     pub fn session_holds(&mut self, bytes: u64) {
         if let Some((memory, request)) = &mut self.memory {
             memory.follow(*request + bytes);
         }
     }
 
-    /// The backend that it goes to.
+    /// Records the name of the backend.
     pub fn to(&mut self, backend: &str) {
         backend.clone_into(&mut self.finished.backend);
     }
 
-    /// The status that the client gets.
+    /// Records the status sent to the client.
     pub fn status(&mut self, status: StatusCode) {
         self.finished.status = status.as_u16();
     }
 
-    /// The head of the answer that the client gets; an event stream counts as open until the end.
+    /// Records the head of the answer sent to the client; an event stream counts as in flight until the end.
     pub fn answered(&mut self, status: StatusCode, headers: &HeaderMap) {
         self.status(status);
         let kind = headers.get(CONTENT_TYPE).map_or(&[][..], |kind| kind.as_bytes());
@@ -176,24 +176,24 @@ impl Record {
         self.finished.backend_id = theirs.filter(|id| *id != self.finished.id).map(|id| kept(id.to_owned()));
     }
 
-    /// A part of the answer's body goes to the client.
+    /// Records that a part of the answer's body is sent; the first one sets `first_byte`.
     pub fn emitted(&mut self) {
         let started = self.started;
         self.finished.first_byte.get_or_insert_with(|| started.elapsed());
     }
 
-    /// Time was spent drafting. It belongs to the next round.
+    /// Adds time spent drafting for the next round.
     pub fn drafted(&mut self, took: Duration) {
         self.drafting += took;
     }
 
-    /// A verify call goes out with a draft of `drafter`.
+    /// Records that a verify call is sent with a draft of `drafter`.
     pub fn verifying(&mut self, drafter: &'static str) {
         let draft = std::mem::take(&mut self.drafting);
         self.open = Some(Open { drafter, since: Instant::now(), draft });
     }
 
-    /// Takes over the session's account. A round is one that the session has counted.
+    /// Takes over the session's summary. A round is recorded when the session has counted one more.
     pub fn account(&mut self, summary: &Summary) {
         let finished = &mut self.finished;
         finished.path = if summary.speculated { Path::Speculated } else { Path::Ridden };
@@ -213,7 +213,7 @@ impl Record {
         });
     }
 
-    /// The request is over: writes the record. `client_gone`: the client has left before the end.
+    /// Ends the request and passes on the record, once. `client_gone`: the client left before the end.
     pub fn end(&mut self, client_gone: bool) {
         if !std::mem::replace(&mut self.written, true) {
             let nothing = Finished::new(self.finished.path, "");
@@ -238,7 +238,7 @@ impl Drop for Record {
     }
 }
 
-/// A client's text, cut to what is kept.
+/// A client's text, cut to [`KEPT`] bytes.
 fn kept(mut text: String) -> String {
     if text.len() > KEPT {
         text.truncate(text.floor_char_boundary(KEPT));
@@ -286,7 +286,7 @@ mod tests {
         record.drafted(Duration::from_millis(2));
         record.verifying("prompt_lookup");
         record.account(&summary);
-        // A verify call that brings nothing is no round.
+        // A verify call without a verdict is not a round.
         record.verifying("prompt_lookup");
         record.account(&summary);
         summary = Summary { rounds: 2, drafted: 6, accepted: 3, ..summary };

@@ -1,7 +1,7 @@
-//! The metrics of the replicas, made from the fleet whenever they are asked for.
+//! Metrics of the replicas, read from the fleet on every scrape.
 //!
-//! Requests count in the replica itself, where it is nearly free; and a replica that is gone takes its series
-//! with it.
+//! Requests are counted in the replica itself, which costs almost nothing, and the series of a removed replica
+//! disappear.
 
 use std::sync::Arc;
 
@@ -11,14 +11,14 @@ use prometheus::{GaugeVec, IntCounterVec, IntGaugeVec, Opts};
 
 use crate::fleet::{Fleet, Replica};
 
-/// Shows a fleet to a registry.
+/// Collects the metrics of a fleet.
 pub struct ReplicaMetrics {
     fleet: Arc<Fleet>,
-    /// Empty: only their descriptions are used.
+    /// Always at zero: only the descriptions are used.
     described: Families,
 }
 
-/// One look at all replicas.
+/// The metrics of one scrape.
 struct Families {
     up: IntGaugeVec,
     breaker: IntGaugeVec,
@@ -35,7 +35,7 @@ impl ReplicaMetrics {
     /// Of this fleet.
     ///
     /// # Errors
-    /// A metric that cannot be described, which would be a fault of this crate.
+    /// A metric has an invalid description, which is a bug.
     pub fn new(fleet: Arc<Fleet>) -> Result<Self, prometheus::Error> {
         Ok(Self { fleet, described: Families::new()? })
     }

@@ -1,4 +1,4 @@
-//! A job that has a lane: what it wants computed next, and what it makes of the logits.
+//! A job that has a lane: what it needs computed next, and how it uses the logits.
 
 use crate::onnx_server::job::{
     Ending, Event, Generate, Job, PromptLogprobs, PromptRow, Scores, Token, Verified, Verify,
@@ -13,9 +13,9 @@ use crate::units::TokenId;
 /// A job with a lane.
 pub(super) struct Active {
     pub(super) slot: SlotId,
-    /// The whole sequence: what the lane holds and what it still has to take.
+    /// The whole sequence: tokens in the lane and tokens still to be computed.
     pub(super) tokens: Vec<TokenId>,
-    /// So many of them are in the lane.
+    /// Number of `tokens` that are in the lane.
     pub(super) fed: usize,
     cached: usize,
     past: History,
@@ -25,19 +25,19 @@ pub(super) struct Active {
     pub(super) job: Job,
 }
 
-/// What one job puts into a run.
+/// The tokens that one job adds to a run.
 pub(super) struct Piece {
     pub(super) tokens: Vec<TokenId>,
     pub(super) parents: Option<Vec<Option<usize>>>,
     pub(super) rows: Rows,
-    /// So many of the tokens belong to the sequence; the rest is a draft.
+    /// Number of `tokens` that belong to the sequence; the rest is a draft.
     sequence: usize,
-    /// The sequence is complete with it.
+    /// The sequence is complete with this piece.
     whole: bool,
 }
 
 impl Piece {
-    /// Whether a draft stands behind the sequence.
+    /// Whether a draft follows the sequence.
     pub(super) fn has_draft(&self) -> bool {
         self.tokens.len() > self.sequence
     }
@@ -47,13 +47,13 @@ impl Piece {
     }
 }
 
-/// What is to be done with a job after a run.
+/// What happens to a job after a run.
 pub(super) enum Next {
-    /// It wants another run.
+    /// It needs another run.
     Continue,
-    /// It is done; the lane keeps what it holds.
+    /// It is finished; the lane keeps all its tokens.
     Done,
-    /// It is done; the lane keeps `base` tokens and then these nodes of the draft.
+    /// It is finished; the lane keeps `base` tokens and these nodes of the draft.
     Commit { base: usize, path: Vec<usize> },
 }
 
@@ -69,7 +69,7 @@ impl Active {
         Self { slot, tokens, fed: cached, cached, past, produced: 0, scored: Vec::new(), verified: None, job }
     }
 
-    /// Tokens that the next run has to compute before there is an answer.
+    /// Number of tokens to compute before the next sample or verdict.
     pub(super) fn pending(&self) -> usize {
         let draft = match &self.job {
             Job::Generate(_) => 0,
@@ -105,7 +105,7 @@ impl Active {
         }
     }
 
-    /// Takes in the logits of a run, feed `feed` of which was `piece`.
+    /// Uses the logits of a run in which `piece` was the feed number `feed`.
     pub(super) fn take(&mut self, piece: &Piece, logits: &Logits, feed: usize) -> Result<Next, String> {
         let before = self.fed;
         self.fed += piece.sequence;
@@ -120,7 +120,7 @@ impl Active {
         if piece.whole { self.grow(logits.row(feed, last)) } else { Ok(Next::Continue) }
     }
 
-    /// Scores `count` prompt tokens, the first of which is the one after index `at`.
+    /// Scores `count` prompt tokens, starting with the one after index `at`.
     fn score_prompt(&mut self, logits: &Logits, feed: usize, at: usize, count: usize) -> Result<(), String> {
         let Job::Generate(job) = &self.job else { return Ok(()) };
         let Some(PromptLogprobs { top, .. }) = job.prompt_logprobs else { return Ok(()) };
@@ -133,7 +133,7 @@ impl Active {
         Ok(())
     }
 
-    /// Samples the next token, reports it, and says whether the output goes on.
+    /// Samples the next token, reports it, and returns whether the output continues.
     fn grow(&mut self, row: Option<&[f32]>) -> Result<Next, String> {
         let Job::Generate(job) = &self.job else { return Ok(Next::Done) };
         let row = row.ok_or("the model gave no row to sample from")?;
@@ -152,12 +152,12 @@ impl Active {
         let ending = ending(job, id, self.produced);
         self.past.push(id);
         self.tokens.push(id);
-        // Should nobody listen any more, the next turn begins with forgetting this job.
+        // If the receiver is gone, the scheduler drops this job at its next turn.
         let _ = job.events.send(Event::Token(Token { id, scores, ending }));
         Ok(if ending.is_none() { Next::Continue } else { Next::Done })
     }
 
-    /// Samples every row of a draft, and remembers the answer until the lane is in order.
+    /// Samples every place of a draft; the answer is sent once the job is finished.
     fn judge(&mut self, logits: &Logits, feed: usize) -> Result<Next, String> {
         let Job::Verify(job) = &self.job else { return Ok(Next::Done) };
         let draft = Draft { tokens: &job.tokens, parents: &job.parents };
@@ -167,7 +167,7 @@ impl Active {
         Ok(Next::Commit { base: self.tokens.len(), path: accepted })
     }
 
-    /// The job is over: what has not been said yet is said.
+    /// Updates the metrics and sends the answer of a verify job.
     pub(super) fn finish(self, metrics: &Metrics) {
         metrics.generated_tokens.inc_by(self.produced as u64);
         if let (Job::Verify(job), Some(verified)) = (self.job, self.verified) {
@@ -179,7 +179,7 @@ impl Active {
 }
 
 impl Verify {
-    /// Parents as the model wants them, `sequence` tokens standing before the draft; `None` if it is a chain.
+    /// Parents as the model expects them, with `sequence` tokens before the draft; `None` if everything is a chain.
     fn parents_after(&self, sequence: usize) -> Option<Vec<Option<usize>>> {
         let chain = self.parents.iter().enumerate().all(|(node, parent)| *parent == node.checked_sub(1));
         if chain {

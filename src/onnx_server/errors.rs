@@ -1,75 +1,75 @@
-//! Refusals in the shape that OpenAI's clients know.
+//! Error answers in the format that OpenAI's clients expect.
 
 use http::StatusCode;
 use serde_json::json;
 
-/// A request that is not answered as it was meant.
+/// A request that is refused or failed, as the client is told.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum Refusal {
     /// The body is not a JSON object.
     #[error("The request body is not a valid JSON object: {0}")]
     NotJson(String),
-    /// A field has a value that it cannot have.
+    /// A field has a value that is not allowed.
     #[error("Invalid value for '{param}': {message}")]
     Invalid {
         /// Name of the request field.
         param: String,
-        /// What was expected, and what came.
+        /// The expected and the given value, in words.
         message: String,
     },
-    /// A field is missing.
+    /// A required field is missing.
     #[error("Missing required parameter: '{0}'")]
     Missing(&'static str),
-    /// A field that this server does not know.
+    /// The field is not known to this server.
     #[error("Unknown parameter: '{0}'")]
     Unknown(String),
-    /// A field that this server knows and does not do.
+    /// The field is known, but this server does not support it.
     #[error("Parameter '{param}' is not supported by this server: {message}")]
     Unsupported {
         /// Name of the request field.
         param: String,
-        /// What would be accepted.
+        /// The values that would be accepted, in words.
         message: &'static str,
     },
-    /// Prompt and output together are longer than the model's context.
+    /// Prompt and output together exceed the model's context.
     #[error(
         "This model's maximum context length is {context} tokens. However, you requested {requested} tokens \
          ({prompt} in the prompt, {output} for the output). Please reduce the length of the prompt or of the output."
     )]
     TooLong {
-        /// Most tokens of prompt and output.
+        /// Most tokens of prompt and output together.
         context: usize,
-        /// Tokens asked for in all.
+        /// Tokens requested in total.
         requested: usize,
         /// Tokens of the prompt.
         prompt: usize,
-        /// Tokens of output asked for.
+        /// Requested output tokens.
         output: usize,
-        /// The field to blame.
+        /// Name of the request field that the error names.
         param: &'static str,
     },
-    /// No such model here.
+    /// The server does not serve this model.
     #[error("The model `{0}` does not exist.")]
     NoModel(String),
-    /// The path has no handler.
+    /// The path is not known.
     #[error("Not found: {0}")]
     NoRoute(String),
-    /// The route exists, this method does not.
+    /// The path exists, but not with this method.
     #[error("Method not allowed: {0}")]
     Method(String),
-    /// The body is longer than this server reads.
+    /// The body exceeds this limit, bytes.
     #[error("The request body is longer than {0} bytes")]
     BodyTooLong(usize),
-    /// The body broke off.
+    /// The body ended early.
     #[error("The request body could not be read: {0}")]
     Unreadable(String),
-    /// A run of the model failed.
+    /// A run of the model failed, or its thread has ended.
     #[error("{0}")]
     Fault(String),
 }
 
 impl Refusal {
-    /// The HTTP status.
+    /// HTTP status of the answer.
     pub fn status(&self) -> StatusCode {
         match self {
             Self::NotJson(_)
@@ -106,7 +106,7 @@ impl Refusal {
         }
     }
 
-    /// The body: `{"error":{"message","type","param","code"}}`, code being the status.
+    /// The JSON body `{"error":{"message","type","param","code"}}`; `code` is the HTTP status.
     pub fn body(&self) -> Vec<u8> {
         let error = json!({"error": {
             "message": self.to_string(), "type": self.kind(), "param": self.param(), "code": self.status().as_u16(),

@@ -1,5 +1,5 @@
-//! Reading a request body field by field: every field is asked for by name and type, and what nobody has
-//! asked for is refused by name. So a misspelt or unsupported parameter never goes unnoticed.
+//! Reads a request body field by field. Each known field is taken by name and type; any field that is left over is
+//! refused by name, so a misspelt or unsupported parameter is always reported.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -10,14 +10,14 @@ use serde_json::value::RawValue;
 
 use crate::onnx_server::errors::Refusal;
 
-/// The fields that have not been taken yet. Values stay raw until their type is known: thousands of token
-/// ids are then read straight into numbers.
+/// The fields that have not been taken yet. Values stay raw until their type is known, so that thousands of token ids
+/// are parsed directly into numbers.
 pub(super) struct Fields<'a> {
     rest: BTreeMap<String, &'a RawValue>,
 }
 
 impl<'a> Fields<'a> {
-    /// The fields of a JSON object.
+    /// Parses a JSON object.
     pub(super) fn read(body: &'a [u8]) -> Result<Self, Refusal> {
         let text = std::str::from_utf8(body).map_err(|error| Refusal::NotJson(error.to_string()))?;
         match serde_json::from_str::<BTreeMap<String, &'a RawValue>>(text) {
@@ -26,18 +26,18 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A field of this type; `null` counts as absent, as it does for OpenAI and vLLM.
+    /// Takes a field of type `T`; `None` if it is missing or `null`, as with OpenAI and vLLM.
     pub(super) fn take<T: DeserializeOwned>(&mut self, name: &str) -> Result<Option<T>, Refusal> {
         let Some(raw) = self.rest.remove(name) else { return Ok(None) };
         serde_json::from_str::<Option<T>>(raw.get()).map_err(|error| invalid(name, reason(&error)))
     }
 
-    /// A field that is true or false.
+    /// Takes a boolean field.
     pub(super) fn flag(&mut self, name: &str, default: bool) -> Result<bool, Refusal> {
         Ok(self.take(name)?.unwrap_or(default))
     }
 
-    /// A number within bounds.
+    /// Takes a number in an inclusive range.
     pub(super) fn number(&mut self, name: &str, range: RangeInclusive<f64>) -> Result<Option<f64>, Refusal> {
         let value: Option<f64> = self.take(name)?;
         match value {
@@ -48,7 +48,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// An integer within bounds.
+    /// Takes an integer in an inclusive range.
     pub(super) fn integer(&mut self, name: &str, range: RangeInclusive<i64>) -> Result<Option<i64>, Refusal> {
         let value: Option<i64> = self.take(name)?;
         match value {
@@ -59,12 +59,12 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A size within bounds.
+    /// Takes an integer from 0 to `most`.
     pub(super) fn size(&mut self, name: &str, most: usize) -> Result<Option<usize>, Refusal> {
         Ok(self.integer(name, 0..=most as i64)?.map(|value| value as usize))
     }
 
-    /// A string or a list of strings.
+    /// Takes a string or a list of strings.
     pub(super) fn texts(&mut self, name: &str) -> Result<Option<Vec<String>>, Refusal> {
         #[derive(Deserialize)]
         #[serde(untagged, expecting = "expected a string or a list of strings")]
@@ -78,14 +78,14 @@ impl<'a> Fields<'a> {
         }))
     }
 
-    /// A field that changes nothing here.
+    /// Takes fields that have no effect here, whatever their values.
     pub(super) fn ignore(&mut self, names: &[&str]) {
         for name in names {
             self.rest.remove(*name);
         }
     }
 
-    /// A field that may only be absent, `null`, or one of these JSON texts.
+    /// Takes a field that may only be missing, `null`, or one of these JSON texts (compared without spaces).
     pub(super) fn only(
         &mut self,
         name: &str,
@@ -100,18 +100,18 @@ impl<'a> Fields<'a> {
         Err(Refusal::Unsupported { param: name.to_owned(), message })
     }
 
-    /// Refuses what nobody has asked for.
+    /// Refuses the request if any field is left.
     pub(super) fn finish(self) -> Result<(), Refusal> {
         self.rest.into_keys().next().map_or(Ok(()), |name| Err(Refusal::Unknown(name)))
     }
 }
 
-/// A value that a field cannot have.
+/// The refusal of a field's value.
 pub(super) fn invalid(param: &str, message: impl Into<String>) -> Refusal {
     Refusal::Invalid { param: param.to_owned(), message: message.into() }
 }
 
-/// The parser's words without its position, which counts from the start of the value and would mislead.
+/// The parser's message without its position, which counts from the start of the value and would mislead.
 fn reason(error: &serde_json::Error) -> String {
     let text = error.to_string();
     text.rsplit_once(" at line ").map_or(text.clone(), |(reason, _)| reason.to_owned())

@@ -1,4 +1,4 @@
-//! A model's own tokenizer and chat template, from its folder.
+//! Tokenizer and chat template from a model's folder.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -10,10 +10,10 @@ use crate::session::Decode;
 use crate::text::{ChatTemplate, TextError, Tokenizer};
 use crate::units::TokenId;
 
-/// The tokenizer and the template of a model folder in Hugging Face's layout.
+/// Tokenizer and chat template of a model folder in Hugging Face's layout.
 pub struct FolderWords {
     tokenizer: Arc<Tokenizer>,
-    /// Missing templates are no fault until somebody chats.
+    /// A missing template is only an error once a chat request arrives.
     template: Result<ChatTemplate, TextError>,
     file: Vec<u8>,
 }
@@ -22,7 +22,7 @@ impl FolderWords {
     /// Reads `tokenizer.json`, and the chat template if there is one.
     ///
     /// # Errors
-    /// If the tokenizer cannot be read.
+    /// The tokenizer cannot be read.
     pub fn read(folder: &Path) -> Result<Self, TextError> {
         let path = folder.join("tokenizer.json");
         let tokenizer = Arc::new(Tokenizer::from_file(&path)?);

@@ -1,73 +1,73 @@
-//! What the HTTP side asks of the model's thread, and what it gets back. Tokens only: text, stop strings and
-//! JSON stay on the other side.
+//! Messages between the HTTP side and the model's thread. They carry tokens only: text, stop strings and JSON stay on
+//! the HTTP side.
 
 use tokio::sync::{mpsc, oneshot};
 
 use crate::runtime::sampler::Sampler;
 use crate::units::TokenId;
 
-/// One unit of work.
+/// A job for the model's thread.
 #[derive(Debug)]
 pub enum Job {
     /// Continue a sequence.
     Generate(Box<Generate>),
-    /// Verify a draft: sample at every place of it.
+    /// Sample at every place of a draft.
     Verify(Box<Verify>),
 }
 
-/// Continue a sequence until something ends it, or the receiver of its events is dropped.
+/// Continue a sequence until a limit ends it or the receiver of its events is dropped.
 #[derive(Debug)]
 pub struct Generate {
     /// The sequence so far; at least one token.
     pub prompt: Vec<TokenId>,
-    /// How many of its last tokens are output already.
+    /// Number of its last tokens that are output of an earlier request.
     pub generated: usize,
-    /// The sampling parameters and the noise.
+    /// Sampling parameters and random noise.
     pub sampler: Sampler,
-    /// What ends the output.
+    /// Limits of the output.
     pub limits: Limits,
-    /// Report log-probabilities of the sample and of this many best tokens.
+    /// Report log-probabilities of the sample and of this many best tokens; `None`: report none.
     pub logprobs: Option<usize>,
-    /// Report log-probabilities of the prompt itself.
+    /// Report log-probabilities of prompt tokens; `None`: report none.
     pub prompt_logprobs: Option<PromptLogprobs>,
-    /// Where the output goes.
+    /// Receives the output.
     pub events: mpsc::UnboundedSender<Event>,
 }
 
-/// What ends an output.
+/// Conditions that end an output.
 #[derive(Clone, Debug, Default)]
 pub struct Limits {
     /// Most output tokens.
     pub max_tokens: usize,
-    /// End-of-text tokens; empty if they are to be ignored.
+    /// End-of-text tokens of the model; empty if they are ignored.
     pub eos: Vec<TokenId>,
-    /// The client's own end tokens.
+    /// Further end tokens given by the client.
     pub stop_token_ids: Vec<TokenId>,
 }
 
-/// Which prompt positions are scored.
+/// Prompt positions to score.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PromptLogprobs {
-    /// So many best tokens besides the prompt's own.
+    /// Number of best tokens to report besides the prompt's own.
     pub top: usize,
     /// The first scored token is the one after this index.
     pub start: usize,
 }
 
-/// What happens to a [`Generate`]: `Prompt` once, then tokens; the last one carries its `ending`. `Failed`
-/// may come at any time and is the last.
+/// Events of a [`Generate`] job: `Prompt` once, then tokens, the last of which has an `ending`. `Failed` may come at
+/// any time and is the last event.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     /// The prompt has been computed.
     Prompt {
-        /// Tokens of it that did not have to be.
+        /// Number of prompt tokens that were in the cache.
         cached: usize,
-        /// Scores of the prompt's tokens from `start + 1` on, if asked for.
+        /// Scores of the prompt tokens from index `start + 1` on, if asked for.
         rows: Vec<PromptRow>,
     },
     /// A new token.
     Token(Token),
-    /// A run of the model failed.
+    /// A run of the model failed; the reason in words.
     Failed(String),
 }
 
@@ -78,29 +78,29 @@ pub struct Token {
     pub id: TokenId,
     /// Log-probabilities, if asked for.
     pub scores: Option<Scores>,
-    /// Set on the last one.
+    /// Why the output ends with this token; `None` if it continues.
     pub ending: Option<Ending>,
 }
 
-/// Processed log-probabilities of one place.
+/// Log-probabilities at one place, after temperature and other processing.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scores {
-    /// Processed log-probability of the sampled token.
+    /// Log-probability of the sampled token.
     pub logprob: f32,
-    /// Of the best tokens, best first.
+    /// The best tokens with their log-probabilities, best first.
     pub top: Vec<(TokenId, f32)>,
 }
 
-/// Unprocessed log-probabilities of one prompt token.
+/// Log-probabilities of one prompt token, without temperature or other processing.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PromptRow {
     /// The prompt's own token.
     pub id: TokenId,
-    /// Processed log-probability.
+    /// Log-probability of the token.
     pub logprob: f32,
-    /// How many tokens are at least as probable; 1 means that it is the only most probable one.
+    /// Number of tokens that are at least as probable; 1 for the most probable one.
     pub rank: usize,
-    /// The best tokens, best first.
+    /// The best tokens with their log-probabilities, best first.
     pub top: Vec<(TokenId, f32)>,
 }
 
@@ -109,57 +109,57 @@ pub struct PromptRow {
 pub enum Ending {
     /// The model's end-of-text token was sampled.
     Eos,
-    /// One of the client's end tokens.
+    /// One of the client's end tokens was sampled.
     StopToken(TokenId),
-    /// The limit of tokens.
+    /// The token limit was reached.
     Length,
 }
 
-/// Verify a draft: sample at every place of it.
+/// Sample at every place of a draft.
 #[derive(Debug)]
 pub struct Verify {
-    /// The sequence so far; at least one token.
+    /// The sequence before the draft; at least one token.
     pub context: Vec<TokenId>,
-    /// How many of its last tokens are output already.
+    /// Number of its last tokens that are output of an earlier request.
     pub generated: usize,
-    /// The draft's tokens.
+    /// Tokens of the draft's nodes.
     pub tokens: Vec<TokenId>,
-    /// Parent of each; `None` follows the context. Parents stand before their children.
+    /// Parent of each node; `None`: it follows the context. Parents come before their children.
     pub parents: Vec<Option<usize>>,
-    /// The sampling parameters and the noise.
+    /// Sampling parameters and random noise.
     pub sampler: Sampler,
-    /// So many best tokens per row.
+    /// Number of best tokens to report per row.
     pub top: usize,
-    /// Where the answer goes.
+    /// Receives the answer, or the reason why the run failed.
     pub reply: oneshot::Sender<Result<Verified, String>>,
 }
 
-/// What the target sampled at every place of a draft.
+/// Result of verifying a draft.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Verified {
-    /// Row 0 follows the context, row `i + 1` follows node `i`.
+    /// One row per place: row 0 follows the context, row `i + 1` follows node `i`.
     pub rows: Vec<VerifiedRow>,
-    /// The nodes that the samples confirm, from the context on.
+    /// Accepted nodes, from the context on.
     pub accepted: Vec<usize>,
-    /// Tokens of the context that did not have to be computed.
+    /// Number of context tokens that were in the cache.
     pub cached: usize,
 }
 
-/// What the target says at one place.
+/// The target's result at one place of a draft.
 #[derive(Clone, Debug, PartialEq)]
 pub struct VerifiedRow {
     /// The token sampled there.
     pub sample: TokenId,
-    /// Processed log-probability of the sample.
+    /// Log-probability of the sample, after temperature and other processing.
     pub logprob: f32,
-    /// The best tokens, best first.
+    /// The best tokens with their log-probabilities, best first.
     pub top: Vec<(TokenId, f32)>,
-    /// Log-probability of the node that this row follows, under its parent's row; `None` for row 0.
+    /// Log-probability of this row's node, in its parent's row; `None` for row 0.
     pub draft_logprob: Option<f32>,
 }
 
 impl Job {
-    /// The sequence that has to be computed.
+    /// The sequence that must be in the lane.
     pub(super) fn wanted(&self) -> &[TokenId] {
         match self {
             Self::Generate(job) => &job.prompt,
@@ -167,7 +167,7 @@ impl Job {
         }
     }
 
-    /// Most tokens of it that may come from the cache: at least one row has to be computed.
+    /// Most tokens of it that may come from the cache; at least one must be computed to get a row of logits.
     pub(super) fn reusable(&self) -> usize {
         let most = self.wanted().len().saturating_sub(1);
         match self {
@@ -176,7 +176,7 @@ impl Job {
         }
     }
 
-    /// Nobody waits for it any more.
+    /// Whether the receiver was dropped, so that the result is not needed.
     pub(super) fn is_gone(&self) -> bool {
         match self {
             Self::Generate(job) => job.events.is_closed(),
@@ -184,7 +184,7 @@ impl Job {
         }
     }
 
-    /// The model has failed it.
+    /// Reports that a run of the model failed.
     pub(super) fn fail(self, why: &str) {
         match self {
             Self::Generate(job) => drop(job.events.send(Event::Failed(why.to_owned()))),

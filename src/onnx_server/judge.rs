@@ -1,11 +1,11 @@
-//! What rows of logits say: about a draft, and about a prompt. Pure.
+//! Evaluates rows of logits: samples for a draft, scores for a prompt. Pure.
 
 use crate::onnx_server::job::{PromptRow, VerifiedRow};
 use crate::openai::Sampling;
 use crate::runtime::sampler::{History, Sampler};
 use crate::units::TokenId;
 
-/// A draft as it came: parents stand before their children.
+/// A draft to verify; parents come before their children.
 pub(super) struct Draft<'a> {
     pub(super) tokens: &'a [TokenId],
     pub(super) parents: &'a [Option<usize>],
@@ -19,8 +19,8 @@ impl Draft<'_> {
     }
 }
 
-/// Samples the place after the context and after every node, each with the noise of its own position, and
-/// walks down the samples: the accepted nodes. `None` if a row or a parent is missing.
+/// Samples after the context and after every node, each with the noise of its position. Returns the rows and the
+/// accepted nodes; `None` if a row or a parent is missing.
 pub(super) fn judge<'a>(
     sampler: &Sampler,
     past: &History,
@@ -60,7 +60,7 @@ pub(super) fn judge<'a>(
     Some((rows, accepted))
 }
 
-/// The nodes that the samples confirm, from the context on.
+/// The nodes that the samples accept, from the context on.
 fn walk(draft: &Draft<'_>, rows: &[VerifiedRow]) -> Vec<usize> {
     let mut accepted = Vec::new();
     let mut at = None;
@@ -72,7 +72,7 @@ fn walk(draft: &Draft<'_>, rows: &[VerifiedRow]) -> Vec<usize> {
     accepted
 }
 
-/// Scores a prompt token under the row before it: no temperature, no processors, as vLLM does.
+/// Scores a prompt token by the row before it, without temperature or other processing, as vLLM does.
 pub(super) fn prompt_row(row: &[f32], id: TokenId, top: usize) -> PromptRow {
     let plain = Sampler::new(Sampling { temperature: 0.0, ..Sampling::default() }, 0, 0);
     let processed = plain.process(row, &History::default());

@@ -1,4 +1,4 @@
-//! What an operator sees of the target.
+//! Metrics of the ONNX server.
 
 use std::time::Duration;
 
@@ -7,14 +7,14 @@ use prometheus::{
     TextEncoder,
 };
 
-/// What a run of the model was for: its costliest part names it.
+/// Kind of a model run, after its costliest part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// One token per sequence.
     Decode,
-    /// A draft among them.
+    /// At least one draft was verified.
     Verify,
-    /// Runs that read at least one prompt.
+    /// No draft, but at least one sequence with several tokens.
     Prefill,
 }
 
@@ -32,11 +32,11 @@ impl Kind {
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
-    /// Jobs that have a lane.
+    /// Number of jobs that have a lane.
     pub(super) running: IntGauge,
-    /// Jobs that wait for one.
+    /// Number of jobs that wait for a lane.
     pub(super) waiting: IntGauge,
-    /// Share of the cache that running jobs use.
+    /// Share of the cache that running jobs use, 0 to 1.
     pub(super) kv_usage: Gauge,
     pub(super) prompt_tokens: IntCounter,
     pub(super) cached_tokens: IntCounter,
@@ -53,7 +53,7 @@ impl Metrics {
     /// All metrics, registered.
     ///
     /// # Errors
-    /// If two of them carry one name.
+    /// Two metrics have the same name.
     pub fn new() -> Result<Self, prometheus::Error> {
         let registry = Registry::new();
         let counter = |name: &str, help: &str| -> Result<IntCounter, prometheus::Error> {
@@ -97,13 +97,13 @@ impl Metrics {
         })
     }
 
-    /// A run of the model has ended.
+    /// Counts a run of the model, with its duration and number of tokens.
     pub(super) fn step(&self, kind: Kind, took: Duration, tokens: usize) {
         self.step_seconds.with_label_values(&[kind.name()]).observe(took.as_secs_f64());
         self.computed_tokens.inc_by(tokens as u64);
     }
 
-    /// A request has been answered.
+    /// Counts an answered request.
     pub(super) fn answered(&self, route: &str, status: http::StatusCode) {
         self.requests.with_label_values(&[route, status.as_str()]).inc();
     }

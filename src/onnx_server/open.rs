@@ -1,4 +1,4 @@
-//! From a model folder to a served model.
+//! Opens a model folder for serving.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,37 +14,37 @@ use crate::text::TextError;
 /// Why a model folder cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// The model does not open.
+    /// The model cannot be opened.
     #[error(transparent)]
     Model(#[from] OpenError),
-    /// Its tokenizer does not.
+    /// The tokenizer cannot be read.
     #[error(transparent)]
     Text(#[from] TextError),
-    /// Two metrics have one name.
+    /// Two metrics have the same name.
     #[error(transparent)]
     Metrics(#[from] prometheus::Error),
-    /// The system gives no thread.
+    /// The system cannot create a thread.
     #[error("no thread for the model: {0}")]
     Thread(std::io::Error),
-    /// The folder's path ends in no name.
+    /// The folder's path does not end in a name.
     #[error("{0} has no name that could be the model's: give one")]
     Name(PathBuf),
 }
 
 /// A model that is ready to be served.
 pub struct Opened {
-    /// The application that answers requests.
+    /// Answers requests for the model.
     pub app: App,
     /// The model id.
     pub name: String,
-    /// What it runs on, and why.
+    /// The device that it runs on, and why.
     pub device: String,
 }
 
-/// Opens a model as it is to be served.
+/// Opens a model as a backend of the process file describes it.
 ///
 /// # Errors
-/// Opens a model as a backend of the process file names it; see [`open`].
+/// See [`open`].
 pub fn open_as(model: &ServedModel) -> Result<Opened, StartError> {
     let options = Options {
         device: model.device.into(),
@@ -56,11 +56,11 @@ pub fn open_as(model: &ServedModel) -> Result<Opened, StartError> {
     open(&model.path, model.name.clone(), &options)
 }
 
-/// Opens a model folder: `model.onnx`, `config.json`, `tokenizer.json` and the chat template. Without a name
-/// the model is called like its folder.
+/// Opens a model folder: `model.onnx`, `config.json`, `tokenizer.json` and the chat template. Without `name` the model
+/// id is the folder's name.
 ///
 /// # Errors
-/// If the model or its tokenizer cannot be used.
+/// The model or its tokenizer cannot be used.
 pub fn open(folder: &Path, name: Option<String>, options: &Options) -> Result<Opened, StartError> {
     let words = FolderWords::read(folder)?;
     let own = || folder.canonicalize().ok()?.file_name().map(|name| name.to_string_lossy().into_owned());

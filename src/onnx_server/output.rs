@@ -1,11 +1,11 @@
-//! One choice on its way to the client: tokens become text, and the text is watched for stop strings.
+//! Output of one choice: turns tokens into text and looks for stop strings.
 
 use crate::onnx_server::job::{Ending, Scores, Token};
 use crate::onnx_server::stops::{Seen, Stops};
 use crate::session::Decode;
 use crate::units::TokenId;
 
-/// What a token has added to a choice.
+/// What one token adds to a choice.
 #[derive(Debug, PartialEq)]
 pub(super) struct Step {
     pub(super) id: TokenId,
@@ -19,11 +19,11 @@ pub(super) struct Step {
 pub(super) enum Finish {
     /// The model's end-of-text token was sampled.
     Eos,
-    /// One of the client's end tokens.
+    /// One of the client's end tokens was sampled.
     StopToken(TokenId),
-    /// One of the client's stop strings.
+    /// One of the client's stop strings was found.
     StopText(String),
-    /// The limit of tokens.
+    /// The token limit was reached.
     Length,
 }
 
@@ -42,7 +42,7 @@ pub(super) struct Output {
     decoder: Box<dyn Decode>,
     stops: Stops,
     include_stop: bool,
-    /// Stop strings count from the token after so many.
+    /// Stop strings are ignored in the first `spared` tokens (`min_tokens`).
     spared: usize,
     /// Number of output tokens so far.
     pub(super) tokens: usize,
@@ -53,12 +53,12 @@ impl Output {
         Self { decoder, stops, include_stop, spared, tokens: 0 }
     }
 
-    /// Takes the next token.
+    /// Adds the next token.
     pub(super) fn take(&mut self, token: Token) -> Step {
         self.tokens += 1;
         let early = self.tokens <= self.spared;
         let Token { id, scores, ending } = token;
-        // The token that ended the output is not part of the text, unless the client wants to see what did.
+        // An end token is not part of the text, unless the client asked for stop texts to be included.
         let shown = match ending {
             Some(Ending::Eos) => false,
             Some(Ending::StopToken(_)) => self.include_stop,

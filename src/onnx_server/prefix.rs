@@ -1,15 +1,15 @@
-//! Which lane a sequence gets: the one that already holds most of it.
+//! Chooses the lane for a sequence: the one whose tokens share the longest prefix with it.
 //!
-//! A lane that has become free keeps its tokens, so the next call of the same conversation finds all but its
-//! last tokens computed. A lane whose content is worth keeping is copied instead of cut.
+//! A freed lane keeps its tokens, so the next request of the same conversation needs only its last tokens computed. If
+//! another sequence needs only a part of a lane, that part is copied and the lane is kept.
 
 use crate::runtime::forward::{Forward, Lane, ModelError};
 use crate::units::TokenId;
 
-/// Computing this many tokens anew is taken to cost no more than copying a lane.
+/// Computing this many tokens is assumed to cost no more than copying a lane.
 const COPY_COST: usize = 32;
 
-/// Index of a slot; valid as long as [`Lanes`] lives.
+/// Index of a slot in [`Lanes`].
 pub(super) type SlotId = usize;
 
 struct Slot {
@@ -19,19 +19,19 @@ struct Slot {
     used: u64,
 }
 
-/// All lanes that have been reserved, with what they hold.
+/// All reserved lanes with the tokens they hold.
 #[derive(Default)]
 pub(super) struct Lanes {
     slots: Vec<Slot>,
     clock: u64,
 }
 
-/// The best lane found for some tokens, and how many of them it holds.
+/// A lane, and the number of wanted tokens that it holds.
 type Match = (SlotId, usize);
 
 impl Lanes {
-    /// A lane that holds the first tokens of `wanted`, at most `most` of them, and how many these are; `None`
-    /// if every lane is busy.
+    /// Takes a free lane for `wanted` and puts as much of the sequence into it as any lane holds, at most `most`
+    /// tokens. Returns the lane and that number; `None` if every lane is busy.
     pub(super) fn acquire(
         &mut self,
         model: &mut dyn Forward,
@@ -63,24 +63,24 @@ impl Lanes {
         Ok(Some((slot, cached)))
     }
 
-    /// The largest number of tokens of `wanted` that any lane holds.
+    /// The largest number of tokens of `wanted` that any lane holds, at most `most`.
     pub(super) fn held(&self, wanted: &[TokenId], most: usize) -> usize {
         self.best(wanted, most, |_| true).map_or(0, |(_, len)| len)
     }
 
-    /// The lane of a slot.
+    /// The model's lane of a slot.
     pub(super) fn lane(&self, slot: SlotId) -> Option<Lane> {
         self.slots.get(slot).map(|slot| slot.lane)
     }
 
-    /// Tokens have been appended to the lane.
+    /// Records that tokens were appended to the lane.
     pub(super) fn append(&mut self, slot: SlotId, tokens: &[TokenId]) {
         if let Some(slot) = self.slots.get_mut(slot) {
             slot.tokens.extend_from_slice(tokens);
         }
     }
 
-    /// Forgets all but the first `len` tokens.
+    /// Removes all but the first `len` tokens.
     pub(super) fn rewind(&mut self, model: &mut dyn Forward, slot: SlotId, len: usize) {
         if let Some(slot) = self.slots.get_mut(slot) {
             slot.tokens.truncate(len);
@@ -88,7 +88,7 @@ impl Lanes {
         }
     }
 
-    /// Keeps `base` tokens and one branch of the tree behind them.
+    /// Keeps the first `base` tokens and the path `path` of the draft tree behind them.
     pub(super) fn commit(
         &mut self,
         model: &mut dyn Forward,
@@ -109,7 +109,7 @@ impl Lanes {
         Ok(())
     }
 
-    /// The lane is free; its tokens stay.
+    /// Frees the lane; its tokens stay.
     pub(super) fn free(&mut self, slot: SlotId) {
         self.clock += 1;
         if let Some(slot) = self.slots.get_mut(slot) {
@@ -118,13 +118,13 @@ impl Lanes {
         }
     }
 
-    /// The lane cannot be trusted any more: free and empty.
+    /// Empties and frees a lane whose content may be wrong.
     pub(super) fn discard(&mut self, model: &mut dyn Forward, slot: SlotId) {
         self.rewind(model, slot, 0);
         self.free(slot);
     }
 
-    /// Tokens in busy lanes.
+    /// Number of tokens in busy lanes.
     pub(super) fn busy_tokens(&self) -> usize {
         self.slots.iter().filter(|slot| slot.busy).map(|slot| slot.tokens.len()).sum()
     }
@@ -137,7 +137,7 @@ impl Lanes {
         self.slots.get(slot).map_or(0, |slot| common(&slot.tokens, wanted).min(most))
     }
 
-    /// The slot with the longest match; of equal ones the shortest, then the one unused for longest.
+    /// The slot with the longest match; of equal ones the one with the fewest tokens, then the least recently used.
     fn best(&self, wanted: &[TokenId], most: usize, of: impl Fn(&Slot) -> bool) -> Option<Match> {
         self.slots
             .iter()
@@ -188,7 +188,7 @@ impl Lanes {
     }
 }
 
-/// Length of the common prefix. Whole blocks first: they compare as bytes.
+/// Length of the common prefix. Whole blocks are compared first, which is faster.
 pub(super) fn common(a: &[TokenId], b: &[TokenId]) -> usize {
     const BLOCK: usize = 64;
     let blocks = a.chunks_exact(BLOCK).zip(b.chunks_exact(BLOCK)).take_while(|(a, b)| a == b).count();

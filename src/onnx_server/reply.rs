@@ -1,4 +1,4 @@
-//! Answers as they go over the wire, in vLLM's shapes.
+//! The JSON of answers, in vLLM's format.
 
 use serde::Serialize;
 use serde_json::{Map, Value, json};
@@ -9,7 +9,7 @@ use crate::onnx_server::words::Words;
 use crate::openai::Route;
 use crate::units::TokenId;
 
-/// What all chunks of one answer have in common.
+/// The JSON object of an answer or of one chunk of a stream.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Envelope<'a> {
     pub(super) id: &'a str,
@@ -19,14 +19,14 @@ pub(super) struct Envelope<'a> {
     pub(super) choices: Vec<Choice>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) usage: Option<Usage>,
-    /// Chats have one prompt, so it stands outside of the choices.
+    /// Only set for chats, which have one prompt; completions have it in each choice.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) prompt_token_ids: Option<Vec<TokenId>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) prompt_logprobs: Option<Value>,
 }
 
-/// One choice, or a piece of it.
+/// One choice, or a part of it in a stream.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(super) struct Choice {
     pub(super) index: usize,
@@ -50,7 +50,7 @@ pub(super) struct Choice {
 }
 
 impl Choice {
-    /// Says why the choice is finished.
+    /// Sets the reasons why the choice is finished.
     pub(super) fn finish(&mut self, finish: &Finish) {
         self.finish_reason = Some(finish.reason());
         self.stop_reason = match finish {
@@ -60,7 +60,7 @@ impl Choice {
         };
     }
 
-    /// Puts text where the route has it.
+    /// Puts the text into the field that the route uses.
     pub(super) fn say(&mut self, route: Route, stream: bool, role: bool, text: String) {
         let role = role.then_some("assistant");
         match (route, stream) {
@@ -71,7 +71,7 @@ impl Choice {
     }
 }
 
-/// A message, or a piece of it.
+/// A chat message, or a part of it.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Message {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -88,7 +88,7 @@ pub(super) struct Usage {
     pub(super) prompt_tokens_details: PromptDetails,
 }
 
-/// Where prompt tokens came from.
+/// Origin of the prompt tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub(super) struct PromptDetails {
     pub(super) cached_tokens: usize,
@@ -106,12 +106,12 @@ impl Usage {
     }
 }
 
-/// A token with its score, of the prompt or of the output; the first prompt token has none.
+/// A token of prompt or output with its scores; the first prompt token has none.
 pub(super) struct Scored {
     pub(super) id: TokenId,
     pub(super) logprob: Option<f32>,
     pub(super) top: Vec<(TokenId, f32)>,
-    /// Characters that it added to the text.
+    /// Number of characters that it adds to the text.
     pub(super) chars: usize,
 }
 
@@ -121,7 +121,7 @@ impl Scored {
     }
 }
 
-/// Spells tokens in answers.
+/// Writes tokens into answers, as text or as `token_id:N`.
 #[derive(Clone, Copy)]
 pub(super) struct Speller<'a> {
     pub(super) words: &'a dyn Words,
@@ -133,14 +133,14 @@ impl Speller<'_> {
         if self.as_ids { format!("token_id:{id}") } else { self.words.decode(&[id], true) }
     }
 
-    /// `logprobs` of a completion, as OpenAI had it: parallel lists. `offset` = characters before.
+    /// `logprobs` of a completion: parallel lists, as in OpenAI's API. `offset`: number of characters before them.
     pub(super) fn completion(&self, scored: &[Scored], top: usize, mut offset: usize) -> Value {
         let (mut offsets, mut tops) = (Vec::new(), Vec::new());
         for token in scored {
             offsets.push(offset);
             offset += token.chars;
             tops.push(token.logprob.map(|logprob| {
-                // The sample is always there, also if it is not among the best.
+                // The sampled token is always listed, even if it is not among the best.
                 let mut map = Map::new();
                 for &(id, logprob) in token.top.iter().take(top) {
                     map.insert(self.token(id), json!(short(logprob)));
@@ -173,7 +173,7 @@ impl Speller<'_> {
         json!({"token": token, "logprob": short(logprob), "bytes": bytes})
     }
 
-    /// `prompt_logprobs`: one entry per prompt token, `null` for those that were not scored.
+    /// `prompt_logprobs`: one entry per prompt token, `null` if it was not scored.
     pub(super) fn prompt(&self, prompt: usize, rows: &[PromptRow]) -> Value {
         let missing = prompt.saturating_sub(rows.len());
         let nulls = std::iter::repeat_n(Value::Null, missing);
@@ -199,12 +199,12 @@ impl Speller<'_> {
     }
 }
 
-/// The number that prints with the few digits that a 32-bit one needs.
+/// The `f64` that prints with as few digits as the `f32`.
 fn short(value: f32) -> f64 {
     value.to_string().parse().unwrap_or_else(|_| f64::from(value))
 }
 
-/// The answer of `POST /v1/verify`.
+/// The JSON answer of `POST /v1/verify`.
 #[derive(Serialize)]
 pub(super) struct VerifyReply<'a> {
     model: &'a str,
@@ -223,7 +223,7 @@ struct VerifyRow<'a> {
 }
 
 impl<'a> VerifyReply<'a> {
-    /// `context` and `nodes` are what was sent; every node counts as computed output.
+    /// `context` is the number of context tokens. The accepted nodes and the token after them count as output.
     pub(super) fn new(model: &'a str, seed: u64, context: usize, verified: &'a Verified) -> Self {
         let rows = verified.rows.iter().map(|row| VerifyRow {
             sample: row.sample,

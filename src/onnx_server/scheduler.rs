@@ -1,8 +1,8 @@
 //! The model's thread: continuous batching over lanes.
 //!
-//! One thread owns the model, so that nothing has to be locked. Each turn it forgets what nobody waits for,
-//! gives lanes to what waits, runs everything short in one batch (decode steps, drafts, ends of prompts) and
-//! then a bounded piece of the long prompts: a long prompt delays its neighbours by one piece at a time.
+//! One thread owns the model, so it needs no locks. In each turn it drops jobs whose receivers are gone, gives lanes to
+//! waiting jobs, runs all short pieces in one batch (decode steps, drafts, ends of prompts), and then a limited piece
+//! of the long prompts. So a long prompt delays the other jobs by one piece at a time.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,16 +16,16 @@ use crate::onnx_server::metrics::{Kind, Metrics};
 use crate::onnx_server::prefix::{Lanes, common};
 use crate::runtime::forward::{Feed, Forward, Lane, ModelConfig};
 
-/// Pieces up to this length share a run with decode steps: a run pads every lane to its longest piece.
+/// Longest piece that shares a run with decode steps, tokens; a run pads every lane to its longest piece.
 const SHORT: usize = 32;
-/// Prompt tokens per turn while others wait for their next token.
+/// Prompt tokens per turn while other jobs wait for their next token.
 const CHUNK_SHARED: usize = 128;
-/// Prompt tokens per turn while nobody else does.
+/// Prompt tokens per turn while no other job does.
 const CHUNK_ALONE: usize = 512;
-/// A job waits for a neighbour that is about to compute so many of its tokens.
+/// A job waits if a running one will compute at least this many more of its tokens than the lanes hold.
 const WORTH_WAITING: usize = 32;
 
-/// The way to the model's thread. Dropping the last one ends it.
+/// Handle of the model's thread. Dropping the last one ends the thread.
 #[derive(Clone, Debug)]
 pub struct Engine {
     jobs: Sender<Vec<Job>>,
@@ -36,7 +36,7 @@ impl Engine {
     /// Starts the thread that runs the model.
     ///
     /// # Errors
-    /// If the system gives no thread.
+    /// The system cannot create a thread.
     pub fn start(model: Box<dyn Forward>, metrics: Arc<Metrics>) -> std::io::Result<Self> {
         let (jobs, queue) = channel();
         let config = Arc::new(model.config().clone());
@@ -51,13 +51,13 @@ impl Engine {
         Ok(Self { jobs, config })
     }
 
-    /// What the model is.
+    /// Properties of the model.
     pub fn config(&self) -> &ModelConfig {
         &self.config
     }
 
-    /// Hands over jobs; those that are handed over together are taken up together. `false` if the thread is
-    /// gone: the jobs' receivers then see their channels closed.
+    /// Sends jobs to the thread; jobs sent together are taken up together. Returns `false` if the thread has ended; the
+    /// receivers of the jobs then see their channels closed.
     pub fn submit(&self, jobs: Vec<Job>) -> bool {
         self.jobs.send(jobs).is_ok()
     }
@@ -108,7 +108,7 @@ impl Scheduler {
         self.report();
     }
 
-    /// Frees the lanes of jobs whose receivers are gone.
+    /// Drops the jobs whose receivers are gone and frees their lanes.
     fn forget(&mut self) {
         self.waiting.retain(|job| !job.is_gone());
         let active = std::mem::take(&mut self.active).into_iter();
@@ -120,8 +120,8 @@ impl Scheduler {
         }
     }
 
-    /// Gives lanes to waiting jobs, first come first served; a job for which a neighbour is computing a long
-    /// common prefix lets others go first.
+    /// Gives lanes to waiting jobs in order of arrival. A job lets others go first while a running job computes a long
+    /// common prefix.
     fn admit(&mut self) {
         let mut later = VecDeque::new();
         while let Some(job) = self.waiting.pop_front() {
@@ -153,8 +153,8 @@ impl Scheduler {
         promised.is_some_and(|promised| promised > held + WORTH_WAITING)
     }
 
-    /// Runs one batch of these jobs, with at most `budget` tokens of their sequences, and returns those that
-    /// are over.
+    /// Runs one batch of these jobs, with at most `budget` tokens of their sequences. Returns the finished jobs with
+    /// their results.
     fn step(&mut self, jobs: &[usize], mut budget: usize) -> Vec<(usize, Result<Next, String>)> {
         let mut batch: Vec<(usize, Lane, Piece)> = Vec::with_capacity(jobs.len());
         for &at in jobs {
@@ -199,7 +199,7 @@ impl Scheduler {
         over
     }
 
-    /// Answers, then puts the lane in order: nobody waits for that.
+    /// Sends the answer first and tidies up the lane afterwards.
     fn end(&mut self, job: Active, next: Result<Next, String>) {
         let slot = job.slot;
         match next {

@@ -1,4 +1,4 @@
-//! The routes.
+//! The HTTP routes of the ONNX server.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
@@ -37,12 +37,12 @@ use crate::units::TokenId;
 
 /// Longest request body, in bytes.
 const BODY_MAX: usize = 32 << 20;
-/// A body that is read in no time.
+/// Bodies up to this length are parsed on the network thread, bytes.
 const BODY_SHORT: usize = 16 << 10;
-/// Output tokens of a completion that does not say how many, as OpenAI has it.
+/// Output limit of a completion request without `max_tokens`, as in OpenAI's API.
 const MAX_TOKENS: usize = 16;
 
-/// A model and everything that answers requests for it.
+/// A model with everything needed to answer requests for it.
 pub struct App {
     engine: Engine,
     words: Arc<dyn Words>,
@@ -54,13 +54,13 @@ pub struct App {
 }
 
 impl App {
-    /// A model under a name.
+    /// A model served under the id `name`.
     pub fn new(name: String, engine: Engine, words: Arc<dyn Words>, metrics: Arc<Metrics>) -> Self {
         let (random, count) = (RandomState::new(), AtomicU64::new(0));
         Self { engine, words, metrics, name, created: now(), random, count }
     }
 
-    /// Answers requests until `stop` says otherwise; returns how many connections were cut.
+    /// Answers requests until told to stop; returns the number of connections that were cut.
     pub async fn serve(self, listener: TcpListener, stop: Stop) -> usize {
         let app = Arc::new(self);
         let answer =
@@ -69,7 +69,7 @@ impl App {
         listen::serve(listener, answer, Listening::new(Bounds::default(), connections, stop)).await
     }
 
-    /// Answers one request. Dropping the future, or the answer's body, gives it up.
+    /// Answers one request. Dropping the future or the answer's body cancels it.
     pub async fn answer(self: Arc<Self>, request: Request<Body>) -> Response<Body> {
         let route = request.uri().path().to_owned();
         let head = request.method() == Method::HEAD;
@@ -120,7 +120,7 @@ impl App {
         }
     }
 
-    /// What a proxy beside this server needs to draft in its vocabulary.
+    /// Serves `/tokenizer.json` and `/tokenizer_info`, which a proxy needs in order to draft in this vocabulary.
     fn vocabulary(&self, path: &str) -> Result<Response<Body>, Refusal> {
         if path == "/tokenizer_info" {
             return Ok(ok_json(&json!({ "eos_token_ids": self.engine.config().eos })));
@@ -157,7 +157,7 @@ impl App {
         }
     }
 
-    /// Reads a body: a long one on a thread where nobody waits for the time that it takes to find its tokens.
+    /// Parses a body. A long one is parsed on a blocking thread, since tokenizing it takes long.
     async fn beside<T: Send + 'static>(
         self: &Arc<Self>,
         body: Bytes,
@@ -175,7 +175,7 @@ impl App {
         Served { model: &self.name, vocabulary: self.engine.config().vocabulary }
     }
 
-    /// Hands the jobs of a request to the model, all at once.
+    /// Sends all jobs of a request to the model at once.
     fn begin(&self, mut ask: Ask) -> Result<Answer, Refusal> {
         let field = if ask.route == Route::Chat { "messages" } else { "prompt" };
         let mut prompts = Vec::with_capacity(ask.prompts.len());
@@ -199,7 +199,7 @@ impl App {
                 })));
                 let stops = Stops::new(&ask.stop, ask.include_stop);
                 let stops = stops.map_err(|error| invalid("stop", error.to_string()))?;
-                // As vLLM has it: before `min_tokens` neither an end token nor a stop string ends the output.
+                // As in vLLM: before `min_tokens` neither an end token nor a stop string ends the output.
                 let spared = (ask.sampling.min_tokens as usize).saturating_sub(generated);
                 let output = Output::new(self.words.decoder(prompt), stops, ask.include_stop, spared);
                 choices.push(Running::new(receiver, output, seed));
@@ -237,7 +237,8 @@ impl App {
         Ok(tokens)
     }
 
-    /// How many tokens may be generated behind `prompt` tokens. A limit that does not fit is refused, not cut.
+    /// Number of tokens to generate after `prompt` tokens. A limit that does not fit the context is refused, not
+    /// reduced.
     fn max_tokens(&self, ask: &Ask, prompt: usize, param: &'static str) -> Result<usize, Refusal> {
         let left = self.engine.config().context.saturating_sub(prompt);
         let output = match (ask.max_tokens, ask.route) {
@@ -295,7 +296,7 @@ impl App {
         })))
     }
 
-    /// A seed of 53 bits, which every JSON reader keeps.
+    /// A random seed of 53 bits, which every JSON parser represents exactly.
     fn fresh_seed(&self) -> u64 {
         self.random.hash_one(("seed", self.count.fetch_add(1, Ordering::Relaxed))) >> 11
     }
@@ -310,7 +311,7 @@ impl App {
     }
 }
 
-/// Streamed or whole, as it was asked for.
+/// The answer as a stream or as a whole, as requested.
 async fn answered(answer: Answer) -> Result<Response<Body>, Refusal> {
     if answer.ask.stream {
         return Ok(stream_of(answer));
@@ -321,7 +322,8 @@ async fn answered(answer: Answer) -> Result<Response<Body>, Refusal> {
     }
 }
 
-/// The answer to a HEAD: what a connection of HTTP/1.1 would leave out, other ways would carry.
+/// The answer to a HEAD request: the same headers without a body. hyper drops the body itself, calls within the process
+/// do not.
 fn bodiless(mut response: Response<Body>) -> Response<Body> {
     if let Some(length) = response.body().size_hint().exact() {
         response.headers_mut().insert(CONTENT_LENGTH, length.into());
@@ -337,7 +339,7 @@ async fn read(body: Body) -> Result<Bytes, Refusal> {
     }
 }
 
-/// The answer as server-sent events, one per token. Dropping the body drops the answer, and with it its jobs.
+/// The answer as server-sent events, one per token. Dropping the body drops the answer and cancels its jobs.
 fn stream_of(answer: Answer) -> Response<Body> {
     let frames = stream::unfold(Some(answer), |answer| async move {
         let mut answer = answer?;
@@ -363,7 +365,7 @@ fn stream_of(answer: Answer) -> Response<Body> {
     response
 }
 
-#[allow(clippy::unnecessary_wraps)] // what a body is made of
+#[allow(clippy::unnecessary_wraps)] // the item type of a body stream
 fn data(text: String) -> Result<Frame<Bytes>, BoxError> {
     Ok(Frame::data(Bytes::from(text)))
 }

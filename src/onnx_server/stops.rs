@@ -1,29 +1,29 @@
-//! Stop strings: found wherever a token boundary falls, and nothing emitted that may belong to one.
+//! Finds stop strings across token boundaries, and holds back text that may be the beginning of one.
 
 use aho_corasick::{AhoCorasick, MatchKind};
 
-/// Watches a growing text for stop strings. The one that is complete first ends the output; of those complete
-/// at the same character the longest.
+/// Looks for stop strings in a growing text. The first one that is complete ends the output; of several that end at the
+/// same character, the longest counts.
 #[derive(Debug)]
 pub(super) struct Stops {
     texts: Vec<String>,
     finder: Option<AhoCorasick>,
     include: bool,
-    /// Text that is the beginning of a stop string.
+    /// Held-back text: the beginning of a stop string.
     held: String,
 }
 
-/// What a piece of text has led to.
+/// Result of adding a piece of text.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Seen {
-    /// Text that may be emitted.
+    /// Text that can be sent.
     pub(super) text: String,
-    /// The stop string that ends the output.
+    /// The stop string that was found and ends the output.
     pub(super) stop: Option<String>,
 }
 
 impl Stops {
-    /// Watches for these; `include` leaves the one that was found in the text.
+    /// Looks for these strings; `include` keeps the found one in the text.
     pub(super) fn new(stops: &[String], include: bool) -> Result<Self, aho_corasick::BuildError> {
         let finder = match stops {
             [] => None,
@@ -32,8 +32,7 @@ impl Stops {
         Ok(Self { texts: stops.to_vec(), finder, include, held: String::new() })
     }
 
-    /// More text has come. A stop string that is complete before its time (`early`) does not count, and never
-    /// will.
+    /// Adds text. A stop string that is complete while `early` is set does not count, now or later.
     pub(super) fn push(&mut self, text: &str, early: bool) -> Seen {
         let Some(finder) = &self.finder else { return Seen { text: text.to_owned(), stop: None } };
         let before = self.held.len();
@@ -49,12 +48,12 @@ impl Stops {
         Seen { text: std::mem::replace(&mut self.held, kept), stop: None }
     }
 
-    /// The text that was held back: nothing will complete it any more.
+    /// Returns the held-back text at the end of the output.
     pub(super) fn flush(&mut self) -> String {
         std::mem::take(&mut self.held)
     }
 
-    /// Bytes at the end of the text that are the beginning of a stop string.
+    /// Length of the longest end of the text that begins a stop string, bytes.
     fn beginning(&self) -> usize {
         let longest = self.texts.iter().map(|stop| stop.len().saturating_sub(1)).max().unwrap_or(0);
         let starts = self.held.char_indices().map(|(at, _)| at);

@@ -1,4 +1,4 @@
-//! One answer under way: the events of all its choices, in the order in which they come.
+//! An answer in progress: the events of all its choices, in order of arrival.
 
 use std::sync::Arc;
 use std::task::Poll;
@@ -15,12 +15,12 @@ use crate::onnx_server::words::Words;
 use crate::openai::Route;
 use crate::units::TokenId;
 
-/// One choice under way. Dropping its receiver cancels it.
+/// A choice in progress. Dropping its receiver cancels it.
 pub(super) struct Running {
     events: Option<UnboundedReceiver<Event>>,
     output: Output,
     seed: u64,
-    /// Characters of text that have been sent, or stand in the answer.
+    /// Number of characters sent so far.
     chars: usize,
     begun: bool,
     rows: Vec<PromptRow>,
@@ -32,32 +32,32 @@ impl Running {
     }
 }
 
-/// What has happened to one choice.
+/// An event of one choice.
 pub(super) enum News {
     /// Its prompt has been computed.
     Prompt,
-    /// One more token of a choice.
+    /// It has one more token.
     Step(Step),
-    /// Nothing more will come: `max_tokens` was 0.
+    /// It ended without a token: `max_tokens` was 0.
     Over,
     /// A run of the model failed.
     Failed(String),
 }
 
-/// An answer under way.
+/// An answer in progress.
 pub(super) struct Answer {
     id: String,
     created: u64,
     model: String,
     pub(super) ask: Ask,
-    /// Per prompt its tokens.
+    /// Token ids of each prompt.
     prompts: Vec<Vec<TokenId>>,
-    /// Choice `j` of prompt `i` is number `i · n + j`.
+    /// Choice `j` of prompt `i` has index `i · n + j`.
     choices: Vec<Running>,
     words: Arc<dyn Words>,
-    /// Cached tokens, counted once per prompt.
+    /// Number of cached prompt tokens, counted once per prompt.
     cached: usize,
-    /// Where the search for the next event begins, so that no choice starves the others.
+    /// Index of the choice to check first for an event, so that every choice gets its turn.
     next: usize,
 }
 
@@ -73,7 +73,7 @@ impl Answer {
         Self { id, created: now(), model, ask, prompts, choices, words, cached: 0, next: 0 }
     }
 
-    /// The next event of any choice; `None` when all are over.
+    /// The next event of any choice, with the choice's index; `None` when all have ended.
     pub(super) async fn next(&mut self) -> Option<(usize, News)> {
         let (index, event) = poll_fn(|context| {
             let count = self.choices.len();
@@ -147,7 +147,7 @@ impl Answer {
         Envelope { id, object, created, model, choices, usage, prompt_token_ids: None, prompt_logprobs: None }
     }
 
-    /// Log-probabilities of tokens as the route shows them; `offset` = characters before them.
+    /// Log-probabilities in the route's format; `offset`: number of characters before the tokens.
     fn logprobs(&self, scored: &[Scored], offset: usize) -> Option<serde_json::Value> {
         let top = self.ask.show.logprobs?;
         Some(match self.ask.route {
@@ -156,7 +156,7 @@ impl Answer {
         })
     }
 
-    /// The prompt as the beginning of the text, with its scores where the output has some.
+    /// The prompt's text and scores, if the request asks for `echo`; empty otherwise.
     fn echo(&self, index: usize) -> (String, Vec<Scored>) {
         if !self.ask.show.echo {
             return (String::new(), Vec::new());
@@ -174,7 +174,7 @@ impl Answer {
         (self.words.decode(prompt, true), scored)
     }
 
-    /// One chunk of a stream for one token; the first of a choice also says what is said once.
+    /// The event for one token; the first one of a choice also has the fields that are sent once.
     pub(super) fn chunk(&mut self, index: usize, step: Step) -> String {
         let first =
             self.choices.get_mut(index).is_some_and(|choice| !std::mem::replace(&mut choice.begun, true));
@@ -213,7 +213,7 @@ impl Answer {
         frame
     }
 
-    /// What ends a stream.
+    /// The end of a stream: usage if requested, and `[DONE]`.
     pub(super) fn last(&self) -> String {
         let mut last = match self.ask.usage {
             StreamUsage::Never => String::new(),
@@ -223,7 +223,7 @@ impl Answer {
         last
     }
 
-    /// The whole answer, once every choice is over.
+    /// Waits for every choice to end and returns the whole answer as JSON.
     pub(super) async fn whole(mut self) -> Result<Vec<u8>, String> {
         let mut done: Vec<Whole> = self.choices.iter().map(|_| Whole::default()).collect();
         while let Some((index, news)) = self.next().await {
@@ -258,7 +258,7 @@ impl Answer {
         let prompt = self.prompt_of(index);
         let mut choice = Choice { index, logprobs: self.logprobs(&scored, 0), ..Choice::default() };
         choice.say(self.ask.route, false, true, text);
-        // Only `max_tokens: 0` leaves a choice without a finish of its own.
+        // Only with `max_tokens: 0` does a choice end without a finish reason.
         choice.finish(&whole.finish.unwrap_or(Finish::Length));
         if let Some(running) = self.choices.get(index) {
             choice.seed = Some(running.seed);
@@ -293,7 +293,7 @@ impl Whole {
     }
 }
 
-/// One server-sent event as it is written.
+/// One server-sent event as text.
 fn frame(envelope: &Envelope<'_>) -> String {
     match serde_json::to_string(envelope) {
         Ok(json) => format!("data: {json}\n\n"),

@@ -1,5 +1,4 @@
-//! Requests as they come over the wire, read strictly: a field is understood, refused by name as unsupported,
-//! or refused by name as unknown.
+//! Parses requests strictly: every field is either used, refused as unsupported, or refused as unknown, always by name.
 
 use serde_json::{Map, Value};
 
@@ -16,12 +15,12 @@ pub(super) use crate::onnx_server::wire::tokens::{TokenizeAsk, VerifyAsk, detoke
 use crate::openai::{Route, Sampling};
 use crate::units::TokenId;
 
-/// Most choices of one prompt.
+/// Most choices per prompt (`n`).
 const CHOICES_MAX: i64 = 128;
-/// Most log-probabilities per place, as vLLM has it.
+/// Most log-probabilities per place, as in vLLM.
 const LOGPROBS_MAX: usize = 20;
 
-/// What is to be continued.
+/// A prompt to be continued.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Prompt {
     /// A text prompt.
@@ -32,12 +31,12 @@ pub(super) enum Prompt {
     Messages(Vec<Value>),
 }
 
-/// A request for output.
+/// A parsed completion or chat request.
 #[derive(Clone, Debug)]
 pub(super) struct Ask {
     pub(super) route: Route,
     pub(super) prompts: Vec<Prompt>,
-    /// Per prompt, how many of its last tokens are output already.
+    /// For each prompt, the number of its last tokens that are output of an earlier request.
     pub(super) generated: Vec<usize>,
     pub(super) sampling: Sampling,
     pub(super) choices: usize,
@@ -48,38 +47,38 @@ pub(super) struct Ask {
     pub(super) stream: bool,
     pub(super) usage: StreamUsage,
     pub(super) show: Show,
-    /// Whether a text prompt gets the tokens that the model expects at the beginning.
+    /// Whether tokens that the model expects at the beginning are added to a text prompt.
     pub(super) add_special_tokens: bool,
-    /// Whether the chat template opens the answer.
+    /// Whether the chat template ends with the start of the assistant's message.
     pub(super) opening: bool,
 }
 
-/// Which chunks of a stream carry usage.
+/// Which events of a stream have usage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum StreamUsage {
     /// No usage in the stream.
     #[default]
     Never,
-    /// A last one without choices.
+    /// An additional last event without choices.
     Last,
     /// Usage in every event.
     Every,
 }
 
-/// What the answer shows besides the text.
+/// What the answer contains besides the text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Show {
     pub(super) echo: bool,
     pub(super) logprobs: Option<usize>,
-    /// Which prompt tokens are scored, for `prompt_logprobs` or for an echo with `logprobs`.
+    /// Prompt tokens to score, for `prompt_logprobs` or for `echo` with `logprobs`.
     pub(super) prompt_logprobs: Option<PromptLogprobs>,
-    /// The scores are shown as `prompt_logprobs`.
+    /// Whether the scores are sent as `prompt_logprobs`.
     pub(super) prompt_shown: bool,
     pub(super) token_ids: bool,
     pub(super) tokens_as_ids: bool,
 }
 
-/// What the server knows that a request is checked against.
+/// Properties of the served model that requests are checked against.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Served<'a> {
     pub(super) model: &'a str,
@@ -174,7 +173,7 @@ pub(super) fn chat(body: &[u8], served: Served<'_>) -> Result<Ask, Refusal> {
     Ok(Ask { show: Show { logprobs, ..ask.show }, ..ask })
 }
 
-/// The fields that both routes have.
+/// Reads the fields that both routes share.
 fn common(fields: &mut Fields<'_>, served: Served<'_>, route: Route) -> Result<Ask, Refusal> {
     let sampling = sampling(fields, served)?;
     let choices = fields.integer("n", 1..=CHOICES_MAX)?.unwrap_or(1) as usize;
@@ -222,7 +221,7 @@ fn common(fields: &mut Fields<'_>, served: Served<'_>, route: Route) -> Result<A
     })
 }
 
-/// Fields that are known and not done, or that change nothing here.
+/// Reads fields that are known but not supported, or that have no effect here.
 fn unsupported(fields: &mut Fields<'_>) -> Result<(), Refusal> {
     let plain = r#"{"type":"text"}"#;
     fields.only("response_format", &[plain], "only {\"type\":\"text\"}")?;
@@ -268,7 +267,7 @@ fn stream_usage(fields: &mut Fields<'_>) -> Result<StreamUsage, Refusal> {
         match name.as_str() {
             "include_usage" => last = flag,
             "continuous_usage_stats" => every = flag,
-            // Padding against side channels; there is none here.
+            // Obfuscation pads events against side channels; this server never does.
             "include_obfuscation" => {}
             _ => return Err(Refusal::Unknown(format!("stream_options.{name}"))),
         }

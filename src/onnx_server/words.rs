@@ -1,28 +1,28 @@
-//! What the target needs of a tokenizer. A trait, so that tests can serve a model of bytes.
+//! The tokenizer interface of the ONNX server. It is a trait so that tests can serve a model of bytes.
 
 use serde_json::Value;
 
 use crate::session::Decode;
 use crate::units::TokenId;
 
-/// Text to tokens and back.
+/// Converts between text and tokens.
 pub trait Words: Send + Sync {
-    /// The tokens of a text; `special` adds what the model expects at the beginning.
+    /// The tokens of a text; `special` adds the tokens that the model expects at the beginning.
     ///
     /// # Errors
-    /// If the tokenizer cannot.
+    /// The tokenizer failed; the reason in words.
     fn encode(&self, text: &str, special: bool) -> Result<Vec<TokenId>, String>;
-    /// The text of tokens, special ones included if `special`.
+    /// The text of tokens, including special tokens if `special`.
     fn decode(&self, tokens: &[TokenId], special: bool) -> String;
-    /// A decoder for output that grows behind a prompt; special tokens give no text.
+    /// A decoder for output that follows `prompt`; special tokens give no text.
     fn decoder(&self, prompt: &[TokenId]) -> Box<dyn Decode>;
-    /// The prompt that the model's chat template makes of messages; `opening` ends it where the answer begins.
+    /// The prompt text that the chat template makes of messages; `opening` ends it with the start of the answer.
     ///
     /// # Errors
-    /// If there is no template, or it refuses.
+    /// There is no template, or it rejects the messages.
     fn chat(&self, messages: Vec<Value>, opening: bool) -> Result<String, String>;
-    /// A token as the vocabulary spells it.
+    /// A token as the vocabulary writes it.
     fn spelling(&self, token: TokenId) -> String;
-    /// The vocabulary as a `tokenizer.json`, for whoever drafts beside this server.
+    /// The `tokenizer.json` of the vocabulary, for a proxy that drafts; `None` if there is none.
     fn file(&self) -> Option<Vec<u8>>;
 }

@@ -1,7 +1,7 @@
 //! The decision: what may be done with a request, step by step in the order of a request's way.
 //!
-//! Each step is one function of the facts. They are walked in one place: up to the first that ends the matter, when a
-//! request is under way; or all of them, when somebody asks why.
+//! Each step is one function of the facts. One function, `walk`, goes through them: up to the first that ends the
+//! decision while a request is being served, or through all of them for an explanation.
 
 use super::facts::{Fact, Facts};
 use super::part::Part;
@@ -9,39 +9,39 @@ use super::ruling::{Allowed, Ruling};
 use super::steps::{self, Halt, NO_BACKEND, NO_POLICY, NO_REQUEST, NO_SERVER, passed};
 use crate::words::{BypassReason, RideReason};
 
-/// The steps of a decision, in their order.
+/// The steps of a decision, in the order in which they are taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// What the client asks of Foretell.
+    /// What the client asks for with `x-foretell`.
     Client,
-    /// What the process may do at all.
+    /// The mode of the process.
     Mode,
-    /// Whether any replica can be used for more than relaying.
+    /// Whether any replica can do more than relay.
     Fleet,
-    /// Whether the body can be read.
+    /// Whether the body is uncompressed.
     Encoding,
-    /// What the body says.
+    /// Whether every parameter of the body can be carried exactly.
     Body,
-    /// Which backend the request goes to, and what may be done there.
+    /// Which backend the request goes to, and its mode.
     Backend,
-    /// Whether there is a place for one more session.
+    /// Whether a session slot is free.
     Session,
-    /// Who answers at the replica's address.
+    /// Which engine answers at the replica's address.
     Server,
-    /// Whether that server can carry the request exactly.
+    /// Whether this engine can serve the request exactly.
     Dialect,
-    /// Which policy matches.
+    /// Which policy applies.
     Policy,
-    /// What policy, process, client and probe allow.
+    /// Whether policy, process, client and probe permit leaping.
     Permission,
-    /// How drafts are verified.
+    /// Which plans may verify drafts.
     Plans,
-    /// Who drafts.
+    /// Which drafters can draft.
     Drafters,
 }
 
 impl Step {
-    /// The name in explanations.
+    /// Name in explanations.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Client => "client",
@@ -61,14 +61,14 @@ impl Step {
     }
 }
 
-/// A request is relayed.
+/// The decision to relay a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bypass {
-    /// Why.
+    /// Reason of the bypass.
     pub reason: BypassReason,
-    /// The parameter, or the header, that is to blame, where one is.
+    /// Name of the parameter or header that causes it, if a single one does.
     pub parameter: Option<String>,
-    /// A likely answer may be sent along as a prediction.
+    /// A likely answer may be sent along as OpenAI's `prediction`.
     pub predict: bool,
 }
 
@@ -78,65 +78,65 @@ impl From<BypassReason> for Bypass {
     }
 }
 
-/// How a decision ends.
+/// Result of a decision.
 #[derive(Clone, Debug)]
 pub enum Outcome {
-    /// A session is driven, within these bounds.
+    /// A session serves the request, as this ruling says.
     Drive(Box<Ruling>),
     /// The request is relayed.
     Bypass(Bypass),
-    /// There is no backend to send it to, or nobody answers there.
+    /// There is no backend for it, or no server answers.
     Nobody,
-    /// It takes a fact that is not known, for this reason.
+    /// The step needs a fact that is not known; the text says why it is not.
     Undecided(Step, &'static str),
 }
 
-/// A step in an explanation.
+/// One step of an explanation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// Which.
+    /// The step.
     pub step: Step,
-    /// How it went.
+    /// Its result.
     pub verdict: Verdict,
-    /// The same in words.
+    /// Its result in words.
     pub words: String,
 }
 
-/// How a step went.
+/// Result of one step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Nothing stands in the way.
+    /// The step does not prevent leaping.
     Passed,
-    /// The session rides, for this reason.
+    /// The session only rides, for this reason.
     Rides(RideReason),
     /// The request is relayed, for this reason.
     Bypass(BypassReason),
     /// There is no backend to send it to.
     NoBackend,
-    /// Nobody answers there.
+    /// No server answers at the replica's address.
     Down,
-    /// It could not be decided.
+    /// It needs a fact that is not known.
     Unknown,
 }
 
-/// A decision and how it came about.
+/// A decision with the steps that led to it.
 #[derive(Clone, Debug)]
 pub struct Decision {
-    /// How it ends.
+    /// Its result.
     pub outcome: Outcome,
-    /// Every step. Empty unless it was asked for.
+    /// Every step; empty unless an explanation was asked for.
     pub findings: Vec<Finding>,
-    /// Effective temperature.
+    /// Effective sampling temperature.
     pub temperature: Fact<f64>,
 }
 
-/// Decides as far as the facts go: up to the first step that ends the matter, or that needs a fact which is not known.
-/// With that fact it can be asked again.
+/// Decides up to the first step that ends the decision or needs an unknown fact. Once that fact is known, call it
+/// again.
 pub fn decide(facts: &Facts<'_>) -> Outcome {
     walk(facts, Walk::default()).outcome
 }
 
-/// Decides, and walks all the steps: also those after the one that ends the matter.
+/// Decides and records every step, including those after the one that ends the decision.
 pub fn decide_and_say_why(facts: &Facts<'_>) -> Decision {
     walk(facts, Walk { whole: true, ..Walk::default() })
 }
@@ -149,7 +149,7 @@ struct Walk {
 }
 
 impl Walk {
-    /// Takes a step, unless the matter has ended before.
+    /// Takes a step and records it; skipped if the decision has ended and no explanation is wanted.
     fn step<T>(
         &mut self,
         step: Step,

@@ -1,6 +1,6 @@
 //! A decision in words: what would happen to a request, and why, step by step.
 //!
-//! Nothing is decided here. The steps and how they went come from [`decide_and_say_why`], which walks the same
+//! This file decides nothing. The steps and their results come from [`decide_and_say_why`], which walks the same
 //! functions as the proxy does.
 
 use serde::{Deserialize, Serialize};
@@ -12,114 +12,114 @@ use super::{Drafter, Policy, Ruling};
 use crate::openai;
 use crate::words::{BypassReason, RideReason};
 
-/// What would happen to a request, and why.
+/// What would happen to a request, and why, as `foretell explain` and the admin API show it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Explanation {
-    /// `eligible`, `bypassed`, `failed` (there is nobody to send it to) or `undecided`.
+    /// `eligible`, `bypassed`, `failed` (no backend or no server) or `undecided`.
     pub path: String,
-    /// Why it is bypassed, or why it would only ride.
+    /// Name of the reason why it is bypassed or would only ride.
     pub reason: Option<String>,
-    /// The same in a sentence.
+    /// The result in one sentence.
     pub words: String,
-    /// What should be known besides, a sentence each.
+    /// Further remarks, one sentence each.
     pub notes: Vec<String>,
-    /// Who was asked about the server: `proxy`, `server` or `nobody`.
+    /// Where the facts about the server come from: `proxy`, `server` or `nobody` (not known).
     pub asked: String,
-    /// The route.
+    /// Name of the API route.
     pub route: String,
-    /// The model id as sent.
+    /// Model id as sent by the client.
     pub model: Option<String>,
-    /// The tenant.
+    /// Tenant of the request.
     pub tenant: Option<String>,
-    /// The backend that it goes to.
+    /// Name of the chosen backend.
     pub backend: Option<String>,
-    /// The replica that it would go to now.
+    /// URL of the replica that would be chosen now.
     pub replica: Option<String>,
-    /// Effective temperature, where it is known.
+    /// Effective temperature, if it is known.
     pub temperature: Option<f64>,
-    /// Length of the prompt.
+    /// Length of the prompt, tokens.
     pub prompt_tokens: Option<usize>,
-    /// Whether that was counted, or is a quarter of the bytes.
+    /// Whether that length was counted; otherwise it is estimated as a quarter of the bytes.
     pub prompt_tokens_exact: bool,
     /// Every step, in order.
     pub steps: Vec<StepLine>,
     /// Every parameter of the body.
     pub parameters: Vec<ParameterLine>,
-    /// The policy that matches, as `name@revision`.
+    /// The policy that applies, as `name@revision`.
     pub policy: Option<String>,
-    /// Every policy, in order.
+    /// Every policy, in match order.
     pub policies: Vec<PolicyLine>,
-    /// The plans by which drafts would be verified, best first.
+    /// Names of the plans that would verify drafts, preferred first.
     pub plans: Vec<String>,
-    /// Most drafted tokens of a round.
+    /// Most draft tokens of a round.
     pub gamma_max: Option<usize>,
-    /// The drafters of the policy that matches.
+    /// The drafters of the policy that applies.
     pub drafters: Vec<DrafterLine>,
 }
 
-/// How one step went.
+/// Result of one step.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StepLine {
-    /// Its name.
+    /// Name of the step.
     pub step: String,
     /// `passed`, `rides`, `bypass`, `failed` or `unknown`.
     pub verdict: String,
-    /// The reason of a ride or a bypass.
+    /// Name of the reason, for a ride, a bypass or a failure.
     pub reason: Option<String>,
-    /// The same in words.
+    /// The result in words.
     pub words: String,
 }
 
-/// What is done with one parameter.
+/// How one parameter is treated.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ParameterLine {
-    /// Its name.
+    /// Name of the parameter.
     pub name: String,
-    /// Whose it is.
+    /// API or engine that defines it; `null` if it is unknown.
     pub owner: Option<String>,
-    /// What is done with it: carried, emulated, inert, neutral, bypass or unknown.
+    /// Its treatment: carried, emulated, inert, neutral, bypass or unknown.
     pub treatment: String,
-    /// Why it keeps the request from leaping.
+    /// Name of the reason why it prevents leaping; `null` if it does not.
     pub refused: Option<String>,
 }
 
-/// Whether one policy matches.
+/// Whether one policy applies.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PolicyLine {
     /// `name@revision`.
     pub policy: String,
-    /// What its requests may do.
+    /// Mode of the policy.
     pub mode: String,
-    /// Whether it matches; `null` if that is not known.
+    /// Whether it applies; `null` if that is not known.
     pub matches: Option<bool>,
-    /// Every field that does not hold, or of which that is not known, in words.
+    /// Every condition that does not hold or is not known to hold, in words.
     pub mismatches: Vec<String>,
 }
 
 /// Whether one drafter takes part.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DrafterLine {
-    /// Its kind, with the name of its model.
+    /// Kind of the drafter, with the name of its model.
     pub drafter: String,
     /// Whether it drafts; `null` if that is not known.
     pub drafts: Option<bool>,
-    /// Why not, or why that is not known.
+    /// Why it does not draft, or why that is not known.
     pub why: Option<String>,
 }
 
-/// What is known besides the facts of the decision.
+/// Data for an explanation that the decision itself does not need.
 #[derive(Clone, Debug, Default)]
 pub struct Besides {
-    /// Who was asked about the server: `proxy`, `server` or `nobody`.
+    /// Where the facts about the server come from: `proxy`, `server` or `nobody` (not known).
     pub asked: &'static str,
-    /// The replica that the request would go to now.
+    /// URL of the replica that would be chosen now.
     pub replica: Option<String>,
-    /// What should be known besides.
+    /// Further remarks, one sentence each.
     pub notes: Vec<String>,
 }
 
-/// Explains a request. `parameters`: what was found out about each parameter of its body. `closed`: the gate that is
-/// closed now, for a session of this ruling.
+/// Explains a request. `parameters`: how each parameter of its body was judged. `closed`: the gate that is closed now
+/// for a session with this ruling.
 pub fn explain(
     facts: &Facts<'_>,
     parameters: &[openai::Finding],
@@ -195,7 +195,7 @@ fn verdict(
     }
 }
 
-/// Whatever is decided, a request cannot be answered where nobody answers.
+/// Without a backend or a server the request fails, whatever the steps decided.
 fn nobody(findings: &[Finding]) -> Option<(&'static str, Option<&'static str>, String)> {
     findings.iter().find_map(|finding| {
         let (path, reason) = match finding.verdict {
@@ -208,7 +208,7 @@ fn nobody(findings: &[Finding]) -> Option<(&'static str, Option<&'static str>, S
     })
 }
 
-/// The reason of a bypass in the words of the step that knows most about it.
+/// The bypass in words: those of the last step that reports this reason, else the reason's own.
 fn relayed(reason: BypassReason, findings: &[Finding]) -> String {
     let told = findings.iter().rev().find(|finding| finding.verdict == Verdict::Bypass(reason));
     let words = told.map_or(reason.words(), |finding| finding.words.as_str());
@@ -219,7 +219,7 @@ fn relayed(reason: BypassReason, findings: &[Finding]) -> String {
     }
 }
 
-/// Why the session would never leap. What the client asks for is part of what is permitted.
+/// Why the session would never leap. The client's step is skipped: the permission step includes it.
 fn rides(findings: &[Finding]) -> Option<(RideReason, &str)> {
     findings.iter().filter(|finding| finding.step != Step::Client).find_map(|finding| match finding.verdict {
         Verdict::Rides(reason) => Some((reason, finding.words.as_str())),

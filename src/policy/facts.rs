@@ -1,4 +1,4 @@
-//! What a decision is made of. Whoever asks fills in what is known, and says of the rest why it is not.
+//! The facts that a decision is made from. The caller fills in what is known and gives a reason for what is not.
 
 use http::{HeaderMap, HeaderValue};
 
@@ -8,12 +8,12 @@ use crate::dialect::Engine;
 use crate::openai::{Control, Judgement, Request, Route};
 use crate::words::{BypassReason, Mode, Plan};
 
-/// Something that a decision needs and that may not be known.
+/// A fact that a decision needs and that may be unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fact<T> {
     /// It is known.
     Known(T),
-    /// It is not, for this reason.
+    /// It is not known; the text says why.
     Unknown(&'static str),
 }
 
@@ -27,39 +27,39 @@ impl<T> Fact<T> {
     }
 }
 
-/// Everything that a decision is made of, in the order in which a request brings it to light.
+/// Everything that a decision is made from, in the order in which it becomes known.
 #[derive(Clone)]
 pub struct Facts<'a> {
-    /// The route.
+    /// API route of the request.
     pub route: Route,
-    /// The client's headers.
+    /// Headers sent by the client.
     pub headers: &'a HeaderMap,
-    /// The tenant, if the request has one.
+    /// Tenant of the request; `None` if it has none.
     pub tenant: Option<&'a str>,
-    /// What the client asks of Foretell.
+    /// What the client asks for with `x-foretell`.
     pub wish: Wish,
-    /// The laxest mode of all backends. Where that is `off`, no body has to be read.
+    /// Least strict mode of all backends. If it is `off`, the body need not be read.
     pub mode: Mode,
-    /// Whether some replica may verify drafts or take predictions. If not, no body has to be read.
+    /// Whether any replica may verify drafts or take predictions. If not, the body need not be read.
     pub leaps: bool,
-    /// The body is compressed.
+    /// Whether the body is compressed.
     pub encoded: bool,
     /// The body, once it has been read.
     pub body: Fact<Body<'a>>,
     /// The backend that the request goes to; `None` if there is none.
     pub backend: Fact<Option<Backend<'a>>>,
-    /// Whether there is a place for one more session.
+    /// Whether a session slot is free.
     pub session: Fact<bool>,
-    /// Who answers at the replica's address.
+    /// What answers at the replica's address.
     pub server: Fact<ServerState<'a>>,
     /// The policies in force.
     pub policies: Fact<&'a PolicySet>,
-    /// What is known of the drafter models that policies name.
+    /// State of a drafter model, by its name in the process file.
     pub models: &'a (dyn Fn(&str) -> ModelState + Sync),
 }
 
 impl Facts<'_> {
-    /// What the policies look at.
+    /// The part of the facts that policies match on.
     pub fn subject<'s>(
         &'s self,
         request: &'s Request,
@@ -78,24 +78,24 @@ impl Facts<'_> {
     }
 }
 
-/// What the client asks of Foretell by `x-foretell`.
+/// What the client asks for with `x-foretell`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wish {
-    /// Nothing, or this.
+    /// This, or nothing.
     Said(Option<Control>),
-    /// Something that cannot be read: taken for the strictest wish.
+    /// The header's value is malformed: treated as `off`, the strictest value.
     Unreadable,
 }
 
 impl Wish {
-    /// Reads the value of the header, if there is one and the process lets clients use it.
+    /// Reads the header's value; pass `None` if the header is missing or clients may not use it.
     pub fn read(value: Option<&HeaderValue>) -> Self {
         let Some(value) = value else { return Self::Said(None) };
         let control = value.to_str().ok().and_then(|text| Control::parse(text).ok());
         control.map_or(Self::Unreadable, |control| Self::Said(Some(control)))
     }
 
-    /// What can be read of it.
+    /// The value, if it is well-formed and present.
     pub fn control(self) -> Option<Control> {
         match self {
             Self::Said(control) => control,
@@ -107,17 +107,17 @@ impl Wish {
 /// The body of a request.
 #[derive(Clone, Copy, Debug)]
 pub enum Body<'a> {
-    /// It is larger than what is read.
+    /// It is larger than the limit for bodies that are read.
     TooLarge,
-    /// It may be speculated, as far as the body tells.
+    /// It may be speculated, as far as the body decides that.
     Eligible(&'a Request),
-    /// It may not.
+    /// It must be relayed.
     Refused {
-        /// Why.
+        /// Reason of the bypass.
         reason: BypassReason,
-        /// The parameter that is to blame, where one is.
+        /// The parameter that causes it, if a single one does.
         parameter: Option<&'a str>,
-        /// What could be read of it, where somebody asks further.
+        /// The request as far as it can be parsed, for explanations.
         request: Option<&'a Request>,
     },
 }
@@ -134,7 +134,7 @@ impl<'a> From<&'a Judgement> for Body<'a> {
 }
 
 impl<'a> Body<'a> {
-    /// What could be read of it.
+    /// The parsed request, if there is one.
     pub fn request(self) -> Option<&'a Request> {
         match self {
             Self::TooLarge => None,
@@ -144,35 +144,35 @@ impl<'a> Body<'a> {
     }
 }
 
-/// The backend that a request goes to, and its replica.
+/// The chosen backend and facts about its replica.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Backend<'a> {
     /// The name of the backend.
     pub name: &'a str,
     /// The stricter of the process's mode and the backend's.
     pub mode: Mode,
-    /// A likely answer may be sent along for this model.
+    /// OpenAI's `prediction` may be sent along for this model.
     pub predicts: bool,
-    /// It bills per token.
+    /// The operator pays per token.
     pub billed: bool,
-    /// The replica's server is one that can verify, or the driver knows why it cannot.
+    /// The replica's server may be able to verify drafts, or the driver knows why it cannot.
     pub speculates: bool,
 }
 
-/// Who answers at a replica's address.
+/// What answers at a replica's address.
 #[derive(Clone, Copy)]
 pub enum ServerState<'a> {
-    /// A server that is relayed to, for this reason.
+    /// A server to which everything is relayed; reason and explanation.
     Relayed(BypassReason, &'a str),
-    /// Nobody answers there now, for this reason. The driver does not look at this, since a server may be back at any
-    /// time: it tries.
+    /// No server answers now; the text says why. The proxy itself never sets this: it tries to connect, since the
+    /// server may be back at any time. Only explanations do.
     Down(&'a str),
-    /// A server that can verify.
+    /// A server that can verify drafts.
     Known(Server<'a>),
 }
 
 impl<'a> ServerState<'a> {
-    /// The server, if it can verify.
+    /// The server, if it can verify drafts.
     pub fn server(self) -> Option<Server<'a>> {
         match self {
             Self::Known(server) => Some(server),
@@ -181,26 +181,26 @@ impl<'a> ServerState<'a> {
     }
 }
 
-/// A server that can verify, and what the operator allows there.
+/// A server that can verify drafts, and the operator's limits for it.
 #[derive(Clone, Copy)]
 pub struct Server<'a> {
-    /// The server, as it was found.
+    /// The engine as identified.
     pub engine: &'a Engine,
-    /// Whether it is one engine that answers at the address.
+    /// Whether all requests to the address reach a single engine.
     pub single: Fact<bool>,
-    /// Whether a probe found that nothing pays there; `None` if there was no probe.
+    /// Whether the probe found that leaping gains nothing there; `None` if there was no probe.
     pub nothing_pays: Option<bool>,
-    /// What the operator allows.
+    /// The operator's limits.
     pub terms: &'a Terms,
 }
 
-/// What the operator allows on a backend.
+/// The operator's limits for verify calls of a backend.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Terms {
-    /// How drafts may be verified.
+    /// Allowed plans.
     pub allow: Vec<Plan>,
-    /// Longest context of a verify call, tokens.
+    /// Most context tokens of a verify call.
     pub context_max: usize,
-    /// Most bytes of a round's request, and of its answer.
+    /// Most bytes of a round's request, and most bytes of its answer.
     pub bytes_max: usize,
 }

@@ -1,4 +1,4 @@
-//! Whether a request is a policy's own.
+//! Whether a policy applies to a request.
 
 use std::fmt;
 
@@ -7,37 +7,36 @@ use http::HeaderMap;
 use super::{Fact, Glob};
 use crate::openai::Route;
 
-/// Which requests are a policy's own: every field must hold, and within a field one entry is enough; `None`
-/// holds for all.
+/// Conditions for a policy to apply: every field must hold, and of a list one entry must. `None` always holds.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Match {
     /// Patterns of model ids.
     pub models: Option<Vec<Glob>>,
     /// Patterns of backend names.
     pub backends: Option<Vec<Glob>>,
-    /// Tenants.
+    /// Tenant names.
     pub tenants: Option<Vec<String>>,
-    /// Routes.
+    /// API routes.
     pub routes: Option<Vec<Route>>,
-    /// Headers, each with the values of which it must have one.
+    /// Header names (lower case), each with its allowed values.
     pub headers: Vec<(String, Vec<String>)>,
-    /// Effective temperature, inclusive.
+    /// Range of the effective temperature.
     pub temperature: Bounds,
-    /// Tokens of the prompt, inclusive.
+    /// Range of the prompt's length, tokens.
     pub prompt_tokens: Bounds,
 }
 
-/// An interval with both ends in it; `None` is open.
+/// A closed interval; `None` leaves a side unbounded.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Bounds {
-    /// The least value.
+    /// Least value.
     pub min: Option<f64>,
-    /// The greatest value.
+    /// Greatest value.
     pub max: Option<f64>,
 }
 
 impl Bounds {
-    /// Whether `value` is in it.
+    /// Whether `value` lies in the interval.
     pub fn contains(&self, value: f64) -> bool {
         self.min.is_none_or(|min| value >= min) && self.max.is_none_or(|max| value <= max)
     }
@@ -53,33 +52,33 @@ impl fmt::Display for Bounds {
     }
 }
 
-/// What a policy looks at.
+/// Properties of a request that policies match on.
 #[derive(Clone, Copy, Debug)]
 pub struct Subject<'a> {
-    /// The model id as sent.
+    /// Model id as sent by the client.
     pub model: &'a str,
-    /// The name of the backend.
+    /// Name of the chosen backend.
     pub backend: &'a str,
-    /// The tenant, if there is one.
+    /// Tenant; `None` if the request has none.
     pub tenant: Option<&'a str>,
-    /// The route.
+    /// API route.
     pub route: Route,
-    /// The client's headers.
+    /// Headers sent by the client.
     pub headers: &'a HeaderMap,
     /// Effective temperature.
     pub temperature: Fact<f64>,
-    /// Tokens of the prompt, perhaps estimated.
+    /// Length of the prompt, tokens; may be an estimate.
     pub prompt_tokens: usize,
 }
 
-/// A field of `match` that does not hold, or of which that is not known.
+/// A condition that does not hold or is not known to hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mismatch {
-    /// The field.
+    /// Name of the field under `match`.
     pub field: &'static str,
-    /// What the policy wants.
+    /// What the policy requires.
     pub wanted: String,
-    /// What the request has; why that is not known.
+    /// What the request has; the error says why that is not known.
     pub got: Result<String, &'static str>,
 }
 
@@ -94,7 +93,7 @@ impl fmt::Display for Mismatch {
 }
 
 impl Match {
-    /// Whether every field holds for this request.
+    /// Whether every condition holds for this request.
     pub fn holds(&self, subject: &Subject<'_>) -> Fact<bool> {
         let known = glob_holds(self.models.as_deref(), subject.model)
             && glob_holds(self.backends.as_deref(), subject.backend)
@@ -108,7 +107,7 @@ impl Match {
         self.temperature_holds(subject.temperature)
     }
 
-    /// Every field that does not hold for this request, or of which that is not known.
+    /// Every condition that does not hold or is not known to hold.
     pub fn mismatches(&self, subject: &Subject<'_>) -> Vec<Mismatch> {
         let fields = [
             glob_mismatch("models", self.models.as_deref(), subject.model),
@@ -140,7 +139,7 @@ impl Match {
         Some(Mismatch { field: "routes", wanted, got: Ok(route.name().to_owned()) })
     }
 
-    /// Without bounds the temperature does not matter, known or not.
+    /// Without bounds every temperature matches, even an unknown one.
     fn temperature_holds(&self, temperature: Fact<f64>) -> Fact<bool> {
         match temperature {
             _ if self.temperature == Bounds::default() => Fact::Known(true),

@@ -1,38 +1,37 @@
-//! Which part a policy's drafter takes: some work beside the session, one is asked for its drafts, and some are not
-//! there.
+//! How a policy's drafter takes part in a session: inline, as a model that is asked, or not at all.
 
 use super::{Drafter, Vocabulary};
 use crate::draft::LookupSpec;
 use crate::draft::prompt_lookup::Ngram;
 
-/// What is known of a drafter model.
+/// State of a drafter model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ModelState {
-    /// It is loaded, and speaks the target's vocabulary.
+    /// It is loaded and has the target's vocabulary.
     Ready,
-    /// It speaks another vocabulary than the target.
+    /// Its vocabulary differs from the target's.
     OtherVocabulary,
     /// It is not loaded.
     NotLoaded,
-    /// Whether it can draft is not known, for this reason.
+    /// Not known; the text says why.
     Unknown(&'static str),
 }
 
-/// The part of a drafter in a session.
+/// How a drafter takes part in a session.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Part<'a> {
-    /// It drafts from what the session has seen.
+    /// It drafts inside the session, from the tokens seen so far.
     Inline(LookupSpec),
-    /// It is a model of this name, which is asked for drafts.
+    /// The drafter model of this name is asked for drafts.
     Asked(&'a str),
-    /// Whether it drafts is not known, for this reason.
+    /// Not known; the text says why.
     Unknown(&'static str),
-    /// It drafts nothing, for this reason. Leaving out a drafter is slower, never wrong.
+    /// It does not draft; the text says why. The output stays exact, only speed may be lost.
     Absent(&'static str),
 }
 
 impl Drafter {
-    /// The part that this drafter takes. `model` tells the state of a drafter model.
+    /// How this drafter takes part; `model` gives the state of a drafter model by name.
     pub fn part(&self, model: impl Fn(&str) -> ModelState) -> Part<'_> {
         const NOT_BUILT: Part<'static> = Part::Absent("this kind of drafter is not built yet");
         match self {

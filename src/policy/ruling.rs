@@ -1,4 +1,4 @@
-//! What a session may do, once every step has let it pass.
+//! What a session may do, once every step has passed.
 
 use std::sync::Arc;
 
@@ -13,24 +13,24 @@ use crate::words::{Plan, RideReason};
 /// What a session may do.
 #[derive(Clone, Debug)]
 pub struct Ruling {
-    /// `name@revision` of the policy that matched.
+    /// `name@revision` of the policy that applies.
     pub name: String,
-    /// That policy.
+    /// The policy itself.
     pub policy: Arc<Policy>,
-    /// How the target samples: the client's fields and the server's.
+    /// Sampling settings of the target: the client's parameters completed by the server's defaults.
     pub sampling: Sampling,
-    /// What the session may do. Its deadlines, the draw of the control group, and whether the drafter model is there
-    /// are the driver's to fill in.
+    /// Rules of the session. The driver fills in the deadlines, the control-group draw and whether the drafter model is
+    /// available.
     pub rules: Rules,
-    /// The model drafter that takes part, if one does.
+    /// Name of the drafter model to ask; `None` if the policy has none that can draft.
     pub model: Option<String>,
-    /// Most bytes of a round's request, and of its answer.
+    /// Most bytes of a round's request, and most bytes of its answer.
     pub bytes_max: usize,
-    /// The gates that may close while the request runs.
+    /// Gates that may close while the session runs.
     pub gates: LiveGates,
 }
 
-/// What the steps have allowed.
+/// Results of the steps, from which a ruling is made.
 pub(super) struct Allowed<'a> {
     pub(super) permission: Permission,
     pub(super) plans: Vec<Plan>,
@@ -78,11 +78,11 @@ impl Ruling {
     }
 }
 
-/// The gates that a replica may close while a request runs.
+/// Gates that the state of a replica may close while a session runs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LiveGates {
     load: LoadGates,
-    /// `gamma.fixed` heeds only health.
+    /// `gamma.fixed` is set: only ill health closes a gate, load does not.
     forced: bool,
 }
 
@@ -92,7 +92,7 @@ impl LiveGates {
         Self { load: LoadGates { waiting, kv, stale }, forced: policy.gamma.fixed.is_some() }
     }
 
-    /// The gate that is closed now. `signal`: what the engine said last about its load, if it ever did.
+    /// The gate that is closed now, if any. `signal`: the engine's last load report; `None` if it never sent one.
     pub fn closed(&self, healthy: bool, signal: Option<&Signal>) -> Option<RideReason> {
         if !healthy {
             return Some(RideReason::GateHealth);

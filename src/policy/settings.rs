@@ -1,42 +1,42 @@
-//! What a policy file says: who drafts, how far, by which rule, and when not. Defaults are those of the documentation.
+//! Settings of a policy: drafters, draft lengths, accept rule and limits. The defaults here are the documented ones.
 
 use std::time::Duration;
 
 /// A drafter of a policy.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Drafter {
-    /// The longest recent match in the request's own context.
+    /// Copies what followed the longest match of the last tokens in the request's own context.
     PromptLookup {
         /// Shortest match, tokens.
         ngram_min: u32,
         /// Longest match, tokens.
         ngram_max: u32,
     },
-    /// Frequencies of earlier outputs.
+    /// Suffix statistics of earlier outputs (not built).
     Suffix {
-        /// Whose outputs.
+        /// Whose outputs it learns from.
         scope: Scope,
     },
-    /// The operator's phrases.
+    /// Phrases given by the operator (not built).
     Phrasebook {
-        /// After the trigger comes the continuation.
+        /// Pairs (trigger, continuation): the continuation is drafted after the trigger.
         phrases: Vec<(String, String)>,
     },
-    /// Successors that verdicts have shown.
+    /// Tokens that verify calls showed as likely successors (not built).
     Recycling,
-    /// The client's own prediction.
+    /// The prediction that the client sends (not built).
     Prediction,
-    /// A local model.
+    /// A drafter model in this process.
     Model {
-        /// Its name in the process file.
+        /// Its name under `drafters` of the process file.
         model: String,
-        /// How its vocabulary relates to the target's.
+        /// Relation of its vocabulary to the target's.
         vocabulary: Vocabulary,
     },
 }
 
 impl Drafter {
-    /// The name of its kind.
+    /// Name of the kind in files.
     pub const fn kind(&self) -> &'static str {
         match self {
             Self::PromptLookup { .. } => "prompt_lookup",
@@ -52,82 +52,82 @@ impl Drafter {
 /// Whose outputs a suffix drafter learns from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Scope {
-    /// The request's own.
+    /// Those of the same request.
     #[default]
     Request,
-    /// The tenant's.
+    /// Those of the same tenant.
     Tenant,
-    /// Everybody's.
+    /// Those of all tenants.
     Global,
 }
 
-/// How the vocabulary of a drafter model relates to the target's.
+/// Relation of a drafter model's vocabulary to the target's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Vocabulary {
-    /// Found out by the fingerprints.
+    /// Detected by comparing fingerprints of both vocabularies; it must be the same.
     #[default]
     Auto,
-    /// The same.
+    /// The same, also checked by the fingerprints.
     Same,
-    /// Translated by text.
+    /// Different; drafts are translated as text (not built).
     Slem,
-    /// Translated by common tokens.
+    /// Different; drafts are restricted to the common tokens (not built).
     Tli,
 }
 
-/// How far to leap.
+/// Draft lengths and the gain required for leaping.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Gamma {
-    /// Most draft tokens in one round.
+    /// Most draft tokens of a round.
     pub max: u32,
-    /// Leap at every token event with at most this many, whatever is predicted.
+    /// If set: leap at every token with at most this many draft tokens, whatever gain is predicted (for tests).
     pub fixed: Option<u32>,
-    /// Gain that must be expected to begin.
+    /// Predicted gain over riding required to start leaping, as a share (0.10 = 10 %).
     pub margin: f64,
-    /// Gain that must be expected to go on.
+    /// Predicted gain over riding required to continue leaping, as a share.
     pub stay: f64,
 }
 
-/// When a draft token is accepted.
+/// Rule by which draft tokens are accepted.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Accept {
-    /// The rule.
+    /// The rule; only the exact one is built.
     pub rule: Rule,
-    /// How much a lossy rule may relax.
+    /// Tolerance of a lossy rule.
     pub tolerance: Tolerance,
-    /// Bound on the total variation of a whole output.
+    /// Bound on the total-variation distance of a whole output's distribution; `None`: no bound.
     pub max_drift: Option<f64>,
-    /// Working limit on the mean per token.
+    /// Bound on the mean drift per token.
     pub max_drift_rate: f64,
 }
 
-/// An accept rule.
+/// An accept rule. All but `Exact` are lossy and not built.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Rule {
-    /// Nothing but what the target would have said.
+    /// Only what the target itself would have generated is accepted.
     Exact,
-    /// Relaxed, as published.
+    /// EARS, as published.
     Ears,
-    /// Relaxed where the draft token is likely enough.
+    /// EARS, only where the draft token is likely enough.
     EarsGated {
-        /// Least share of the most likely token's probability.
+        /// Least probability of the draft token ÷ that of the most likely token.
         kappa: f64,
     },
-    /// Relaxed by a factor.
+    /// EARS with a scaled tolerance.
     EarsScaled,
-    /// Typical acceptance.
+    /// Typical acceptance, as published.
     Typical {
-        /// Threshold on the probability.
+        /// Threshold on the token's probability.
         epsilon: f64,
-        /// Threshold on the entropy.
+        /// Factor of the threshold that depends on the entropy.
         delta: f64,
     },
-    /// Deferred acceptance.
+    /// Deferred acceptance (FLy), as published.
     Fly,
 }
 
 impl Rule {
-    /// The name in files.
+    /// Name in files.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Exact => "exact",
@@ -140,42 +140,42 @@ impl Rule {
     }
 }
 
-/// How much a lossy rule may relax: the product of two curves, and a bound.
+/// Tolerance of a lossy rule: the product of two curves, capped.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Tolerance {
-    /// Points (temperature, tolerance), rising.
+    /// Points (temperature, tolerance), temperature rising.
     pub temperature: Vec<(f64, f64)>,
-    /// Points (load, factor), rising.
+    /// Points (load, factor), load rising.
     pub load: Vec<(f64, f64)>,
-    /// The most.
+    /// Upper bound of the product.
     pub max: f64,
 }
 
-/// Live reasons not to leap.
+/// Limits beyond which sessions ride for a while. Only `waiting`, `kv` and `stale` are enforced yet.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Gates {
-    /// Most waiting requests of the engine.
+    /// Most requests waiting in the engine, our own not counted.
     pub waiting: u32,
-    /// Highest use of its KV cache.
+    /// Highest share of the engine's KV cache in use, 0 to 1.
     pub kv: f64,
-    /// Oldest load signal.
+    /// Greatest age of the engine's last load report.
     pub stale: Duration,
-    /// Least accepted ÷ drafted.
+    /// Least accepted ÷ drafted tokens.
     pub acceptance: f64,
     /// Highest time per token ÷ that of the control group.
     pub latency: f64,
-    /// Longest silence that a leap may cause.
+    /// Longest pause in the client's stream that a leap may cause.
     pub max_gap: Duration,
-    /// First retry after a gate has closed.
+    /// Time from the closing of a gate to the first retry.
     pub reprobe: Duration,
 }
 
-/// The control group: a share of the requests rides.
+/// The control group: a share of the requests only rides, for comparison.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Holdback {
-    /// At first.
+    /// Share at the start; it halves with every 100 requests of the policy.
     pub start: f64,
-    /// In the end.
+    /// Least share.
     pub floor: f64,
 }
 

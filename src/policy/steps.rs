@@ -1,4 +1,4 @@
-//! The steps of a decision: each a function of the facts, and what it has to say.
+//! The steps of a decision: a function of the facts each, with the words for its result.
 
 use std::sync::Arc;
 
@@ -11,10 +11,10 @@ use crate::openai::{Control, Request, Sampling, SamplingField, control_header};
 use crate::session::Permission;
 use crate::words::{BypassReason, Mode, Plan, RideReason};
 
-/// Why a step does not let a request on.
+/// Why a step ends the decision.
 pub(super) enum Halt {
     Bypass(Bypass),
-    /// The same, where a server had more to say.
+    /// A bypass with the server's own explanation.
     Told(BypassReason, String),
     NoBackend,
     Down(String),
@@ -174,7 +174,7 @@ pub(super) fn exact(
     }
 }
 
-/// Effective temperature: the client's own, else the server's.
+/// Effective temperature: the client's own, else the server's default; unknown if neither is.
 pub(super) fn temperature(request: Option<&Request>, sampling: Option<&Sampling>) -> Fact<f64> {
     let own = request.filter(|request| request.sampling.said.has(SamplingField::Temperature));
     match sampling.or(own.map(|request| &request.sampling)) {
@@ -200,8 +200,8 @@ pub(super) fn matching<'a>(
     }
 }
 
-/// What the strictest of process, policy and client allows; and never a leap where the server speculates itself, or
-/// where a probe has found that none pays.
+/// The strictest of what process, policy and client permit. Never a leap where the engine speculates itself, or where a
+/// probe found that leaping gains nothing.
 pub(super) fn permission(
     mode: Mode,
     policy: &Policy,
@@ -239,7 +239,7 @@ pub(super) fn say_permission(permission: Permission) -> (Verdict, String) {
     }
 }
 
-/// Those of the exact plans that the operator allows.
+/// The exact plans that the operator allows, in the order of `exact`.
 pub(super) fn allowed(exact: &[Plan], server: Server<'_>) -> Vec<Plan> {
     exact.iter().copied().filter(|plan| server.terms.allow.contains(plan)).collect()
 }

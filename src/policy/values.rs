@@ -1,4 +1,4 @@
-//! The small values that policies are made of: patterns and revisions.
+//! Values that policies are made of: name patterns and file revisions.
 
 use std::fmt;
 
@@ -9,22 +9,22 @@ use sha2::{Digest, Sha256};
 pub struct Glob(String);
 
 impl Glob {
-    /// From its text.
+    /// From the text of the pattern.
     pub fn new(pattern: &str) -> Self {
         Self(pattern.to_owned())
     }
 
-    /// The pattern.
+    /// The text of the pattern.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// Whether it stands for one text only.
+    /// Whether it has no wildcard and so matches one text only.
     pub fn is_exact(&self) -> bool {
         !self.0.contains(['*', '?'])
     }
 
-    /// Whether `text` is of this pattern. Only the last `*` is ever tried again, so the time is at most the
+    /// Whether the whole of `text` matches. Backtracking returns to the last `*` only, so the time is at most the
     /// product of both lengths.
     pub fn matches(&self, text: &str) -> bool {
         let pattern: Vec<char> = self.0.chars().collect();
@@ -57,7 +57,7 @@ impl Glob {
 pub struct Revision([u8; 4]);
 
 impl Revision {
-    /// Of these bytes.
+    /// The revision of a file with these bytes.
     pub fn of(bytes: &[u8]) -> Self {
         let hash = Sha256::digest(bytes);
         let mut first = [0; 4];

@@ -1,4 +1,4 @@
-//! Asking the running proxy by its admin port.
+//! Asks the running proxy over its admin API.
 
 use std::fmt::Display;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -18,13 +18,13 @@ use crate::policy::{Explanation, PolicySet};
 
 /// Longest time for an answer.
 const WITHIN: Duration = Duration::from_secs(10);
-/// An explanation is far smaller than this.
+/// Largest answer that is read, bytes; an explanation is far smaller.
 const MOST: usize = 16 << 20;
 
-/// Asks the proxy that has these settings, if one runs.
+/// Asks the proxy with these settings; `None` if no server listens on its admin address.
 ///
 /// # Errors
-/// Something else answers there, or the proxy does not let us ask.
+/// The address gives no valid answer, or the proxy refuses the request.
 pub(super) async fn proxy(process: &Process, given: &Given) -> Result<Option<Explanation>, String> {
     let address = reachable(process.admin.address);
     let (status, body) = match tokio::time::timeout(WITHIN, call(process, address, given)).await {
@@ -46,7 +46,7 @@ pub(super) async fn proxy(process: &Process, given: &Given) -> Result<Option<Exp
     }
 }
 
-/// An address that can be called, of one that is listened on.
+/// An address to connect to, from one to listen on: the unspecified address becomes loopback.
 fn reachable(address: SocketAddr) -> SocketAddr {
     let ip = match address.ip() {
         IpAddr::V4(Ipv4Addr::UNSPECIFIED) => Ipv4Addr::LOCALHOST.into(),
@@ -56,9 +56,9 @@ fn reachable(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(ip, address.port())
 }
 
-/// Why there is no answer.
+/// Why a call got no answer.
 enum Fault {
-    /// Nobody listens there.
+    /// No server listens on the address.
     Nobody,
     Other(String),
 }
@@ -91,13 +91,13 @@ async fn call(process: &Process, address: SocketAddr, given: &Given) -> Result<(
     Ok((status, body.map_err(|error| other(&error))?.to_bytes().to_vec()))
 }
 
-/// The admin token of the settings. Without one that can be read the proxy says that it wants one.
+/// The `Authorization` value with the admin token; `None` if no token file is set or it cannot be read.
 fn token(process: &Process) -> Option<HeaderValue> {
     let text = std::fs::read_to_string(process.admin.token_file.as_deref()?).ok()?;
     HeaderValue::try_from(format!("Bearer {}", text.trim())).ok()
 }
 
-/// Says where the policies of the running proxy are not those of the files.
+/// Adds a note if the running proxy's policies differ from those of the files.
 pub(super) fn compared(mut told: Explanation, files: &PolicySet) -> Explanation {
     let running: Vec<&str> = told.policies.iter().map(|line| line.policy.as_str()).collect();
     let files: Vec<String> = files.policies().iter().map(|policy| policy.label()).collect();

@@ -1,11 +1,11 @@
-//! An explanation for people.
+//! Prints an explanation as text.
 
 use std::io::{self, Write};
 
 use crate::policy::Explanation;
 use crate::policy::explain::{DrafterLine, ParameterLine, PolicyLine};
 
-/// Writes it line by line, what matters most first.
+/// Writes it line by line, the result first.
 pub(super) fn words(told: &Explanation, out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "{}: {}", told.path, told.words)?;
     head(told, out)?;

@@ -5,7 +5,7 @@ use super::*;
 use crate::config::read::asked;
 use crate::config::{policy, process};
 
-/// Process files in which every map that a file may have is there once.
+/// Process files that together have every map a process file may have.
 const PROCESSES: [&str; 1] = ["version: 1
 listen: [{ address: '127.0.0.1:1', tls: { cert: c, key: k } }]
 backends:
@@ -13,7 +13,7 @@ backends:
 - { name: b, replicas: { model: x } }
 drafters: { x: { path: p } }
 "];
-/// The same of policies.
+/// Policy files that together have every map a policy file may have.
 const POLICIES: [&str; 3] = [
     "version: 1
 name: a
@@ -27,7 +27,7 @@ drafters:
     "version: 1\nname: a\naccept: { rule: typical }\n",
 ];
 
-/// Settings of the process file that act: which, in which file, and what acts there.
+/// Settings of the process file that have an effect: path, file and the text in that file that uses it.
 const PROCESS_ACTS: &[(&str, &str, &str)] = &[
     ("version", "config/process/file.rs", "fn version"),
     ("mode", "app.rs", "process.mode"),
@@ -106,7 +106,7 @@ const PROCESS_ACTS: &[(&str, &str, &str)] = &[
     ("observe.level", "cli/serve.rs", "observe.level"),
 ];
 
-/// The same of policy files.
+/// The same for policy files.
 const POLICY_ACTS: &[(&str, &str, &str)] = &[
     ("version", "config/process/file.rs", "fn version"),
     ("name", "policy.rs", "self.name"),
@@ -134,7 +134,7 @@ const POLICY_ACTS: &[(&str, &str, &str)] = &[
     ("holdback.floor", "drive/ruling.rs", "Holdback { start, floor }"),
 ];
 
-/// Settings that a file may only have beside another one, which has no effect.
+/// Settings that are only allowed beside another one that has no effect (path, other path).
 const POLICY_BESIDE: &[(&str, &str)] = &[
     ("drafters[].scope", "drafters[].kind"),
     ("drafters[].i_accept_sharing", "drafters[].kind"),
@@ -150,7 +150,7 @@ const POLICY_BESIDE: &[(&str, &str)] = &[
     ("accept.max_drift_rate", "accept.rule"),
 ];
 
-/// Every setting that the reading of these documents has asked for, lists and maps left out.
+/// Every setting that parsing these documents asks for, without the lists and maps that hold others.
 fn settings(documents: &[&str], parse: impl Fn(&str)) -> BTreeSet<String> {
     asked::take();
     for document in documents {
@@ -172,7 +172,7 @@ fn source(file: &str) -> String {
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// Every setting acts, or is in the table, or goes with one that is; none is in two places.
+/// Asserts that every setting is in exactly one of the three lists.
 fn sorted_out(
     settings: &BTreeSet<String>,
     acts: &[(&str, &str, &str)],
@@ -211,7 +211,7 @@ fn every_setting_of_a_policy_file_acts_or_is_known_not_to() {
     sorted_out(&settings, POLICY_ACTS, POLICY, POLICY_BESIDE);
 }
 
-/// What a setting is called where it acts: its last two names.
+/// Name under which code would use the setting: its last two path segments.
 fn tail(path: &str) -> String {
     let names: Vec<&str> = path.trim_end_matches("[]").rsplitn(3, '.').take(2).collect();
     names.iter().rev().map(|name| name.trim_end_matches("[]")).collect::<Vec<_>>().join(".")

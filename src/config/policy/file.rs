@@ -1,4 +1,4 @@
-//! Reading a policy file.
+//! Parses a policy file.
 
 use crate::config::problem::{Problem, Problems, Refusal};
 use crate::config::process::file::version;
@@ -11,7 +11,7 @@ use crate::policy::{
     Tolerance, Vocabulary,
 };
 
-/// A policy and the lines of what must agree with other files.
+/// A policy with the lines needed to report conflicts with other files.
 #[derive(Clone, Debug)]
 pub struct Placed {
     /// The policy.
@@ -25,7 +25,7 @@ pub struct Placed {
 /// Reads a policy file.
 ///
 /// # Errors
-/// Everything that is wrong with it, in the order of its lines.
+/// Every problem in the file, in the order of its lines.
 pub fn parse(file: &str, source: &str) -> Result<Placed, Vec<Problem>> {
     let root = yaml::parse(file, source)?;
     let problems = Problems::new(file);
@@ -57,7 +57,7 @@ fn read(root: &Item<'_>, revision: Revision) -> Option<Placed> {
     Some(Placed { policy, name_line, drafter_lines })
 }
 
-/// It stands in headers and metrics, so it is made of few kinds of letters.
+/// Reads a policy name. It is used in headers and metrics, so few characters are allowed.
 fn name(node: &Node) -> Result<String, Refusal> {
     let refusal = || Refusal::new("not a name", "1 to 64 of A-Z a-z 0-9 . _ -");
     let name = text(node).map_err(|_| refusal())?;
@@ -132,7 +132,7 @@ const KINDS: &[(&str, Kind)] = &[
 fn drafter(item: &Item<'_>) -> Option<Drafter> {
     let mut section = item.section();
     let names = KINDS.iter().map(|(name, _)| *name).collect::<Vec<_>>().join("|");
-    // Without a kind nobody knows which other keys belong here.
+    // Which other keys are allowed depends on the kind.
     let drafter = match section.must("kind", &names, word(KINDS))? {
         Kind::PromptLookup => {
             let (ngram_min, ngram_max) = ngram(section.section("ngram"));
@@ -158,7 +158,7 @@ fn ngram(mut section: Section<'_>) -> (u32, u32) {
     (min, max)
 }
 
-/// What one client wrote must not show up in another's drafts unless somebody said so.
+/// Reads `scope`. Sharing text between tenants (`global`) needs an explicit `i_accept_sharing: true`.
 fn scope(section: &mut Section<'_>) -> Scope {
     let words = &[("request", Scope::Request), ("tenant", Scope::Tenant), ("global", Scope::Global)];
     let scope = section.or("scope", Scope::default(), word(words));
@@ -231,11 +231,11 @@ const RULES: &[(&str, RuleName)] = &[
 fn accept(mut section: Section<'_>) -> Accept {
     let default = Accept::default();
     let Some(name) = section.item("rule").map_or(Some(RuleName::Exact), |item| item.read(word(RULES))) else {
-        // Which of the other keys make sense depends on the rule.
+        // Which other keys are allowed depends on the rule.
         return default;
     };
     let rule = match name {
-        // A bound on drift beside a rule that never drifts is a misunderstanding, not a setting.
+        // These settings bound the error of lossy rules; the exact rule has none, so they are refused.
         RuleName::Exact => {
             for key in ["kappa", "epsilon", "delta", "tolerance", "max_drift", "max_drift_rate"] {
                 section.forbid(key, "only with a lossy rule");
@@ -272,7 +272,7 @@ fn tolerance(mut section: Section<'_>) -> Tolerance {
     tolerance
 }
 
-/// `[[x, y], …]` with rising x.
+/// Reads a curve, `[[x, y], …]`, with rising x.
 fn curve(node: &Node, most: f64) -> Result<Vec<(f64, f64)>, Refusal> {
     let refusal =
         || Refusal::new("not a curve", format!("[[x, y], ...] with x rising in 0..={most} and y in 0..=1"));

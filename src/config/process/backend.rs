@@ -9,14 +9,14 @@ use super::Device;
 use crate::config::values::Glob;
 use crate::words::Plan;
 
-/// How a backend is spoken to.
+/// API of a backend's engine (`dialect` in the file).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[allow(missing_docs)] // each is the server of its name
+#[allow(missing_docs)] // each is the engine of its name
 pub enum Dialect {
-    /// Found out by asking.
+    /// Detected by asking the server.
     #[default]
     Auto,
-    /// `foretell target`.
+    /// Foretell's own ONNX server (`foretell target`, or a model in this process).
     Onnx,
     Vllm,
     Sglang,
@@ -31,7 +31,7 @@ pub enum Dialect {
 }
 
 impl Dialect {
-    /// The dialect that is meant; `None` for `auto`.
+    /// The dialect that is set; `None` for `auto`, where the server is asked.
     pub const fn spoken(self) -> Option<crate::dialect::Dialect> {
         use crate::dialect::Dialect as Spoken;
         Some(match self {
@@ -50,7 +50,7 @@ impl Dialect {
         })
     }
 
-    /// All, with their names in files.
+    /// Every value with its name in files.
     pub const NAMES: &'static [(&'static str, Self)] = &[
         ("auto", Self::Auto),
         ("onnx", Self::Onnx),
@@ -66,132 +66,132 @@ impl Dialect {
         ("openai", Self::OpenAi),
     ];
 
-    /// The name in files, metrics and logs.
+    /// Name in files, metrics and logs.
     pub fn name(self) -> &'static str {
         super::name_of(Self::NAMES, self)
     }
 
-    /// Whether a model in this process may be spoken to so.
+    /// Whether a model in this process may have this dialect: `auto` or `onnx`.
     pub const fn is_here(self) -> bool {
         matches!(self, Self::Auto | Self::Onnx)
     }
 }
 
-/// A service of a target.
+/// A backend: a service with one or more replicas, as the process file describes it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Backend {
-    /// Its name in policies, metrics and logs.
+    /// Name in policies, metrics and logs; unique.
     pub name: String,
-    /// How it is spoken to.
+    /// API of its engine.
     pub dialect: Dialect,
-    /// Where its replicas are.
+    /// Its replicas.
     pub replicas: Replicas,
-    /// Data-parallel ranks at each address, each a replica of its own; 0: none.
+    /// Data-parallel ranks behind each address, each a replica of its own; 0: the engine does not use ranks.
     pub ranks: u32,
-    /// The models it serves; none means "any".
+    /// The models that it serves; empty means every model.
     pub models: Vec<Model>,
-    /// How to connect.
+    /// How connections to it are made.
     pub connect: Connect,
-    /// Where its load is read.
+    /// Where and how often its load is read.
     pub load: Load,
-    /// How drafts may be verified.
+    /// Plans for verifying drafts and their limits.
     pub plans: Plans,
-    /// How it is probed.
+    /// Limits of the probe.
     pub probe: Probe,
-    /// What leaping may cost its neighbours.
+    /// Cost that leaping may impose on other requests (read, but not enforced yet).
     pub budget: Budget,
-    /// It bills per token.
+    /// The operator pays per token.
     pub billed: bool,
-    /// It takes the models that no backend names.
+    /// It gets the requests for models that no backend lists; at most one backend does.
     pub default: bool,
 }
 
-/// Where the replicas of a backend are; each is one KV cache.
+/// The replicas of a backend; each is one KV cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Replicas {
-    /// At these addresses.
+    /// One replica per base URL.
     Urls(Vec<Uri>),
-    /// At every address of a name, asked for again and again.
+    /// One replica per address that a host name resolves to.
     Dns {
-        /// `HOST:PORT`.
+        /// Host name and port, as `HOST:PORT`.
         name: String,
-        /// How often.
+        /// Time between two look-ups of the name.
         every: Duration,
-        /// By TLS; the certificate must be the name's.
+        /// Use TLS; the certificate must be valid for the host name.
         https: bool,
     },
-    /// In this process: one, without a socket or a byte of HTTP between it and the proxy.
+    /// A single replica: a model in this process, called without sockets or HTTP.
     Here(ServedModel),
 }
 
-/// An ONNX model that Foretell runs itself, as `foretell target` does.
+/// An ONNX model that Foretell runs in its own process, as `foretell target` does.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServedModel {
-    /// Its folder.
+    /// Folder of the model.
     pub path: PathBuf,
-    /// The id that it answers to; its folder's name if `None`.
+    /// Model id that requests name; `None`: the folder's name.
     pub name: Option<String>,
-    /// Where it runs.
+    /// Device that it runs on.
     pub device: Device,
-    /// Sequences that are held at once.
+    /// Most sequences in memory at a time.
     pub lanes: u32,
-    /// Most tokens per sequence; all that it was made for if `None`.
+    /// Most tokens of a sequence; `None`: as many as the model supports.
     pub context: Option<u32>,
-    /// Threads of one step; one per core if 0.
+    /// CPU threads of one step; 0: one per core.
     pub threads: u32,
 }
 
 impl ServedModel {
-    /// The model of a folder, as it is served if nothing is said.
+    /// The model of a folder with every other setting at its default.
     pub fn of(path: PathBuf) -> Self {
         Self { path, name: None, device: Device::default(), lanes: 16, context: None, threads: 0 }
     }
 }
 
-/// A model of a backend.
+/// A model that a backend serves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Model {
     /// The id as clients send it, or a pattern of ids.
     pub id: Glob,
-    /// Other names under which the backend serves it: a request reaches it with the name that it came with.
+    /// Further names of the same model; a request is sent on with the name that the client used.
     pub aliases: Vec<String>,
-    /// The model that an adapter is made for; requests for the adapter name the adapter.
+    /// Base model, if this one is an adapter (no effect: an adapter is treated like any other model).
     pub base: Option<String>,
-    /// Where its tokenizer is found.
+    /// Source of its tokenizer.
     pub tokenizer: TokenizerSource,
 }
 
-/// Where the tokenizer of a model is found.
+/// Source of a model's tokenizer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum TokenizerSource {
-    /// The backend tokenizes.
+    /// None locally: the backend is asked to tokenize.
     #[default]
     Backend,
-    /// A `tokenizer.json`, or a folder with one.
+    /// A `tokenizer.json` file, or a folder that has one.
     File(PathBuf),
 }
 
-/// How to connect to a backend.
+/// How connections to a backend are made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Connect {
-    /// Which HTTP.
+    /// HTTP version.
     pub http: HttpVersion,
-    /// Which `Host` the backend sees.
+    /// Value of the `Host` header.
     pub host: HostHeader,
-    /// The authority of its certificate, PEM; the usual public ones if `None`.
+    /// Authorities (PEM) that may sign the backend's certificate; `None`: the usual public ones.
     pub ca: Option<PathBuf>,
-    /// The certificate chain and the key that Foretell shows, PEM.
+    /// Client certificate chain and private key (PEM) to show the backend; `None`: no client certificate.
     pub identity: Option<(PathBuf, PathBuf)>,
-    /// The client's `Authorization` is passed on; otherwise it is taken out.
+    /// Pass on the client's `Authorization` header; if false it is removed.
     pub pass_auth: bool,
-    /// The file with the bearer token that is sent instead of the client's.
+    /// File with a bearer token that replaces the client's; `None`: `pass_auth` decides.
     pub token_file: Option<PathBuf>,
-    /// The file with the bearer token of Foretell's own calls (who is there, health, load, probe). It is never on a
-    /// client's request, nor on a call of a client's session.
+    /// File with the bearer token of Foretell's own calls (identity, health, load, probe); it is never used for a
+    /// client's request. `None`: these calls are signed as `token_file` says.
     pub own_token_file: Option<PathBuf>,
 }
 
-/// Which HTTP a backend is spoken to with.
+/// HTTP version for a backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum HttpVersion {
     /// HTTP/1.1.
@@ -201,56 +201,56 @@ pub enum HttpVersion {
     Http2,
 }
 
-/// Which `Host` a backend sees.
+/// Value of the `Host` header that a backend receives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum HostHeader {
-    /// Its own.
+    /// The authority of the backend's own URL.
     #[default]
     Backend,
-    /// The client's.
+    /// The one that the client sent.
     Client,
 }
 
-/// Where the load of a backend is read.
+/// Where and how often the load of a backend is read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Load {
-    /// A path of the backend.
+    /// Path of the page on each replica that tells its load; the default `/metrics` means the usual page of its engine.
     pub url: String,
-    /// How often.
+    /// Time between two readings.
     pub every: Duration,
 }
 
-/// How drafts may be verified.
+/// Plans for verifying drafts and their limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plans {
-    /// Which plans may be taken, best first.
+    /// Allowed plans; their order has no effect.
     pub allow: Vec<PlanName>,
-    /// The file lists them (`allow` is present): a plan that the operator names is used even where its first call may
-    /// end the engine.
+    /// `allow` is set in the file. A plan that the operator lists is used even where its first call may crash the
+    /// engine.
     pub explicit: bool,
-    /// Longest context of a verify call, tokens.
+    /// Most context tokens of a verify call.
     pub context_max: u32,
-    /// Most bytes of a verify call, request and answer.
+    /// Most bytes of a verify call's request, and most bytes of its answer.
     pub bytes_max: u64,
 }
 
-/// Every plan that a file may name.
+/// Verification plans that a file may name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PlanName {
-    /// One prompt with log-probabilities of its tail.
+    /// One call with the draft in the prompt; the prompt's log-probabilities verify it.
     Score,
-    /// One prompt per node.
+    /// One prompt per node of the draft tree.
     FanOut,
-    /// The tree itself.
+    /// The engine verifies a whole draft tree in one call.
     Tree,
-    /// The engine takes the draft.
+    /// The engine takes a draft as part of an ordinary request.
     Native,
-    /// As OpenAI's `prediction`.
+    /// OpenAI's `prediction`: a likely answer is sent along with the client's request; no verify call is made.
     Prediction,
 }
 
 impl PlanName {
-    /// The plan, if it is built.
+    /// The verify plan of this name; `None` for `prediction`, which verifies nothing.
     pub const fn plan(self) -> Option<Plan> {
         match self {
             Self::FanOut => Some(Plan::FanOut),
@@ -262,43 +262,43 @@ impl PlanName {
     }
 }
 
-/// How a backend is probed.
+/// When a backend is probed, and the probe's limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Probe {
-    /// When.
+    /// When the probe runs.
     pub when: ProbeWhen,
-    /// Most calls.
+    /// Most calls of one probe.
     pub calls: u32,
-    /// Longest time for all of them.
+    /// Most time for all calls of one probe.
     pub within: Duration,
 }
 
 /// When a backend is probed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ProbeWhen {
-    /// As soon as it is ready.
+    /// As soon as a replica is ready.
     #[default]
     Ready,
-    /// When the operator asks.
+    /// Never automatically; the operator can start it.
     Never,
 }
 
-/// What leaping may cost the neighbours on a replica.
+/// Cost that leaping may impose on other requests of a replica (read, but not enforced yet).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Budget {
-    /// Extra computed tokens ÷ tokens that the engine generates.
+    /// Extra tokens computed for verification ÷ tokens generated, 0 to 1.
     pub extra_tokens: f64,
-    /// Extra slots ÷ running requests.
+    /// Extra sequence slots ÷ running requests, 0 to 1.
     pub slots: f64,
-    /// Ride-only windows.
+    /// Windows without leaps, for comparison; `None`: no windows.
     pub switchback: Option<Switchback>,
 }
 
-/// Ride-only windows, as a control group of the whole replica.
+/// Time windows in which a replica only rides, as a control group (read, but there are no windows yet).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Switchback {
-    /// Length of a window.
+    /// Length of one window.
     pub window: Duration,
-    /// One window in this time.
+    /// Time from the start of one window to the start of the next; longer than `window`.
     pub every: Duration,
 }

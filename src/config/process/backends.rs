@@ -54,7 +54,7 @@ impl Default for Budget {
     }
 }
 
-/// What the file says twice although it may be said once.
+/// Values read so far that must be unique in the file.
 #[derive(Default)]
 struct Seen {
     names: HashSet<String>,
@@ -162,7 +162,7 @@ fn replicas(item: &Item<'_>) -> Option<Replicas> {
     }
 }
 
-/// A model that is run in this process.
+/// Reads the other keys of `replicas: { model: … }`, a model that runs in this process; `None` if `folder` is.
 fn served(folder: Option<PathBuf>, mut section: Section<'_>) -> Option<Replicas> {
     let default = ServedModel::of(folder.clone().unwrap_or_default());
     let model = ServedModel {
@@ -177,7 +177,7 @@ fn served(folder: Option<PathBuf>, mut section: Section<'_>) -> Option<Replicas>
     folder.map(|_| Replicas::Here(model))
 }
 
-/// An address, and the path there that everything is below.
+/// Reads a base URL: scheme, host, port and the path that is put before every request's path.
 fn base(node: &Node) -> Result<http::Uri, Refusal> {
     let allowed = "http(s)://HOST[:PORT][/BASE]";
     parse_base(&text(node).map_err(|_| Refusal::new("wrong type", allowed))?)
@@ -234,7 +234,7 @@ fn connect(mut section: Section<'_>) -> Connect {
     Connect { http, host, ca, identity, pass_auth, token_file, own_token_file }
 }
 
-/// A certificate without its key is none, nor the other way round.
+/// Reads `cert` and `key` of a client certificate. One without the other is a problem, and `None` is returned.
 fn identity(tls: &mut Section<'_>) -> Option<(PathBuf, PathBuf)> {
     let cert = tls.file("cert", FileKind::Chain);
     let key = tls.file("key", FileKind::KeyOf(cert.clone().unwrap_or_default()));
@@ -312,7 +312,7 @@ fn budget(mut section: Section<'_>) -> Budget {
     budget
 }
 
-/// `WINDOW/EVERY`, such as `30s/10m`.
+/// Reads `WINDOW/EVERY`, such as `30s/10m`.
 fn switchback(node: &Node) -> Result<Switchback, Refusal> {
     let refusal =
         || Refusal::new("not a window in a time", "WINDOW/EVERY with WINDOW shorter, such as 30s/10m");

@@ -1,4 +1,4 @@
-//! Reading the process file. The defaults are those of the documentation.
+//! Parses the process file. The defaults here are the documented ones.
 
 use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -97,24 +97,24 @@ impl Default for Memory {
 /// Reads a process file.
 ///
 /// # Errors
-/// Everything that is wrong with it, in the order of its lines.
+/// Every problem in the file, in the order of its lines.
 pub fn parse(file: &str, source: &str) -> Result<Process, Vec<Problem>> {
     let Parsed { process, problems, .. } = parse_all(file, source);
     if problems.is_empty() { Ok(process) } else { Err(problems) }
 }
 
-/// What a process file says, as far as it can be read.
+/// Result of reading a process file with or without errors.
 #[derive(Clone, Debug, Default)]
 pub struct Parsed {
-    /// Defaults stand where something is wrong.
+    /// The settings; a setting with an error has its default.
     pub process: Process,
-    /// The files that it names.
+    /// Files and folders that the settings name; none has been opened.
     pub named: Vec<Named>,
-    /// Everything that is wrong with it, in the order of its lines.
+    /// Every problem in the file, in the order of its lines.
     pub problems: Vec<Problem>,
 }
 
-/// As [`parse`]; where something is wrong, the rest is read all the same.
+/// As [`parse`], but returns the readable settings beside the problems.
 pub fn parse_all(file: &str, source: &str) -> Parsed {
     let root = match yaml::parse(file, source) {
         Ok(root) => root,
@@ -151,7 +151,7 @@ fn read(root: &Item<'_>) -> Process {
     process
 }
 
-/// Every file says which version of the format it is written in.
+/// Reads `version`, the format version, which every file must have; only 1 exists.
 pub(in crate::config) fn version(top: &mut Section<'_>) {
     top.must("version", "1", |node| match node.value {
         Value::Whole(1) => Ok(()),
@@ -274,7 +274,7 @@ fn tenant(mut section: Section<'_>) -> Tenant {
     tenant
 }
 
-/// A host name without a port.
+/// Reads a host name without a port.
 fn host(node: &Node) -> Result<String, Refusal> {
     let named = text(node).ok().filter(|name| {
         let is_name = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_');
@@ -283,7 +283,7 @@ fn host(node: &Node) -> Result<String, Refusal> {
     named.ok_or_else(|| Refusal::new("not a host name", "a name without a port"))
 }
 
-/// A header name, in lower case.
+/// Reads a header name and lowers its case.
 fn header_name(node: &Node) -> Result<String, Refusal> {
     let parsed = text(node).ok().and_then(|text| http::HeaderName::from_bytes(text.as_bytes()).ok());
     parsed.map(|name| name.to_string()).ok_or_else(|| Refusal::new("not a header name", "a header name"))

@@ -1,5 +1,5 @@
-//! The backend that both proxies stand before: the least that can answer, so that little but the proxies is
-//! measured. `POST` with `x-events` streams events that carry the time of their writing; any other answers
+//! The backend of the comparison. It does as little as possible, so that mostly the proxies are measured. A `POST` with
+//! the header `x-events` gets a stream of events that carry the time at which they were written; any other request gets
 //! one kilobyte.
 
 use std::io;
@@ -19,7 +19,7 @@ pub fn now() -> u64 {
     ORIGIN.get_or_init(Instant::now).elapsed().as_nanos() as u64
 }
 
-/// Starts it on a thread of its own.
+/// Starts the backend on a thread of its own; returns its address.
 pub(super) fn start(event_bytes: usize) -> Result<SocketAddr, RelayError> {
     let fails = || RelayError::io("backend");
     let listener = std::net::TcpListener::bind("127.0.0.1:0").map_err(fails())?;
@@ -71,7 +71,7 @@ async fn serve(mut stream: TcpStream, event_bytes: usize) -> io::Result<()> {
     }
 }
 
-/// Streams until the client leaves.
+/// Sends `per_second` events per second until the client disconnects.
 async fn events(mut stream: TcpStream, per_second: usize, bytes: usize) -> io::Result<()> {
     let head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n";
     stream.write_all(head.as_bytes()).await?;
@@ -85,13 +85,13 @@ async fn events(mut stream: TcpStream, per_second: usize, bytes: usize) -> io::R
     }
 }
 
-/// Length of the head and of the body after it, once the head is whole.
+/// Lengths of the head and of the following body, bytes; `None` until the head is complete.
 pub(super) fn head(seen: &[u8]) -> Option<(usize, usize)> {
     let head = seen.windows(4).position(|four| four == b"\r\n\r\n")? + 4;
     Some((head, field(seen.get(..head)?, b"content-length:").unwrap_or(0)))
 }
 
-/// The number in a header field.
+/// The number in a header field, if it is there.
 fn field(head: &[u8], name: &[u8]) -> Option<usize> {
     let mut lines = head.split(|byte| *byte == b'\n');
     let line =

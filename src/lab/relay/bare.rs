@@ -1,7 +1,7 @@
-//! The least reverse proxy that hyper allows, to see which part of Foretell's time is hyper's own.
+//! The simplest reverse proxy that hyper allows, to show how much of Foretell's time is hyper's.
 //!
-//! It passes a request and its answer on and does nothing else: no limits, no judging, no record, no metrics, no
-//! retry. It has as many network threads as Foretell, each with its own pool of connections.
+//! It forwards requests and answers and does nothing else: no limits, no decisions, no records, no metrics, no retries.
+//! It has as many network threads as Foretell, each with its own pool of connections.
 
 use std::convert::Infallible;
 use std::io;
@@ -26,10 +26,10 @@ use crate::http::workers::Workers;
 
 type Upstream = Client<HttpConnector, Incoming>;
 
-/// Serves on `listen` before `backend` until the process ends.
+/// Serves on `listen` and forwards to `backend` until the process ends.
 ///
 /// # Errors
-/// The address cannot be listened on, or the system refuses a thread.
+/// The address cannot be bound, or the system cannot create a thread.
 pub async fn serve(listen: SocketAddr, backend: Authority) -> io::Result<Infallible> {
     let listener = TcpListener::bind(listen).await?;
     let workers = Workers::start(default_workers())?;

@@ -1,4 +1,4 @@
-//! The load of one turn and what it measures.
+//! The load of one turn, and its measurements.
 
 use std::cell::RefCell;
 use std::io;
@@ -15,20 +15,20 @@ use tokio::time::MissedTickBehavior;
 use super::RelayError;
 use super::backend::{head, now};
 
-/// How much is asked of a proxy.
+/// Amount of load.
 #[derive(Clone, Copy, Debug)]
 pub struct Load {
     /// Requests per second.
     pub requests: u32,
-    /// Bytes of a request's body.
+    /// Body size of a request, bytes.
     pub request_bytes: usize,
-    /// Event streams held open.
+    /// Number of event streams held open.
     pub streams: usize,
-    /// Events per second on each.
+    /// Events per second on each stream.
     pub events: u32,
-    /// Bytes of an event.
+    /// Size of an event, bytes.
     pub event_bytes: usize,
-    /// Not measured at the start of a turn.
+    /// Time at the start of a turn that is not measured.
     pub warm_up: Duration,
 }
 
@@ -45,16 +45,16 @@ impl Default for Load {
     }
 }
 
-/// What one turn measured, in nanoseconds.
+/// Measurements of one turn; latencies are in nanoseconds.
 #[derive(Debug)]
 pub struct Measured {
-    /// From a request's first byte written to its answer's last byte read.
+    /// Latencies from writing a request's first byte to reading its answer's last byte.
     pub requests: Histogram<u64>,
-    /// From an event's writing at the backend to its arrival.
+    /// Latencies from the backend writing an event to its arrival at the client.
     pub events: Histogram<u64>,
-    /// Requests without a whole answer, streams that ended.
+    /// Number of requests without a complete answer and of streams that ended.
     pub failures: u64,
-    /// Processor time that the proxy used.
+    /// Processor time used by the proxy.
     pub busy: Duration,
 }
 
@@ -88,7 +88,7 @@ struct Turn {
     from: u64,
 }
 
-/// Puts the load on `address` for as long as `length`.
+/// Puts the load on `address` for `length`.
 pub(super) fn turn(load: Load, address: SocketAddr, length: Duration) -> Result<Measured, RelayError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(RelayError::io("load"))?;
@@ -109,7 +109,7 @@ async fn all(turn: &Rc<Turn>) {
     for n in 0..turn.load.streams {
         let turn = Rc::clone(turn);
         tokio::task::spawn_local(async move {
-            // Spread over one period, so that streams do not beat together.
+            // Streams start spread over one period, so that their events do not coincide.
             let period = Duration::from_secs(1) / turn.load.events.max(1);
             tokio::time::sleep(period.mul_f64(n as f64 / turn.load.streams as f64)).await;
             let _ = turn.stream().await;
@@ -195,7 +195,7 @@ impl Turn {
     }
 }
 
-/// The next whole event after `from`: where it ends and when it was written.
+/// The first complete event after `from`: where it ends, and when it was written (nanoseconds).
 fn event(seen: &[u8], from: usize) -> Option<(usize, u64)> {
     let rest = seen.get(from..)?;
     let data = rest.windows(6).position(|six| six == b"data: ")? + 6;

@@ -1,4 +1,4 @@
-//! The proxies as processes of their own, with free addresses.
+//! The proxies of a comparison as child processes on free ports.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -16,7 +16,7 @@ pub(super) trait Child {
     fn address(&self) -> SocketAddr;
     /// Process id.
     fn id(&self) -> u32;
-    /// Processor time that it and its workers have used so far.
+    /// Processor time used so far by the process and its workers.
     fn busy(&self) -> Duration {
         processor_time(self.id()) + workers(self.id()).into_iter().map(processor_time).sum::<Duration>()
     }
@@ -27,7 +27,7 @@ fn workers(of: u32) -> Vec<u32> {
     children.split_whitespace().filter_map(|id| id.parse().ok()).collect()
 }
 
-/// User and system time, to a hundredth of a second.
+/// User and system time of a process, in steps of 10 ms.
 fn processor_time(id: u32) -> Duration {
     let stat = std::fs::read_to_string(format!("/proc/{id}/stat")).unwrap_or_default();
     let after_name = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
@@ -35,7 +35,7 @@ fn processor_time(id: u32) -> Duration {
     Duration::from_millis(10 * ticks.sum::<u64>())
 }
 
-/// Foretell as a process.
+/// Foretell as a child process.
 pub(super) struct Foretell {
     process: Process,
     address: SocketAddr,
@@ -47,7 +47,7 @@ impl Foretell {
         let mut command = Command::new(program);
         command.args(["serve", "--backend", &format!("http://{backend}"), "--dialect", "openai"]);
         command.args(["--listen", &address.to_string(), "--admin", &admin.to_string()]);
-        // nginx writes no access log either.
+        // The configuration turns off the line per request: nginx writes no access log either.
         command.arg("--config").arg(config).stdin(Stdio::null());
         let process = command.spawn().map_err(RelayError::io(program.display().to_string()))?;
         let started = Self { process, address };
@@ -55,7 +55,7 @@ impl Foretell {
         Ok(started)
     }
 
-    /// Its largest resident memory so far, in bytes.
+    /// Its largest resident memory so far, bytes.
     pub(super) fn peak_memory(&self) -> Option<u64> {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.process.id())).ok()?;
         let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
@@ -79,7 +79,7 @@ impl Drop for Foretell {
     }
 }
 
-/// The bare hyper proxy as a process.
+/// The bare hyper proxy as a child process.
 pub(super) struct Bare {
     process: Process,
     address: SocketAddr,
@@ -114,7 +114,7 @@ impl Drop for Bare {
     }
 }
 
-/// nginx as a process, in a folder of its own.
+/// nginx as a child process with a temporary folder.
 pub(super) struct Nginx {
     process: Process,
     address: SocketAddr,
@@ -160,7 +160,7 @@ impl Drop for Nginx {
     }
 }
 
-/// Asks a process to end, twice, which ends both at once; then makes sure.
+/// Sends SIGTERM twice, which stops both programs at once; kills the process if it is still running after 2 s.
 fn stop(process: &mut Process) {
     let id = process.id().to_string();
     for _ in 0..2 {

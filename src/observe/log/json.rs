@@ -1,7 +1,7 @@
-//! Log lines as JSON: time, level, the fields of the spans that the line was written in, its own fields, target.
+//! Log lines as JSON: time, level, fields of the enclosing spans, fields of the event, target.
 //!
-//! All of them are members of the one object, so that `id` finds every line of a request. What a span says is written
-//! once, when the span begins, and copied into its lines.
+//! All are members of one object, so that `id` finds every line of a request. The fields of a span are formatted once,
+//! when it begins, and copied into its lines.
 
 use std::fmt::{self, Debug};
 
@@ -14,10 +14,10 @@ use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, FormattedFields};
 use tracing_subscriber::registry::{LookupSpan, Scope};
 
-/// What the targets of this crate begin with.
+/// Prefix of the targets of this crate.
 const OWN: &str = env!("CARGO_PKG_NAME");
 
-/// One object per line.
+/// Formats an event as one JSON object per line.
 pub(super) struct JsonLines;
 
 impl<S, N> FormatEvent<S, N> for JsonLines
@@ -31,14 +31,14 @@ where
         mut line: Writer<'_>,
         event: &Event<'_>,
     ) -> fmt::Result {
-        // Lines of crates that log without `tracing` carry their own level and target in fields.
+        // Crates that use `log` carry their level and target in fields.
         let normalized = event.normalized_metadata();
         let about = normalized.as_ref().unwrap_or_else(|| event.metadata());
         line.write_str("{\"timestamp\":\"")?;
         SystemTime.format_time(&mut line)?;
         write!(line, "\",\"level\":\"{}\"", about.level())?;
         let spans = context.event_scope().into_iter().flat_map(Scope::from_root);
-        // Spans of other crates have fields of the same names that mean something else.
+        // Spans of other crates are left out: their fields may have the same names with other meanings.
         for span in spans.filter(|span| span.metadata().target().starts_with(OWN)) {
             if let Some(fields) = span.extensions().get::<FormattedFields<N>>() {
                 line.write_str(&fields.fields)?;
@@ -51,7 +51,7 @@ where
     }
 }
 
-/// Fields as members of an object, each after a comma.
+/// Formats fields as members of an object, each preceded by a comma.
 pub(super) struct Members;
 
 impl<'a> FormatFields<'a> for Members {
@@ -69,7 +69,7 @@ struct Written<'a> {
 
 impl Written<'_> {
     fn member(&mut self, field: &Field, value: impl FnOnce(&mut Writer<'_>) -> fmt::Result) {
-        // What `log` says about the place of a line stands in its target.
+        // The fields that `log` adds repeat the target.
         if self.result.is_err() || field.name().starts_with("log.") {
             return;
         }
@@ -81,7 +81,7 @@ impl Written<'_> {
 
 impl Visit for Written<'_> {
     fn record_f64(&mut self, field: &Field, value: f64) {
-        // JSON has no other numbers.
+        // JSON has no infinity or NaN.
         self.member(field, |to| if value.is_finite() { write!(to, "{value}") } else { to.write_str("null") });
     }
 
@@ -106,7 +106,7 @@ impl Visit for Written<'_> {
     }
 }
 
-/// Text with the quotes and escapes of JSON.
+/// Writes text as a JSON string.
 fn string(to: &mut Writer<'_>, text: &str) -> fmt::Result {
     let quoted = serde_json::to_string(text).map_err(|_| fmt::Error)?;
     to.write_str(&quoted)
@@ -135,7 +135,7 @@ mod tests {
         }
     }
 
-    /// The lines that `log` writes.
+    /// The lines written while `log` runs.
     fn written(log: impl FnOnce()) -> Vec<Value> {
         let kept = Kept::default();
         let to = kept.clone();

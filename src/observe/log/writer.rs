@@ -1,8 +1,7 @@
-//! Writing lines without ever waiting: a bounded queue before one thread that owns standard error.
+//! Writes log lines without making a caller wait: a bounded queue and one thread that owns standard error.
 //!
-//! A disk that is full, a pipe whose reader has died and a pipe that nobody reads all end here: a line that does not
-//! fit into the queue is dropped by the thread that logs it, one that cannot be written by the thread that writes it,
-//! and both are counted.
+//! It copes with a full disk, a pipe whose reader has died and a pipe that no one reads: a line that does not fit into
+//! the queue, or that cannot be written, is dropped and counted.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -14,35 +13,34 @@ use std::time::{Duration, Instant};
 use tracing_appender::non_blocking::{ErrorCounter, NonBlocking, NonBlockingBuilder};
 use tracing_subscriber::fmt::MakeWriter;
 
-/// Lines that may wait to be written: those of a second or two under load. At a few hundred bytes each they take a
-/// megabyte or two.
+/// Most lines in the queue: those of one or two seconds under load, about one or two megabytes.
 const QUEUE: usize = 4096;
-/// How often [`flush`] looks whether all is written.
+/// Interval at which [`flush`] checks the queue.
 const POLL: Duration = Duration::from_millis(2);
 
-/// What became of the lines so far.
+/// Counts of lines since the start.
 #[derive(Default)]
 struct Counts {
-    /// Lines that were logged.
+    /// Lines handed to the queue.
     logged: AtomicU64,
-    /// Lines that left the queue, written or not.
+    /// Lines taken from the queue, written or not.
     handled: AtomicU64,
-    /// Lines that left the queue and could not be written.
+    /// Lines taken from the queue that could not be written.
     failed: AtomicU64,
 }
 
 static COUNTS: Counts =
     Counts { logged: AtomicU64::new(0), handled: AtomicU64::new(0), failed: AtomicU64::new(0) };
-/// The queue, and how many lines did not fit into it.
+/// The queue, with the counter of lines that did not fit into it.
 static QUEUED: OnceLock<(NonBlocking, ErrorCounter)> = OnceLock::new();
 
-/// The writer for the log's lines, one for the process.
+/// The writer for log lines; there is one queue per process.
 pub(super) fn lines() -> Lines {
     let (queue, _) = QUEUED.get_or_init(|| {
         let builder = NonBlockingBuilder::default().lossy(true).buffered_lines_limit(QUEUE);
         let (queue, guard) = builder.thread_name("log").finish(Stderr::open());
-        // Dropping it prints to standard output if the thread is stuck, and panics if that is closed. `flush` waits
-        // for the lines instead.
+        // Dropping the guard prints to standard output if the thread is stuck, and panics if that is closed. `flush`
+        // waits for the lines instead.
         std::mem::forget(guard);
         let lost = queue.error_counter();
         (queue, lost)
@@ -50,14 +48,14 @@ pub(super) fn lines() -> Lines {
     Lines(queue.clone())
 }
 
-/// How many lines have been dropped: too many waited, or they could not be written.
+/// Number of lines dropped because the queue was full or they could not be written.
 pub fn dropped() -> u64 {
     let unqueued = QUEUED.get().map_or(0, |(_, lost)| lost.dropped_lines() as u64);
     unqueued + COUNTS.failed.load(Ordering::Relaxed)
 }
 
-/// Waits until every line so far has left the queue, but no longer than `within`: the end of a process does not wait
-/// for a reader who does not read.
+/// Waits until every line logged so far has left the queue, at most `within`, so that a reader that does not read
+/// cannot delay the end of the process.
 pub fn flush(within: Duration) {
     let start = Instant::now();
     let wanted = COUNTS.logged.load(Ordering::Acquire);
@@ -93,12 +91,12 @@ impl<'a> MakeWriter<'a> for Lines {
     }
 }
 
-/// Standard error as the writing thread has it. Everything is taken: what cannot be written is counted.
+/// Standard error as the log thread uses it. Writing always succeeds: lines that cannot be written are counted.
 struct Stderr(Result<File, io::Stderr>);
 
 impl Stderr {
-    /// By a descriptor of its own: the lock of [`io::stderr`] would be held while a write is stuck, and whoever else
-    /// prints would wait for it.
+    /// Uses a duplicate of the descriptor: the lock of [`io::stderr`] would be held while a write is stuck, and
+    /// everything else that prints would wait for it.
     fn open() -> Self {
         let stderr = io::stderr();
         let own = stderr.as_fd().try_clone_to_owned();

@@ -1,13 +1,13 @@
-//! Questions to the model drafters, and those that were lost.
+//! Counters of requests to drafter models and of lost answers.
 
 use prometheus::{IntCounterVec, Opts, Registry};
 
-/// What was asked of a model drafter.
+/// What a drafter model is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DraftKind {
-    /// A draft to be verified.
+    /// A draft that will be verified.
     Draft,
-    /// What it would have chosen, while the request rides.
+    /// A shadow draft: what it would have drafted while the request rides.
     Shadow,
 }
 
@@ -22,16 +22,16 @@ impl DraftKind {
     }
 }
 
-/// Why an answer of a model drafter was lost.
+/// Why the answer of a drafter model was lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DraftLoss {
-    /// It took longer than `timeouts.draft`, which the operator has set.
+    /// It took longer than `timeouts.draft`, if that is set.
     Timeout,
-    /// It took longer than the session waits on its own account.
+    /// It took longer than the session's own limit.
     Patience,
     /// The drafter failed.
     Fault,
-    /// All seats of the drafter are taken.
+    /// Every session slot of the drafter is taken.
     NoSeat,
 }
 
@@ -55,7 +55,7 @@ pub(super) struct DraftCounts {
 }
 
 impl DraftCounts {
-    /// Counters at zero for every kind and cause.
+    /// Counters at zero for every kind and cause, registered in `registry`.
     pub(super) fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
         let asked = Opts::new("foretell_drafts_total", "Questions to model drafters.");
         let lost = Opts::new(

@@ -1,4 +1,4 @@
-//! `foretell_log_dropped_total`, read where the lines are dropped.
+//! The metric `foretell_log_dropped_total`, read from the log writer on every scrape.
 
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
@@ -6,9 +6,9 @@ use prometheus::{IntCounter, Opts};
 
 use crate::observe::log;
 
-/// Lines of the log that were lost.
+/// Collects the number of dropped log lines.
 pub(super) struct DroppedLines {
-    /// Always at zero: only its description is used.
+    /// Always at zero: only the description is used.
     described: IntCounter,
 }
 

@@ -1,5 +1,5 @@
-//! The values of the `model` label. Clients name models, so the label would have no bound: a model has its own value
-//! once a backend has answered well for it, up to a cap, and one that the configuration names has it always.
+//! Values of the `model` label. Clients choose model names freely, so the values are limited: a model of the
+//! configuration always has its own, any other gets one after a successful answer, up to a maximum number.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use parking_lot::RwLock;
 
 /// Most values for models that the configuration does not name.
 const MOST: usize = 100;
-/// A model without a value of its own.
+/// Value for models without one of their own.
 const OTHER: &str = "other";
 
 #[derive(Debug, Default)]
@@ -22,7 +22,7 @@ impl ModelLabels {
         self.configured.write().extend(names.into_iter().map(Arc::from));
     }
 
-    /// The value for `model`. `good`: a backend has answered for it with success.
+    /// The label value for `model`. `good`: a backend has just answered successfully for it.
     pub(super) fn label(&self, model: &str, good: bool) -> Arc<str> {
         for known in [&self.configured, &self.answered] {
             if let Some(label) = known.read().get(model) {

@@ -1,7 +1,7 @@
 use crate::onnx_server::prefix::*;
 use crate::runtime::forward::{Feed, Logits, ModelConfig};
 
-/// Only the lengths of lanes, and how often one was copied.
+/// A model that records only the lengths of lanes and the number of copies.
 struct Lengths {
     config: ModelConfig,
     lens: Vec<usize>,
@@ -51,7 +51,7 @@ fn house(lanes: usize) -> House {
 }
 
 impl House {
-    /// Takes a lane for the tokens and feeds it what is missing.
+    /// Takes a lane for the tokens and appends those that it lacks.
     fn take(&mut self, tokens: &[TokenId]) -> Option<Match> {
         let (slot, cached) = self.lanes.acquire(&mut self.model, tokens, tokens.len() - 1).unwrap()?;
         let lane = self.lanes.lane(slot).unwrap();

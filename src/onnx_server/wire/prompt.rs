@@ -1,4 +1,4 @@
-//! The fields that say what is to be continued.
+//! Reads the fields that hold the prompt.
 
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
@@ -8,10 +8,10 @@ use crate::onnx_server::fields::{Fields, invalid};
 use crate::onnx_server::wire::{Prompt, Served};
 use crate::units::TokenId;
 
-/// Most prompts of one call, as vLLM has it.
+/// Most prompts of one request, as in vLLM.
 const PROMPTS_MAX: usize = 1024;
 
-/// A prompt is a string, token ids, or a list of either.
+/// Reads `prompt`: a string, a list of token ids, or a list of either.
 pub(super) fn prompts(fields: &mut Fields<'_>, served: Served<'_>) -> Result<Vec<Prompt>, Refusal> {
     let raw: Box<RawValue> = fields.take("prompt")?.ok_or(Refusal::Missing("prompt"))?;
     let read = |error: serde_json::Error| invalid("prompt", error.to_string());
@@ -41,7 +41,7 @@ pub(super) fn prompts(fields: &mut Fields<'_>, served: Served<'_>) -> Result<Vec
     Ok(prompts)
 }
 
-/// `generated`: one number for all prompts, or one for each.
+/// Reads `generated`: one number for all prompts, or a list with one for each.
 pub(super) fn generated(fields: &mut Fields<'_>, prompts: &[Prompt]) -> Result<Vec<usize>, Refusal> {
     let Some(raw) = fields.take::<Box<RawValue>>("generated")? else { return Ok(vec![0; prompts.len()]) };
     let read = |error: serde_json::Error| invalid("generated", error.to_string());
@@ -68,7 +68,7 @@ pub(super) fn generated(fields: &mut Fields<'_>, prompts: &[Prompt]) -> Result<V
     Ok(counts)
 }
 
-/// A message with its content as one string, which is what text templates expect.
+/// Checks a chat message and joins its content into one string, as text templates expect.
 pub(super) fn message(mut message: Map<String, Value>) -> Result<Value, Refusal> {
     if !message.get("role").is_some_and(Value::is_string) {
         return Err(invalid("messages", "every message needs a role"));
@@ -92,7 +92,7 @@ fn text_part(part: &Value) -> Result<String, Refusal> {
         .ok_or(Refusal::Unsupported { param: "messages".to_owned(), message: "only text parts" })
 }
 
-/// How the chat template is used.
+/// Reads the fields about the chat template; returns `add_generation_prompt`.
 pub(super) fn opening(fields: &mut Fields<'_>) -> Result<bool, Refusal> {
     fields.only("continue_final_message", &["false"], "only false")?;
     fields.only("chat_template", &[], "only the model's own")?;

@@ -1,4 +1,4 @@
-//! The fields that say how to sample.
+//! Reads the sampling fields.
 
 use serde_json::{Map, Number, Value};
 
@@ -8,7 +8,7 @@ use crate::onnx_server::wire::Served;
 use crate::openai::Sampling;
 use crate::units::TokenId;
 
-/// How to sample: the same fields on every route.
+/// Reads the sampling fields, which are the same on every route.
 pub(super) fn sampling(fields: &mut Fields<'_>, served: Served<'_>) -> Result<Sampling, Refusal> {
     let default = Sampling::default();
     let repetition = fields.number("repetition_penalty", 0.0..=f64::from(f32::MAX))?.unwrap_or(1.0);
@@ -31,7 +31,7 @@ pub(super) fn sampling(fields: &mut Fields<'_>, served: Served<'_>) -> Result<Sa
     })
 }
 
-/// A seed is 64 bits; a negative one means its two's complement.
+/// Reads `seed`, 64 bits; a negative one is read as its two's complement.
 fn seed(fields: &mut Fields<'_>) -> Result<Option<u64>, Refusal> {
     let Some(number) = fields.take::<Number>("seed")? else { return Ok(None) };
     let seed = number.as_u64().or_else(|| number.as_i64().map(i64::cast_unsigned));

@@ -1,4 +1,4 @@
-//! Requests in tokens: drafts to be judged, text to be translated.
+//! Parses the requests of `/v1/verify`, `/tokenize` and `/detokenize`.
 
 use serde_json::{Map, Value};
 
@@ -10,7 +10,7 @@ use crate::onnx_server::wire::{LOGPROBS_MAX, Prompt, Served};
 use crate::openai::Sampling;
 use crate::units::TokenId;
 
-/// A draft to be judged.
+/// A parsed `/v1/verify` request: a draft to verify.
 #[derive(Clone, Debug)]
 pub(in crate::onnx_server) struct VerifyAsk {
     pub(in crate::onnx_server) context: Vec<TokenId>,
@@ -43,7 +43,7 @@ pub(in crate::onnx_server) fn verify(body: &[u8], served: Served<'_>) -> Result<
     Ok(VerifyAsk { context, generated, tokens, parents, top, sampling, stop_token_ids })
 }
 
-/// Parents from the wire: −1 follows the context; without the field the draft is a chain.
+/// Checks `parents`: −1 means that a node follows the context; if missing, the draft is a chain.
 fn parents(parents: Option<Vec<i64>>, nodes: usize) -> Result<Vec<Option<usize>>, Refusal> {
     let Some(parents) = parents else {
         return Ok((0..nodes).map(|node: usize| node.checked_sub(1)).collect());
@@ -59,7 +59,7 @@ fn parents(parents: Option<Vec<i64>>, nodes: usize) -> Result<Vec<Option<usize>>
     parents.iter().enumerate().map(read).collect()
 }
 
-/// What is to be tokenized.
+/// A parsed `/tokenize` request.
 pub(in crate::onnx_server) struct TokenizeAsk {
     pub(in crate::onnx_server) prompt: Prompt,
     pub(in crate::onnx_server) opening: bool,
@@ -67,7 +67,7 @@ pub(in crate::onnx_server) struct TokenizeAsk {
     pub(in crate::onnx_server) token_strings: bool,
 }
 
-/// Reads `POST /tokenize`: a `prompt` or `messages`.
+/// Parses the body of `POST /tokenize`, which has a `prompt` or `messages`.
 pub(in crate::onnx_server) fn tokenize(body: &[u8], served: Served<'_>) -> Result<TokenizeAsk, Refusal> {
     let mut fields = Fields::read(body)?;
     served.check_model(&mut fields)?;

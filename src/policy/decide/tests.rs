@@ -36,7 +36,7 @@ fn policy(mode: PolicyMode) -> Policy {
     }
 }
 
-/// Everything that facts may borrow from.
+/// Owns everything that facts borrow.
 struct World {
     headers: HeaderMap,
     judged: Judgement,
@@ -69,7 +69,7 @@ impl World {
         Fact::Known(ServerState::Known(server))
     }
 
-    /// Facts with which a session is driven.
+    /// Facts that lead to a session.
     fn facts(&self) -> Facts<'_> {
         let backend =
             Backend { name: "b", mode: Mode::Auto, predicts: false, billed: false, speculates: true };
@@ -90,7 +90,7 @@ impl World {
         }
     }
 
-    /// Every combination of what is known, what is not, and what stands in the way.
+    /// Calls `each` with every combination of known, unknown and obstructive facts.
     fn all(&self, mut each: impl FnMut(&Facts<'_>)) {
         let usual = self.facts();
         let open = Fact::Unknown(OPEN);
@@ -190,7 +190,7 @@ fn asking_again_with_more_facts_never_changes_what_was_decided() {
             Step::Policy => more.policies = usual.policies,
             other => panic!("{other:?} needs no fact of its own"),
         }
-        // It goes on from where it stood: never back to a step that it had passed.
+        // It goes on after that step and never returns to an earlier one.
         if let Outcome::Undecided(next, _) = decide(&more) {
             assert!(next as u8 > step as u8, "{step:?} {next:?}");
         }
