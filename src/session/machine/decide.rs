@@ -69,7 +69,7 @@ impl<W: Walk> Session<W> {
     }
 }
 
-/// Gates that even `gamma.fixed` keeps.
+/// Whether a gate is kept even with `gamma.fixed`.
 fn holds_when_forced(gate: RideReason) -> bool {
     match gate {
         RideReason::GateHealth
