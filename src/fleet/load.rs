@@ -1,13 +1,13 @@
-//! How busy a replica is, by its engine's own word.
+//! How busy a replica is, by its engine's own figures.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Older figures are not believed.
+/// Older figures are ignored.
 pub const STALE: Duration = Duration::from_secs(2);
 
-/// What an engine said about its load. Whoever reads its metrics sets it by
+/// The load that an engine reported. The reader of its metrics sets it by
 /// [`Replica::set_load`](super::Replica::set_load).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Load {
@@ -17,7 +17,7 @@ pub struct Load {
     pub waiting: u32,
     /// Share of the KV cache in use, 0..=1.
     pub kv_usage: f64,
-    /// When it said so.
+    /// When it was reported.
     pub at: Instant,
 }
 
@@ -29,7 +29,7 @@ pub(super) struct Told {
 }
 
 impl Told {
-    /// Requests at the engine now: what it said, and what we have begun or ended since.
+    /// Requests at the engine now: those that it reported, and those of our own that have begun or ended since.
     pub(super) fn requests(&self, in_flight: usize) -> usize {
         let said = self.load.running as usize + self.load.waiting as usize;
         (said + in_flight).saturating_sub(self.ours)
