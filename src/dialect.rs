@@ -33,7 +33,7 @@ use body::Ids;
 pub use engine::{Engine, Load, MaxTokens, Noise, RowShape};
 pub use recognise::{Answers, Foreign, Question};
 
-/// The engines that are told apart.
+/// The engines that Foretell knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Dialect {
     /// Our own ONNX target (`foretell target`).
@@ -52,7 +52,7 @@ pub enum Dialect {
     Triton,
     /// LMDeploy.
     Lmdeploy,
-    /// OpenAI's own API, other hosted ones, and servers that nobody knows.
+    /// OpenAI's own API, other hosted ones, and unknown servers.
     OpenAi,
     /// Ollama.
     Ollama,
@@ -282,8 +282,8 @@ pub struct Quirks {
     pub time_report: Option<&'static str>,
     /// The engine refuses the whole request for the client's own `prediction`, so that it must not see it.
     pub refuses_prediction: bool,
-    /// The engine does not say whether it puts special tokens in front of a prompt: the ids that [`Codec::beside`]
-    /// brings are used only once the first ride has counted as many.
+    /// The engine does not report whether it puts special tokens in front of a prompt: the ids that
+    /// [`Codec::beside`] brings are used only once the first ride has counted as many.
     pub prompt_ids_need_count: bool,
 }
 
@@ -320,7 +320,8 @@ pub trait Codec: Sync {
     /// [`Foreign`]: it is none that can be asked to verify.
     fn engine(&self, answers: &Answers) -> Result<Engine, Foreign>;
 
-    /// Why this engine cannot carry this request exactly by any plan; `None` if it can. `sampling` is the effective one.
+    /// Why this engine cannot carry this request exactly by any plan; `None` if it can. `sampling` is the effective
+    /// one.
     fn refuses(&self, engine: &Engine, request: &Request, sampling: &Sampling) -> Option<BypassReason>;
 
     /// The plans that are exact for this request, best first. `sampling` is the effective one; `settled`: nothing in
@@ -409,7 +410,7 @@ pub trait Codec: Sync {
     }
 
     /// A call to be made once before the first round of a session, so that the engine computes the context for
-    /// all of the round's prompts together. Its answer is thrown away unread, whatever it says.
+    /// all of the round's prompts together. Its answer is not used.
     fn warm(&self, engine: &Engine, round: &Round<'_>) -> Option<Call> {
         let _ = (engine, round);
         None

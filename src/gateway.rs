@@ -29,7 +29,7 @@ use crate::words::Mode;
 /// Bounds on requests, `limits` of the process file.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Of the request head.
+    /// Bounds of the request head.
     pub head: Bounds,
     /// Largest body that is read to see whether it may be speculated, bytes.
     pub speculate_body: usize,

@@ -48,7 +48,7 @@ pub enum Event {
         tokens: Vec<TokenId>,
         /// The text that came with them.
         text: String,
-        /// Whether the backend says with this very event that the ride ends here; `RideEnded` follows.
+        /// Whether this event ends the ride; `RideEnded` follows then.
         tail: Tail,
     },
     /// The ids of this request cannot be trusted: ride to the end, never leap.
@@ -168,7 +168,7 @@ pub enum Fault {
     Verify,
     /// The round would be larger than its plan allows.
     TooLong,
-    /// The backend said when to come back (429 or 503 with `Retry-After`).
+    /// The backend asked for a pause (429 or 503 with `Retry-After`).
     RetryAfter(std::time::Duration),
     /// A ride broke off.
     Ride,

@@ -56,8 +56,8 @@ pub struct Terms {
     pub rest: f64,
 }
 
-/// Whether leaping pays: a quote judged in the light of the rounds before it. To begin, the stretch ahead must also earn twice
-/// the cost of switching there and back.
+/// Whether leaping pays: a quote judged together with the rounds before it. To begin, the stretch ahead must also
+/// earn twice the cost of switching there and back.
 pub fn pays(quote: Quote, run: &Run, learnt: &Learnt, terms: Terms) -> bool {
     let costs = &learnt.costs;
     let Some(token) = costs.ride_token() else { return false };

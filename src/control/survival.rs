@@ -138,7 +138,7 @@ fn place(heat: Heat, source: Source, bucket: usize, position: usize) -> usize {
     cell * POSITIONS + position.min(POSITIONS - 1)
 }
 
-/// The bucket of the feature that tells most about a source.
+/// The bucket of the feature that predicts the acceptance of a source best.
 fn bucket(source: Source, features: Features) -> usize {
     match source {
         Source::PromptLookup => match features.match_len {

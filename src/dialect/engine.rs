@@ -36,7 +36,7 @@ pub enum MaxTokens {
     Tokens(u32),
     /// Up to the end of the context.
     Context,
-    /// Not known: neither the request nor the engine says.
+    /// Not known: neither the request nor the engine sets one.
     Unknown,
 }
 

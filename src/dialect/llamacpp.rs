@@ -3,8 +3,8 @@
 //! `FanOut` is an array of prompts on `/completion`, one slot each; the same schema reads both routes, so
 //! what a client leaves open is filled in alike, and what OpenAI's route ignores is ignored here too.
 //!
-//! Its streams are lossy: an event is written only when the text so far ends in a whole character, and tokens
-//! without an event are told nowhere. So
+//! Its streams are lossy: an event is written only when the text so far ends in a whole character, and no event
+//! reports the tokens in between. So
 //! * the first ride asks for the server's own counts beside the ids (`__verbose` on completions; on chat
 //!   log-probabilities, from which the ids are read, and timings), and a count that is not met is doubt;
 //! * rides by ids are asked for whole, a few tokens at a time. Taking a lost token again would change how

@@ -96,7 +96,7 @@ pub enum Heard {
 /// Whether the prefix cache works, and how that is known.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Cache {
-    /// Whether it works; `None` if that cannot be told.
+    /// Whether it works; `None` if that is unclear.
     pub works: Option<bool>,
     /// The engine reports how many tokens of a prompt were cached.
     pub told: bool,

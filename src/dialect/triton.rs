@@ -38,7 +38,7 @@ const INFER: &str = "/v2/models/tensorrt_llm/infer";
 const STREAM: &str = "/v2/models/tensorrt_llm/generate_stream";
 /// The models that lead from text over `tensorrt_llm` back to text.
 const WHOLE: [&str; 2] = ["ensemble", "tensorrt_llm_bls"];
-/// The longest draft. An engine is built for a number (`--max_draft_len`) that it does not tell; its
+/// The longest draft. An engine is built for a number (`--max_draft_len`) that it does not report; its
 /// documentation builds for ten.
 const DRAFT_MOST: usize = 10;
 
@@ -159,7 +159,7 @@ impl Codec for Triton {
         if round.plan != Plan::Native {
             return Err(Refusal::NoPlan(round.plan.name()));
         }
-        // A draft shorter than the context tells an answer with the context in front from one without.
+        // A draft shorter than the context distinguishes an answer with the context in front from one without.
         let nodes = round.draft.stem().min(DRAFT_MOST).min(round.context.len().saturating_sub(1));
         Ok(Asked { calls: vec![infer(round, nodes)], nodes })
     }

@@ -280,7 +280,7 @@ fn defaults(params: &Map<String, Value>) -> Defaults {
 }
 
 /// How many nodes can be scored: the chain at the draft's head, up to a token that is no text; and where
-/// cached rows are garbage and the server does not tell how many there are, no further than the next block,
+/// cached rows are invalid and the server does not report how many there are, no further than the next block,
 /// because only whole blocks are cached.
 fn scored_nodes(engine: &Engine, round: &Round<'_>) -> usize {
     let chain = round.draft.stem();

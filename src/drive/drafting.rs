@@ -1,9 +1,9 @@
 //! Asking the model drafter.
 //!
 //! A session has one seat at its drafter, taken at the first question and kept until the request ends: a question
-//! that is given up leaves the seat with everything that the drafter has read in its cache. How long an answer is
-//! waited for is the session's to say; there is no time limit here. No drafter, no free seat, a failed run: each is
-//! a draft fault, and the session rides.
+//! that is given up leaves the seat with everything that the drafter has read in its cache. There is no time limit
+//! here: the session decides how long it waits for an answer. No drafter, no free seat, a failed run: each is a draft
+//! fault, and the session rides.
 
 #[cfg(feature = "onnx")]
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! The loop of one session: do what it says, tell it what happened.
+//! The loop of one session: carries out its actions, and reports what happened to it.
 //!
 //! There is no decision here. The pump owns the sockets, the drafter's seat and the client's sink; the
 //! session owns every choice.
@@ -153,7 +153,7 @@ impl Pump {
             ride: None,
         };
         if let Some(call) = beside {
-            // The prompt's ids are learnt beside the first ride, where that does not tell them.
+            // The prompt's ids are asked for by a separate call, where the first ride does not carry them.
             let asked = pump.calls.clone().beside(Arc::new(*request), call);
             pump.pend(ride.id, asked.map(Reply::event));
         }

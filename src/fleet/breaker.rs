@@ -21,7 +21,7 @@ const TRIAL_LOST: Duration = Duration::from_secs(30);
 /// The three states, as in metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BreakerState {
-    /// Trusted.
+    /// Trusted: requests are sent to it.
     Closed,
     /// It answered a health check; one request at a time tries it.
     HalfOpen,

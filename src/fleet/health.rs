@@ -22,7 +22,7 @@ const CHECK_EVERY: Duration = Duration::from_secs(2);
 /// What keeps new requests away from a replica, least first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Standing {
-    /// Nothing.
+    /// Nothing keeps them away.
     Ready,
     /// The last attempt to reach it failed.
     Down,
@@ -161,7 +161,7 @@ impl Health {
         self.up.load(Ordering::Relaxed)
     }
 
-    /// Whether it has answered, and nothing that happened since says that it would not do so again.
+    /// Whether it has answered, and nothing since shows that it would not do so again.
     pub(super) fn is_reachable(&self) -> bool {
         self.answered.load(Ordering::Relaxed) && self.is_up() && self.state() != BreakerState::Open
     }

@@ -434,7 +434,7 @@ impl http_body::Body for Answer {
     }
 }
 
-/// A server error that nobody read to its end is judged by what was read, if anything was.
+/// A server error that was not read to its end is judged by what was read, if anything was.
 impl Drop for Answer {
     fn drop(&mut self) {
         if self.judged.as_ref().is_some_and(|(_, text)| text.is_empty()) {

@@ -1,7 +1,7 @@
 //! Probing a replica: makes the calls that [`Prober`] asks for, and times them.
 //!
-//! Nothing is decided here. Calls go out one after the other, as a session's rounds do, and nothing that comes of them is
-//! held against the replica.
+//! Nothing is decided here. Calls go out one after the other, as a session's rounds do, and their results do not count
+//! in the replica's health.
 
 mod report;
 
@@ -67,7 +67,7 @@ pub async fn measure(
     drive(replica, engine, prober, &clock, limits).await
 }
 
-/// Whether one engine answers at an address that does not tell when it was started: four calls, eight at most.
+/// Whether one engine answers at an address that does not report its start time: four calls, eight at most.
 /// Returns that, and how many calls it took.
 pub async fn is_one(
     replica: &Replica,

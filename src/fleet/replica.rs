@@ -92,7 +92,7 @@ pub struct Replica {
 enum Whose {
     /// A client's: it never carries a key of Foretell's own calls.
     Client,
-    /// Foretell's.
+    /// A call of Foretell's own.
     Own,
 }
 

@@ -302,7 +302,7 @@ impl Proxy {
         self.relay(inbound, body, replica).await
     }
 
-    /// Asks [`policy::decide`] with what the head tells, and once more with the body.
+    /// Asks [`policy::decide`] with the facts of the head, and once more with those of the body.
     async fn decide(&self, head: &Head<'_>, body: RequestBody) -> Verdict {
         let mut facts = facts::of_head(head, &self.shared);
         facts.leaps &= self.drive.is_some();

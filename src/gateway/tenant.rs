@@ -20,7 +20,8 @@ pub fn of(configured: &Tenant, peer: Option<IpAddr>, headers: &HeaderMap) -> Opt
     })
 }
 
-/// A peer that is not trusted could name anybody; and where the header stands twice, somebody else has written one.
+/// The tenant that the configured header names. `None` if the peer is not trusted, as it could name any tenant, or if
+/// the header occurs twice.
 fn named(configured: &Tenant, peer: Option<IpAddr>, headers: &HeaderMap) -> Option<String> {
     let name = configured.header.as_deref()?;
     let trusted =

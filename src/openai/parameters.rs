@@ -31,7 +31,7 @@ impl Routes {
     }
 }
 
-/// Whose parameter it is.
+/// The API that a parameter belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Owner {
     /// In OpenAI's own schema.

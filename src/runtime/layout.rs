@@ -367,7 +367,7 @@ impl Layout {
         paid
     }
 
-    /// Whether a set has the wanted shape and holds nobody but the group.
+    /// Whether a set has the wanted shape and holds no sequence outside the group.
     fn home(&self, set: usize, wanted: SetShape, group: &[Lane]) -> bool {
         self.shape(set) == Some(wanted) && self.slots(set).iter().flatten().all(|lane| group.contains(lane))
     }

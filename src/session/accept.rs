@@ -104,7 +104,7 @@ pub struct Judge {
 }
 
 impl Judge {
-    /// A judge whose draws, where the backend tells distributions and no samples, are those of the seed `noise`.
+    /// A judge whose draws, where the backend sends distributions and no samples, are those of the seed `noise`.
     pub fn new(rule: Rule, noise: u64) -> Self {
         Self { rule, ledger: Ledger::default(), noise }
     }

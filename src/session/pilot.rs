@@ -48,7 +48,7 @@ struct Streak {
     since: Tick,
     rounds: u32,
     tokens: usize,
-    /// The first verify call has been answered: what it took tells the cost of switching.
+    /// The first verify call has been answered: its time shows the cost of switching.
     switched: bool,
     /// Begun without any measured verify call (or draft of the model drafter).
     trial: bool,
@@ -301,7 +301,7 @@ impl Pilot {
         self.model().is_some_and(|(_, asked)| asked.warm)
     }
 
-    /// Leaping begins.
+    /// Notes that leaping begins.
     pub fn enter(&mut self, now: Tick) {
         self.seats.iter_mut().filter_map(Seat::inline_mut).for_each(|inline| inline.virtual_round = None);
         let modelled = self.model().is_some();

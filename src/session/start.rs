@@ -88,7 +88,7 @@ pub enum Hold {
 /// Whether the session may leap at all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Permission {
-    /// It may.
+    /// It may leap.
     Leap,
     /// It rides for this reason, and scores drafts in the shadow.
     Shadow(RideReason),
@@ -116,7 +116,7 @@ pub struct Rules {
     pub gamma_fixed: Option<usize>,
     /// To begin, leaping must be expected to beat riding by this share (0.10 is 10 % faster).
     pub margin: f64,
-    /// To go on, by this share.
+    /// To go on leaping, it must be expected to beat riding by this share.
     pub stay: f64,
     /// The drafters that need no model, in order of preference.
     pub lookups: Vec<LookupSpec>,

@@ -148,8 +148,8 @@ impl Table {
         self.rebuild(slope);
     }
 
-    /// What the prior says where nothing is measured, else what another size of the context has shown, raised or
-    /// lowered as far as measurements lie from it.
+    /// The prior where nothing is measured, else what another size of the context has shown; scaled by how far
+    /// measurements differ from it.
     fn supposed(&self) -> Vec<Option<f64>> {
         let points = if self.prior.is_empty() { &self.lent } else { &self.prior };
         let prior = |nodes: usize| (!points.is_empty()).then(|| along(points, nodes, 0.0));

@@ -202,7 +202,7 @@ fn locked<'a>(answers: &Answers, pages: impl IntoIterator<Item = &'a str>) -> Op
     pages.into_iter().find_map(|page| refused_status(answers.status(page)?))
 }
 
-/// The status, if it says that a key is missing or wrong.
+/// The status, if it means that a key is missing or wrong.
 fn refused_status(status: u16) -> Option<StatusCode> {
     let status = StatusCode::from_u16(status).ok()?;
     matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN).then_some(status)
@@ -313,7 +313,7 @@ async fn put(replica: &Replica, question: &Question, fresh: bool) -> Result<Told
         let status = response.status();
         let server = response.headers().get(header::SERVER).and_then(|server| server.to_str().ok());
         let server = server.map(ToOwned::to_owned);
-        // An engine that loads its model says so with 503.
+        // An engine that is loading its model answers 503.
         if status == StatusCode::SERVICE_UNAVAILABLE {
             return Err(Unknown::Unreachable(format!("{} answers {status}", question.path)));
         }

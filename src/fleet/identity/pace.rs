@@ -1,5 +1,5 @@
-//! How soon a replica is asked again who it is: often while it cannot be reached, seldom once it is known, and ever more
-//! seldom where it is nothing that Foretell can help.
+//! How soon a replica is asked again who it is: often while it cannot be reached, seldom once it is known, and ever
+//! more seldom where it is nothing that Foretell can help.
 
 use std::time::Duration;
 

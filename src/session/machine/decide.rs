@@ -1,4 +1,4 @@
-//! Whether the session may leap now. Whether it pays is the pilot's to say.
+//! Whether the session may leap now. Whether it pays is decided by the pilot.
 
 use super::Session;
 use crate::draft::{Budget, Tree};

@@ -17,7 +17,7 @@ pub(super) struct Ride {
     pub since: Tick,
     /// When the last token came.
     pub last: Option<Tick>,
-    /// Follows a leap, so its first token tells what the switch cost.
+    /// Follows a leap, so the time of its first token shows what the switch cost.
     pub after_leap: bool,
 }
 

@@ -97,7 +97,7 @@ impl Pilot {
         Step::Verify(self.control.with(|learnt| self.merged(&self.looked_up(budget), budget, learnt)).tree)
     }
 
-    /// The draft to verify once the model drafter has answered: merged with what the lookups say, cut by
+    /// The draft to verify once the model drafter has answered: merged with the drafts of the lookups, cut by
     /// what a verify call costs. What the model's draft cost is spent already.
     pub fn combine(&self, model: Tree, stand: Stand) -> Tree {
         let most = self.gamma_fixed.unwrap_or(self.gamma_max);

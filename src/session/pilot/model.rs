@@ -9,7 +9,7 @@ use crate::units::TokenId;
 impl Pilot {
     /// The first output index that the model drafter is to be asked for, if a pass is due. The first pass
     /// also lets the drafter read the prompt, so it comes early where drafts are likely to pay, and seldom
-    /// where earlier requests say that they are not.
+    /// where earlier requests show that they are not.
     pub fn shadow_due(&mut self, done: usize) -> Option<usize> {
         let (seat, asked) = self.model()?;
         let (warm, explored) = (asked.warm, asked.explored);

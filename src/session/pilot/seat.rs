@@ -35,13 +35,13 @@ pub(super) struct Inline {
     pub virtual_round: Option<VirtualRound>,
 }
 
-/// A drafter that takes time.
+/// A drafter that is asked by an action.
 pub(super) struct Asked {
     /// When it is to be asked what it would have chosen.
     pub shadow: ShadowPlan,
     /// It has answered a question of this request, so it has read the prompt.
     pub warm: bool,
-    /// It is asked although earlier requests say that it does not pay.
+    /// It is asked although earlier requests show that it does not pay.
     pub explored: bool,
 }
 
