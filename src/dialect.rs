@@ -33,7 +33,7 @@ use body::Ids;
 pub use engine::{Engine, Load, MaxTokens, Noise, RowShape};
 pub use recognise::{Answers, Foreign, Question};
 
-/// The engines that are told apart.
+/// The engines that Foretell knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Dialect {
     /// Our own ONNX target (`foretell target`).
@@ -52,7 +52,7 @@ pub enum Dialect {
     Triton,
     /// LMDeploy.
     Lmdeploy,
-    /// OpenAI's own API, other hosted ones, and servers that nobody knows.
+    /// OpenAI's own API, other hosted ones, and unknown servers.
     OpenAi,
     /// Ollama.
     Ollama,
@@ -93,12 +93,12 @@ impl Dialect {
         }
     }
 
-    /// What is constant about it.
+    /// The constant properties of its engine.
     pub fn quirks(self) -> &'static Quirks {
         self.codec().quirks()
     }
 
-    /// How it is spoken.
+    /// Its codec.
     pub const fn codec(self) -> &'static dyn Codec {
         match self {
             Self::Onnx => &onnx::Onnx,
@@ -125,7 +125,7 @@ pub struct Context<'a> {
     pub prompt: &'a [TokenId],
     /// The output so far.
     pub output: &'a [TokenId],
-    /// Both as JSON writes them, where that is known already.
+    /// Both as JSON writes them; `None` if that has not been written yet.
     json: Option<&'a str>,
 }
 
@@ -201,12 +201,12 @@ pub enum Refusal {
     /// Several prompts of this length are more than the engine has memory for.
     #[error("no room for several prompts of {0} tokens")]
     NoRoom(usize),
-    /// The engine does not do this.
+    /// The engine has no such plan.
     #[error("this engine has no plan {0}")]
     NoPlan(&'static str),
 }
 
-/// The answer is not what this dialect speaks.
+/// An answer that this dialect cannot read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("unreadable answer: {0}")]
 pub struct Unreadable(pub &'static str);
@@ -222,19 +222,19 @@ pub struct Chunk {
     pub text: String,
     /// `finish_reason` in OpenAI's words, on the last event of the choice.
     pub finish: Option<String>,
-    /// The last of `tokens` ended the text and is none of it.
+    /// The last of `tokens` ended the text and adds none.
     pub ends: bool,
     /// The backend's own usage, where it sent one.
     pub usage: Option<Value>,
-    /// What else than text the event brings (reasoning that a parser took out of the text), by name.
+    /// Members of a chat's delta other than text (reasoning that a parser took out of the text), by name.
     pub more: Map<String, Value>,
-    /// Output tokens of this ride so far, as the engine counts them.
+    /// Output tokens of this ride so far, as the engine counts them; `None` if it does not report that.
     pub count: Option<u32>,
-    /// Tokens of the prompt, as the engine counts them.
+    /// Tokens of the prompt, as the engine counts them; `None` if it does not report that.
     pub prompt_count: Option<u32>,
-    /// Whether these tokens go on or end the text, only the next event tells.
+    /// Only the next event shows whether these tokens go on or end the text.
     pub pending: bool,
-    /// The event that told what these tokens are, where it took another one to do so.
+    /// The later event that showed what these tokens are; `None` if none was needed.
     pub after: Option<Value>,
     /// The event carries text whose ids are not known, or something else that is not plain output.
     pub doubtful: bool,
@@ -249,7 +249,7 @@ pub enum RideKind {
     Later,
 }
 
-/// What asking beside the first ride has brought.
+/// The answer to a call beside the first ride.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Beside {
     /// The ids of the prompt.
@@ -258,7 +258,7 @@ pub enum Beside {
     Ask(Call),
 }
 
-/// What is constant about an engine, where engines differ.
+/// The constant properties in which engines differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quirks {
     /// The first ride brings the ids of its tokens. Where it does not, requests leap at temperature 0 only, and the
@@ -269,21 +269,21 @@ pub struct Quirks {
     pub stop_order: StopOrder,
     /// What the engine keeps back of a streamed text for the sake of stop texts.
     pub stop_hold: Hold,
-    /// The member of a choice that names the stop that ended it.
+    /// The member of a choice that names the stop that ended it; `None` if there is none.
     pub stop_field: Option<&'static str>,
     /// That member also names the token that is the end of the text itself.
     pub stop_field_names_end: bool,
     /// `completion_tokens` includes the token that is the end of the text itself.
     pub usage_counts_end: bool,
-    /// The route on which the last chunk of a stream brings usage that nobody asked for.
+    /// The route on which the last chunk of a stream brings usage that was not asked for.
     pub unasked_usage: Option<Route>,
     /// The member in which the engine reports the time of an answer, at its end. No single call knows that of an
     /// output that leapt, so there it is left out.
     pub time_report: Option<&'static str>,
     /// The engine refuses the whole request for the client's own `prediction`, so that it must not see it.
     pub refuses_prediction: bool,
-    /// The engine does not say whether it puts special tokens in front of a prompt: the ids that [`Codec::beside`]
-    /// brings are used only once the first ride has counted as many.
+    /// The engine does not report whether it puts special tokens in front of a prompt: the ids that
+    /// [`Codec::beside`] brings are used only once the first ride has counted as many.
     pub prompt_ids_need_count: bool,
 }
 
@@ -303,14 +303,14 @@ impl Quirks {
     };
 }
 
-/// How one engine is spoken to. The engine itself, as it was found, is an argument everywhere.
+/// Builds the calls to one kind of engine, and reads its answers. The engine that was found is an argument everywhere.
 pub trait Codec: Sync {
-    /// What is constant about the engine.
+    /// The constant properties of the engine.
     fn quirks(&self) -> &'static Quirks {
         &Quirks::COMMON
     }
 
-    /// What else to ask the server about itself, given its answers so far; none when it is all known. Every
+    /// What else to ask the server about itself, given its answers so far; empty when all is known. Every
     /// question must be safe on every version and cost no more than one token.
     fn questions(&self, answers: &Answers) -> Vec<Question>;
 
@@ -320,14 +320,15 @@ pub trait Codec: Sync {
     /// [`Foreign`]: it is none that can be asked to verify.
     fn engine(&self, answers: &Answers) -> Result<Engine, Foreign>;
 
-    /// Why this engine cannot carry this request exactly, whatever the plan. `sampling` is the effective one.
+    /// Why this engine cannot carry this request exactly by any plan; `None` if it can. `sampling` is the effective
+    /// one.
     fn refuses(&self, engine: &Engine, request: &Request, sampling: &Sampling) -> Option<BypassReason>;
 
-    /// The plans that are exact for this request, best first. `sampling` is the effective one; `settled` tells
-    /// whether nothing in it is a guess about the server's defaults.
+    /// The plans that are exact for this request, best first. `sampling` is the effective one; `settled`: nothing in
+    /// it is a guess about the server's defaults.
     fn plans(&self, engine: &Engine, request: &Request, sampling: &Sampling, settled: bool) -> Vec<Plan>;
 
-    /// How long the output of this request may become, if the client does not say.
+    /// How long the output of this request may become, if the client sets no limit.
     fn max_tokens(&self, engine: &Engine, request: &Request) -> MaxTokens;
 
     /// The client's own request with the additive fields that this dialect needs. `seed` may be sent if the
@@ -338,14 +339,14 @@ pub trait Codec: Sync {
     fn additive(&self, engine: &Engine, request: &Request) -> Additive;
 
     /// Members that this engine puts into a whole answer, or (`whole` is false) into the last chunk of a stream,
-    /// and not into the first chunk, by which all else is shaped; each with the value it has if nothing is to
-    /// be said. See [`crate::openai::fill`].
+    /// and not into the first chunk, by which all else is shaped; each with the value that it has if it does not
+    /// apply. See [`crate::openai::fill`].
     fn last_members(&self, route: Route, whole: bool) -> Value {
         let _ = (route, whole);
         Value::Null
     }
 
-    /// The call that brings the prompt's ids, if the first ride does not tell them.
+    /// The call that brings the prompt's ids; `None` if the first ride brings them, or nothing can.
     fn beside(&self, engine: &Engine, request: &Request) -> Option<Call> {
         let _ = (engine, request);
         None
@@ -369,8 +370,8 @@ pub trait Codec: Sync {
     /// [`Unreadable`].
     fn chunk(&self, engine: &Engine, kind: RideKind, event: &Value) -> Result<Chunk, Unreadable>;
 
-    /// Why a later ride of `asked` tokens has ended that closed its stream after `brought` without a word; `None`
-    /// if that is not how this engine ends one.
+    /// The finish reason of a later ride of `asked` tokens whose stream closed after `brought` without a final event;
+    /// `None` if this engine does not end a ride so.
     fn closed(&self, brought: u32, asked: u32) -> Option<&'static str> {
         let _ = (brought, asked);
         None
@@ -394,7 +395,7 @@ pub trait Codec: Sync {
         bodies: &[Vec<u8>],
     ) -> Result<Verdict, Unreadable>;
 
-    /// Whether an answer that is no verdict only means that this plan has nothing to say here, so that the next
+    /// Whether an answer that is no verdict only means that this plan cannot decide here, so that the next
     /// one is to be tried.
     fn tells_nothing(&self, plan: Plan, status: u16, body: &[u8]) -> bool {
         let _ = (plan, status, body);
@@ -409,7 +410,7 @@ pub trait Codec: Sync {
     }
 
     /// A call to be made once before the first round of a session, so that the engine computes the context for
-    /// all of the round's prompts together. Its answer is thrown away unread, whatever it says.
+    /// all of the round's prompts together. Its answer is not used.
     fn warm(&self, engine: &Engine, round: &Round<'_>) -> Option<Call> {
         let _ = (engine, round);
         None
@@ -428,21 +429,21 @@ pub trait Codec: Sync {
         "this engine has no such way to verify".to_owned()
     }
 
-    /// Asks the engine for the ids of a text, without special tokens.
+    /// The question for the ids of a text, without special tokens; `None` if it cannot be asked.
     fn tokenize(&self, engine: &Engine, text: &str) -> Option<Question> {
         let _ = (engine, text);
         None
     }
 
-    /// Reads what [`Codec::tokenize`] is answered.
+    /// Reads the answer to [`Codec::tokenize`].
     fn tokens(&self, body: &[u8]) -> Option<Vec<TokenId>> {
         let answer: Value = serde_json::from_slice(body).ok()?;
         shared::ids(answer.get("tokens")?)
     }
 
-    /// Where the engine tells its load.
+    /// The path at which the engine reports its load; `None` if it does not.
     fn load_path(&self, engine: &Engine) -> Option<&'static str>;
 
-    /// Reads what [`Codec::load_path`] answers.
+    /// Reads the answer at [`Codec::load_path`]; `None` if it cannot be read.
     fn load(&self, body: &str) -> Option<Load>;
 }

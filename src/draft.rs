@@ -22,7 +22,7 @@ pub struct Budget {
     pub depth: usize,
 }
 
-/// What has become the past since the drafter was last told.
+/// Tokens that have become the past since the last feedback.
 #[derive(Clone, Copy, Debug)]
 pub struct Feedback<'a> {
     /// The new tokens, in order: first the prompt's, then every emitted one.
@@ -35,7 +35,7 @@ pub trait Lookup: Send {
     fn observe(&mut self, seen: &Feedback<'_>);
     /// Forgets every token behind the first `len`, as if it had not been observed.
     fn rewind(&mut self, len: usize);
-    /// Proposes what may follow everything observed so far; an empty tree means "no idea".
+    /// Proposes what may follow everything observed so far; an empty tree if it has no proposal.
     fn draft(&self, budget: Budget) -> Tree;
 }
 

@@ -40,25 +40,26 @@ use crate::openai::Sampling;
 use crate::policy::Ruling;
 use crate::words::BypassReason;
 
-/// Epochs of which something is remembered, and for how long after their last request.
+/// Most epochs whose costs and acceptance are kept; the longest unused one makes room for a new one.
 const EPOCHS: usize = 1_024;
+/// An epoch without a request for this long may be dropped.
 const EPOCH_KEPT: Duration = Duration::from_hours(24);
 
-/// What the driver is made of.
+/// What a [`Driver`] is built from.
 pub struct DriverSetup {
-    /// Who is behind the backends' addresses.
+    /// Which engine and model answer at each replica's address.
     pub identities: Arc<Identities>,
-    /// The policies, and what they say about a request.
+    /// The policies and the operator's terms per backend.
     pub rulebook: Rulebook,
-    /// The model drafters that are loaded.
+    /// The loaded model drafters, by name.
     pub drafters: Arc<Drafters>,
-    /// Longest time for a verify call.
+    /// Timeout of a verify round.
     pub verify_timeout: Duration,
-    /// Longest time for a draft, if the operator has set one.
+    /// Timeout of a model draft (`timeouts.draft`); `None` if the operator has not set one.
     pub draft_timeout: Option<Duration>,
 }
 
-/// Drives eligible requests.
+/// Runs the sessions of eligible requests.
 pub struct Driver {
     inner: Arc<Inner>,
 }
@@ -66,6 +67,7 @@ pub struct Driver {
 struct Inner {
     setup: DriverSetup,
     clock: Clock,
+    /// What was learnt about each epoch, shared by its sessions.
     controls: Mutex<Shelf<Epoch, Arc<Control>>>,
 }
 
@@ -91,7 +93,7 @@ impl Drive for Driver {
 }
 
 impl Inner {
-    /// Everything that is decided before the first call.
+    /// Everything that is decided before the first call; the error is why the request is relayed instead.
     fn prepare(&self, exchange: &Exchange) -> Result<Run, BypassReason> {
         let request = &exchange.request;
         let standing = self.setup.identities.standing(&exchange.replica);
@@ -137,7 +139,7 @@ impl Inner {
         observer: &Arc<Observer>,
     ) -> Drafting {
         let drafter = ruling.model.as_deref().and_then(|name| self.setup.drafters.get(name, identity));
-        // Without the target's own noise its likeliest sample is the likeliest token.
+        // Where the target's noise cannot be reproduced, its most probable token is the best guess: draft greedily.
         let temperature = if identity.engine.shares_noise() { sampling.temperature } else { 0.0 };
         let sampling = Sampling { temperature, ..sampling.clone() };
         Drafting::new(drafter, sampling, self.setup.draft_timeout.is_some(), Arc::clone(observer))
@@ -150,7 +152,7 @@ impl Inner {
     }
 }
 
-/// 53 bits, so that the seed survives every JSON reader on the way.
+/// A random seed of 53 bits: JSON readers that parse numbers as doubles keep it exactly.
 pub fn fresh_seed() -> u64 {
     RandomState::new().hash_one(0_u8) >> 11
 }

@@ -46,7 +46,7 @@ use backend::Backend;
 use dice::SharedDice;
 use retry::RetryBudget;
 
-/// Buckets of `foretell_replica_connect_seconds`.
+/// Buckets of `foretell_replica_connect_seconds`, seconds.
 const CONNECT: [f64; 10] = [1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 0.01, 0.05, 0.25, 1.0, 2.5];
 
 /// All backends, in the order of the configuration, and their replicas as they are now.
@@ -57,16 +57,16 @@ pub struct Fleet {
     dice: SharedDice,
     budget: RetryBudget,
     connects: HistogramVec,
-    /// Names whose addresses could not be had when they were asked for last.
+    /// Host names whose last lookup failed.
     unresolved: Mutex<BTreeSet<String>>,
 }
 
 impl Fleet {
-    /// A fleet at these addresses; those of one name are replicas of one backend. Nothing is connected yet,
-    /// and no name is asked for its addresses.
+    /// A fleet at these addresses; those of one name are replicas of one backend. Opens no connection and resolves
+    /// no name.
     ///
     /// # Errors
-    /// An address that cannot be called.
+    /// An address is no http or https URL, or its TLS settings cannot be used.
     pub fn new(settings: impl IntoIterator<Item = ReplicaSettings>) -> Result<Self, InvalidUrl> {
         let connects = prometheus::HistogramOpts::new(
             "foretell_replica_connect_seconds",
@@ -104,12 +104,12 @@ impl Fleet {
         all
     }
 
-    /// Shows every replica there is now.
+    /// Calls `show` with every replica there is now.
     pub fn each(&self, mut show: impl FnMut(&Arc<Replica>)) {
         self.backends.iter().for_each(|backend| backend.replicas().iter().for_each(&mut show));
     }
 
-    /// Counts up whenever a replica has come or gone.
+    /// A counter that goes up whenever a replica has come or gone.
     pub fn changes(&self) -> channel::Receiver<u64> {
         self.changed.subscribe()
     }
@@ -165,13 +165,13 @@ impl Fleet {
             .or_else(|| self.backends.first())
     }
 
-    /// Another replica of the same backend with nothing against it.
+    /// Another replica of the same backend that is [`Standing::Ready`]; `None` if there is none.
     pub fn other(&self, than: &Arc<Replica>) -> Option<Arc<Replica>> {
         let backend = self.backends.iter().find(|backend| backend.name() == than.name())?;
         backend.pick(&self.dice, Some(than)).filter(|other| other.standing() == Standing::Ready)
     }
 
-    /// The first backend of which no replica can be reached.
+    /// The first backend of which no replica can be reached; `None` if all can be.
     pub fn unreachable(&self) -> Option<&str> {
         let reachable = |backend: &Backend| backend.replicas().iter().any(|replica| replica.is_reachable());
         self.backends.iter().find(|backend| !reachable(backend)).map(Backend::name)
@@ -183,12 +183,12 @@ impl Fleet {
         backend.is_none_or(|backend| backend.replicas().iter().all(|other| Arc::ptr_eq(other, replica)))
     }
 
-    /// The time that connecting took, by replica.
+    /// Histogram of the seconds that connecting took, by replica.
     pub fn connects(&self) -> &HistogramVec {
         &self.connects
     }
 
-    /// The names whose addresses have to be asked for, and how often.
+    /// The names to resolve (`HOST:PORT`), and the interval of each.
     fn discoveries(&self) -> Vec<(String, Duration)> {
         self.backends.iter().flat_map(Backend::discoveries).collect()
     }
@@ -210,7 +210,7 @@ impl Fleet {
         }
     }
 
-    /// Takes over the addresses that a name has now.
+    /// Updates the replicas to the addresses that a name has now.
     fn found(&self, name: &str, addresses: &BTreeSet<SocketAddr>) {
         for backend in &self.backends {
             if backend.found(name, addresses, &self.connects) {

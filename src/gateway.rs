@@ -29,11 +29,11 @@ use crate::words::Mode;
 /// Bounds on requests, `limits` of the process file.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Of the head.
+    /// Bounds of the request head.
     pub head: Bounds,
-    /// Largest body that is read to see whether it may be speculated.
+    /// Largest body that is read to see whether it may be speculated, bytes.
     pub speculate_body: usize,
-    /// Largest body at all; `None` is unlimited.
+    /// Largest body at all, bytes; `None` is unlimited.
     pub relay_body: Option<u64>,
     /// Most driven sessions at once; beyond it, requests are relayed.
     pub sessions: usize,
@@ -56,34 +56,34 @@ impl Default for Limits {
     }
 }
 
-/// Everything the gateway is told when it starts.
+/// The settings of the gateway.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Where clients connect; port 0 takes a free one.
     pub listen: Vec<Endpoint>,
-    /// Where the operator connects.
+    /// The address of the admin listener; `None` opens none.
     pub admin: Option<SocketAddr>,
-    /// `Authorization: Bearer` that the admin listener wants. Needed if it is not on loopback.
+    /// The bearer token of the admin listener; required if it is not on loopback.
     pub admin_token: Option<String>,
     /// Host names by which the admin listener is asked, besides `localhost` and addresses.
     pub admin_hosts: Vec<String>,
     /// `/readyz` waits until a replica of every backend can be reached.
     pub require_backend: bool,
-    /// A listener for `/metrics` alone.
+    /// A listener for `/metrics` alone; `None` opens none.
     pub metrics: Option<SocketAddr>,
-    /// What Foretell may do.
+    /// The mode of the process.
     pub mode: Mode,
-    /// Whether clients may lower it by `x-foretell`.
+    /// Whether clients may lower the mode by `x-foretell`.
     pub client_control: bool,
-    /// Who a request belongs to.
+    /// How the tenant of a request is found.
     pub tenant: Tenant,
     /// Bounds on requests.
     pub limits: Limits,
-    /// How to stop.
+    /// Time limits of draining.
     pub drain: DrainTimes,
-    /// The servers behind.
+    /// The configured backends.
     pub backends: Vec<ReplicaSettings>,
-    /// Who knows the addresses behind names.
+    /// Resolves the names of backends.
     pub resolver: Arc<dyn Resolve>,
     /// Network threads; 0 serves on the calling runtime.
     pub workers: usize,
@@ -112,7 +112,7 @@ impl Settings {
     }
 }
 
-/// One thread per core, as they are idle most of the time; few chunks then wait behind another one.
+/// One thread per core, at most 8: with more threads, fewer chunks wait behind another one.
 pub fn default_workers() -> usize {
     std::thread::available_parallelism().map_or(1, |cores| cores.get().min(8))
 }
@@ -125,7 +125,7 @@ pub enum StartError {
     Listen {
         /// The address.
         address: SocketAddr,
-        /// What the system said.
+        /// The cause that the system reports.
         error: io::Error,
     },
     /// The admin API would be open to others.
@@ -174,7 +174,7 @@ impl Shared {
         })
     }
 
-    /// Why new requests are not wanted yet, or not any more; `None` if they are.
+    /// Why `/readyz` refuses, in words for the operator; `None` if the process is ready.
     pub fn unready(&self) -> Option<String> {
         if self.life.is_draining() {
             return Some("draining".to_owned());

@@ -3,7 +3,7 @@
 //! PURE and sans-IO: four verbs ([`Session::new`], [`Session::handle`], [`Session::poll`],
 //! [`Session::deadline`]) and a look ([`Session::summary`]), time an argument, every event naming the action
 //! it answers.
-//! The driver in `gateway` does what [`Session::poll`] says and reports back.
+//! The driver in `drive` does what [`Session::poll`] says and reports back.
 
 pub mod accept;
 mod machine;
@@ -19,8 +19,8 @@ use crate::draft::Tree;
 use crate::units::TokenId;
 use crate::words::{Ledger, Plan, RideReason, Verdict};
 
-/// About what a session holds for so many tokens of prompt and output, bytes: the ids, their text, an automaton over
-/// them with two states and three edges per token, and a call under way.
+/// Estimated memory of a session with so many tokens of prompt and output, bytes: the ids, their text, an automaton
+/// over them with two states and three edges per token, and a call under way.
 pub fn footprint(tokens: usize) -> u64 {
     const SESSION: u64 = 32 << 10;
     const TOKEN: u64 = 256;
@@ -32,15 +32,15 @@ pub fn footprint(tokens: usize) -> u64 {
 pub struct ActionId(pub u64);
 
 impl ActionId {
-    /// What events of the world answer: `ClientGone`, `Timeout`, `Mode`. No action carries it.
+    /// The id in events that answer no action: `ClientGone`, `Timeout`, `Mode`. No action carries it.
     pub const WORLD: Self = Self(0);
 }
 
-/// What has happened in the world. Each event comes with the [`ActionId`] that it answers; an event of an
-/// action that was cancelled is dropped unseen.
+/// What has happened. Each event comes with the [`ActionId`] that it answers; an event of an action that was
+/// cancelled is ignored.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
-    /// The ids of the prompt are known (from the first chunk of the first ride). Before any `Token`.
+    /// The ids of the prompt are known, from the first ride or from a call beside it.
     Prompt(Vec<TokenId>),
     /// A ride brought tokens. `text` is what the backend itself emitted with them (it may hold text back).
     Token {
@@ -48,7 +48,7 @@ pub enum Event {
         tokens: Vec<TokenId>,
         /// The text that came with them.
         text: String,
-        /// Whether the backend says with this very event that the ride ends here; `RideEnded` follows.
+        /// Whether this event ends the ride; `RideEnded` follows then.
         tail: Tail,
     },
     /// The ids of this request cannot be trusted: ride to the end, never leap.
@@ -67,7 +67,7 @@ pub enum Event {
     ClientGone,
     /// A deadline of the session has come.
     Timeout,
-    /// Whether leaping is allowed has changed: why it is not, by the operator's mode or a gate of the replica.
+    /// The gates have changed: why leaping is not allowed now, by the operator's mode or the replica; `None` if it is.
     Mode(Option<RideReason>),
 }
 
@@ -79,7 +79,7 @@ pub enum Tail {
     Open,
     /// It ends here.
     Last,
-    /// It ends here, and the last token is one that ends the text and is none.
+    /// It ends here, and its last token is the end of the text, which adds no text.
     Stop,
 }
 
@@ -168,7 +168,7 @@ pub enum Fault {
     Verify,
     /// The round would be larger than its plan allows.
     TooLong,
-    /// The backend said when to come back (429 or 503 with `Retry-After`).
+    /// The backend asked for a pause (429 or 503 with `Retry-After`).
     RetryAfter(std::time::Duration),
     /// A ride broke off.
     Ride,
@@ -176,24 +176,24 @@ pub enum Fault {
     Silence,
 }
 
-/// How a request went.
+/// The result of a session.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Summary {
     /// Why the output ended; `None` if the backend broke off and nothing can go on.
     pub finish: Option<Finish>,
     /// Whether at least one round leapt.
     pub speculated: bool,
-    /// If it did not leap (or not to the end): why.
+    /// Why it rides, or rode last; `None` while it leaps.
     pub reason: Option<RideReason>,
-    /// Rounds leapt.
+    /// Rounds whose verdict decided at least one token.
     pub rounds: u32,
     /// Tokens drafted in them.
     pub drafted: u32,
     /// Tokens accepted in them.
     pub accepted: u32,
-    /// What judging them has cost in drift.
+    /// Drift from the target's distribution that judging them has cost; zero by the exact rule.
     pub drift: Ledger,
-    /// Output tokens in all.
+    /// All output tokens.
     pub output_tokens: u32,
 }
 

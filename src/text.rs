@@ -10,7 +10,7 @@ pub use fingerprint::Fingerprint;
 pub use template::ChatTemplate;
 pub use tokenizer::Tokenizer;
 
-/// What may go wrong with text.
+/// Errors of tokenizers and chat templates.
 #[derive(Debug, thiserror::Error)]
 pub enum TextError {
     /// A file cannot be read.

@@ -26,7 +26,7 @@ impl Quote {
     }
 }
 
-/// The cut with the best rate: nodes come in order of survival, `seconds(n)` is the cost of a round with n
+/// The cut with the best rate: `survival` is by node, best first; `seconds(n)` is the cost of a round with n
 /// nodes. Ties go to the shorter.
 pub fn best_cut(survival: &[f64], seconds: impl Fn(usize) -> f64) -> Quote {
     let mut best = Quote { nodes: 0, tokens: 1.0, seconds: seconds(0) };
@@ -48,7 +48,7 @@ pub struct Terms {
     pub way: Way,
     /// The rate must beat riding by this share to begin.
     pub margin: f64,
-    /// And by this share to stay.
+    /// The rate must beat riding by this share to go on.
     pub stay: f64,
     /// Whether the session is leaping already.
     pub leaping: bool,
@@ -56,8 +56,8 @@ pub struct Terms {
     pub rest: f64,
 }
 
-/// Whether leaping pays: a quote judged in the light of the rounds before it. To begin, the stretch ahead must also earn twice
-/// the cost of switching there and back.
+/// Whether leaping pays: a quote judged together with the rounds before it. To begin, the stretch ahead must also
+/// earn twice the cost of switching there and back.
 pub fn pays(quote: Quote, run: &Run, learnt: &Learnt, terms: Terms) -> bool {
     let costs = &learnt.costs;
     let Some(token) = costs.ride_token() else { return false };

@@ -17,29 +17,30 @@ use super::prospect::Prior;
 use crate::units::Tick;
 use crate::words::Plan;
 
-/// Rounds after which a mean has forgotten: it adapts within a handful.
+/// Observations that a mean remembers: it adapts within a handful.
 const MEMORY: f64 = 8.0;
 /// An observation counts at most this multiple of a settled mean: one hiccup is not a trend.
 const OUTLIER: f64 = 3.0;
 /// A gap counts at most as so many tokens more than it brought: bursts are normal, a stalled network is not
 /// the pace of the engine.
 const PAUSE_TOKENS: f64 = 24.0;
-/// What no call has touched for so long is forgotten (seconds) ...
+/// Seconds without a verify call after which measurements are forgotten ...
 const FORGET: f64 = 30.0;
-/// ... and at most for so long, after trials that lost.
+/// ... and the most seconds, after trials that lost: each doubles the time.
 const FORGET_MOST: f64 = 960.0;
-/// After so many leapt tokens the pace of riding is measured again ...
+/// Leapt tokens after which the pace of riding is measured again ...
 const PACE_OLD: f64 = 1_000.0;
-/// ... over so many tokens.
+/// ... and the ridden tokens that it is measured over.
 const PACE_OVER: f64 = 16.0;
-/// What a probe has found counts as so much of one measurement.
+/// Weight of what a probe has found, in measurements.
 const PRIOR_WEIGHT: f64 = 0.5;
 /// Slope of the verify table before two points are known, in ride tokens per node.
 const SLOPE: f64 = 0.06;
 
-/// A token of the model drafter before any was timed, in ride tokens.
+/// Guessed time of a token of the model drafter before any was timed, in ride tokens.
 const DRAFT: f64 = 0.15;
 
+/// A mean that forgets, in seconds or as a share; `weight` is the number of observations, at most [`MEMORY`].
 #[derive(Clone, Copy, Debug, Default)]
 struct Mean {
     value: f64,
@@ -56,7 +57,7 @@ impl Mean {
         self.value += (seconds - self.value) / self.weight.max(1.0);
     }
 
-    /// As [`Self::observe`], for what is no time and has no outliers.
+    /// As [`Self::observe`], for a share, which has no outliers.
     fn count(&mut self, value: f64) {
         self.weight = (self.weight + 1.0).min(MEMORY);
         self.value += (value - self.value) / self.weight;
@@ -67,12 +68,12 @@ impl Mean {
     }
 }
 
-/// How a round is put to the backend, for what it costs.
+/// What the cost of a round depends on besides its draft.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Way {
     /// How the draft is verified.
     pub plan: Plan,
-    /// How it is verified after all where that plan decides nothing.
+    /// The plan that is used after it where it decides nothing; `None` if there is none.
     pub fallback: Option<Plan>,
     /// Tokens of the context.
     pub context: usize,
@@ -92,25 +93,31 @@ impl Way {
 /// The measured costs of one replica.
 #[derive(Debug)]
 pub struct Costs {
+    /// Decayed sums of the seconds and tokens of riding.
     ride_seconds: f64,
     ride_tokens: f64,
     verify: Verify,
-    /// Share of the calls of each plan that decided nothing.
+    /// Share of the calls of each plan that decided nothing, by [`Plan::index`].
     undecided: [Mean; Plan::ALL.len()],
+    /// Seconds per token of the model drafter.
     draft: Mean,
+    /// Seconds of a shadow pass.
     shadow: Mean,
-    /// Shadow passes of a drafter that had read the prompt before; never forgotten, it is a bound only.
+    /// Seconds of shadow passes of a drafter that had read the prompt before; never forgotten, it is a bound only.
     chunk: Mean,
+    /// Extra seconds of going from ride to leap, and back.
     switch_in: Mean,
     switch_out: Mean,
+    /// Seconds that a cancelled call takes to be gone.
     cancel: Mean,
+    /// When a verify call was noted last.
     touched: Tick,
-    /// How long unused knowledge is kept (seconds).
+    /// Seconds for which unused measurements are kept.
     forget: f64,
     /// Leapt tokens that riding has not yet made up for, and whether the pace is due.
     leapt: f64,
     pace_old: bool,
-    /// What a probe has found; it holds where nothing is measured.
+    /// What a probe has found; used where nothing is measured.
     prior: Option<Arc<Prior>>,
 }
 
@@ -137,7 +144,7 @@ impl Default for Costs {
 }
 
 impl Costs {
-    /// Takes what a probe has found, unless it is what was taken last.
+    /// Takes what a probe has found, unless it has been taken already.
     pub fn take_prior(&mut self, prior: &Arc<Prior>) {
         if self.prior.as_ref().is_some_and(|known| Arc::ptr_eq(known, prior)) {
             return;
@@ -175,7 +182,7 @@ impl Costs {
         self.pace_old
     }
 
-    /// Notes how a stretch of leaping ended: what was learnt from one that lost is believed for longer.
+    /// Notes how a stretch of leaping ended: what was learnt from one that lost is kept for longer.
     pub fn streak_ended(&mut self, lost: bool) {
         self.forget = if lost { (self.forget * 2.0).min(FORGET_MOST) } else { FORGET };
     }
@@ -227,12 +234,12 @@ impl Costs {
         }
     }
 
-    /// Notes how long a cancelled call took to be gone.
+    /// Notes after how many seconds a cancelled call was gone.
     pub fn cancelled(&mut self, seconds: f64, _now: Tick) {
         self.cancel.observe(seconds);
     }
 
-    /// Forgets what nothing has touched for long. Cheap; called at every decision.
+    /// Forgets measurements that no call has refreshed for long. Cheap; called at every decision.
     pub fn fade(&mut self, now: Tick) {
         if self.verify.is_measured() && now.seconds_since(self.touched) >= self.forget {
             let slope = self.ride_token_expected() * SLOPE;
@@ -275,12 +282,12 @@ impl Costs {
         self.draft.known().unwrap_or_else(|| self.chunk.known().unwrap_or(f64::MAX).min(guess()))
     }
 
-    /// The same, once measured.
+    /// Measured seconds per token of the model drafter; `None` before the first draft.
     pub fn draft_token_measured(&self) -> Option<f64> {
         self.draft.known()
     }
 
-    /// Expected seconds of a shadow pass, once measured.
+    /// Expected seconds of a shadow pass; `None` before the first.
     pub fn shadow_pass(&self) -> Option<f64> {
         self.shadow.known()
     }

@@ -7,29 +7,29 @@ use std::time::Duration;
 
 use crate::words::RideReason;
 
-/// What an engine said about its load.
+/// The load of an engine, as it reported it last.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Signal {
     /// Requests being computed.
     pub running: u32,
     /// Requests that wait.
     pub waiting: u32,
-    /// Share of the KV memory in use, where it tells.
+    /// Share of the KV memory in use, 0 to 1; `None` if the engine does not report it.
     pub kv_usage: Option<f64>,
-    /// How many of them were verify calls of our own.
+    /// Verify calls of Foretell's own among them.
     pub own: u32,
-    /// How long ago it said so.
+    /// Time since the report.
     pub age: Duration,
 }
 
 impl Signal {
-    /// Whether nothing is computed or waits that is not ours.
+    /// Whether only Foretell's own verify calls are computed or wait.
     pub fn is_idle(&self) -> bool {
         self.running.saturating_add(self.waiting) <= self.own
     }
 }
 
-/// When the gates close.
+/// The bounds beyond which leaping is not allowed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LoadGates {
     /// Above so many waiting requests.
@@ -41,8 +41,8 @@ pub struct LoadGates {
 }
 
 impl LoadGates {
-    /// The gate that is closed. An engine that tells nothing closes none: `signal` is what it said last, if it
-    /// ever did.
+    /// The gate that is closed; `None` if none is. Without a `signal` none is closed: the engine has not reported
+    /// its load yet, or never does.
     pub fn closed(&self, signal: Option<&Signal>) -> Option<RideReason> {
         let signal = signal?;
         if signal.age > self.stale {

@@ -6,9 +6,9 @@
 
 use crate::words::Plan;
 
-/// Acceptances of a single token for which a gain is told.
+/// Acceptances of a single token for which a gain is predicted.
 pub const ACCEPTANCES: [f64; 3] = [0.5, 0.7, 0.9];
-/// Longest round that is looked at.
+/// Longest draft of a round that is considered, in nodes.
 pub const GAMMA_MOST: usize = 8;
 /// A predicted gain below this is not worth a trial: it is the margin that leaping must have to begin.
 pub const GAIN_LEAST: f64 = 1.10;
@@ -22,9 +22,9 @@ pub struct Timed {
     pub context: usize,
     /// Draft nodes in it.
     pub nodes: usize,
-    /// How long it took.
+    /// Seconds that it took.
     pub seconds: f64,
-    /// Tokens that the engine really computed, where it tells.
+    /// Tokens that the engine really computed; `None` if it does not report that.
     pub computed: Option<u32>,
 }
 
@@ -54,7 +54,7 @@ pub struct Prospect {
     pub acceptance: f64,
     /// The best length of a draft.
     pub gamma: usize,
-    /// Times as fast as riding.
+    /// Predicted speed as a multiple of riding.
     pub gain: f64,
 }
 
@@ -64,7 +64,7 @@ pub fn tokens(acceptance: f64, gamma: usize) -> f64 {
 }
 
 impl Measured {
-    /// Seconds per ridden token at about this context.
+    /// Seconds per ridden token at about this context; `None` if nothing was measured.
     pub fn token(&self, context: usize) -> Option<f64> {
         let (nearest, _) = self.token.iter().min_by_key(|(at, _)| at.abs_diff(context))?;
         let same = self.token.iter().filter(|(at, _)| at == nearest || near(*at, *nearest));
@@ -135,7 +135,7 @@ impl Measured {
         (1..=GAMMA_MOST).filter_map(of).max_by(|a, b| a.gain.total_cmp(&b.gain))
     }
 
-    /// The same figures for a chooser to begin with.
+    /// The same figures as prior of a chooser.
     pub fn prior(&self) -> Prior {
         let curves = |plan: Plan| {
             let places = self.places().into_iter().filter(|place| place.0 == plan);
@@ -173,7 +173,7 @@ pub struct Curve {
 pub struct Prior {
     /// Times of verify calls by [`Plan::index`], one curve for each length of context that was measured.
     pub verify: [Vec<Curve>; Plan::ALL.len()],
-    /// Per ridden token.
+    /// Seconds per ridden token.
     pub token: Option<f64>,
     /// Extra cost of going from ride to leap.
     pub switch_in: Option<f64>,
@@ -183,18 +183,18 @@ pub struct Prior {
     pub cancel: Option<f64>,
 }
 
-/// What the figures come to.
+/// The conclusion from what was measured.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Judgement {
     /// Whether some plan pays, at least where nearly everything is accepted; `None` if too little is known.
     pub pays: Option<bool>,
-    /// The same in a sentence.
+    /// The same in a sentence for the operator.
     pub words: String,
-    /// The policy to use, as a policy file has it.
+    /// The recommended policy, as text of a policy file.
     pub policy: String,
 }
 
-/// Judges what was measured. `known`: plans that the server has at all.
+/// Judges what was measured. `known`: the plans that the server has.
 pub fn judge(measured: &Measured, known: &[Plan]) -> Judgement {
     let prospects = measured.prospects(0.0);
     let most = ACCEPTANCES.into_iter().fold(0.0, f64::max);
@@ -220,7 +220,7 @@ pub fn judge(measured: &Measured, known: &[Plan]) -> Judgement {
     Judgement { pays: Some(false), words: nothing(measured, best, most), policy: policy(None, true) }
 }
 
-/// From which acceptance on the best plan is worth it.
+/// The predicted gains of the best plan at lower acceptance, in words.
 fn least(prospects: &[Prospect], best: &Prospect) -> String {
     let same = prospects.iter().filter(|other| other.plan == best.plan && other.context == best.context);
     let told: Vec<String> = same
@@ -230,7 +230,7 @@ fn least(prospects: &[Prospect], best: &Prospect) -> String {
     if told.is_empty() { "less at lower acceptance".to_owned() } else { told.join(", ") }
 }
 
-/// Why nothing pays.
+/// Why no plan pays, in words for the operator.
 fn nothing(measured: &Measured, best: &Prospect, acceptance: f64) -> String {
     let gamma = 4;
     let round = measured.round(best.plan, best.context, gamma);
@@ -247,7 +247,7 @@ fn nothing(measured: &Measured, best: &Prospect, acceptance: f64) -> String {
     }
 }
 
-/// A policy file for a server on which rounds of up to `gamma` pay.
+/// The text of a policy file for a server on which rounds of up to `gamma` pay.
 fn policy(gamma: Option<usize>, ride: bool) -> String {
     let mode = if ride { "ride" } else { "auto" };
     let gamma = gamma.unwrap_or(GAMMA_MOST).max(2);

@@ -44,7 +44,7 @@ impl Run {
         })
     }
 
-    /// Rounds noted, at most the memory.
+    /// Rounds remembered, at most 24.
     pub fn len(&self) -> usize {
         self.rounds.len()
     }

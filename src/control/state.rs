@@ -50,7 +50,7 @@ pub struct Length {
 }
 
 impl Length {
-    /// Before any was seen.
+    /// Mean length before any output was seen.
     const PRIOR: f64 = 256.0;
     /// However long an output is already, this much more is expected.
     const REST_LEAST: f64 = 32.0;

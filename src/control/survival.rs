@@ -19,13 +19,13 @@ const KEEP: f64 = 0.999;
 /// Temperature bucket: acceptance falls with temperature.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Heat {
-    /// 0
+    /// Temperature 0.
     Greedy,
-    /// Up to 0.5
+    /// Above 0, up to 0.5.
     Low,
-    /// Up to 0.9
+    /// Above 0.5, up to 0.9.
     Mid,
-    /// Above 0.9
+    /// Above 0.9.
     High,
 }
 
@@ -55,6 +55,7 @@ impl Heat {
     }
 }
 
+/// Decayed counts of tokens that were tried and accepted.
 #[derive(Clone, Copy, Debug, Default)]
 struct Cell {
     accepted: f64,
@@ -67,7 +68,7 @@ impl Cell {
     }
 }
 
-/// The shared counts.
+/// The counts of an epoch, shared by its sessions.
 #[derive(Debug)]
 pub struct Survival {
     cells: Vec<Cell>,
@@ -80,7 +81,7 @@ impl Default for Survival {
 }
 
 impl Survival {
-    /// Notes the fate of a token that this vote proposed, and whose ancestors were all accepted.
+    /// Notes whether a token was accepted that this vote proposed and whose ancestors were all accepted.
     pub fn observe(&mut self, heat: Heat, vote: Vote, position: usize, accepted: bool) {
         let source = vote.drafter.source;
         let bucket = bucket(source, vote.features);
@@ -137,7 +138,7 @@ fn place(heat: Heat, source: Source, bucket: usize, position: usize) -> usize {
     cell * POSITIONS + position.min(POSITIONS - 1)
 }
 
-/// The bucket of the feature that tells most about a source.
+/// The bucket of the feature that predicts the acceptance of a source best.
 fn bucket(source: Source, features: Features) -> usize {
     match source {
         Source::PromptLookup => match features.match_len {
@@ -187,7 +188,7 @@ impl Tuning {
     /// Observations that weigh as much as the shared estimate.
     const PRIOR: f64 = 1.5;
 
-    /// Notes the fate of a token that was `expected` (by the shared counts) to be accepted.
+    /// Notes whether a token was accepted, and the probability of that by the shared counts.
     pub fn observe(&mut self, source: Source, expected: f64, accepted: bool) {
         if let Some(tally) = self.sources.get_mut(source.index()) {
             let hit = f64::from(u8::from(accepted));

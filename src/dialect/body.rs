@@ -17,7 +17,7 @@ use crate::words::past::write_ids;
 pub struct Ids<'a>(Cow<'a, str>);
 
 impl<'a> Ids<'a> {
-    /// The text, if there is one already; else it is written here.
+    /// Takes the text if it has been written already, else writes it.
     pub fn new(text: Option<&'a str>, prompt: &[TokenId], output: &[TokenId]) -> Self {
         Self(text.map_or_else(
             || {
@@ -31,7 +31,7 @@ impl<'a> Ids<'a> {
         ))
     }
 
-    /// A list of the context and what follows it.
+    /// Writes a list of the context and what follows it.
     fn write(&self, path: &[TokenId], body: &mut String) {
         body.push('[');
         body.push_str(&self.0);
@@ -48,19 +48,19 @@ impl<'a> Ids<'a> {
 pub struct Body(String);
 
 impl Body {
-    /// No member yet; room for so many bytes.
+    /// An object without members, with room for so many bytes.
     pub fn with_room(bytes: usize) -> Self {
         let mut text = String::with_capacity(bytes);
         text.push('{');
         Self(text)
     }
 
-    /// An object that holds the context of a round so many times, and little else.
+    /// An empty object with room for the context of a round so many times, and little else.
     pub fn around(ids: &Ids<'_>, times: usize) -> Self {
         Self::with_room(512 + times * (ids.0.len() + 64))
     }
 
-    /// A member.
+    /// Adds a member.
     #[must_use]
     pub fn put(mut self, name: &str, value: impl Serialize) -> Self {
         self.name(name);
@@ -70,13 +70,13 @@ impl Body {
         self
     }
 
-    /// Members.
+    /// Adds members.
     #[must_use]
     pub fn all(self, members: &Map<String, Value>) -> Self {
         members.iter().fold(self, |body, (name, value)| body.put(name, value))
     }
 
-    /// A list of ids: the context and what follows it.
+    /// Adds a list of ids: the context and what follows it.
     #[must_use]
     pub fn ids(mut self, name: &str, ids: &Ids<'_>, path: &[TokenId]) -> Self {
         self.name(name);
@@ -84,7 +84,7 @@ impl Body {
         self
     }
 
-    /// A list of such lists, one for each path.
+    /// Adds a list of such lists, one for each path.
     #[must_use]
     pub fn lists(mut self, name: &str, ids: &Ids<'_>, paths: &[Vec<TokenId>]) -> Self {
         self.name(name);
@@ -99,7 +99,7 @@ impl Body {
         self
     }
 
-    /// A list of objects.
+    /// Adds a list of objects.
     #[must_use]
     pub fn objects(mut self, name: &str, objects: impl IntoIterator<Item = Self>) -> Self {
         self.name(name);

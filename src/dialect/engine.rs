@@ -12,7 +12,7 @@ use serde_json::Value;
 pub enum Noise {
     /// Seed, absolute position and token: continuing by ids gives the same text.
     Place,
-    /// It restarts with every call, or nobody knows.
+    /// It restarts with every call, or what it depends on is not known.
     #[default]
     Call,
     /// A seed is ignored: there is nothing to preserve.
@@ -22,82 +22,82 @@ pub enum Noise {
 /// Which rows a list of prompt log-probabilities has where a prefix was cached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RowShape {
-    /// One for each token of the prompt; those of cached tokens are garbage.
+    /// One for each token of the prompt; those of cached tokens are invalid.
     #[default]
     Full,
     /// Only those that were computed, at the end.
     Tail,
 }
 
-/// How long an output becomes that the client does not limit.
+/// The limit of an output where the client sets none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MaxTokens {
     /// This many tokens.
     Tokens(u32),
     /// Up to the end of the context.
     Context,
-    /// Not known: neither the request nor the engine says.
+    /// Not known: neither the request nor the engine sets one.
     Unknown,
 }
 
-/// How busy an engine says it is.
+/// The load that an engine reports.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Load {
     /// Number of requests being computed.
     pub running: u32,
     /// Number of requests that wait to be computed.
     pub waiting: u32,
-    /// Share of the KV memory in use, 0 to 1, where it tells.
+    /// Share of the KV memory in use, 0 to 1; `None` if it does not report that.
     pub kv_usage: Option<f64>,
 }
 
 /// One server, as it was found.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Engine {
-    /// How it is spoken to.
+    /// Its dialect.
     pub dialect: Dialect,
     /// The model that it serves.
     pub model: String,
-    /// Its own version, as it tells it.
+    /// Its version, as it reports it.
     pub version: String,
-    /// Unix seconds of its start, where it tells.
+    /// Unix seconds of its start; `None` if it does not report that.
     pub started: Option<u64>,
-    /// Most tokens of prompt and output together.
+    /// Most tokens of prompt and output together; `None` if not known.
     pub context: Option<usize>,
     /// The plans that this server can serve, best first; what a request may use is [`Engine::plans`].
     pub plans: Vec<Plan>,
-    /// Plans that it also serves, but whose first call may end it, depending on what is installed there, which no
+    /// Plans that it also serves, but whose first call may crash it, depending on what is installed there, which no
     /// answer shows. Used only where the operator names them ([`Engine::enable_named`]).
     pub risky: Vec<Plan>,
-    /// What it puts where a client says nothing; `None` if that is not known.
+    /// Its values for fields that a client leaves out; `None` if they are not known.
     pub defaults: Option<Defaults>,
-    /// Most output tokens, whatever a client asks for, where the server is configured so.
+    /// Most output tokens, whatever a client asks for; `None` if the server is not configured so.
     pub max_tokens: Option<u32>,
     /// What the noise of a seeded request depends on.
     pub noise: Noise,
     /// Tokens per block of its prefix cache; 1 if it caches single tokens.
     pub block: usize,
-    /// Rows of prompt log-probabilities.
+    /// The rows of its prompt log-probabilities.
     pub rows: RowShape,
-    /// Most prompts that it computes at once.
+    /// Most prompts that it computes at once; `None` if not known.
     pub lanes: Option<usize>,
-    /// It tells how many tokens of a prompt were cached.
+    /// It reports how many tokens of a prompt were cached.
     pub tells_cached: bool,
     /// It speculates by itself.
     pub speculates: bool,
-    /// Fields that a client leaves out are filled in by rules that are not known as numbers.
+    /// Fields that a client leaves out are filled in by rules whose values are not known.
     pub own_defaults: bool,
     /// It draws with one fixed seed where the client sends none.
     pub seeded: bool,
-    /// Most output tokens where a client does not say, if the server is configured so.
+    /// Most output tokens where a client sets no limit; `None` if the server is not configured so.
     pub default_tokens: Option<u32>,
-    /// Most tokens of one continued ride, where an answer comes whole and not as a stream.
+    /// Most tokens of one continued ride, where an answer comes whole; `None` if it is a stream.
     pub segment: Option<u32>,
-    /// Its streams leave out a character that the end of the output cut through.
+    /// Its streams leave out an incomplete character at the end of the output.
     pub drops_tail: bool,
-    /// Its prefix cache was seen at work; `None` if nobody has looked.
+    /// Whether its prefix cache was seen at work; `None` if that was not checked.
     pub caches: Option<bool>,
-    /// Where it tells its load.
+    /// The path at which it reports its load; `None` if it does not.
     pub load_path: Option<&'static str>,
     /// Tokens that end an output.
     pub eos: Vec<TokenId>,
@@ -157,7 +157,7 @@ impl Engine {
         self.dialect == Dialect::Onnx
     }
 
-    /// Why this request may not leap here, if it may not.
+    /// Why this request may not leap here; `None` if it may.
     pub fn refuses(&self, request: &Request, sampling: &Sampling) -> Option<BypassReason> {
         let seeded = sampling.temperature > 0.0 && (sampling.seed.is_some() || self.seeded);
         if seeded && self.noise == Noise::Call {
@@ -227,7 +227,7 @@ impl Engine {
         self.dialect.codec().chunk(self, kind, event)
     }
 
-    /// The calls that verify a draft, none of them larger than `bytes_max`.
+    /// The calls that verify a draft, together no larger than `bytes_max`.
     ///
     /// # Errors
     /// [`Refusal`].

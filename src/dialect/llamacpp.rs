@@ -3,8 +3,8 @@
 //! `FanOut` is an array of prompts on `/completion`, one slot each; the same schema reads both routes, so
 //! what a client leaves open is filled in alike, and what OpenAI's route ignores is ignored here too.
 //!
-//! Its streams are lossy: an event is written only when the text so far ends in a whole character, and tokens
-//! without an event are told nowhere. So
+//! Its streams are lossy: an event is written only when the text so far ends in a whole character, and no event
+//! reports the tokens in between. So
 //! * the first ride asks for the server's own counts beside the ids (`__verbose` on completions; on chat
 //!   log-probabilities, from which the ids are read, and timings), and a count that is not met is doubt;
 //! * rides by ids are asked for whole, a few tokens at a time. Taking a lost token again would change how
@@ -40,13 +40,13 @@ const SEGMENT: u32 = 8;
 const FORKED: usize = 64;
 /// What the server takes for "draw a seed".
 const RANDOM_SEED: u64 = u32::MAX as u64;
-/// What is wanted of an answer that repeats everything otherwise.
+/// The members wanted of an answer, which would repeat everything otherwise.
 const WANTED: [&str; 5] = ["index", "tokens", "stop_type", "timings", OWN_STOPS];
-/// The stop texts that hold for a call that names none: the server's own. Its settings do not tell them, and every
+/// The stop texts that hold for a call that names none: the server's own. Its settings do not show them, and every
 /// answer does.
 const OWN_STOPS: &str = "generation_settings/stop";
 
-/// How the server of llama.cpp is spoken to.
+/// The codec of the server of llama.cpp.
 pub struct LlamaCpp;
 
 const QUIRKS: Quirks = Quirks {
@@ -96,8 +96,8 @@ impl Codec for LlamaCpp {
         })
     }
 
-    /// Parameters of other servers are ignored by this one without a word. Where the first ride of a chat puts its
-    /// own in the place of the client's, what the server has to say against the client's would be lost.
+    /// This server ignores parameters of other servers silently. Where the first ride of a chat overwrites a parameter
+    /// of the client's with its own, the server's error about the client's value would be lost.
     fn refuses(&self, _: &Engine, request: &Request, sampling: &Sampling) -> Option<BypassReason> {
         let own = &request.sampling;
         let penalized = own.said.has(crate::openai::SamplingField::RepetitionPenalty)
@@ -124,7 +124,7 @@ impl Codec for LlamaCpp {
         let mut body = shared::streamed(request, json!({ "include_usage": true }));
         let more: &[(&str, Value)] = match request.route {
             Route::Completions => &[("verbose", json!(true))],
-            // Those after sampling cost nothing; those before it are a pass over the vocabulary.
+            // Log-probabilities after sampling cost nothing; those before it are a pass over the vocabulary.
             Route::Chat => &[
                 ("logprobs", json!(true)),
                 ("top_logprobs", json!(1)),
@@ -209,8 +209,8 @@ impl Codec for LlamaCpp {
         Ok(Verdict { rows, computed, ..Verdict::default() })
     }
 
-    /// One prompt that is computed once and copied into as many slots as the round needs. What is drawn there
-    /// is drawn for nobody.
+    /// One prompt that is computed once and copied into as many slots as the round needs. The tokens sampled
+    /// there are not used.
     fn warm(&self, engine: &Engine, round: &Round<'_>) -> Option<Call> {
         let slots = round.draft.len().min(room(engine, &round.context)) + 1;
         if slots < 2 || round.context.len() < FORKED {
@@ -259,7 +259,7 @@ fn remembers(params: &Value) -> bool {
         || number("adaptive_target").is_some_and(|target| target >= 0.0)
 }
 
-/// What the server puts where a client says nothing, under the names of its own.
+/// The server's sampling defaults, from its own parameter names.
 fn defaults(params: &Value) -> Option<Defaults> {
     let number = |name: &str| params.get(name).and_then(Value::as_f64);
     let top_k = params.get("top_k").and_then(Value::as_i64)?;
@@ -323,7 +323,7 @@ fn first_chunk(event: &Value) -> Result<Chunk, Unreadable> {
         chunk.prompt_count = of("cache_n").zip(of("prompt_n")).map(|(cached, computed)| cached + computed);
     }
     chunk.doubtful = !chunk.more.is_empty() || (!chunk.text.is_empty() && chunk.tokens.is_empty());
-    // The end of a text comes as a token like others, before the event that says so.
+    // The end of a text comes as a token like others, before the event that reports it.
     let silent = chunk.text.is_empty() && chunk.more.is_empty();
     chunk.pending = silent && chunk.finish.is_none() && !chunk.tokens.is_empty();
     Ok(chunk)
@@ -369,7 +369,7 @@ impl Answered {
         !self.own_stops.is_empty()
     }
 
-    /// A stop text that nobody here has sent is the server's own; it ends a text there as it does here.
+    /// Whether the text ended. A stop text (`word`) is the server's own, as calls send none.
     fn ends(&self) -> Result<bool, Unreadable> {
         match self.stop_type.as_str() {
             "eos" | "word" => Ok(true),

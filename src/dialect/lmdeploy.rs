@@ -32,12 +32,12 @@ const METRICS: &str = "/metrics";
 const IDS: &str = "gen_tokens";
 /// Tokens of one ride by ids: its text comes at once at its end.
 const SEGMENT: u32 = 8;
-/// Calls of one round.
+/// Most calls of one round.
 const CALLS_MOST: usize = 32;
-/// `--cache-block-seq-len` unless somebody changed it.
+/// The default of `--cache-block-seq-len`.
 const BLOCK: usize = 64;
 
-/// How LMDeploy is spoken to.
+/// The codec of LMDeploy.
 pub struct Lmdeploy;
 
 const QUIRKS: Quirks = Quirks { stop_hold: Hold::Longest, usage_counts_end: false, ..Quirks::COMMON };
@@ -66,8 +66,8 @@ impl Codec for Lmdeploy {
         })
     }
 
-    /// Its repetition penalty counts output only, and `/generate` has none of the others. What it does not know
-    /// (`min_tokens`) it does not see.
+    /// Its repetition penalty counts output only, and `/generate` has none of the others. It ignores parameters that
+    /// it does not know (`min_tokens`).
     fn refuses(&self, _: &Engine, request: &Request, sampling: &Sampling) -> Option<BypassReason> {
         let counted = sampling.counts_output() || sampling.repetition_penalty.total_cmp(&1.0).is_ne();
         let foreign = !sampling.logit_bias.is_empty() || request.include_stop || request.return_token_ids;
@@ -185,7 +185,7 @@ impl Codec for Lmdeploy {
     }
 }
 
-/// One prompt of ids, the context and what follows it, with everything said.
+/// One prompt of ids, the context and what follows it, with every parameter set.
 fn generate(ids: &Ids<'_>, path: &[TokenId], most: u32, sampling: &Sampling) -> Call {
     let body = Body::around(ids, 1)
         .ids("input_ids", ids, path)
@@ -223,8 +223,8 @@ impl Generated {
         self.meta_info.finish_reason.as_ref().is_some_and(|reason| reason.kind == "stop")
     }
 
-    /// Where the token that ended the text is left out, some token stands for it that is no text: which one is
-    /// never seen, but it was drawn, and must not be drawn again.
+    /// The ids of the answer. If the token that ended the text is left out, a special token stands for it: it was
+    /// sampled and must not be sampled again. Which one does not matter, as it adds no text.
     fn tokens(&self, engine: &Engine) -> Vec<TokenId> {
         let mut listed = self.output_ids.clone().unwrap_or_default();
         if self.ends() && listed.last().is_none_or(|last| !engine.special.contains(last)) {

@@ -24,7 +24,7 @@ use crate::words::{Dist, Plan, Row, Verdict};
 const VERIFY: &str = "/v1/verify";
 const TOKENIZER_INFO: &str = "/tokenizer_info";
 
-/// How `foretell target` is spoken to.
+/// The codec of `foretell target`.
 pub struct Onnx;
 
 const QUIRKS: Quirks = Quirks { stop_order: StopOrder::FirstComplete, ..Quirks::COMMON };
@@ -72,7 +72,7 @@ impl Codec for Onnx {
         }
     }
 
-    /// With `return_token_ids` and, where it matters and the client sent none, `seed`.
+    /// Adds `return_token_ids` and, above temperature 0 if the client sent none, `seed`.
     fn first_ride(&self, _: &Engine, request: &Request, seed: u64) -> Call {
         let mut body = shared::streamed(request, shared::continuous_usage());
         body.insert("return_token_ids".into(), Value::Bool(true));
@@ -96,7 +96,7 @@ impl Codec for Onnx {
         shared::chunk(event)
     }
 
-    /// The tree itself, or one prompt per node.
+    /// By the tree itself, or one prompt per node.
     fn verify(&self, _: &Engine, round: &Round<'_>) -> Result<Asked, Refusal> {
         match round.plan {
             Plan::Tree => Ok(Asked { calls: vec![tree(round)], nodes: round.draft.len() }),
@@ -154,7 +154,7 @@ fn tree(round: &Round<'_>) -> Call {
     Call { path: VERIFY, body: body.end() }
 }
 
-/// Only what counts output must know how much of each prompt is output.
+/// Sends how much of each prompt is output only if a parameter counts output.
 fn fan_out(round: &Round<'_>) -> Asked {
     let mut fields = fields(round.sampling);
     if round.sampling.counts_output() {
@@ -180,7 +180,7 @@ struct VerifyRow {
 }
 
 impl VerifyRow {
-    /// Of the distribution only the sample's own probability is asked for.
+    /// The distribution holds only the sample's own probability.
     fn row(self) -> Row {
         let told = |logprob: f64| Dist { top: vec![(self.sample, logprob.exp())], complete: false };
         let (dist, draft_p) = (self.logprob.map(told), self.draft_logprob.map(f64::exp));

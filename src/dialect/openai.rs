@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::openai::messages::plain_text;
 use crate::openai::{Prompt, Request, Route};
 
-/// Shorter texts are written faster than they are predicted.
+/// Least length of a predicted text, bytes: shorter ones are generated faster than they are predicted.
 const LEAST: usize = 64;
 /// Words by which a message asks for a text to be changed.
 const CHANGES: [&str; 26] = [
@@ -43,7 +43,7 @@ const CHANGES: [&str; 26] = [
     "update",
 ];
 
-/// The client's body with the answer that its own text makes likely; `None` if there is none to be read off, the
+/// The client's body with a prediction of the answer; `None` if the request shows no likely answer, the
 /// client has sent its own, or the provider takes none with such a request.
 pub fn predicted(request: &Request, body: &[u8]) -> Option<Vec<u8>> {
     let content = likely(request)?;
@@ -61,7 +61,7 @@ pub fn predicted(request: &Request, body: &[u8]) -> Option<Vec<u8>> {
 /// last.
 fn likely(request: &Request) -> Option<String> {
     let (Route::Chat, Prompt::Messages(messages)) = (request.route, &request.prompt) else { return None };
-    // Predicted outputs are not to be had with these; tools, audio, log-probabilities and
+    // Providers refuse predicted outputs with these; tools, audio, log-probabilities and
     // several choices have made the request ineligible before.
     let penalized = request.sampling.presence_penalty > 0.0 || request.sampling.frequency_penalty > 0.0;
     let refused = ["prediction", "max_completion_tokens"].iter().any(|name| request.body.contains_key(*name));

@@ -19,7 +19,7 @@ use crate::words::Plan;
 use learn::Learning;
 use script::{Script, Task};
 
-/// Tokens of real text that a probe wants at most.
+/// Most tokens of real text that a probe uses.
 pub const TEXT: usize = 1_280;
 /// Tokens of a seeded run.
 const SEEDED: u32 = 12;
@@ -46,15 +46,15 @@ pub struct Bounds {
     pub calls: u32,
     /// No call begins after this.
     pub until: Tick,
-    /// Most bytes of a round.
+    /// Most bytes of a round's requests.
     pub bytes_max: usize,
-    /// Longest context of a verify call.
+    /// Longest context of a verify call, tokens.
     pub context_max: usize,
     /// The plans that the operator allows.
     pub allow: Vec<Plan>,
 }
 
-/// What to do next.
+/// The next calls to make.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Step {
     /// Make all these calls at once, and time them from the first byte sent to the last byte read.
@@ -80,7 +80,7 @@ pub enum Heard {
     Round {
         /// Bodies of the answers, in the order of the calls.
         bodies: Vec<Vec<u8>>,
-        /// How long it took.
+        /// Seconds that the round took.
         seconds: f64,
     },
     /// The events of a ride, with the seconds since it was asked for.
@@ -89,24 +89,24 @@ pub enum Heard {
     Refused(u16),
     /// No answer before the probe's time was up.
     Late,
-    /// No answer, or none in time.
+    /// The call failed: no answer, or it broke off.
     Silence,
 }
 
 /// Whether the prefix cache works, and how that is known.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Cache {
-    /// Whether it works; `None` if that cannot be told.
+    /// Whether it works; `None` if that is unclear.
     pub works: Option<bool>,
-    /// The engine tells how many tokens of a prompt were cached.
+    /// The engine reports how many tokens of a prompt were cached.
     pub told: bool,
-    /// Seconds of the first call with a long prompt.
+    /// Seconds of the first call with a long prompt; `None` if not measured.
     pub cold: Option<f64>,
-    /// Seconds of the same call again.
+    /// Seconds of the same call again; `None` if not measured.
     pub warm: Option<f64>,
 }
 
-/// What a probe has found out.
+/// The results of a probe.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Findings {
     /// The engine as it is now known: without plans that do not work, with rows and noise as measured.
@@ -119,13 +119,13 @@ pub struct Findings {
     pub balanced: bool,
     /// Plans that were given up, and why.
     pub removed: Vec<(Plan, String)>,
-    /// Anything else that an operator should know.
+    /// Notes for the operator.
     pub notes: Vec<String>,
     /// Number of calls made.
     pub calls: u32,
 }
 
-/// A question under way.
+/// The step under way.
 struct Pending {
     task: Task,
     context: Vec<TokenId>,
@@ -152,9 +152,9 @@ impl Prober {
         Self::with(engine, text, bounds, true, Script::new)
     }
 
-    /// Only whether one engine answers, by four calls on four connections: on one that does not tell when it was
-    /// started, the text of the first is cached for the others. `long`: a text that is felt in their times, for
-    /// an engine that does not tell what was cached.
+    /// A probe of nothing but whether a single engine answers, by four calls on four connections: the text of the first
+    /// must be cached for the others. `long`: a text long enough to show in the times of the calls, for an engine that
+    /// does not report what was cached.
     pub fn of_one(engine: Engine, text: Vec<TokenId>, bounds: Bounds, long: bool) -> Self {
         Self::with(engine, text, bounds, false, |engine, room| Script::of_one(engine, room, long))
     }
@@ -182,7 +182,7 @@ impl Prober {
         }
     }
 
-    /// What to do next; `None` when all is known, or bounds are reached.
+    /// The next step; `None` when all is known, or a bound is reached.
     pub fn next(&mut self, now: Tick) -> Option<Step> {
         loop {
             if self.over {
@@ -343,14 +343,14 @@ impl Prober {
         };
         let Some(refusals) = self.refusals.get_mut(plan.index()) else { return };
         *refusals += 1;
-        // What fails once under a cached prefix fails whenever one is cached.
+        // A failure over a cached prefix happens whenever one is cached.
         if *refusals >= REFUSALS || matches!(pending.task, Task::Same { again: true }) {
             self.engine.plans.retain(|other| *other != plan);
             self.learning.remove(plan, why);
         }
     }
 
-    /// What has been found out.
+    /// The results so far.
     pub fn findings(mut self) -> Findings {
         self.learning.conclude(&mut self.engine);
         self.learning.findings(self.engine, self.calls)
@@ -368,7 +368,7 @@ fn round<'a>(
     Round { context, draft, sampling, plan }
 }
 
-/// Greedy, with every field said, whatever the server's defaults are.
+/// Greedy sampling with every field set, so that the server's defaults do not matter.
 fn greedy() -> Sampling {
     let said = SamplingField::ALL.into_iter().fold(Said::default(), Said::with);
     Sampling { temperature: 0.0, said, ..Sampling::default() }

@@ -13,7 +13,7 @@ use super::Dialect;
 /// A call that asks a server about itself.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Question {
-    /// The path, below the base path. Answers are found by it.
+    /// The path, below the base path. Answers are stored under it.
     pub path: Cow<'static, str>,
     /// The JSON body of a `POST`; `None` for a `GET`.
     pub body: Option<Value>,
@@ -31,18 +31,18 @@ impl Question {
     }
 }
 
-/// What a server said to one question.
+/// A server's answer to one question.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Told {
     /// HTTP status of the answer.
     pub status: u16,
-    /// Value of the `server` header.
+    /// Value of the `server` header, if there is one.
     pub server: Option<String>,
     /// Bytes of the body.
     pub body: Vec<u8>,
 }
 
-/// What a server has said so far, by path.
+/// A server's answers so far, by path.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Answers(IndexMap<String, Told>);
 
@@ -52,7 +52,7 @@ impl Answers {
         self.0.insert(path.to_owned(), told);
     }
 
-    /// The same without the answer of one path.
+    /// A copy without the answer of one path.
     #[must_use]
     pub fn without(&self, path: &str) -> Self {
         Self(
@@ -84,48 +84,48 @@ impl Answers {
         self.0.keys().map(String::as_str)
     }
 
-    /// The status that `path` was answered with.
+    /// The status that `path` was answered with; `None` if it was not asked.
     pub fn status(&self, path: &str) -> Option<u16> {
         Some(self.0.get(path)?.status)
     }
 
-    /// The body of a good answer.
+    /// The body of an answer with status 200, as text.
     pub fn text(&self, path: &str) -> Option<&str> {
         let told = self.0.get(path).filter(|told| told.status == 200)?;
         std::str::from_utf8(&told.body).ok()
     }
 
-    /// The body of a good answer, as JSON.
+    /// The body of an answer with status 200, as JSON.
     pub fn json(&self, path: &str) -> Option<Value> {
         serde_json::from_str(self.text(path)?).ok()
     }
 
-    /// A member of a good answer, by JSON pointer.
+    /// A member of an answer with status 200, by JSON pointer.
     pub fn at(&self, path: &str, pointer: &str) -> Option<Value> {
         self.json(path)?.pointer(pointer).cloned()
     }
 
-    /// A text member of a good answer, by JSON pointer.
+    /// A text member of an answer with status 200, by JSON pointer.
     pub fn word(&self, path: &str, pointer: &str) -> Option<String> {
         self.at(path, pointer)?.as_str().map(ToOwned::to_owned)
     }
 
-    /// A whole number of a good answer, by JSON pointer.
+    /// A whole number of an answer with status 200, by JSON pointer.
     pub fn number(&self, path: &str, pointer: &str) -> Option<u64> {
         self.at(path, pointer)?.as_u64()
     }
 
-    /// Whether any answer came from a server that calls itself so.
+    /// Whether the `server` header of any answer begins with `name`.
     pub fn served_by(&self, name: &str) -> bool {
         self.0.values().any(|told| told.server.as_deref().is_some_and(|server| server.starts_with(name)))
     }
 
-    /// Who the first model says it is owned by.
+    /// The owner of the first model (`owned_by`).
     fn owner(&self) -> Option<String> {
         self.word(MODELS, "/data/0/owned_by")
     }
 
-    /// The id of the first model, and how many there are.
+    /// The id of the first model.
     pub fn model(&self) -> Option<String> {
         self.word(MODELS, "/data/0/id")
     }
@@ -137,7 +137,7 @@ impl Answers {
 pub struct Foreign(pub String);
 
 impl Foreign {
-    /// It does not tell what has to be known.
+    /// The error for a server that does not report something that has to be known.
     pub fn silent(what: &str) -> Self {
         Self(format!("it tells no {what}"))
     }
@@ -145,7 +145,7 @@ impl Foreign {
 
 /// Lists the models on every OpenAI-compatible server.
 pub const MODELS: &str = "/v1/models";
-/// Tells the version of vLLM, TensorRT-LLM and our own target.
+/// Reports the version of vLLM, TensorRT-LLM and our own target.
 pub const VERSION: &str = "/version";
 /// Page by which llama-server is recognised.
 pub const PROPS: &str = "/props";
@@ -153,28 +153,28 @@ pub const PROPS: &str = "/props";
 pub const SERVER_INFO: &str = "/server_info";
 /// Page by which TGI is recognised.
 pub const INFO: &str = "/info";
-/// Tells the version of Ollama.
+/// Reports the version of Ollama.
 pub const OLLAMA_VERSION: &str = "/api/version";
 /// Page by which Triton is recognised.
 pub const KSERVE: &str = "/v2";
 
-/// What a server is asked of which nothing is known. None of it computes a token anywhere.
+/// The questions to a server of which nothing is known. None of them makes it compute a token.
 pub fn introduction() -> Vec<Question> {
     [MODELS, VERSION, PROPS, SERVER_INFO, INFO, OLLAMA_VERSION, KSERVE].map(Question::get).into()
 }
 
-/// The page on which an engine tells when it was started, if it does.
+/// The page on which an engine reports its start time; `None` if it does not.
 pub fn start_page(dialect: Dialect, answers: &Answers) -> Option<&str> {
     let engine = |answers: &Answers| dialect.codec().engine(answers).ok();
     let started = engine(answers)?.started?.to_string();
-    // Without it the engine is known as well, but for its start; or it is needed for more, and shows the number.
+    // The page without which nothing but the start time is missing; else one whose text shows the number.
     let only = |path: &&str| engine(&answers.without(path)).is_some_and(|other| other.started.is_none());
     let shows = |path: &&str| answers.text(path).is_some_and(|text| text.contains(&started));
     answers.good().find(only).or_else(|| answers.good().find(shows))
 }
 
-/// What a server is asked whose dialect the operator has named. One that is only relayed need not be asked who
-/// else it might be: a hosted service sees a list of models asked for and nothing more.
+/// The questions to a server whose dialect the operator may have named. One that is only relayed is not asked what
+/// else it might be: a hosted service sees a request for its list of models and nothing more.
 pub fn introduction_to(dialect: Option<Dialect>) -> Vec<Question> {
     match dialect {
         Some(Dialect::OpenAi | Dialect::Mlx) => vec![Question::get(MODELS)],
@@ -184,7 +184,7 @@ pub fn introduction_to(dialect: Option<Dialect>) -> Vec<Question> {
     }
 }
 
-/// Which engine gave these answers to the [`introduction`], if it is one that is known.
+/// The engine that gave these answers to the [`introduction`]; `None` if it is none that is known.
 pub fn dialect_of(answers: &Answers) -> Option<Dialect> {
     if answers.word(VERSION, "/engine").as_deref() == Some("foretell") {
         return Some(Dialect::Onnx);
@@ -199,13 +199,13 @@ pub fn dialect_of(answers: &Answers) -> Option<Dialect> {
     }
 }
 
-/// Those that do not sign their list of models. Last comes whatever has such a list at all: it speaks OpenAI's
-/// API and is none of the others.
+/// Recognises engines whose list of models does not name them. Last comes whatever has such a list at all: it has
+/// OpenAI's API and is none of the others.
 fn by_habit(answers: &Answers) -> Option<Dialect> {
     let router = answers.word(INFO, "/router");
     let is_tgi = router.as_deref() == Some("text-generation-router")
         || (answers.word(INFO, "/model_id").is_some() && answers.number(INFO, "/max_total_tokens").is_some());
-    // Python's own HTTP server is what anybody writes a small server with.
+    // Many small servers are built on Python's own HTTP server, which says nothing about the API.
     let by_python = answers.served_by("BaseHTTP/");
     let habits = [
         (Dialect::Triton, answers.word(KSERVE, "/name").as_deref() == Some("triton")),
@@ -217,8 +217,8 @@ fn by_habit(answers: &Answers) -> Option<Dialect> {
     habits.into_iter().find_map(|(dialect, is)| is.then_some(dialect))
 }
 
-/// mlx-lm's server is built on Python's own, names nobody as the owner of its models and says `Not Found` in plain
-/// words, where Python's own says it in HTML.
+/// mlx-lm's server is built on Python's own, names no owner of its models, and answers `Not Found` in plain
+/// text, where Python's own answers in HTML.
 fn is_mlx(answers: &Answers) -> bool {
     let own = |model: &Value| {
         let keys = model.as_object().into_iter().flatten().map(|(key, _)| key.as_str());

@@ -1,4 +1,4 @@
-//! Servers that are told apart and relayed: a request to them passes as it is, and what a relay needs is a
+//! Servers that are recognised and only relayed: a request to them passes as it is, and what a relay needs is a
 //! name, a version and the model.
 //!
 //! * **Ollama** has one slot by default, takes text only and returns no ids: a fan-out would be serial.
@@ -28,7 +28,7 @@ use crate::words::{Plan, Verdict};
 /// The dialects of servers that are relayed to, whatever they answer.
 pub const RELAYED: [Dialect; 4] = [Dialect::Ollama, Dialect::Mlx, Dialect::OpenAi, Dialect::Tgi];
 
-/// How a server of this dialect is relayed.
+/// The codec of a server that is only relayed.
 pub struct Relayed(pub Dialect);
 
 impl Codec for Relayed {

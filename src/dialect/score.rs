@@ -10,13 +10,13 @@ use crate::openai::Sampling;
 use crate::units::TokenId;
 use crate::words::Row;
 
-/// Two log-probabilities closer than this are told apart by nobody.
+/// Log-probabilities closer than this count as equal.
 const TIE: f64 = 1e-6;
 /// Cumulated probability this close to the edge of the nucleus leaves open which side it is on.
 const EDGE: f64 = 1e-5;
 
-/// How many of the most probable tokens must be told so that this request can be decided; `None` if no number
-/// would do. `most` is what the engine tells at most.
+/// How many of the most probable tokens must be listed so that this request can be decided; `None` if no number
+/// would do. `most` is the longest list that the engine gives.
 pub fn width(sampling: &Sampling, most: usize) -> Option<usize> {
     if sampling.plainly_greedy() {
         return (most >= 2).then_some(2);
@@ -30,7 +30,7 @@ pub fn width(sampling: &Sampling, most: usize) -> Option<usize> {
     (width <= most).then_some(width)
 }
 
-/// What the target says at a place, if that can be rebuilt: the token that it takes, or the distribution that it
+/// The target's row at a place, if it can be rebuilt: the token that it takes, or the distribution that it
 /// draws from. `top` holds the most probable tokens with their raw log-probabilities, at least [`width`] of them
 /// unless the vocabulary is smaller, in any order. A token of `special` must not be decided here, because only the
 /// engine knows whether it ends the text: above T = 0 a place at which such a token may be drawn is left undecided
@@ -54,7 +54,7 @@ pub fn row(top: &[(TokenId, f64)], sampling: &Sampling, special: &[TokenId]) -> 
 }
 
 /// The rows of a scored chain up to the first place that is left open; behind the last of them `bonus`, which the
-/// engine has sampled. `told` has each place's tokens with their log-probabilities.
+/// engine has sampled. `told` lists each place's tokens with their log-probabilities.
 pub fn rows(
     engine: &Engine,
     sampling: &Sampling,
@@ -86,7 +86,7 @@ fn weights(top: &[(TokenId, f64)], sampling: &Sampling) -> Option<Vec<(TokenId, 
     Some(weights.into_iter().filter(|entry| entry.1 >= sampling.min_p).collect())
 }
 
-/// The smallest head of the list whose share reaches `top_p`.
+/// The smallest head of the list whose share reaches `top_p`; `None` if rounding or a tie leaves open where it ends.
 fn nucleus(weights: &[(TokenId, f64)], top_p: f64) -> Option<Vec<(TokenId, f64)>> {
     if top_p >= 1.0 {
         return Some(weights.to_vec());

@@ -35,11 +35,11 @@ const LOGPROBS_MOST: usize = 64;
 /// Prompts of one call: each of them becomes a request of its own in the scheduler.
 const PROMPTS_MOST: usize = 64;
 
-/// The first version that says `stop` of a call for one token whose token ends the text. Those before (0.5.17 was
-/// read) look at the limit first and say `length`, so that a round would go on behind the end.
+/// The first version that reports `stop` for a call of one token if that ends the text. Those before (0.5.17 was
+/// read) check the limit first and report `length`, so that a round would go on behind the end.
 const ENDS_FIRST: [u32; 3] = [0, 5, 18];
 
-/// How SGLang is spoken to.
+/// The codec of SGLang.
 pub struct Sglang;
 
 const QUIRKS: Quirks =
@@ -88,7 +88,7 @@ impl Codec for Sglang {
         let penalized = sampling.counts_output() || !neutral(sampling.repetition_penalty);
         // A parameter of vLLM's that this server does not know; and the chat route has another name for ids.
         let foreign = request.include_stop || (request.return_token_ids && request.route == Route::Chat);
-        // The assertion in its sampler that no request may meet.
+        // With deterministic inference, min-p fails an assertion in its sampler: such a request must never be sent.
         let deadly = engine.noise == Noise::Place && sampling.min_p > 0.0 && sampling.temperature > 0.0;
         // With `ignore_eos` it does not look for stop tokens either.
         let deaf = sampling.ignore_eos && !request.stop_token_ids.is_empty();
@@ -188,7 +188,7 @@ impl Codec for Sglang {
     }
 }
 
-/// What `/v1/loads` answers: one entry for each data-parallel rank. Some versions call what waits otherwise.
+/// The answer of `/v1/loads`: one entry for each data-parallel rank. Some versions name the members differently.
 #[derive(Deserialize)]
 struct Loads {
     loads: Vec<RankLoad>,
@@ -219,7 +219,7 @@ fn neutral(penalty: f64) -> bool {
     penalty == 1.0
 }
 
-/// Whether what the client left open is filled in on the completions route as it was on its own.
+/// Whether fields that the client left out get the same values on the completions route as on the client's own.
 fn settled(engine: &Engine, request: &Request, sampling: &Sampling) -> bool {
     if request.route == Route::Completions || engine.defaults.is_some() {
         return true;
@@ -310,7 +310,7 @@ fn score_verdict(
     let [bonus] = answer.output_ids.as_slice() else { return Err(Unreadable("not one token")) };
     let meta = &answer.meta_info;
     let computed = meta.cached_tokens.map(|cached| meta.prompt_tokens.saturating_sub(cached));
-    // The first entry belongs to the last token of the context and tells nothing.
+    // The first entry belongs to the last token of the context and is empty.
     let listed = meta.input_top_logprobs.get(1..).unwrap_or_default();
     if listed.len() != nodes {
         return Ok(Verdict { rows: Vec::new(), computed, ..Verdict::default() });

@@ -12,12 +12,12 @@ use crate::units::TokenId;
 use crate::words::BypassReason;
 use crate::words::{Row, Verdict};
 
-/// What a completion is limited to whose client does not say.
+/// Most output tokens of a completion whose client sets no limit.
 pub const COMPLETION_TOKENS: u32 = 16;
 const COMPLETIONS: &str = Route::Completions.path();
 
 /// The client's request, streamed, with usage on every event if the engine can (so that its own count of the
-/// prompt is known however early the ride is left). `prediction` is Foretell's to use and goes no further.
+/// prompt is known however early the ride is left). `prediction` is used by Foretell and not sent.
 pub fn streamed(request: &Request, stream_options: Value) -> Map<String, Value> {
     let mut body = request.body.clone();
     body.shift_remove("prediction");
@@ -26,7 +26,7 @@ pub fn streamed(request: &Request, stream_options: Value) -> Map<String, Value> 
     body
 }
 
-/// Usage on every event.
+/// The `stream_options` for usage on every event.
 pub fn continuous_usage() -> Value {
     json!({ "include_usage": true, "continuous_usage_stats": true })
 }
@@ -76,7 +76,7 @@ pub fn fan_out(round: &Round<'_>, most: usize, fields: &Map<String, Value>) -> A
 /// The answer to a round of one call.
 ///
 /// # Errors
-/// There is not just one.
+/// There is not exactly one answer.
 pub fn only(bodies: &[Vec<u8>]) -> Result<&[u8], Unreadable> {
     match bodies {
         [body] => Ok(body),
@@ -98,7 +98,7 @@ pub fn text_stem(engine: &Engine, draft: &Tree) -> usize {
 }
 
 /// The sampling fields that differ from OpenAI's defaults, for an engine that has no others. `temperature`
-/// goes always.
+/// is always sent.
 pub fn full_fields(sampling: &Sampling) -> Map<String, Value> {
     let plain = Sampling::default();
     let mut fields = Map::new();
@@ -144,15 +144,15 @@ pub fn said_fields(sampling: &Sampling) -> Map<String, Value> {
     fields
 }
 
-/// As [`said_fields`], and the ids of what is sampled are to be told.
+/// As [`said_fields`], and asks for the ids of what is sampled.
 pub fn said_fields_with_ids(sampling: &Sampling) -> Map<String, Value> {
     let mut fields = said_fields(sampling);
     fields.insert("return_token_ids".into(), true.into());
     fields
 }
 
-/// Why an engine that draws with a fixed seed of its own cannot carry this request: it carries temperature 0, said
-/// so by the client, and nothing else.
+/// Why an engine that draws with a fixed seed of its own cannot carry this request: it carries temperature 0, set
+/// by the client, and nothing else.
 pub fn refuses_all_but_greedy(sampling: &Sampling) -> Option<BypassReason> {
     match (sampling.said.has(F::Temperature), sampling.temperature > 0.0) {
         (false, _) => Some(BypassReason::DefaultsUnknown),
@@ -161,8 +161,8 @@ pub fn refuses_all_but_greedy(sampling: &Sampling) -> Option<BypassReason> {
     }
 }
 
-/// What no server has a default for. `ignore_eos` goes out as well: whether the output ends is the session's
-/// to decide, but a ride that is told nothing would run past the end.
+/// Fields for which no server has a default. `ignore_eos` is sent too: the session decides where the output ends,
+/// but a ride must end by the same rule.
 fn put_rest(sampling: &Sampling, fields: &mut Map<String, Value>) {
     let bias: Map<String, Value> =
         sampling.logit_bias.iter().map(|(token, bias)| (token.to_string(), (*bias).into())).collect();
@@ -217,7 +217,7 @@ pub fn chunk_named(event: &Value, ids_name: &str) -> Result<Chunk, Unreadable> {
     Ok(chunk)
 }
 
-/// An event of a first ride that tells no ids, so that text without them is no doubt.
+/// As [`chunk`], for a first ride without ids: text without them does not make it doubtful.
 ///
 /// # Errors
 /// It carries an error, or no choices.
@@ -226,7 +226,7 @@ pub fn nameless_chunk(event: &Value) -> Result<Chunk, Unreadable> {
     Ok(Chunk { doubtful: choices.is_some_and(|choices| choices.len() > 1), ..chunk(event)? })
 }
 
-/// Whether `stop` tells that a token ended this ride: a later one names no stop of the client's.
+/// Whether `stop` means that a token ended this ride: a later ride sends no stop texts of the client's.
 pub fn ended(kind: RideKind, chunk: &Chunk) -> bool {
     kind == RideKind::Later && chunk.finish.as_deref() == Some("stop")
 }
@@ -249,12 +249,12 @@ struct CachedTokens {
 }
 
 impl PromptUsage {
-    /// Tokens of the prompts that were computed, where the server tells how many were cached.
+    /// Tokens of the prompts that were computed; `None` if the server does not report how many were cached.
     pub fn computed(&self) -> Option<u32> {
         Some(self.prompt_tokens.saturating_sub(self.cached()?))
     }
 
-    /// Tokens of the prompts that were cached, where the server tells.
+    /// Tokens of the prompts that were cached; `None` if the server does not report that.
     pub fn cached(&self) -> Option<u32> {
         self.prompt_tokens_details.as_ref()?.cached_tokens
     }
@@ -299,7 +299,7 @@ pub fn fan_out_verdict(prompts: usize, body: &[u8]) -> Result<Verdict, Unreadabl
     Ok(Verdict { rows, computed, ..Verdict::default() })
 }
 
-/// The first numbers of a version.
+/// The first numbers of a version; `None` if there are fewer, or others than numbers.
 pub fn version<const COUNT: usize>(version: &str) -> Option<[u32; COUNT]> {
     let mut parts = version.split('.');
     let mut numbers = [0; COUNT];
@@ -323,7 +323,7 @@ pub fn metric(exposition: &str, names: &[&str]) -> Option<f64> {
     sum
 }
 
-/// When the process began, in seconds of Unix time.
+/// When the process began, in seconds of Unix time; `None` if it is not among the metrics.
 pub fn started(exposition: &str) -> Option<u64> {
     metric(exposition, &["process_start_time_seconds"]).map(|seconds| seconds as u64)
 }
@@ -337,7 +337,7 @@ pub fn load(exposition: &str, running: &str, waiting: &str, kv_usage: &[&str]) -
     })
 }
 
-/// The value of a label of the first line of a metric.
+/// The value of a label in the first line of a metric.
 pub fn label(exposition: &str, name: &str, label: &str) -> Option<String> {
     let line =
         exposition.lines().find(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with('{')))?;

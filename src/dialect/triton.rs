@@ -38,11 +38,11 @@ const INFER: &str = "/v2/models/tensorrt_llm/infer";
 const STREAM: &str = "/v2/models/tensorrt_llm/generate_stream";
 /// The models that lead from text over `tensorrt_llm` back to text.
 const WHOLE: [&str; 2] = ["ensemble", "tensorrt_llm_bls"];
-/// The longest draft. An engine is built for a number (`--max_draft_len`) that it does not tell; its
+/// The longest draft. An engine is built for a number (`--max_draft_len`) that it does not report; its
 /// documentation builds for ten.
 const DRAFT_MOST: usize = 10;
 
-/// How Triton is spoken to.
+/// The codec of Triton.
 pub struct Triton;
 
 const QUIRKS: Quirks = Quirks { ride_ids: false, ..Quirks::COMMON };
@@ -98,7 +98,7 @@ impl Codec for Triton {
         MaxTokens::Unknown
     }
 
-    /// The client's own request and nothing added: not every frontend takes `stream_options`.
+    /// The client's own request without additions: not every frontend takes `stream_options`.
     fn first_ride(&self, _: &Engine, request: &Request, _: u64) -> Call {
         let mut body = request.body.clone();
         body.shift_remove("prediction");
@@ -142,7 +142,7 @@ impl Codec for Triton {
             told => shared::ids(told),
         }
         .ok_or(Unreadable("not token ids"))?;
-        // What follows the end is filling.
+        // What follows the end is padding.
         let end = tokens.iter().position(|token| engine.eos.contains(token));
         if let Some(end) = end {
             tokens.truncate(end + 1);
@@ -150,7 +150,7 @@ impl Codec for Triton {
         Ok(Chunk { tokens, ends: end.is_some(), finish: end.map(|_| "stop".to_owned()), ..Chunk::default() })
     }
 
-    /// The stream says nothing at its end.
+    /// Its streams have no final event.
     fn closed(&self, brought: u32, asked: u32) -> Option<&'static str> {
         Some(if brought >= asked { "length" } else { "stop" })
     }
@@ -159,7 +159,7 @@ impl Codec for Triton {
         if round.plan != Plan::Native {
             return Err(Refusal::NoPlan(round.plan.name()));
         }
-        // A draft shorter than the context tells an answer with the context in front from one without.
+        // A draft shorter than the context distinguishes an answer with the context in front from one without.
         let nodes = round.draft.stem().min(DRAFT_MOST).min(round.context.len().saturating_sub(1));
         Ok(Asked { calls: vec![infer(round, nodes)], nodes })
     }
@@ -198,12 +198,12 @@ impl Codec for Triton {
     }
 }
 
-/// A tensor of one row.
+/// Body of a tensor of one row.
 fn tensor(name: &str, datatype: &str, data: &[impl serde::Serialize]) -> Body {
     frame(name, datatype, data.len()).put("data", data)
 }
 
-/// A tensor of one row of so many entries, which are yet to be put.
+/// Body of a tensor of one row of so many entries, without its `data`.
 fn frame(name: &str, datatype: &str, length: usize) -> Body {
     Body::with_room(128).put("name", name).put("shape", [1, length]).put("datatype", datatype)
 }
@@ -216,8 +216,8 @@ fn preprocessing(text: &str) -> Value {
     })
 }
 
-/// Verifies the first nodes of the draft. Without `end_id` the end of the text is a token like any other, and
-/// the session's to see.
+/// Verifies the first nodes of the draft. Without `end_id` the end of the text is a token like any other, which
+/// the session acts on.
 fn infer(round: &Round<'_>, nodes: usize) -> Call {
     let (ids, length) = (round.context.ids(), round.context.len());
     let mut inputs = vec![
@@ -251,7 +251,7 @@ struct Output {
     data: Value,
 }
 
-/// The numbers of one output.
+/// The numbers of the output `name`; `None` if there is none.
 fn output(body: &[u8], name: &str) -> Option<Vec<TokenId>> {
     let answer: Inferred = serde_json::from_slice(body).ok()?;
     shared::ids(&answer.outputs.into_iter().find(|output| output.name == name)?.data)

@@ -33,10 +33,10 @@ use crate::words::{Plan, Row, Verdict};
 
 const TOKENIZE: &str = "/_internal/tokenize";
 const METRICS: &str = "/prometheus/metrics";
-/// Tokens per block of the KV cache unless somebody changed it.
+/// Default number of tokens per block of the KV cache.
 const BLOCK: usize = 32;
 
-/// How `trtllm-serve` is spoken to.
+/// The codec of `trtllm-serve`.
 pub struct TrtLlm;
 
 const QUIRKS: Quirks = Quirks {
@@ -87,7 +87,7 @@ impl Codec for TrtLlm {
         engine.plans.clone()
     }
 
-    /// Up to the end of a context whose length it does not tell.
+    /// The end of the context, whose length it does not report.
     fn max_tokens(&self, _: &Engine, _: &Request) -> MaxTokens {
         MaxTokens::Unknown
     }
@@ -158,7 +158,7 @@ impl Codec for TrtLlm {
 
 fn fields(sampling: &Sampling) -> Map<String, Value> {
     let mut fields = said_fields(sampling);
-    // "All tokens" is spelt so here.
+    // This server writes "all tokens" as 0.
     if sampling.said.has(SamplingField::TopK) && sampling.top_k.is_none() {
         fields.insert("top_k".into(), 0.into());
     }
@@ -179,8 +179,8 @@ struct Choice {
     finish_reason: Option<String>,
 }
 
-/// One token per prompt, up to the first that is not told because it ended the text: at temperature 0 it is the
-/// same whoever takes it next, so leaving it out selects nothing.
+/// One token per prompt, up to the first that is left out because it ended the text: at temperature 0 the next call
+/// gives the same token, so leaving it out does not change how often any token comes.
 fn read_fan_out(prompts: usize, body: &[u8]) -> Result<Verdict, Unreadable> {
     let mut answer: FanOut =
         serde_json::from_slice(body).map_err(|_| Unreadable("not a completion with token ids"))?;

@@ -38,20 +38,20 @@ const GENERATE: &str = "/inference/v1/generate";
 const RENDER: &str = "/v1/completions/render";
 const TOKENIZE: &str = "/tokenize";
 const METRICS: &str = "/metrics";
-/// `--max-logprobs` unless somebody changed it.
+/// The default of `--max-logprobs`.
 const LOGPROBS_MOST: usize = 20;
 /// Most prompts of one call: vLLM's `VLLM_MAX_COMPLETION_PROMPTS`.
 const PROMPTS_MOST: usize = 1024;
-/// Tokens per block where the server does not tell.
+/// Tokens per block where the server does not report it.
 const BLOCK: usize = 16;
-/// Temperatures above zero are raised to this.
+/// The engine raises temperatures above zero to this.
 const TEMPERATURE_LEAST: f64 = 0.01;
 /// Versions whose token endpoint was read or run, first and last.
 const SCORED: ([u32; 2], [u32; 2]) = ([0, 15], [0, 33]);
 /// The first version whose answers carry token ids.
 const TOKEN_IDS: [u32; 2] = [0, 11];
 
-/// How vLLM is spoken to.
+/// The codec of vLLM.
 pub struct Vllm;
 
 const QUIRKS: Quirks = Quirks { stop_hold: Hold::Longest, stop_field: Some("stop_reason"), ..Quirks::COMMON };
@@ -70,7 +70,7 @@ impl Codec for Vllm {
             questions.push(Question::post(RENDER, body));
         }
         if !answers.has(GENERATE) && scored(answers) {
-            // 403 where it is switched off, 404 where it is not, 400 or 422 where it misses its fields.
+            // 403: switched off; 404: not there; 400 or 422: open, and the required fields are missing.
             questions.push(Question::post(GENERATE, json!({})));
         }
         questions
@@ -123,7 +123,7 @@ impl Codec for Vllm {
     fn max_tokens(&self, engine: &Engine, request: &Request) -> MaxTokens {
         match request.route {
             Route::Completions => MaxTokens::Tokens(COMPLETION_TOKENS),
-            // `max_new_tokens` of a generation config that nobody has shown may lie below.
+            // `max_new_tokens` of a generation config that is not known may be lower.
             Route::Chat if engine.defaults.is_none() => MaxTokens::Unknown,
             Route::Chat => MaxTokens::Context,
         }
@@ -188,13 +188,13 @@ impl Codec for Vllm {
     }
 
     /// The rows of cached tokens are uninitialised memory on the V1 runner. Where that holds a number that JSON
-    /// cannot say, the answer is this error, whatever was asked.
+    /// cannot express, the answer is this error, whatever was asked.
     fn tells_nothing(&self, plan: Plan, status: u16, body: &[u8]) -> bool {
         let says = |text: &[u8]| body.windows(text.len()).any(|window| window == text);
         plan == Plan::Score && status == 400 && says(b"Out of range float values")
     }
 
-    /// Where the cache reaches into a scored draft (somebody has had this text before), no row of it can be read. It
+    /// Where the cache reaches into a scored draft (an earlier request had this text), no row of it can be read. It
     /// cannot reach into a block that the prompt does not fill.
     fn again(&self, engine: &Engine, round: &Round<'_>, asked: &Asked) -> Option<Asked> {
         let nodes = asked.nodes.min(uncached_nodes(engine, round.context.len()));
@@ -202,7 +202,7 @@ impl Codec for Vllm {
         fewer.then(|| scored_by(round, nodes).ok()).flatten()
     }
 
-    /// The V2 runner lists only what it computed; the V1 runner lists all, those of cached tokens as garbage.
+    /// The V2 runner lists only what it computed; the V1 runner lists all, those of cached tokens being invalid.
     fn rows(&self, prompt: usize, body: &[u8]) -> Option<RowShape> {
         let listed = serde_json::from_slice::<Scored>(body).ok()?.prompt_logprobs?.len();
         Some(if listed < prompt { RowShape::Tail } else { RowShape::Full })
@@ -251,19 +251,19 @@ fn scored(answers: &Answers) -> bool {
         .is_some_and(|version| (SCORED.0..=SCORED.1).contains(&version))
 }
 
-/// Whether the token endpoint is there: it misses its fields.
+/// Whether the token endpoint is open: it refuses the empty question for missing fields.
 fn is_open(answers: &Answers) -> bool {
     matches!(answers.status(GENERATE), Some(400 | 422))
 }
 
-/// The engine's own sampling parameters for a request that leaves them open, where it shows them.
+/// The engine's own sampling parameters for a request that leaves them open; `None` if it does not show them.
 fn rendered(answers: &Answers) -> Option<Map<String, Value>> {
     let rendered = answers.json(RENDER)?;
     let one = rendered.as_array().and_then(|all| all.first()).unwrap_or(&rendered);
     one.get("sampling_params")?.as_object().cloned()
 }
 
-/// What stands in the parameters; what does not is the engine's plain default.
+/// The defaults in the engine's parameters; a parameter that is not listed has OpenAI's default.
 fn defaults(params: &Map<String, Value>) -> Defaults {
     let number = |name: &str, plain: f64| params.get(name).and_then(Value::as_f64).unwrap_or(plain);
     let top_k = params.get("top_k").and_then(Value::as_i64).filter(|&k| k > 0);
@@ -280,7 +280,7 @@ fn defaults(params: &Map<String, Value>) -> Defaults {
 }
 
 /// How many nodes can be scored: the chain at the draft's head, up to a token that is no text; and where
-/// cached rows are garbage and the server does not tell how many there are, no further than the next block,
+/// cached rows are invalid and the server does not report how many there are, no further than the next block,
 /// because only whole blocks are cached.
 fn scored_nodes(engine: &Engine, round: &Round<'_>) -> usize {
     let chain = round.draft.stem();
@@ -369,7 +369,7 @@ fn score_verdict(
     let computed = scored.usage.as_ref().and_then(PromptUsage::computed);
     let cached = scored.usage.as_ref().and_then(PromptUsage::cached);
     let context = round.context.len();
-    // Rows of cached tokens are garbage or missing; the row of the first node follows token n − 1.
+    // Rows of cached tokens are invalid or missing; the row of the first node follows token n − 1.
     if cached.is_some_and(|cached| cached as usize > context.saturating_sub(1)) {
         return Ok(Verdict { rows: Vec::new(), computed, ..Verdict::default() });
     }

@@ -26,7 +26,7 @@ pub struct Match {
 
 #[derive(Clone, Copy, Debug)]
 struct State {
-    /// Longest string of the state.
+    /// Length of the state's longest string, tokens.
     len: u32,
     /// Suffix link.
     link: u32,
@@ -152,7 +152,7 @@ impl Automaton {
     }
 
     /// After a step: keeps the cursor within the cap and on the right half of a split, reads the most
-    /// recent end and writes the new one. Every ancestor has a shorter string, so at most `cap` are told.
+    /// recent end and writes the new one. Every ancestor has a shorter string, so at most `cap` are updated.
     fn settle(&mut self) {
         self.matched = self.matched.min(self.cap);
         loop {

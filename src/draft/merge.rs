@@ -15,9 +15,8 @@ pub struct Merged {
     pub survival: Vec<f64>,
 }
 
-/// Merges drafts. `accept(vote, depth)` is the probability that a node is accepted given that its parent is, as far
-/// as that vote tells; depth counts from 0. A node proposed twice keeps both votes and the better chance. Cut to
-/// `budget`.
+/// Merges drafts, cut to `budget`. `accept(vote, depth)` is the probability by that vote that a node is accepted given
+/// that its parent is; depth counts from 0. A node proposed twice keeps both votes and the better chance.
 pub fn merge(drafts: &[Tree], budget: Budget, shape: Shape, accept: impl Fn(Vote, usize) -> f64) -> Merged {
     let mut all = Tree::default();
     let mut survival: Vec<f64> = Vec::new();

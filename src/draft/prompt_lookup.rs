@@ -13,7 +13,7 @@ use crate::units::TokenId;
 /// Shortest and longest match that counts, in tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ngram {
-    /// No draft below this.
+    /// Shortest match that is drafted from.
     pub min: u32,
     /// Longer matches are ranked alike: the most recent wins.
     pub max: u32,
@@ -37,9 +37,9 @@ pub struct PromptLookup {
     broken: Option<(usize, u32)>,
 }
 
-/// An alignment that agreed for so long is worth a guess when it breaks ...
+/// When an alignment breaks that agreed for at least so many tokens, one token is assumed to be replaced ...
 const LONG: u32 = 6;
-/// ... for so many tokens.
+/// ... and the draft goes on from there for so many tokens.
 const GUESSES: u32 = 4;
 
 impl PromptLookup {

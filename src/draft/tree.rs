@@ -47,7 +47,7 @@ pub struct Features {
 /// A drafter of a session: its kind, and which one of that kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct DrafterId {
-    /// What it is.
+    /// Its kind.
     pub source: Source,
     /// Its place among those of its kind, in the policy's order.
     pub number: u8,
@@ -59,12 +59,12 @@ impl From<Source> for DrafterId {
     }
 }
 
-/// A drafter that proposed a node, and why.
+/// A drafter that proposed a node, and its evidence.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Vote {
-    /// Who.
+    /// The drafter that proposed the node.
     pub drafter: DrafterId,
-    /// Why.
+    /// The evidence that survival is estimated from.
     pub features: Features,
 }
 
@@ -89,7 +89,7 @@ impl Votes {
         self.first
     }
 
-    /// All of them.
+    /// All votes, the first one first.
     pub fn iter(&self) -> impl Iterator<Item = Vote> {
         std::iter::once(self.first).chain(self.others.iter().copied())
     }
@@ -193,7 +193,7 @@ impl Tree {
         path
     }
 
-    /// How many nodes from the first on are a chain.
+    /// Number of nodes, from the first on, that form a chain.
     pub fn stem(&self) -> usize {
         let follows = |(index, node): &(usize, &Node)| node.parent == index.checked_sub(1);
         self.nodes.iter().enumerate().take_while(follows).count()

@@ -17,10 +17,10 @@ use crate::http::body::full;
 use crate::observe::Record;
 use crate::words::BypassReason;
 
-/// Longest error of a backend that is passed on in a stream, bytes.
+/// Longest error body of a backend that is passed on within a stream, bytes.
 const ERROR_BYTES: usize = 1 << 20;
 
-/// Sends the request once more and passes on what comes.
+/// Sends the request once more and streams the backend's answer to the client unchanged.
 pub(super) async fn stream(nothing: Nothing) {
     let Nothing { unsent, shared, mut slot, mut sink } = nothing;
     slot.record.declined(BypassReason::Fault);
@@ -57,7 +57,7 @@ async fn pass_on(
     let stream = head::is_stream(&response);
     let mut body = response.into_body();
     if !stream {
-        // Its own error, which can no longer be told by a status.
+        // The head (200) is sent already, so the backend's error goes out as an event.
         let whole = Limited::new(body, ERROR_BYTES).collect().await;
         let said = whole.ok().and_then(|whole| serde_json::from_slice::<Value>(&whole.to_bytes()).ok());
         let said = said.filter(|said| said.get("error").is_some());

@@ -27,42 +27,42 @@ use crate::words::{Past, Plan, Put, Verdict};
 
 /// What the calls of one session have in common.
 pub struct Common {
-    /// Where they go.
+    /// The replica that all calls go to.
     pub replica: Arc<Replica>,
-    /// How it is spoken to.
+    /// Builds the calls and reads their answers.
     pub engine: Arc<Engine>,
-    /// What its load and its rounds show.
+    /// The engine's load figures; verify calls under way and cached tokens are noted here.
     pub load_signal: Arc<LoadSignal>,
     /// The client's end-to-end header fields.
     pub headers: HeaderMap,
-    /// `x-request-id`; a round adds its number.
+    /// The request's `x-request-id`; calls after the first add `-` and the round's number.
     pub request_id: String,
     /// The model id as the client sent it.
     pub model: String,
-    /// How the target samples, with the seed that the session's noise is drawn with.
+    /// Sampling parameters; `seed` is the session's where the engine's noise can be reproduced.
     pub sampling: Sampling,
-    /// Bounds of one call.
+    /// Size and time bounds.
     pub limits: CallLimits,
 }
 
-/// The calls of one session. A clone copies nothing.
+/// Makes the calls of one session. Cheap to clone: the content is shared.
 #[derive(Clone)]
 pub struct Calls(Arc<Common>);
 
-/// Why a call brought no answer that can be read.
+/// Why a call has no usable answer.
 enum Missed {
-    /// It went wrong.
+    /// It failed, or the backend asked for a pause.
     Fault(Fault),
-    /// All went well, and this plan has nothing to say here.
+    /// The engine answered that this plan cannot decide this draft, which is no fault.
     Nothing,
 }
 
-/// Bounds of one call.
+/// Bounds of the calls of one round.
 #[derive(Clone, Copy, Debug)]
 pub struct CallLimits {
-    /// Most bytes of a round's request, and of its answer.
+    /// Most bytes of a round's requests together, and of each answer.
     pub bytes_max: usize,
-    /// Longest time for a question beside a session's actions: the ids of a prompt, or of a text that came without.
+    /// Timeout of a question that no action of the session waits for: the ids of a prompt, or of a text.
     pub question: Duration,
 }
 
@@ -89,12 +89,12 @@ impl Calls {
         }))
     }
 
-    /// The engine that is spoken to.
+    /// The engine of the replica.
     pub fn engine(&self) -> &Arc<Engine> {
         &self.0.engine
     }
 
-    /// Longest time for a question beside a session's actions.
+    /// Timeout of a question that no action of the session waits for.
     pub fn patience(&self) -> Duration {
         self.0.limits.question
     }
@@ -104,8 +104,8 @@ impl Calls {
         self.send(call, None, true).await
     }
 
-    /// A ride from the whole context. It goes on in the middle of an answer, so its head is waited for no longer
-    /// than for any other byte of one.
+    /// Starts a ride from the whole context. It continues an answer that the client is reading, so its head is
+    /// awaited no longer than the replica's idle timeout. The error holds the cause in words for the operator.
     pub async fn ride(
         self,
         past: Past,
@@ -135,7 +135,7 @@ impl Calls {
         }
     }
 
-    /// The ids of the prompt, asked for beside the first ride. Any trouble is doubt.
+    /// Asks for the prompt's ids while the first ride streams. Any failure gives [`Event::Doubt`].
     pub async fn beside(self, request: Arc<openai::Request>, first: Call) -> Event {
         let mut call = first;
         loop {
@@ -149,8 +149,7 @@ impl Calls {
         }
     }
 
-    /// A verify call, from the draft to the event that the session waits for. The session cancels it when it takes too
-    /// long.
+    /// Makes one verify round. The event is `Verdict` or `Fault`; the session cancels a round that takes too long.
     pub async fn verify(self, past: Past, draft: Tree, plan: Plan, round: u32) -> Event {
         let context = Context::of(&self.0.model, &past);
         let put = Round { context, draft: &draft, sampling: &self.0.sampling, plan };
@@ -165,13 +164,13 @@ impl Calls {
         let warm =
             self.0.engine.warm(&put).filter(|call| round == 1 && call.body.len() <= self.0.limits.bytes_max);
         if let Some(call) = warm {
-            // What it says is thrown away, and so is why it failed: the round does without.
+            // It only fills the engine's prefix cache: answer and error are ignored.
             let _ = self.answer(call, Some(round), None).await;
         }
         self.ask(&put, asked, round).await.unwrap_or_else(Event::Fault)
     }
 
-    /// Puts the round to the engine, and once more in another way where that could decide nothing.
+    /// Makes the calls of a round; if they decide nothing, once more in the dialect's other form, if it has one.
     async fn ask(&self, put: &Round<'_>, mut asked: Asked, round: u32) -> Result<Event, Fault> {
         let _verifying = self.0.load_signal.verifying(put.plan.sequences(asked.nodes));
         let verdict = self.judged(put, &mut asked, round).await?;
@@ -182,7 +181,7 @@ impl Calls {
         }))
     }
 
-    /// Makes all calls of a round at once; they are taken out of `asked`.
+    /// Makes all calls of `asked` concurrently (they are taken out of it) and reads the verdict.
     async fn judged(&self, put: &Round<'_>, asked: &mut Asked, round: u32) -> Result<Verdict, Fault> {
         let calls = std::mem::take(&mut asked.calls);
         let count = calls.len();
@@ -237,7 +236,7 @@ impl Calls {
         if let Ok(id) = HeaderValue::from_str(&id) {
             request.headers_mut().insert(headers::REQUEST_ID, id);
         }
-        // Only the client's own request tells how well the replica serves clients.
+        // Only the client's own request counts in the replica's health.
         if first { self.0.replica.send(request).await } else { self.0.replica.ask(request).await }
     }
 }
@@ -246,7 +245,7 @@ fn full(bytes: Bytes) -> Body {
     Full::new(bytes).map_err(|never| -> BoxError { match never {} }).boxed_unsync()
 }
 
-/// `Retry-After` in seconds; a pause without a number is one second.
+/// The pause of `Retry-After` in seconds; one second if it is missing or no number.
 fn retry_after(headers: &HeaderMap) -> Fault {
     let seconds = headers
         .get(header::RETRY_AFTER)

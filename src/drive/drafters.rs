@@ -8,13 +8,13 @@ pub use with_runtime::{Drafters, LoadedDrafter};
 #[cfg(not(feature = "onnx"))]
 pub use without_runtime::{Drafters, LoadedDrafter};
 
-/// A drafter that a policy names cannot be had.
+/// A model drafter that a policy names cannot be loaded.
 #[derive(Debug, thiserror::Error)]
 #[error("drafter `{name}`: {detail}")]
 pub struct DrafterError {
     /// Its name in the process file.
     pub name: String,
-    /// What is wrong.
+    /// The cause, in words for the operator.
     pub detail: String,
 }
 
@@ -32,12 +32,12 @@ mod with_runtime {
     use crate::runtime::model::Options;
     use crate::text::Tokenizer;
 
-    /// A loaded model drafter and the vocabulary it speaks.
+    /// A loaded model drafter and its vocabulary.
     #[derive(Clone)]
     pub struct LoadedDrafter {
-        /// The service that steps it.
+        /// Handle to the thread that runs the model.
         pub service: DrafterService,
-        /// Hash of its vocabulary.
+        /// Fingerprint of its vocabulary; it drafts only for targets with the same one.
         pub vocabulary: String,
     }
 
@@ -48,17 +48,17 @@ mod with_runtime {
     }
 
     impl Drafters {
-        /// These and one more, that is running already.
+        /// Adds a drafter that is running already.
         #[must_use]
         pub fn with(self, name: impl Into<String>, drafter: LoadedDrafter) -> Self {
             self.loaded.write().insert(name.into(), drafter);
             self
         }
 
-        /// Loads those that are named now and not loaded yet.
+        /// Loads the drafters that `policies` name and that are not loaded yet.
         ///
         /// # Errors
-        /// The first that cannot be loaded; those before it stay.
+        /// The first drafter that is not declared or cannot be loaded; those loaded before it stay.
         pub fn extend(&self, process: &Process, policies: &PolicySet) -> Result<(), DrafterError> {
             for name in policies.models() {
                 if self.loaded.read().contains_key(name) {
@@ -120,7 +120,7 @@ mod without_runtime {
     use super::{DrafterError, PolicySet, Process};
     use crate::policy::part::ModelState;
 
-    /// There is none without the runtime.
+    /// Never constructed: this build has no ONNX runtime.
     pub enum LoadedDrafter {}
 
     /// No model drafters: this build has no runtime.
@@ -128,7 +128,7 @@ mod without_runtime {
     pub struct Drafters {}
 
     impl Drafters {
-        /// Nothing to load.
+        /// Loads nothing.
         ///
         /// # Errors
         /// A policy names a model, which this build cannot run.
@@ -139,12 +139,12 @@ mod without_runtime {
             })
         }
 
-        /// None is loaded.
+        /// Always [`ModelState::NotLoaded`].
         pub fn state(&self, _: &str, _: &str) -> ModelState {
             ModelState::NotLoaded
         }
 
-        /// None.
+        /// Always empty.
         pub fn names(&self) -> Vec<String> {
             Vec::new()
         }

@@ -1,9 +1,9 @@
 //! Asking the model drafter.
 //!
 //! A session has one seat at its drafter, taken at the first question and kept until the request ends: a question
-//! that is given up leaves the seat with everything that the drafter has read in its cache. How long an answer is
-//! waited for is the session's to say; there is no time limit here. No drafter, no free seat, a failed run: each is
-//! a draft fault, and the session rides.
+//! that is given up leaves the seat with everything that the drafter has read in its cache. There is no time limit
+//! here: the session decides how long it waits for an answer. No drafter, no free seat, a failed run: each is a draft
+//! fault, and the session rides.
 
 #[cfg(feature = "onnx")]
 use std::sync::Arc;
@@ -27,16 +27,16 @@ use crate::words::Past;
 #[cfg(feature = "onnx")]
 use crate::runtime::drafter::{DraftFault, DrafterService, Noise, Seat};
 
-/// An answer from outside.
+/// The result of an asynchronous action.
 pub struct Reply {
     /// The event for the session.
     pub event: Event,
-    /// Seconds that the question took, for questions to the drafter.
+    /// Seconds from question to answer, for questions to the model drafter; `None` for calls to the backend.
     pub seconds: Option<f64>,
 }
 
 impl Reply {
-    /// An answer that no drafter gave.
+    /// The result of a call to the backend.
     pub fn event(event: Event) -> Self {
         Self { event, seconds: None }
     }
@@ -48,7 +48,7 @@ impl Reply {
 enum Question {
     /// A chain of at most so many tokens.
     Draft { gamma: usize },
-    /// Its own choice at each output place from this one on.
+    /// The drafter's own choice at each output place from this one on.
     Shadow { from: usize },
 }
 
@@ -57,11 +57,11 @@ enum Question {
 pub struct Drafting {
     service: Option<DrafterService>,
     noise: Noise,
-    /// Taken by the first question that finds one free.
+    /// Taken by the first question that finds a free one; kept until the session ends.
     seat: Arc<OnceCell<Seat>>,
     /// The questions under way.
     asked: Vec<(ActionId, DraftKind)>,
-    /// What a question is lost to that is not answered in time.
+    /// The cause under which a question is counted that misses its deadline.
     late: DraftLoss,
     observer: Arc<Observer>,
 }
@@ -73,30 +73,30 @@ pub struct Drafting;
 #[cfg(not(feature = "onnx"))]
 #[expect(clippy::unused_self, reason = "the shape that the drafting with a runtime has")]
 impl Drafting {
-    /// No drafter.
+    /// The only value: there is no drafter.
     pub fn none() -> Self {
         Self
     }
 
-    /// There is none to ask.
+    /// Always false.
     pub fn is_there(&self) -> bool {
         false
     }
 
-    /// There is none to ask.
+    /// Always [`Fault::Draft`].
     pub fn draft(&mut self, _: ActionId, _: Past, _: usize) -> BoxFuture<'static, Reply> {
         async { Reply::event(Event::Fault(Fault::Draft)) }.boxed()
     }
 
-    /// There is none to ask.
+    /// Always [`Fault::Draft`].
     pub fn shadow(&mut self, _: ActionId, _: Past, _: usize) -> BoxFuture<'static, Reply> {
         async { Reply::event(Event::Fault(Fault::Draft)) }.boxed()
     }
 
-    /// There was none to ask.
+    /// Does nothing.
     pub fn answered(&mut self, _: ActionId) {}
 
-    /// There was none to ask.
+    /// Does nothing.
     pub fn given_up(&mut self, _: ActionId, _: bool) {}
 }
 
@@ -130,12 +130,12 @@ impl Drafting {
         self.ask(id, past, Question::Shadow { from })
     }
 
-    /// A question has been answered.
+    /// Forgets a question that has been answered.
     pub fn answered(&mut self, id: ActionId) {
         self.asked.retain(|(asked, _)| *asked != id);
     }
 
-    /// A question is not waited for any more. `late`: because its deadline has come.
+    /// Forgets a question that was cancelled. `late`: its deadline has passed, so it is counted as lost.
     pub fn given_up(&mut self, id: ActionId, late: bool) {
         let asked = self.asked.iter().find(|(asked, _)| *asked == id);
         if let Some((_, kind)) = asked.filter(|_| late) {
@@ -184,7 +184,7 @@ impl Question {
     }
 }
 
-/// A chain whose nodes carry the drafter's own margins.
+/// A chain; each node carries the drafter's margin as its feature.
 #[cfg(feature = "onnx")]
 fn tree(chain: &[(TokenId, f32)]) -> Tree {
     let mut tree = Tree::default();

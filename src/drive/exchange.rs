@@ -18,13 +18,13 @@ use crate::observe::{Observer, Record};
 use crate::openai::{self, Control};
 use crate::words::BypassReason;
 
-/// A future that owns all it needs.
+/// A boxed future that borrows nothing.
 pub type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send + 'static>>;
 
-/// The answer to a request, or the request itself, of which nothing has been answered yet.
+/// The answer, or the request handed back unanswered so that it can be relayed.
 pub type Driven = Result<Response<Body>, Box<Declined>>;
 
-/// Answers eligible requests, or gives them back.
+/// Answers eligible requests, or hands them back.
 pub trait Drive: Send + Sync {
     /// The answer to one request. Dropping the future, or the body of the answer, means that the client left.
     fn drive(&self, exchange: Exchange) -> BoxFuture<Driven>;
@@ -33,21 +33,21 @@ pub trait Drive: Send + Sync {
 /// What the parts of a running gateway share.
 #[derive(Clone)]
 pub struct Shared {
-    /// The servers behind.
+    /// The configured backends and their replicas.
     pub fleet: Arc<Fleet>,
-    /// The operator's switch.
+    /// The operator's switch between `off`, `observe` and `auto`.
     pub modes: Arc<ModeSwitch>,
     /// Metrics, recent requests, log.
     pub observer: Arc<Observer>,
-    /// Where the process stands between start and stop.
+    /// Lifecycle of the process: starting, ready, draining.
     pub life: Arc<Lifecycle>,
-    /// It is ready only while a replica of every backend can be reached.
+    /// `/readyz` requires a reachable replica of every backend.
     pub require_backend: bool,
-    /// The places for driven sessions.
+    /// Permits of concurrent sessions (`limits.sessions`).
     pub sessions: Arc<Semaphore>,
-    /// What clients make the process keep.
+    /// Memory held on behalf of clients (`limits.memory`).
     pub memory: Arc<Memory>,
-    /// The clients that are connected.
+    /// The open connections of clients.
     pub connections: Arc<Connections>,
 }
 
@@ -57,31 +57,30 @@ pub struct Exchange {
     pub head: request::Parts,
     /// The body as received.
     pub body: Bytes,
-    /// The body understood.
+    /// The parsed body.
     pub request: Box<openai::Request>,
-    /// Who answers for its model. A session stays with its replica.
+    /// The replica that serves the request; a session never changes it.
     pub replica: Arc<Replica>,
     /// What the parts of the gateway share.
     pub shared: Shared,
-    /// What the client wants of Foretell.
+    /// Per-request settings of the client.
     pub client: Client,
     /// The request's record, and its place among the sessions.
     pub slot: Slot,
 }
 
-/// What a client wants of Foretell.
+/// Per-request settings of the client.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Client {
-    /// `x-foretell`: can only lower what policy and gates allow. Never `Off`.
+    /// The `x-foretell` header, which can only lower what policy and gates allow; `None` without it. Never `Off`.
     pub control: Option<Control>,
-    /// Who the request belongs to, if that is known.
+    /// The tenant; `None` if not known.
     pub tenant: Option<String>,
-    /// It can take trailers.
+    /// The client accepts HTTP trailers.
     pub trailers: bool,
 }
 
-/// The record of a request that is driven, with its place among the sessions that are allowed at once. To be kept
-/// until the end of the answer.
+/// The record of a driven request, with its session permit. Kept until the end of the answer.
 #[derive(Debug)]
 pub struct Slot {
     /// The request's one record.
@@ -90,12 +89,12 @@ pub struct Slot {
 }
 
 impl Slot {
-    /// A place that has been taken for the request of `record`.
+    /// The record of a request, with the permit taken for it.
     pub fn new(record: Record, place: OwnedSemaphorePermit) -> Self {
         Self { record, _place: place }
     }
 
-    /// Gives the place up.
+    /// Releases the permit and keeps the record.
     pub fn into_record(self) -> Record {
         self.record
     }
@@ -109,13 +108,13 @@ impl Exchange {
     }
 }
 
-/// A request as a backend would be sent it without Foretell.
+/// A request as it reaches a backend without Foretell.
 pub struct Unsent {
     /// The head, fit for the backend.
     pub head: request::Parts,
     /// The body as received.
     pub body: Bytes,
-    /// Who is to answer it.
+    /// The replica to send it to.
     pub replica: Arc<Replica>,
 }
 
@@ -133,9 +132,9 @@ pub fn fit(replica: &Replica, head: &mut request::Parts, body: Bytes, memory: &A
 
 /// A request that is given back: nothing of an answer has gone to the client.
 pub struct Declined {
-    /// What is to be sent.
+    /// The request to relay.
     pub unsent: Unsent,
-    /// Its record and place.
+    /// Its record and session permit.
     pub slot: Slot,
     /// Why it is not driven.
     pub reason: BypassReason,

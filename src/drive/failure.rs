@@ -8,7 +8,7 @@ use crate::http::answer::{error_body, json_response};
 use crate::http::body::Body;
 use crate::http::request::Silent;
 
-/// Seconds until a client that was sent away may come again.
+/// `Retry-After` of a request refused for want of memory, seconds.
 const AGAIN: HeaderValue = HeaderValue::from_static("1");
 
 /// Why Foretell itself answers a request with an error. What a backend answers is never changed.
@@ -17,13 +17,13 @@ pub enum Failure {
     /// The backend gave no answer.
     #[error(transparent)]
     Send(#[from] SendError),
-    /// There is no replica that could be asked.
+    /// No replica can be asked.
     #[error("no backend is configured, or no address of it is known")]
     NoBackend,
-    /// The method is for forward proxies.
+    /// A `CONNECT` request: Foretell is no forward proxy.
     #[error("CONNECT is not served here")]
     Connect,
-    /// `limits.relay_body` is passed.
+    /// The body is larger than `limits.relay_body`.
     #[error("the request body has more than {limit} bytes")]
     BodyTooLarge {
         /// The configured limit.
@@ -32,7 +32,7 @@ pub enum Failure {
     /// The client's body ended early.
     #[error("the request body ended early")]
     BodyBroken,
-    /// The client's body did not go on.
+    /// The client's body stalled.
     #[error(transparent)]
     BodySilent(Silent),
     /// Twice `limits.memory` is in use, or the limit is and the request cannot be passed on unread.
@@ -94,7 +94,7 @@ impl Failure {
         }
     }
 
-    /// The `code` of the error body: one word per cause.
+    /// The `code` of the error body.
     pub fn code(&self) -> &'static str {
         match self {
             Self::Send(error) => error.code(),
@@ -112,12 +112,12 @@ impl Failure {
         }
     }
 
-    /// Why a client's body could not be read.
+    /// The failure for an error of reading the client's body: [`Self::BodySilent`] or [`Self::BodyBroken`].
     pub fn of_body(error: &(dyn std::error::Error + 'static)) -> Self {
         error.downcast_ref().copied().map_or(Self::BodyBroken, Self::BodySilent)
     }
 
-    /// The whole answer.
+    /// The HTTP answer: status, error body, and `Retry-After` for [`Self::Memory`].
     pub fn response(&self) -> Response<Body> {
         let mut response = json_response(self.status(), &self.body());
         if matches!(self, Self::Memory) {
@@ -126,7 +126,7 @@ impl Failure {
         response
     }
 
-    /// What the answer says.
+    /// The error body, in the shape of the OpenAI API.
     pub fn body(&self) -> serde_json::Value {
         error_body(self.status(), &self.to_string(), None, self.code())
     }

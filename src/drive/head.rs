@@ -7,17 +7,17 @@ use super::sink::TRAILERS;
 use crate::http::headers;
 
 const POLICY: HeaderName = HeaderName::from_static("x-foretell-policy");
-/// A stream may leap, or not; its end is not known when its head is sent.
+/// `x-foretell-path` of a stream: whether it leaps is not known yet when its head is sent.
 pub const ELIGIBLE: &str = "eligible";
 
-/// Whether a backend answers with events.
+/// Whether a backend answers with an event stream, and with success.
 pub fn is_stream<B>(response: &Response<B>) -> bool {
     let kind = response.headers().get(header::CONTENT_TYPE);
     response.status().is_success()
         && kind.is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"))
 }
 
-/// Says how a request goes.
+/// Adds `x-foretell-path`, `x-foretell-policy` and, if given, `x-foretell-reason`.
 pub fn with<B>(
     mut response: Response<B>,
     policy: &str,
@@ -35,13 +35,13 @@ pub fn with<B>(
     response
 }
 
-/// The fields of an answer that passes as it is.
+/// The header fields of an answer that is passed on unchanged.
 pub fn passed_on(mut fields: HeaderMap) -> HeaderMap {
     headers::from_backend(&mut fields);
     fields
 }
 
-/// The backend's own fields, less what belonged to its body.
+/// The backend's own header fields, less those that describe its body.
 fn without_body(fields: HeaderMap) -> HeaderMap {
     let mut fields = passed_on(fields);
     fields.remove(header::CONTENT_LENGTH);
@@ -49,17 +49,17 @@ fn without_body(fields: HeaderMap) -> HeaderMap {
     fields
 }
 
-/// The fields of a whole answer that was put together here.
+/// The header fields of a JSON answer that is assembled here.
 pub fn of_json(fields: HeaderMap) -> HeaderMap {
     let mut fields = without_body(fields);
     fields.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     fields
 }
 
-/// The fields of a stream that is written here.
+/// The header fields of a stream that is written here.
 pub fn of_stream(fields: HeaderMap, trailers: bool) -> HeaderMap {
     let mut fields = without_body(fields);
-    // Proxies in front that buffer would undo what was gained.
+    // Keeps reverse proxies in front from buffering the stream.
     fields.entry("x-accel-buffering").or_insert(HeaderValue::from_static("no"));
     fields.entry(header::CACHE_CONTROL).or_insert(HeaderValue::from_static("no-cache"));
     if trailers {

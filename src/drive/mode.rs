@@ -9,9 +9,9 @@ use crate::words::Mode;
 
 #[derive(Clone, Copy, Debug)]
 struct Setting {
-    /// Holds when nothing else does.
+    /// The permanent mode.
     base: Mode,
-    /// Holds until its moment.
+    /// A temporary mode and when it ends; it has precedence until then.
     passing: Option<(Mode, Instant)>,
 }
 
@@ -38,7 +38,7 @@ pub struct ModeSwitch {
 }
 
 impl ModeSwitch {
-    /// A switch that stands on `mode`.
+    /// A switch with `mode` for the process, and none for single backends.
     #[must_use]
     pub fn new(mode: Mode) -> Self {
         Self { settings: RwLock::new((Setting { base: mode, passing: None }, HashMap::new())) }
@@ -62,7 +62,7 @@ impl ModeSwitch {
         self.settings.read().0.at(Instant::now())
     }
 
-    /// Sets the mode of one backend or of the process, for a time or for good.
+    /// Sets the mode of one backend (`None`: of the process), for `ttl` (`None`: permanently).
     pub fn set(&self, mode: Mode, backend: Option<&str>, ttl: Option<Duration>) {
         let now = Instant::now();
         let mut settings = self.settings.write();

@@ -1,4 +1,4 @@
-//! The loop of one session: do what it says, tell it what happened.
+//! The loop of one session: carries out its actions, and reports what happened to it.
 //!
 //! There is no decision here. The pump owns the sockets, the drafter's seat and the client's sink; the
 //! session owns every choice.
@@ -26,13 +26,13 @@ use crate::openai::usage::Usage;
 use crate::session::{Action, ActionId, Event, Fault, Finish, RidePlan, Session, Summary, Tail, footprint};
 use crate::words::{BypassReason, Past, RideReason};
 
-/// Events of the world that answer no action.
+/// The id of events that answer no action.
 const WORLD: ActionId = ActionId::WORLD;
 
 /// What happened while the pump waited.
 enum Happened {
     Heard(Heard),
-    /// An answer; none if it was cancelled.
+    /// The result of an action; `None` if it was cancelled.
     Done(ActionId, Option<Reply>),
     ClientGone,
     Deadline,
@@ -40,71 +40,76 @@ enum Happened {
 
 type Pending = FuturesUnordered<BoxFuture<'static, (ActionId, Option<Reply>)>>;
 
-/// One session and everything it moves.
+/// One session with its calls, drafter and client.
 pub struct Pump {
     session: Session,
     calls: Calls,
     drafting: Drafting,
     slot: Slot,
-    /// What it takes to send the request once more, until something of the answer has been read.
+    /// The request, to be sent once more if the first ride fails at once; `None` once an event has been read.
     unsent: Option<Unsent>,
     shared: Shared,
     clock: Clock,
     sink: Sink,
-    /// What the session has read and emitted, as it is shared with calls and drafter.
+    /// Prompt and output of the session, in the form that calls and drafter share.
     past: Past,
-    /// A deadline of the session has just come: what it cancels now was too late.
+    /// A deadline of the session has just passed: what it cancels now is counted as late.
     late: bool,
+    /// The ride under way.
     ride: Option<Ride>,
+    /// No ride but the first has been started.
     first: bool,
-    ended: Option<Finish>,
+    /// The backend's usage, as the first ride last reported it.
     usage: Option<Value>,
-    /// The usage is that of the whole first ride.
+    /// `usage` covers the whole first ride.
     usage_whole: bool,
-    /// Output tokens of the first ride, as the engine counted them.
+    /// Output tokens of the first ride as the engine counted them; `None` if it does not.
     counted: Option<u32>,
     pending: Pending,
     aborts: Vec<(ActionId, AbortHandle)>,
+    /// Why leaping is not allowed now; `None` if it is.
     closed: Box<dyn Fn() -> Option<RideReason> + Send + Sync>,
+    /// The gate state that the session was last informed of.
     told: Option<RideReason>,
-    /// How the last ride broke off.
+    /// The error for the client if the output has no end.
     broken: Failure,
-    /// The causes of the rides that broke off.
+    /// Why rides broke off, in words for the operator.
     causes: Vec<String>,
+    /// Calls after the first ride so far.
     round: u32,
-    /// The first ride tells no ids.
+    /// The engine's first ride carries no token ids.
     untold: bool,
     recovery: Option<IdRecovery>,
-    /// The ids of what was heard are being asked for, and the ride is not read meanwhile.
+    /// The id of the ride that is not read because its token ids are being asked for.
     held: Option<ActionId>,
-    /// The prompt's ids were learnt beside the ride, and are yet to be held against the backend's own count.
+    /// The prompt's ids came from a separate call and have not been compared with the backend's own count.
     uncounted: bool,
 }
 
 /// The end of a session.
 pub struct Ended {
-    /// The request's record, which knows how it went, and its place.
+    /// The request's record and session permit.
     pub slot: Slot,
-    /// What ends the answer.
+    /// How the output ended.
     pub end: End,
-    /// The bytes of a whole answer.
+    /// The bytes of a JSON answer; `None` for a stream, or if no answer could be built.
     pub answer: Result<Option<Vec<u8>>, Gone>,
 }
 
 /// A first ride that brought nothing that can be used: the request may be sent once more.
 pub struct Nothing {
-    /// What is to be sent, and where.
+    /// The request, and the replica to send it to.
     pub unsent: Unsent,
-    /// Where replicas and memory are.
+    /// The fleet and the memory budget.
     pub shared: Shared,
-    /// The request's record and place.
+    /// The request's record and session permit.
     pub slot: Slot,
-    /// Where a stream goes on.
+    /// The client's sink, where a stream continues.
     pub sink: Sink,
 }
 
 impl Nothing {
-    /// Gives the request back.
+    /// Hands the request back.
     pub fn decline(self, reason: BypassReason) -> Box<Declined> {
         Box::new(Declined { unsent: self.unsent, slot: self.slot, reason })
     }
@@ -132,7 +137,6 @@ impl Pump {
             past: Past::default(),
             late: false,
             first: true,
-            ended: None,
             usage: None,
             usage_whole: false,
             counted: None,
@@ -147,7 +151,7 @@ impl Pump {
             ride: None,
         };
         if let Some(call) = beside {
-            // The prompt's ids are learnt beside the first ride, where that does not tell them.
+            // The prompt's ids are asked for by a separate call, where the first ride does not carry them.
             let asked = pump.calls.clone().beside(Arc::new(*request), call);
             pump.pend(ride.id, asked.map(Reply::event));
         }
@@ -155,7 +159,7 @@ impl Pump {
         pump
     }
 
-    /// Runs the session to its end. Gives the request back if its first ride brought nothing and it may be sent once
+    /// Runs the session to its end. Hands the request back if its first ride brought nothing and it may be sent once
     /// more.
     pub async fn run(mut self) -> Result<Ended, Box<Nothing>> {
         let mut summary = loop {
@@ -199,8 +203,8 @@ impl Pump {
         Ok(Ended { slot: self.slot, end, answer })
     }
 
-    /// What is to be sent once more, and where: the first ride has ended before it brought anything that can be told
-    /// to the client, and not after a wait.
+    /// The request to send once more and its replica, if the first ride ended before anything reached the client.
+    /// `None` otherwise, and after a silence: the client has waited long enough.
     fn nothing(&mut self, happened: &Happened) -> Option<Unsent> {
         let nothing = match happened {
             Happened::Heard(Heard::End | Heard::Broken(Fault::Ride, _)) => true,
@@ -215,14 +219,14 @@ impl Pump {
         Some(unsent)
     }
 
-    /// The engine's own count of the output, where all of it came by one ride that it has ended: what the client would
-    /// have been told without Foretell.
+    /// The engine's own count of output tokens, if one complete ride brought the whole output: the number that the
+    /// client would get without Foretell.
     fn own_count(&self, summary: &Summary) -> Option<u32> {
         let whole = self.first && !summary.speculated && self.usage_whole && summary.finish.is_some();
         self.usage.as_ref().filter(|_| whole).and_then(completion_tokens)
     }
 
-    /// What the first ride has told of its tokens so far. Those without an event are told by their count only.
+    /// Output tokens that the first ride has reported so far, some perhaps without an event; 0 if not needed.
     fn told_count(&self, summary: &Summary) -> u32 {
         if !self.first || summary.speculated || self.own_count(summary).is_some() {
             return 0;
@@ -231,7 +235,7 @@ impl Pump {
         told.max(self.counted).unwrap_or(0)
     }
 
-    /// Does everything that the session has to say now.
+    /// Carries out all queued actions of the session. Returns the summary once the session is over.
     async fn settle(&mut self) -> Result<Option<Summary>, Gone> {
         while let Some((id, action)) = self.session.poll() {
             match action {
@@ -250,7 +254,7 @@ impl Pump {
                     self.pend(id, call.map(Reply::event));
                 }
                 Action::Cancel(target) => self.cancel(target),
-                // Ids that were learnt after their text.
+                // Recovered ids: their text has been sent already.
                 Action::Emit(delta) if self.untold && delta.text.is_empty() => {}
                 Action::Emit(delta) => {
                     self.slot.record.emitted();
@@ -264,7 +268,7 @@ impl Pump {
         Ok(None)
     }
 
-    /// Asks for the ids of what the first ride has brought, if that is due.
+    /// Asks for the token ids of what the first ride has brought, if that is due.
     fn name(&mut self) {
         let Some(ride) = self.ride.as_ref().filter(|_| self.first && self.held.is_none()) else { return };
         let id = ride.id;
@@ -280,8 +284,8 @@ impl Pump {
         self.pend(id, asked.map(Reply::event));
     }
 
-    /// Holds the prompt's ids against the backend's own count, once both are there: a token that the backend
-    /// puts in front would be another prompt.
+    /// Compares the number of the prompt's ids with the backend's own count, once both are known. They differ where
+    /// the backend adds a token in front, which makes another prompt.
     fn count_prompt(&mut self, ride: ActionId) {
         let told = self.usage.as_ref().and_then(|usage| usage.get("prompt_tokens")?.as_u64());
         let known = self.session.prompt().len() as u64;
@@ -299,7 +303,6 @@ impl Pump {
         self.round += 1;
         self.first = false;
         self.broken = Failure::BrokeOff;
-        self.ended = None;
         let past = self.past.for_call(self.session.prompt(), self.session.output());
         let opening = self.calls.clone().ride(past, max_tokens, self.round).boxed();
         self.ride = Some(Ride::opening(id, Arc::clone(self.calls.engine()), max_tokens, opening));
@@ -428,14 +431,14 @@ impl Pump {
         }
     }
 
-    /// Keeps why a ride broke off. A session gives up after few such rides; the first and the last tell most.
+    /// Keeps why a ride broke off: the first cause and the last.
     fn cause(&mut self, cause: String) {
         self.causes.truncate(1);
         self.causes.push(cause);
     }
 
-    /// The first ride holds several choices, where one was asked for. No session can answer with them: from here on a
-    /// stream is passed on as it comes; a whole answer cannot be put together.
+    /// The first ride holds several choices where one was asked for, which no session can follow: from here on a
+    /// stream is passed on unchanged, and a JSON answer fails with [`Failure::ManyChoices`].
     async fn many(&mut self, id: ActionId, event: Value) {
         self.session.handle(id, Event::Doubt, self.clock.now());
         if self.sink.is_whole() {
@@ -451,7 +454,7 @@ impl Pump {
         self.session.handle(id, event, self.clock.now());
     }
 
-    /// Passes on `event` and all that follow; whether the engine has come to an end.
+    /// Passes on `event` and all that follow. Returns whether the engine has sent a finish reason.
     async fn pass(&mut self, event: Value) -> Result<bool, Gone> {
         self.unsent = None;
         let Some(ride) = &mut self.ride else { return Ok(false) };
@@ -477,7 +480,7 @@ impl Pump {
         }
     }
 
-    /// What of an event of the first ride is not the session's.
+    /// Passes on what an event of the first ride holds besides text and tokens.
     async fn passed_on(&mut self, event: &Value, chunk: &crate::dialect::Chunk) -> Result<(), Gone> {
         self.sink.first(event).await?;
         if let Some(after) = &chunk.after {
@@ -486,7 +489,7 @@ impl Pump {
         if chunk.more.is_empty() { Ok(()) } else { self.sink.other(&chunk.more).await }
     }
 
-    /// What only the first ride tells: ids of the prompt, usage, and whether ids can be trusted.
+    /// Takes what only the first ride reports: ids of the prompt, usage, and whether ids can be trusted.
     fn first_only(&mut self, id: ActionId, chunk: &crate::dialect::Chunk) {
         if !self.first {
             return;
@@ -520,7 +523,7 @@ impl Pump {
         }
     }
 
-    /// After `finish_reason` a first ride still brings the backend's own usage.
+    /// Waits up to a second for the usage that a first ride brings after `finish_reason`.
     async fn read_usage(&mut self) {
         if !self.first {
             return;
@@ -535,7 +538,7 @@ impl Pump {
             }
             None
         };
-        // The end of the text is not worth waiting long for numbers that can be counted here.
+        // The numbers can be counted here too, so the end of the answer is not held up for long.
         if let Ok(Some(usage)) = tokio::time::timeout(Duration::from_secs(1), rest).await {
             self.usage = Some(usage);
             self.usage_whole = true;
@@ -551,7 +554,7 @@ fn choices(event: &Value) -> &[Value] {
     event.get("choices").and_then(Value::as_array).map_or(&[], Vec::as_slice)
 }
 
-/// Whether an event holds another choice than the one that was asked for.
+/// Whether an event holds more choices than the one that was asked for.
 fn many_choices(event: &Value) -> bool {
     let others = |choice: &Value| choice.get("index").and_then(Value::as_u64).is_some_and(|index| index > 0);
     choices(event).len() > 1 || choices(event).iter().any(others)

@@ -1,12 +1,12 @@
 //! The ids of a text that a backend sends without them, at temperature 0.
 //!
-//! Cutting the text up again proves nothing: a model need not have written it in the tokens that its tokenizer
+//! Tokenizing the text again proves nothing: a model need not have written it in the tokens that its tokenizer
 //! would choose. But those are a good draft. It is put to the backend after the prompt like any other, and what
 //! comes back are the backend's own tokens, right or corrected; at temperature 0 they are the ones that it has
-//! said, if they spell the same text. While it is asked the ride is not read, so that text and ids are level and
-//! the session may leave; the backend goes on meanwhile, and nothing is lost but evenness.
+//! sampled, if they spell the same text. Meanwhile the ride is not read, so that text and ids are level and the
+//! session may leave it. The backend keeps generating, so the client's stream pauses but loses nothing.
 //!
-//! Every token that is named costs the backend a token, so this is done at two places of a request and no more:
+//! Every token whose id is recovered costs the backend a token, so this is done at two places of a request only:
 //! near its beginning, where what other requests have taught decides, and once again after some more evidence.
 
 use std::sync::Arc;
@@ -19,14 +19,14 @@ use crate::text::Tokenizer;
 use crate::units::TokenId;
 use crate::words::{Past, Plan};
 
-/// After so many events with text the ids are asked for.
+/// The numbers of text events after which the ids are asked for.
 const PLACES: [usize; 2] = [2, 16];
-/// Most tokens that one call names.
+/// Most tokens whose ids one call recovers.
 const CHUNK: usize = 16;
-/// Most calls that name the text at one place.
+/// Most calls at one place.
 const ROUNDS: u32 = 6;
 
-/// What has been heard of a ride, and when its ids are to be asked for.
+/// The text of a ride so far, and when its ids are to be asked for.
 pub struct IdRecovery {
     words: Arc<Tokenizer>,
     plan: Plan,
@@ -37,20 +37,20 @@ pub struct IdRecovery {
 }
 
 impl IdRecovery {
-    /// Nothing heard yet; `plan` names what will be.
+    /// No text yet; the ids will be recovered by verify calls of `plan`.
     pub fn new(words: Arc<Tokenizer>, plan: Plan) -> Self {
         let mut places = PLACES.iter();
         let next = places.next().copied();
         Self { words, plan, heard: String::new(), events: 0, places, next }
     }
 
-    /// Text of the ride.
+    /// Adds text of the ride.
     pub fn hear(&mut self, text: &str) {
         self.heard.push_str(text);
         self.events += usize::from(!text.is_empty());
     }
 
-    /// Whether the ids are to be asked for now; says so once for each place.
+    /// Whether the ids are to be asked for now; true once for each of [`PLACES`].
     pub fn is_due(&mut self) -> bool {
         let due = self.next.is_some_and(|next| self.events >= next);
         if due {
@@ -59,8 +59,8 @@ impl IdRecovery {
         due
     }
 
-    /// Asks for the ids of what has been heard, after those that are known. All calls together take no longer
-    /// than one verify call may: the client waits meanwhile.
+    /// Asks for the ids of the text so far, after those that are known. All calls together take at most the timeout
+    /// of a verify round, because the client waits. The event is `Token`, or `Doubt` if ids and text disagree.
     pub fn ask(&self, calls: Calls, past: Past) -> impl Future<Output = Event> + Send + 'static {
         let (words, plan, heard) = (Arc::clone(&self.words), self.plan, self.heard.clone());
         async move {
@@ -78,20 +78,20 @@ impl IdRecovery {
 }
 
 impl Spelling<'_, Arc<Tokenizer>> {
-    /// Calls until the text is spelt, or a call brings nothing. False if the backend says another text.
+    /// Calls until the ids cover the text, or a call brings nothing. False if the backend's tokens spell another text.
     async fn ask(&mut self, calls: &Calls, plan: Plan) -> bool {
         for round in 0..ROUNDS {
             let Some(guess) = self.guess() else { break };
             let draft = Tree::chain(&guess, Source::PromptLookup, Features::default());
             let answer = calls.clone().verify(self.past.clone(), draft.clone(), plan, round).await;
             let Event::Verdict(verdict) = answer else { break };
-            // Ids are named at temperature 0 only, where nothing is drawn.
+            // Ids are recovered at temperature 0 only, where nothing is drawn.
             let said = Judge::new(Rule::Exact, 0).walk(&draft, &verdict, 0);
             let end = self.words.end();
             let Some(said) = said.filter(|said| !said.tokens.is_empty() && said.is_within(end)) else {
                 break;
             };
-            // The token that ends the text spells none of it.
+            // The token that ends the text adds nothing to it.
             let spelt = said.tokens.len() - usize::from(said.ends);
             let fits = self.take(said.tokens.get(..spelt).unwrap_or_default());
             self.past.push(self.known.get(self.past.output().len()..).unwrap_or_default());
@@ -103,9 +103,9 @@ impl Spelling<'_, Arc<Tokenizer>> {
     }
 }
 
-/// How text and tokens belong together.
+/// Conversion between text and tokens; a test has its own.
 trait Words {
-    /// The tokens that a text is cut into.
+    /// Tokenizes a text.
     fn cut(&self, text: &str) -> Vec<TokenId>;
     /// The text of tokens after a prompt, as far as it is certain.
     fn spell(&self, prompt: &[TokenId], tokens: &[TokenId]) -> String;
@@ -122,7 +122,7 @@ impl Words for Arc<Tokenizer> {
     }
 }
 
-/// A text that has been heard, and the tokens of it that are known.
+/// A text that a ride has brought, and the tokens of it that are known.
 struct Spelling<'a, W> {
     words: &'a W,
     /// Prompt and known tokens, as calls carry them.
@@ -136,7 +136,7 @@ impl<W: Words> Spelling<'_, W> {
         self.words.spell(self.past.prompt(), &self.known) == self.heard
     }
 
-    /// What the tokens after the known ones may be; `None` if there are none, or none to be guessed.
+    /// A guess at the tokens after the known ones, at most [`CHUNK`]; `None` if the known ones cover the text.
     fn guess(&self) -> Option<Vec<TokenId>> {
         let known = self.words.spell(self.past.prompt(), &self.known);
         let rest = self.heard.strip_prefix(&known).filter(|rest| !rest.is_empty())?;
@@ -145,7 +145,7 @@ impl<W: Words> Spelling<'_, W> {
         Some(guess)
     }
 
-    /// Takes tokens up to the end of what has been heard. False if they spell another text.
+    /// Takes tokens up to the end of the text. False if they spell another text.
     fn take(&mut self, said: &[TokenId]) -> bool {
         for &token in said {
             if self.is_level() {
@@ -155,7 +155,7 @@ impl<W: Words> Spelling<'_, W> {
             let spelt = self.words.spell(self.past.prompt(), &self.known);
             if !self.heard.starts_with(&spelt) {
                 self.known.pop();
-                // The backend holds back a part of what this token spells.
+                // This token may spell more than the backend has sent so far.
                 return spelt.starts_with(&self.heard);
             }
         }

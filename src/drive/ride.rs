@@ -18,14 +18,14 @@ use crate::fleet::{Answer, BrokenOff};
 use crate::openai::sse;
 use crate::session::{ActionId, Fault};
 
-/// What a ride says next.
+/// The next event of a ride.
 #[derive(Debug)]
 pub enum Heard {
-    /// A token event: as JSON, and read by the dialect.
+    /// A token event: its JSON, and what the dialect reads in it.
     Chunk(Value, Box<Chunk>),
     /// The stream is complete (`[DONE]`, or its end).
     End,
-    /// It broke off, or cannot be read: the fault, and its cause in words for the operator.
+    /// It broke off, or cannot be read: the fault, and the cause in words for the operator.
     Broken(Fault, String),
 }
 
@@ -34,7 +34,7 @@ type Opening = BoxFuture<'static, Result<Response<Answer>, (Fault, String)>>;
 enum State {
     Opening(Opening),
     Reading(Answer),
-    /// The answer comes whole: it is one event.
+    /// The answer is one JSON document, which is read as one event.
     Gathering(Answer, Vec<u8>),
     Closed,
 }
@@ -49,19 +49,19 @@ pub struct Ride {
     state: State,
     decoder: sse::Decoder,
     events: VecDeque<sse::Message>,
-    /// Tokens of which only the next event tells whether they end the text.
+    /// Tokens held back because only the next event shows whether they end the text.
     pending: Option<(Value, Box<Chunk>)>,
-    /// Tokens so far.
+    /// Tokens read so far.
     brought: usize,
-    /// Tokens so far, as the engine counts them.
+    /// Tokens so far, as the engine counts them; `None` if it does not.
     count: Option<u32>,
-    /// Half a character at the end is to be told.
+    /// An incomplete character at the end of the output must be sent as U+FFFD.
     owed: bool,
 }
 
 impl Ride {
-    /// The first ride, whose answer has begun. `whole`: the client does not stream, so that it is owed what
-    /// the engine leaves out of streams only.
+    /// The first ride, whose answer has begun. `whole`: the client does not stream, so it must get the incomplete
+    /// last character that the engine leaves out of streams only.
     pub fn begun(id: ActionId, engine: Arc<Engine>, body: Answer, whole: bool) -> Self {
         let owed = whole && engine.drops_tail;
         Self { owed, ..Self::new(id, engine, RideKind::First, u32::MAX, State::Reading(body)) }
@@ -88,7 +88,7 @@ impl Ride {
         }
     }
 
-    /// The next thing that the ride says. Dropping the future loses nothing.
+    /// The next event. Dropping the future loses nothing.
     pub async fn next(&mut self) -> Heard {
         loop {
             if let Some(event) = self.events.pop_front() {
@@ -132,7 +132,7 @@ impl Ride {
         }
     }
 
-    /// What an event says; nothing yet if only the next one tells.
+    /// Interprets an event; `None` if that takes the next one.
     fn read(&mut self, event: &sse::Message) -> Option<Heard> {
         if event.is_done() {
             return Some(self.end());
@@ -146,8 +146,8 @@ impl Ride {
         }
     }
 
-    /// Doubts a ride that brought fewer tokens than the engine has counted, and holds tokens back of which
-    /// only the next event tells what they are.
+    /// Marks an event doubtful if another number of tokens was read than the engine has counted, and holds tokens
+    /// back that only the next event explains.
     fn counted(&mut self, mut event: Value, mut chunk: Box<Chunk>) -> Option<Heard> {
         self.brought += chunk.tokens.len();
         chunk.doubtful |= chunk.count.is_some_and(|count| count as usize != self.brought);
@@ -169,7 +169,7 @@ impl Ride {
         Some(Heard::Chunk(event, chunk))
     }
 
-    /// The stream is over without a word; for some engines that is the word.
+    /// The connection closed without a final event; some engines end an answer that way.
     fn closed(&mut self) -> Heard {
         let whole = self.kind == RideKind::Later && self.decoder.is_between_events();
         let codec = self.engine.dialect.codec();
@@ -201,7 +201,7 @@ fn fault(error: &BrokenOff) -> Fault {
     }
 }
 
-/// An event stream, or one answer that comes whole.
+/// Whether the answer is an event stream or one JSON document.
 fn reading(response: Response<Answer>) -> State {
     let kind = response.headers().get(header::CONTENT_TYPE);
     let whole = kind.is_some_and(|kind| kind.as_bytes().starts_with(b"application/json"));

@@ -22,11 +22,12 @@ use crate::policy::{
 use crate::units::Dice;
 use crate::words::{BypassReason, Mode, RideReason};
 
-/// Policies whose control groups are remembered, and for how long after their last request.
+/// Most policies whose control-group state is kept; the longest unused one makes room for a new one.
 const POLICIES: usize = 1_024;
+/// The state of a policy without a request for this long may be dropped.
 const POLICY_KEPT: Duration = Duration::from_hours(24);
 
-/// What the operator allows on a backend.
+/// The operator's `plans` settings of a backend.
 pub fn terms(plans: &Plans) -> Terms {
     Terms {
         allow: plans.allow.iter().filter_map(|name| name.plan()).collect(),
@@ -53,33 +54,33 @@ pub fn server<'a>(identity: &'a Identity, terms: &'a Terms) -> Server<'a> {
     }
 }
 
-/// The gate that is closed on a replica now.
+/// Why leaping is not allowed on a replica now, by its health and its engine's load; `None` if it is.
 pub fn closed(gates: &LiveGates, replica: &Replica) -> Option<RideReason> {
     let healthy = match replica.standing() {
-        // One that the operator took out serves where no other does, and is spared what is not needed.
+        // A disabled replica serves only where no other can, and is spared verify calls.
         fleet::Standing::Down | fleet::Standing::Broken | fleet::Standing::Disabled => false,
         fleet::Standing::Ready => true,
     };
     gates.closed(healthy, replica.load().map(|load| load.signal()).as_ref())
 }
 
-/// A request that the gateway has let pass, and what it goes to.
+/// An eligible request, and the backend it goes to.
 pub struct Passed<'a> {
     /// The request.
     pub request: &'a Request,
-    /// Its headers.
+    /// Its header fields.
     pub headers: &'a http::HeaderMap,
-    /// Its tenant.
+    /// Its tenant; `None` if not known.
     pub tenant: Option<&'a str>,
-    /// What the client asks of Foretell.
+    /// The client's `x-foretell`; `None` without it.
     pub control: Option<Control>,
     /// The name of its backend.
     pub backend: &'a str,
-    /// What may be done there now.
+    /// The stricter of the process's mode and the backend's.
     pub mode: Mode,
 }
 
-/// The policies that hold now, and what the operator allows on the backends.
+/// The loaded policies, and what the operator allows on the backends.
 pub struct Rulebook {
     policies: Arc<PolicyStore>,
     terms: HashMap<String, Terms>,
@@ -87,21 +88,21 @@ pub struct Rulebook {
     clock: Clock,
 }
 
-/// What control groups are drawn with: the states of the policies by their names, so that an edited policy goes on
-/// where it was.
+/// The random draws of control groups, with one state per policy name, so that an edited policy continues where it
+/// was.
 struct Draws {
     states: Shelf<String, PolicyState>,
     dice: Dice,
 }
 
 impl Rulebook {
-    /// `terms` by the name of the backend; `dice` draw who is held back.
+    /// `terms` are by backend name; `dice` draw the control groups.
     pub fn new(policies: Arc<PolicyStore>, terms: HashMap<String, Terms>, dice: Dice) -> Self {
         let draws = Mutex::new(Draws { states: Shelf::new(POLICIES, POLICY_KEPT), dice });
         Self { policies, terms, draws, clock: Clock::start() }
     }
 
-    /// What is allowed on a backend.
+    /// What the operator allows on a backend; `None` if it is not configured.
     pub fn terms(&self, backend: &str) -> Option<&Terms> {
         self.terms.get(backend)
     }
@@ -109,7 +110,7 @@ impl Rulebook {
     /// What the first matching policy, the process, the client and the server allow this request.
     ///
     /// # Errors
-    /// Why it is relayed.
+    /// The reason for which the request is relayed.
     pub fn rule(
         &self,
         passed: &Passed<'_>,
@@ -143,7 +144,7 @@ impl Rulebook {
 }
 
 impl<'a> Passed<'a> {
-    /// All the facts: the gateway has let the request pass, so the steps before the server are passed again.
+    /// The facts of the decision. The gateway has let the request pass, so the checks before the server pass again.
     fn facts(
         &self,
         server: Fact<ServerState<'a>>,

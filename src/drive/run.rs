@@ -34,12 +34,13 @@ use crate::words::{BypassReason, Mode, RideReason};
 pub(super) struct Run {
     pub identity: Arc<Identity>,
     pub ruling: Ruling,
-    /// The client's fields and the server's, with the seed that the session's noise is drawn with.
+    /// Sampling parameters of client and server; `seed` is the session's where the engine's noise can be reproduced.
     pub sampling: Sampling,
     pub control: Arc<Control>,
     pub drafting: Drafting,
     pub limits: CallLimits,
     pub clock: Clock,
+    /// The client's seed, else a fresh one.
     pub seed: u64,
 }
 
@@ -64,7 +65,7 @@ impl Run {
         }
     }
 
-    /// Nothing has been answered: another replica may, without a session.
+    /// The replica gave no answer: hands the request back for another replica, or answers with the error.
     fn unanswered(&self, mut exchange: Exchange, error: SendError) -> Driven {
         if let Some(other) = exchange.shared.fleet.elsewhere(&exchange.replica, &error) {
             exchange.replica = other;
@@ -80,7 +81,7 @@ impl Run {
         Ok(head::with(response, &self.ruling.name, Path::Bypassed.name(), Some(reason)))
     }
 
-    /// Whatever the backend said instead of streaming (an error, as a rule) is its own answer to the client.
+    /// Passes on an answer that is no stream, as a rule an error, unchanged.
     fn pass_on(&self, mut exchange: Exchange, response: Response<Answer>) -> Response<Body> {
         let reason = self.without_output();
         exchange.slot.record.rides(reason);
@@ -92,7 +93,7 @@ impl Run {
         head::with(response.map(|()| body), &self.ruling.name, Path::Ridden.name(), Some(reason.name()))
     }
 
-    /// Why a request does not leap whose answer is no output to draft for: an error of the backend's own, as a rule.
+    /// The ride reason of an answer that is no stream, so that there is nothing to draft for.
     fn without_output(&self) -> RideReason {
         match self.ruling.rules.permission {
             Permission::Ride(reason) | Permission::Shadow(reason) => reason,
@@ -124,20 +125,20 @@ impl Run {
         Ok(whole(ended, head.headers, &policy))
     }
 
-    /// Why the session may not leap now, as process, operator and replica stand.
+    /// The check whether the session may leap now: `None`, or why not, by the process, the mode and the replica.
     pub fn gates(&self, exchange: &Exchange) -> Box<dyn Fn() -> Option<RideReason> + Send + Sync> {
         let (life, modes) = (Arc::clone(&exchange.shared.life), Arc::clone(&exchange.shared.modes));
         let replica = Arc::clone(&exchange.replica);
         let gates = self.ruling.gates;
         Box::new(move || match modes.of(replica.name()) {
-            // What is under way is to end by the simplest way there is.
+            // While the process drains, requests end by riding.
             _ if life.is_draining() => Some(RideReason::Draining),
             Mode::Auto => ruling::closed(&gates, &replica),
             Mode::Off | Mode::Observe => Some(RideReason::Observe),
         })
     }
 
-    /// How the ids of the first ride become known, where it does not tell them and the request may leave it.
+    /// Recovers the ids of the first ride, where the engine does not send them and the request may leap.
     pub fn recovery(&self) -> Option<IdRecovery> {
         let rules = &self.ruling.rules;
         let leaps = rules.permission == Permission::Leap && (!rules.holdback || rules.gamma_fixed.is_some());
@@ -191,7 +192,7 @@ impl Run {
     }
 }
 
-/// A decoder that leaves out the half of a character that an output ends in, as its engine's streams do.
+/// A decoder that leaves out an incomplete character at the end of the output, as its engine's streams do.
 struct Tailless<D>(D);
 
 impl<D: Decode> Decode for Tailless<D> {
@@ -205,7 +206,7 @@ impl<D: Decode> Decode for Tailless<D> {
     }
 }
 
-/// Runs a session whose client streams: its head is out, so whatever happens goes into the stream.
+/// Runs a session whose client streams: its head is sent, so errors go into the stream.
 async fn streamed(pump: Pump) {
     match pump.run().await {
         Ok(Ended { mut slot, answer, .. }) => slot.record.end(answer.is_err()),

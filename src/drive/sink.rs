@@ -20,23 +20,23 @@ use crate::openai::usage::{Leapt, Usage};
 use crate::openai::{Request, Route, sse};
 use crate::session::{Delta, Finish, Stopped};
 
-/// The members of a choice by which engines say what stopped it.
+/// The members of a choice in which engines name the stop text or token.
 const STOPS: [&str; 2] = ["stop_reason", "matched_stop"];
 /// Frames that may wait for a slow client before the backend is no longer read.
 const BACKLOG: usize = 32;
 
-/// What ends the output of a session. How the request went is told by its record.
+/// How the output of a session ended. Its counts are in the request's record.
 #[derive(Debug)]
 pub struct End {
     /// Why the output ended; `None` if it broke off.
     pub finish: Option<Finish>,
-    /// What ended the output before its limit.
+    /// The stop text or token that ended the output; `None` at the limit.
     pub stopped: Option<Stopped>,
-    /// The backend's own usage where its stream told it, else counted here.
+    /// The backend's own usage if its stream carried it, else one counted here.
     pub usage: Usage,
-    /// The record's count of the output is the engine's own.
+    /// The record's count of output tokens is the engine's own.
     pub own_count: bool,
-    /// How the backend broke off, if the output has no end.
+    /// The error for the client if the output has no end.
     pub broken: Failure,
 }
 
@@ -46,7 +46,7 @@ impl End {
         self.finish.is_some()
     }
 
-    /// The stop as the backend names it that has not said it itself.
+    /// The stop text or token as JSON, null if there is none. `names_end`: the end-of-text token counts as one.
     fn stop(&self, names_end: bool) -> Value {
         match &self.stopped {
             Some(Stopped::Text(text)) => json!(text),
@@ -56,13 +56,13 @@ impl End {
         }
     }
 
-    /// The usage as the backend alone would tell it.
+    /// The usage as the backend alone would report it.
     fn plain_usage(&self, told: &Finished) -> Value {
         self.usage.to_value(u64::from(told.output_tokens), None)
     }
 
-    /// The usage that the client sees. `prediction`: the client sent its own predicted output. `counts_end`: as
-    /// [`crate::dialect::Codec::counts_end`] says.
+    /// The usage that the client sees. `prediction`: the client sent its own predicted output. `counts_end`: see
+    /// [`crate::dialect::Quirks::usage_counts_end`].
     fn usage(&self, told: &Finished, prediction: bool, counts_end: bool) -> Value {
         let leapt = Leapt {
             path: told.path,
@@ -84,29 +84,30 @@ impl End {
     }
 }
 
-/// Where the output goes.
+/// Writes the output to the client.
 pub struct Sink {
     route: Route,
     template: Option<Template>,
     frame: Option<PlainFrame>,
     additive: Additive,
     dialect: Dialect,
-    /// What the engine itself says at the end of its first ride, if that came to the end.
+    /// What the engine reported at the end of the first ride; `None` if that has not ended.
     own: Option<OwnEnd>,
     prediction: bool,
-    /// The engine's streams end with usage whoever asks.
+    /// The engine's streams end with usage even if the client did not ask for it.
     usage_unasked: bool,
+    /// Output that is not sent yet, so that the last piece can carry the finish reason.
     held: Option<Delta>,
-    /// The engine's events pass as they come.
+    /// Events of the engine are passed on unchanged, see [`Sink::verbatim`].
     verbatim: bool,
     shape: Shape,
 }
 
-/// The engine's own words at the end of its output.
+/// What the engine reports at the end of its output.
 struct OwnEnd {
-    /// What stopped it, if there is a member for that.
+    /// The stop text or token, if the engine has a member for it.
     stop: Option<Value>,
-    /// See [`crate::dialect::Codec::account`].
+    /// See [`crate::dialect::Quirks::time_report`].
     account: Option<Value>,
 }
 
@@ -130,7 +131,7 @@ impl Sink {
         (Self::new(request, engine, shape), BodyExt::boxed_unsync(body))
     }
 
-    /// One JSON answer, when all is known.
+    /// One JSON answer, written at the end.
     pub fn whole(request: &Request, engine: &Engine) -> Self {
         let shape = Shape::Whole { text: String::new(), tokens: Vec::new(), more: Map::new() };
         Self::new(request, engine, shape)
@@ -161,7 +162,7 @@ impl Sink {
         }
     }
 
-    /// Resolves when the client of a stream has left, whatever else is done with the sink meanwhile.
+    /// As [`Sink::gone`], without borrowing the sink.
     pub fn hung_up(&self) -> impl Future<Output = ()> + Send + 'static {
         let frames = match &self.shape {
             Shape::Stream { frames, .. } => Some(frames.clone()),
@@ -180,7 +181,7 @@ impl Sink {
         matches!(self.shape, Shape::Whole { .. })
     }
 
-    /// Passes an event of the engine on, less what only Foretell asked for. All later ones have to come by here too.
+    /// Passes an event of the engine on, less what only Foretell asked for. From then on all events must come here.
     pub async fn verbatim(&mut self, event: &Value) -> Result<(), Gone> {
         self.release().await?;
         self.verbatim = true;
@@ -196,13 +197,13 @@ impl Sink {
         self.send(Frame::data(bytes)).await
     }
 
-    /// Ends a stream by an error.
+    /// Ends a stream with an error event and `[DONE]`.
     pub async fn error(&self, error: &Value) -> Result<(), Gone> {
         self.event(error).await?;
         self.send(Frame::data(sse::encode_done().into())).await
     }
 
-    /// Cuts a stream.
+    /// Breaks a stream off with a transport error.
     pub async fn cut(&self, error: BoxError) -> Result<(), Gone> {
         match &self.shape {
             Shape::Stream { frames, .. } => frames.send(Err(error)).await.map_err(|_| Gone),
@@ -218,7 +219,7 @@ impl Sink {
         }
     }
 
-    /// Learns the shape of the answer from the backend's first event; passes a chat's opening on at once.
+    /// Learns the shape of the answer from the backend's first event; sends a chat's opening event at once.
     pub async fn first(&mut self, event: &Value) -> Result<(), Gone> {
         self.hear_end(event);
         if self.template.is_some() {
@@ -232,7 +233,7 @@ impl Sink {
         }
     }
 
-    /// Keeps what the engine itself says at its end.
+    /// Keeps the stop and the time report of the engine's last events.
     pub fn hear_end(&mut self, event: &Value) {
         let choice = event.pointer("/choices/0").and_then(Value::as_object);
         if let Some(choice) =
@@ -247,7 +248,7 @@ impl Sink {
         }
     }
 
-    /// Adds the engine's own account of the output, where all of it came from one call.
+    /// Adds the engine's own time report, if the first ride came to its end.
     fn say_account(&self, answer: &mut Value) {
         let told =
             self.own.as_ref().and_then(|own| own.account.as_ref()).zip(self.dialect.quirks().time_report);
@@ -256,8 +257,8 @@ impl Sink {
         }
     }
 
-    /// Names the stop in the answer's choice, where the backend has a member for it: one that the answer has
-    /// already, else the one that it has at the end only.
+    /// Names the stop in the answer's choice: in the member for it that the answer has already, else in the one that
+    /// the engine has at the end only, if any.
     fn say_stop(&self, answer: &mut Value, end: &End) {
         let quirks = self.dialect.quirks();
         let Some(choice) = answer.pointer_mut("/choices/0").and_then(Value::as_object_mut) else { return };
@@ -276,7 +277,7 @@ impl Sink {
         Ok(())
     }
 
-    /// Passes on what else than text a chat brings; the pieces of a text go together in a whole answer.
+    /// Passes on members of a chat's delta other than text; in a JSON answer, string pieces are concatenated.
     pub async fn other(&mut self, delta: &Map<String, Value>) -> Result<(), Gone> {
         self.release().await?;
         if let Shape::Whole { more, .. } = &mut self.shape {
@@ -396,15 +397,15 @@ impl Sink {
     }
 }
 
-/// The bytes of an event before and after its text. Every event of a stream but the last differs in nothing
-/// else, so nothing else is written anew: at a token every half millisecond this is felt.
+/// The bytes of an event before and after its text. Events of a stream but the last differ in nothing else, so only
+/// the text is serialized per token; fast engines send thousands a second.
 struct PlainFrame {
     before: Vec<u8>,
     after: Vec<u8>,
 }
 
 impl PlainFrame {
-    /// Found by writing an event whose text occurs nowhere else.
+    /// Serializes an event with a marker as text; `None` if the marker is not found exactly once.
     fn of(template: &Template) -> Option<Self> {
         const MARK: &str = "\u{1}text\u{1}";
         let event = sse::encode_json(&template.chunk(MARK, &[], None));
@@ -427,7 +428,7 @@ impl PlainFrame {
     }
 }
 
-/// The event that opens a chat: who speaks, and no text yet.
+/// The opening event of a chat, with the role and an empty text; `None` if `event` has no role.
 fn opening(event: &Value, additive: Additive) -> Option<Value> {
     let mut event = event.clone();
     strip(&mut event, additive);
@@ -436,7 +437,7 @@ fn opening(event: &Value, additive: Additive) -> Option<Value> {
     delta.insert("content".to_owned(), json!(""));
     let choice = event.get_mut("choices")?.get_mut(0)?.as_object_mut()?;
     choice.insert("finish_reason".to_owned(), Value::Null);
-    // They come with the text that they are the tokens of.
+    // The ids come with their text.
     if let Some(ids) = choice.get_mut("token_ids") {
         *ids = json!([]);
     }

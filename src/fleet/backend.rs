@@ -21,7 +21,7 @@ pub(super) struct Backend {
     /// Each address of the configuration; those with `discover` stand for the addresses behind them.
     settings: Vec<ReplicaSettings>,
     replicas: ArcSwap<Vec<Arc<Replica>>>,
-    /// Taken by whoever changes `replicas`.
+    /// Held while `replicas` is changed.
     changing: Mutex<()>,
 }
 
@@ -34,11 +34,11 @@ impl Backend {
         self.settings.push(settings);
     }
 
-    /// Makes the replicas whose addresses need not be asked for.
+    /// Creates the replicas of the addresses without `discover`.
     pub(super) fn open(&self, connects: &HistogramVec) -> Result<(), InvalidUrl> {
         let mut replicas: Vec<Arc<Replica>> = Vec::new();
         for settings in &self.settings {
-            // A name that will be asked for must be callable too: better told at the start than later.
+            // Those with `discover` are built too, so that a bad address is an error at the start.
             for rank in ranks(settings) {
                 let place = Place { number: replicas.len(), address: None, rank };
                 let replica = replica(settings, place, connects)?;
@@ -59,7 +59,7 @@ impl Backend {
         self.settings.iter().any(|settings| settings.default)
     }
 
-    /// How well it fits `model`, if at all.
+    /// How well it fits `model`; `None` if it does not serve it.
     pub(super) fn answers_for(&self, model: &str) -> Option<Fit> {
         let names = self.settings.iter().flat_map(|settings| &settings.models);
         names.filter_map(|name| name.fit(model)).min()
@@ -74,7 +74,7 @@ impl Backend {
         asked.filter_map(|settings| Some((host_and_port(settings)?, settings.discover?))).collect()
     }
 
-    /// The less busy of two replicas taken by chance from those with the least against them, `not` left out.
+    /// The less busy of two replicas taken by chance from those in the best standing, `not` left out.
     pub(super) fn pick(&self, dice: &SharedDice, not: Option<&Arc<Replica>>) -> Option<Arc<Replica>> {
         let replicas = self.replicas.load();
         if let ([only], None) = (replicas.as_slice(), not) {
@@ -82,7 +82,7 @@ impl Backend {
         }
         let others = || replicas.iter().filter(|replica| not.is_none_or(|not| !Arc::ptr_eq(not, replica)));
         let least = others().map(|replica| replica.standing()).min()?;
-        // Standings may change between the two looks; one that was counted and is gone costs a weaker choice.
+        // Standings may change between counting and choosing, at the cost of a less good choice.
         let equal = || others().filter(|replica| replica.standing() <= least);
         let count = equal().count();
         if count < 2 {
@@ -191,7 +191,7 @@ fn host_and_port(settings: &ReplicaSettings) -> Option<String> {
     Some(format!("{}:{}", uri.host()?, uri.port_u16().unwrap_or(usual)))
 }
 
-/// By the engines' own word where both have spoken lately, else by our own calls: figures of two kinds cannot
+/// By the engines' own figures where both are fresh, else by our own calls: figures of two kinds cannot
 /// be compared.
 fn less_busy<'a>(first: &'a Arc<Replica>, second: &'a Arc<Replica>) -> &'a Arc<Replica> {
     let busy = match (first.engine_requests(), second.engine_requests()) {

@@ -1,7 +1,7 @@
 //! When a replica is no longer trusted, and how it earns trust again.
 //!
-//! Pure: the moment and the jitter are arguments, so a test plays hours in no time. Only what says something
-//! about the replica counts: an error that the client's own request earned neither opens nor closes.
+//! Pure: the moment and the jitter are arguments, so a test covers hours without waiting. Only what tells something
+//! about the replica counts: an error that the client's own request caused neither opens nor closes it.
 
 use std::time::Duration;
 
@@ -15,17 +15,17 @@ const FORGOTTEN: Duration = Duration::from_secs(30);
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 /// The longest pause.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
-/// A trial that has not been heard of for so long was lost with its client.
+/// A trial without a result for so long is given up: its client has left.
 const TRIAL_LOST: Duration = Duration::from_secs(30);
 
 /// The three states, as in metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BreakerState {
-    /// Trusted.
+    /// Trusted: requests are sent to it.
     Closed,
     /// It answered a health check; one request at a time tries it.
     HalfOpen,
-    /// Avoided.
+    /// Not trusted: no requests until a health check succeeds.
     Open,
 }
 
@@ -65,7 +65,7 @@ impl Default for Breaker {
 }
 
 impl Breaker {
-    /// Where it stands.
+    /// The current state.
     pub const fn state(&self) -> BreakerState {
         match self.inner {
             Inner::Closed { .. } => BreakerState::Closed,
@@ -74,12 +74,12 @@ impl Breaker {
         }
     }
 
-    /// Closed, and nothing is held against it.
+    /// Whether it is closed without a recent failure.
     pub const fn is_calm(&self) -> bool {
         matches!(self.inner, Inner::Closed { failures: 0, .. })
     }
 
-    /// Whether a request may go there now.
+    /// Whether a request may be sent to the replica now.
     pub fn admits(&self, now: Tick) -> bool {
         match self.inner {
             Inner::Closed { .. } | Inner::HalfOpen { trial: None } => true,
@@ -88,7 +88,7 @@ impl Breaker {
         }
     }
 
-    /// From when on an open one may be asked for its health.
+    /// When an open breaker's replica is due for a health check; `None` if it is not open.
     pub const fn due(&self) -> Option<Tick> {
         match self.inner {
             Inner::Open { until } => Some(until),
@@ -96,40 +96,40 @@ impl Breaker {
         }
     }
 
-    /// A request goes there: in the half-open state, it is the trial.
+    /// Notes that a request goes there: in the half-open state, it is the trial.
     pub fn begin(&mut self, now: Tick) {
         if let Inner::HalfOpen { trial } = &mut self.inner {
             *trial = Some(now);
         }
     }
 
-    /// A request is being answered: a trial has gone well so far, and the next failure opens it again.
+    /// Notes that a request is being answered: a trial has gone well so far, and the next failure opens it again.
     pub fn answering(&mut self, now: Tick) {
         if let Inner::HalfOpen { .. } = self.inner {
             self.inner = Inner::Closed { failures: FAILURES - 1, last: now };
         }
     }
 
-    /// A request was answered well, to its end.
+    /// Notes that a request was answered well, to its end.
     pub fn succeeded(&mut self) {
         *self = Self::default();
     }
 
-    /// A request ended in a way that says nothing about the replica.
+    /// Notes that a request ended in a way that tells nothing about the replica.
     pub fn undecided(&mut self) {
         if let Inner::HalfOpen { trial } = &mut self.inner {
             *trial = None;
         }
     }
 
-    /// It answered a health check: the next request is its trial.
+    /// Notes that it answered a health check: the next request is its trial.
     pub fn healthy(&mut self) {
         if let Inner::Open { .. } = self.inner {
             self.inner = Inner::HalfOpen { trial: None };
         }
     }
 
-    /// A request or a health check failed. `jitter` in 0..1 spreads the pauses of many proxies.
+    /// Notes that a request or a health check failed. `jitter` in 0..1 spreads the pauses of many proxies.
     pub fn failed(&mut self, now: Tick, jitter: f64) {
         match &mut self.inner {
             Inner::Closed { failures, last } => {

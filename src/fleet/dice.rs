@@ -16,7 +16,7 @@ impl Default for SharedDice {
 }
 
 impl SharedDice {
-    /// Always the same throws.
+    /// Gives the same numbers for the same seed.
     pub(super) const fn seeded(seed: u64) -> Self {
         Self(AtomicU64::new(seed))
     }

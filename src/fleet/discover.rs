@@ -15,10 +15,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::Fleet;
 
-/// The addresses of a name, later.
+/// A lookup under way.
 pub type Resolving = Pin<Box<dyn Future<Output = io::Result<Vec<SocketAddr>>> + Send>>;
 
-/// Who knows the addresses of a name.
+/// Resolves names to addresses.
 pub trait Resolve: fmt::Debug + Send + Sync {
     /// Every address of `name`, which is `HOST:PORT`.
     fn resolve(&self, name: &str) -> Resolving;
@@ -36,14 +36,14 @@ impl Resolve for SystemResolver {
 }
 
 impl Fleet {
-    /// Asks once for the addresses behind every name.
+    /// Resolves every name once.
     pub async fn discover(&self, resolver: &dyn Resolve) {
         for name in self.names_to_ask() {
             self.ask(resolver, &name).await;
         }
     }
 
-    /// Keeps asking, each name as often as configured.
+    /// Resolves `name` again and again, with a pause of `every`, until `stop`.
     pub(super) async fn keep_discovering(
         self: Arc<Self>,
         resolver: Arc<dyn Resolve>,
@@ -68,7 +68,7 @@ impl Fleet {
             }
             Err(error) => Some(error.to_string()),
         };
-        // One line for each change, however often the name is asked for.
+        // One line for each change, however often the name is resolved.
         match (trouble, self.is_unresolved(name)) {
             (Some(cause), false) => {
                 tracing::warn!(name, cause, "name is not resolved, the replicas stay");

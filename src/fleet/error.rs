@@ -11,10 +11,10 @@ use rustls::CertificateError;
 use super::link::{chain, root};
 use crate::http::request::Silent;
 
-/// The `code` of the error body where the client's body did not go on.
+/// The `code` of the error body where the client's body stalled.
 pub const REQUEST_TIMEOUT: &str = "request_timeout";
 
-/// What a certificate that `openssl req -x509` makes by default is refused with.
+/// The error for a certificate as `openssl req -x509` makes it by default.
 const OWN_AUTHORITY: &str = "TLS refused: the server shows an authority's own certificate (CA:TRUE), which no server may \
      show: make it with `-addext basicConstraints=critical,CA:FALSE`, or sign one of the server's own by that authority";
 
@@ -26,7 +26,7 @@ pub enum SendError {
     Connect {
         /// The backend's name.
         backend: String,
-        /// What the system said.
+        /// The cause that the system reports.
         detail: String,
     },
     /// Connecting took too long.
@@ -54,43 +54,43 @@ pub enum SendError {
     Protocol {
         /// The backend's name.
         backend: String,
-        /// What the parser said.
+        /// The parser's error.
         detail: String,
     },
     /// The client's own body broke off.
     #[error("the request body ended early: {detail}")]
     RequestBody {
-        /// What the body said.
+        /// The error of the body.
         detail: String,
     },
-    /// The client's own body did not go on.
+    /// The client's own body stalled.
     #[error(transparent)]
     RequestSilent(Silent),
-    /// The client's own body passed a limit.
+    /// The client's own body exceeded a limit.
     #[error("the request body is too large")]
     RequestTooLarge,
-    /// The request cannot be put on the wire.
+    /// The request cannot be expressed in HTTP.
     #[error("the request cannot be sent to backend `{backend}`: {detail}")]
     Unsendable {
         /// The backend's name.
         backend: String,
-        /// Why.
+        /// The cause, in words for the operator.
         detail: String,
     },
 }
 
-/// The kinds of [`SendError`], for metrics and for whoever decides what to do next.
+/// The kinds of [`SendError`], for metrics and for the choice of what to do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SendErrorKind {
     /// No connection.
     Connect,
     /// Connecting, or the first byte, took too long.
     Timeout,
-    /// The backend hung up.
+    /// The backend closed the connection before it answered.
     Closed,
-    /// Not HTTP.
+    /// The answer is not HTTP.
     Protocol,
-    /// The client's fault.
+    /// The request itself is at fault: its body, or a field of it.
     Request,
 }
 
@@ -142,7 +142,7 @@ impl SendError {
         }
     }
 
-    /// Whether the request's body passed the limit that it was sent under.
+    /// Whether the request's body exceeded the limit that it was sent under.
     pub fn is_limit(&self) -> bool {
         matches!(self, Self::RequestTooLarge)
     }
@@ -157,7 +157,7 @@ impl SendError {
         Self::Connect { backend, detail }
     }
 
-    /// The body of the request has failed.
+    /// The error for a request whose body failed.
     pub(super) fn of_body(error: &(dyn StdError + 'static)) -> Self {
         match find::<Silent>(error) {
             Some(silent) => Self::RequestSilent(*silent),
@@ -192,7 +192,7 @@ fn find<'a, E: StdError + 'static>(error: &'a (dyn StdError + 'static)) -> Optio
     chain(error).find_map(|error| error.downcast_ref::<E>())
 }
 
-/// The TLS error that `error` is, or that it wraps as an I/O error does, whose content is not its source.
+/// The TLS error that `error` is or wraps; the content of an I/O error is not among its sources.
 fn tls_error<'a>(error: &'a (dyn StdError + 'static)) -> Option<&'a rustls::Error> {
     match error.downcast_ref::<io::Error>() {
         Some(io) => tls_error(io.get_ref()?),
@@ -200,7 +200,7 @@ fn tls_error<'a>(error: &'a (dyn StdError + 'static)) -> Option<&'a rustls::Erro
     }
 }
 
-/// Why TLS could not be agreed on, and what to do about it, if that is what failed.
+/// Why the TLS handshake failed, and what to do about it; `None` if something else failed.
 pub fn refused_tls(error: &(dyn StdError + 'static)) -> Option<String> {
     let refused = chain(error).find_map(tls_error)?;
     let hint = match refused {

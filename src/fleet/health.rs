@@ -16,17 +16,17 @@ use super::error::SendErrorKind;
 use crate::clock::Clock;
 use crate::units::Tick;
 
-/// How often a replica that is down is asked for its health, before jitter.
+/// Interval of the health checks of a replica that is down, before jitter.
 const CHECK_EVERY: Duration = Duration::from_secs(2);
 
 /// What keeps new requests away from a replica, least first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Standing {
-    /// Nothing.
+    /// Nothing keeps them away.
     Ready,
-    /// It could not be reached.
+    /// The last attempt to reach it failed.
     Down,
-    /// It failed again and again.
+    /// Its breaker is open, or half open with a trial under way.
     Broken,
     /// The operator took it out.
     Disabled,
@@ -49,27 +49,27 @@ impl Standing {
 pub struct LastError {
     /// What it was, in words for the operator.
     pub text: String,
-    /// When.
+    /// When it happened.
     pub at: SystemTime,
 }
 
 impl LastError {
-    /// How long ago.
+    /// Time since then.
     pub fn age(&self) -> Duration {
         self.at.elapsed().unwrap_or_default()
     }
 }
 
-/// How a call ended, as far as it tells about the replica.
+/// How a call ended, as far as it tells something about the replica.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
-    /// It did its work to the end.
+    /// A request that needs the model was answered to its end.
     Good,
     /// It has begun to answer.
     Answering,
-    /// It answered, but not by doing its work.
+    /// It answered, but with a refusal, or a request that does not need the model.
     Reached,
-    /// Nobody knows: the client's own fault, or it left.
+    /// Nothing can be told: the client was at fault, or has left.
     Undecided,
     /// It failed, and the cause.
     Failed(Failing, String),
@@ -80,7 +80,7 @@ pub(super) enum Outcome {
 pub(super) enum Failing {
     /// No whole answer came.
     Call(SendErrorKind),
-    /// A 5xx that no request earned.
+    /// A 5xx that the request did not cause.
     Status,
 }
 
@@ -116,7 +116,9 @@ pub(super) struct Health {
     breaker: Mutex<Breaker>,
     /// The breaker's state, to be read without its lock.
     state: AtomicU8,
+    /// The breaker is closed without a recent failure, to be read without its lock.
     calm: AtomicBool,
+    /// The last attempt to reach it succeeded.
     up: AtomicBool,
     /// It has answered a request, if only by refusing it.
     answered: AtomicBool,
@@ -124,8 +126,9 @@ pub(super) struct Health {
     last_error: Mutex<Option<LastError>>,
     /// Counts up whenever it can be reached again.
     returned: watch::Sender<u64>,
-    /// When it may be asked for its health again.
+    /// When the next health check may be made, microseconds of `clock`.
     check_at: AtomicU64,
+    /// Changes of the breaker, by the state that it went to.
     transitions: [AtomicU64; 3],
     errors: [AtomicU64; Failing::KINDS.len()],
     dice: SharedDice,
@@ -133,7 +136,7 @@ pub(super) struct Health {
 }
 
 impl Health {
-    /// Of the replica of this name and address: nothing is held against it yet.
+    /// For the replica of this name and address; nothing is held against it yet.
     pub(super) fn new(label: &str, url: &str) -> Self {
         Self {
             label: label.to_owned(),
@@ -158,12 +161,12 @@ impl Health {
         self.up.load(Ordering::Relaxed)
     }
 
-    /// Whether it has answered, and nothing that happened since says that it would not do so again.
+    /// Whether it has answered, and nothing since shows that it would not do so again.
     pub(super) fn is_reachable(&self) -> bool {
         self.answered.load(Ordering::Relaxed) && self.is_up() && self.state() != BreakerState::Open
     }
 
-    /// Counts up whenever it can be reached again.
+    /// A counter that goes up whenever it can be reached again.
     pub(super) fn returns(&self) -> watch::Receiver<u64> {
         self.returned.subscribe()
     }
@@ -172,12 +175,12 @@ impl Health {
         self.last_error.lock().clone()
     }
 
-    /// Notes what went wrong.
+    /// Keeps the last error.
     pub(super) fn note(&self, text: &str) {
         *self.last_error.lock() = Some(LastError { text: text.to_owned(), at: SystemTime::now() });
     }
 
-    /// It has answered.
+    /// Notes that it has answered.
     pub(super) fn reached(&self) {
         if !self.answered.load(Ordering::Relaxed) {
             self.answered.store(true, Ordering::Relaxed);
@@ -188,7 +191,7 @@ impl Health {
         }
     }
 
-    /// It cannot be reached.
+    /// Notes that it cannot be reached.
     pub(super) fn unreached(&self, cause: &str) {
         self.note(cause);
         self.check_again();
@@ -223,14 +226,14 @@ impl Health {
         }
     }
 
-    /// A request was given to the replica.
+    /// Notes that a request was given to the replica.
     pub(super) fn chosen(&self) {
         if self.state() == BreakerState::HalfOpen {
             self.breaker.lock().begin(self.clock.now());
         }
     }
 
-    /// A call has ended.
+    /// Notes how a call has ended.
     pub(super) fn ended(&self, outcome: Outcome) {
         match outcome {
             Outcome::Good => {
@@ -294,7 +297,7 @@ impl Health {
         }
     }
 
-    /// One line for a change of the breaker. Only the first opening is news: trials that fail are what it is for.
+    /// Logs a change of the breaker. Only the first opening is a warning: trials that fail are expected.
     fn say(&self, before: BreakerState, after: BreakerState, cause: &str) {
         let (replica, url) = (&self.label, &self.url);
         match (before, after) {
@@ -311,7 +314,7 @@ impl Health {
         }
     }
 
-    /// Whether the replica should be asked for its health now; if so, not again for a while.
+    /// Whether a health check is due; if so, the next one is put off.
     pub(super) fn wants_check(&self) -> bool {
         let due = match self.state() {
             BreakerState::Open => self.breaker.lock().due(),
@@ -331,7 +334,7 @@ impl Health {
         self.check_at.store(self.clock.now().after(pause).0, Ordering::Relaxed);
     }
 
-    /// A health check has ended.
+    /// Notes the result of a health check.
     pub(super) fn checked(&self, healthy: bool) {
         if healthy {
             self.reached();

@@ -31,15 +31,15 @@ pub use watched::shows_one;
 /// What everything learnt is keyed by.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Epoch {
-    /// The replica's name.
+    /// The replica's label, such as `backend/0`.
     pub replica: String,
     /// The model id that it serves.
     pub model: String,
     /// The engine's own version.
     pub version: String,
-    /// Unix seconds of its start, as it tells; of one that does not tell, how often it has been away.
+    /// Unix seconds of its start, as it reports it; if it does not, how often it has been unreachable.
     pub started: u64,
-    /// Hash of the vocabulary, hexadecimal.
+    /// Fingerprint of the vocabulary, hexadecimal.
     pub vocabulary: String,
 }
 
@@ -48,66 +48,66 @@ pub struct Epoch {
 pub struct Identity {
     /// The key of everything learnt.
     pub epoch: Epoch,
-    /// How it is spoken to, and what it can do.
+    /// The engine that was recognised: dialect, plans, limits.
     pub engine: Arc<Engine>,
-    /// Its vocabulary.
+    /// The tokenizer of its model.
     pub tokenizer: Arc<Tokenizer>,
-    /// What it says about its load, and what its rounds have shown.
+    /// Its load, and what verify rounds found in its cache.
     pub load_signal: Arc<LoadSignal>,
-    /// What a probe has found.
+    /// The last probe; `None` before the first.
     pub probe: Option<Arc<Report>>,
-    /// What was told when it was recognised: the plans that it has not, and the connections that were tried.
+    /// What recognising it showed besides: the plans that it lacks, and the connections that were tried.
     pub(crate) recognised: Arc<Recognised>,
 }
 
 impl Identity {
-    /// Whether round after round found nothing cached, as if another engine answered each. One that shows when
+    /// Whether round after round found nothing cached, as if another engine answered each. One that reports when
     /// it was started is known to be one: its cache may just be too small for what is asked at once.
     pub fn may_be_many(&self) -> bool {
         self.engine.started.is_none() && self.load_signal.finds_nothing_cached()
     }
 
-    /// The same, with a cache that was seen at work.
+    /// A copy whose engine is known to have a working prefix cache.
     fn seen_caching(&self) -> Self {
         let engine = Engine { caches: Some(true), ..(*self.engine).clone() };
         Self { engine: Arc::new(engine), ..self.clone() }
     }
 }
 
-/// What is known about a backend.
+/// What is known about the server at a replica's address.
 #[derive(Clone)]
 pub enum Standing {
-    /// Who it is.
+    /// It is recognised and can verify drafts.
     Known(Arc<Identity>),
-    /// It is relayed, for this reason.
+    /// It is relayed: the reason, and the cause in words for the operator.
     Relayed(BypassReason, String),
 }
 
-/// How a backend is to be asked, as configured.
+/// How a replica is recognised and watched, as configured.
 #[derive(Clone, Debug)]
 pub struct Asking {
-    /// Its dialect; `None` finds out.
+    /// Its dialect; `None` recognises it.
     pub dialect: Option<Dialect>,
-    /// The tokenizer of its model; `None` asks the backend for it.
+    /// The tokenizer file of its model; `None` fetches it from the backend.
     pub tokenizer: Option<PathBuf>,
-    /// Where its load is read; `None` where its dialect says.
+    /// The path at which its load is read; `None` takes the dialect's.
     pub load: Option<String>,
-    /// How often that is.
+    /// Interval of reading its load.
     pub every: Duration,
-    /// Whether it is probed by itself as soon as it is ready.
+    /// Whether it is probed without a request for it, as soon as it is idle.
     pub ready: bool,
     /// Bounds of a probe.
     pub limits: Limits,
-    /// Plans that the operator has named; they are used even where their first call may end the engine.
+    /// Plans that the operator has named; they are used even where their first call may crash the engine.
     pub named: Vec<Plan>,
-    /// It bills per token: it is asked for its models and nothing else.
+    /// It bills per token: its list of models is read and nothing else.
     pub billed: bool,
 }
 
-/// How each replica is to be asked; `None` leaves it alone.
+/// The settings of each replica; `None` leaves it alone.
 type AskingOf = Box<dyn Fn(&Replica) -> Option<Asking> + Send + Sync>;
 
-/// Who is behind each backend, asked again and again.
+/// Finds out which engine is behind each replica, again and again.
 pub struct Identities {
     fleet: Arc<Fleet>,
     asking: AskingOf,
@@ -117,7 +117,7 @@ pub struct Identities {
 }
 
 impl Identities {
-    /// Nothing known yet about the replicas of `fleet`. `asking`: how each is to be asked; `None` leaves it
+    /// Nothing is known yet about the replicas of `fleet`. `asking` gives the settings of each; `None` leaves it
     /// alone.
     pub fn new(
         fleet: Arc<Fleet>,
@@ -129,7 +129,7 @@ impl Identities {
         identities
     }
 
-    /// Takes in replicas that have come, and lets go those that have left.
+    /// Adds replicas that have come, and drops those that have left. Returns the new ones.
     fn follow(&self) -> Vec<Arc<Watched>> {
         let replicas = self.fleet.replicas();
         let mut known = self.known.write();
@@ -163,7 +163,7 @@ impl Identities {
         self.find(replica).map(|known| known.standing.load_full())
     }
 
-    /// What the admin API shows of a replica: epoch, plans and probe.
+    /// What the admin API shows of a replica: epoch, plans and probe; `None` if it is not asked.
     pub fn shown(&self, replica: &Arc<Replica>) -> Option<Value> {
         let known = self.find(replica)?;
         let standing = known.standing.load();
@@ -189,13 +189,13 @@ impl Identities {
     /// Measures a replica again, as soon as it is idle.
     ///
     /// # Errors
-    /// Why it is not measured.
+    /// The reason why it is not measured.
     pub fn reprobe(&self, replica: &Arc<Replica>) -> Result<(), String> {
         let known = self.find(replica).ok_or("it is not asked to verify")?;
         known.reprobe()
     }
 
-    /// Everything that is known: replica, identity.
+    /// All replicas that are asked, each with its identity if that is known.
     pub fn all(&self) -> Vec<(Arc<Replica>, Option<Arc<Identity>>)> {
         self.known.read().iter().map(|known| (Arc::clone(&known.replica), known.identity())).collect()
     }
@@ -207,9 +207,9 @@ impl Identities {
         let _ = self.asked.subscribe().wait_for(all).await;
     }
 
-    /// Asks every replica for ever: often while it cannot be reached, seldom once it is known, ever more seldom where
-    /// it cannot verify; and beside that reads the load of each, and probes it. A replica that stops answering keeps
-    /// its identity (its requests fail by themselves); one that answers as another is another.
+    /// Asks every replica until `stop`: often while it cannot be reached, seldom once it is known, ever more seldom
+    /// where it cannot verify; also reads the load of each, and probes it. A replica that stops answering keeps its
+    /// identity (its requests fail by themselves); one that answers as another engine gets a new one.
     pub async fn keep_asking(self: Arc<Self>, stop: CancellationToken) {
         let mut changes = self.fleet.changes();
         self.follow();
@@ -225,7 +225,7 @@ impl Identities {
         }
     }
 
-    /// Starts what is done about one replica until it leaves or everything stops.
+    /// Starts the tasks of one replica, which end when it leaves the fleet or with `stop`.
     fn look_after(self: &Arc<Self>, known: &Arc<Watched>, stop: &CancellationToken) {
         let identities = Arc::clone(self);
         let asked = move || identities.asked.send_modify(|asked| *asked += 1);

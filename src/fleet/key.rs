@@ -9,7 +9,7 @@ use http::HeaderValue;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// How often the file is looked at, at most.
+/// Least time between two looks at the file.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// What identifies one content of a file.
@@ -28,7 +28,7 @@ struct Kept {
     looked: Instant,
 }
 
-/// Keys are not for logs.
+/// Leaves the key out: it is not for logs.
 impl std::fmt::Debug for Kept {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Kept").field("stamp", &self.stamp).finish_non_exhaustive()
@@ -86,7 +86,7 @@ pub fn secret(path: &Path) -> io::Result<String> {
     Ok(key.to_owned())
 }
 
-/// Whether two secrets are the same, in the same time wherever the difference is. Nothing is never the same.
+/// Whether two secrets are equal, in a time that does not depend on where they differ. An empty `wanted` equals none.
 pub fn is_same(given: &[u8], wanted: &[u8]) -> bool {
     !wanted.is_empty()
         && given.len() == wanted.len()

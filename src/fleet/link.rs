@@ -34,10 +34,10 @@ use crate::http::head::codings;
 const BUFFER: usize = 32 << 10;
 /// How much of an error's text is read to judge whose fault it is.
 const JUDGED: usize = 4 << 10;
-/// What engines say when a prompt is too long. vLLM says it with status 500.
+/// What engines answer when a prompt is too long; vLLM does so with status 500.
 const TOO_LONG: [&[u8]; 3] = [b"maximum context length", b"longer than the maximum", b"max_model_len"];
 
-/// A piece of an answer, how it broke off, or its end.
+/// A frame of an answer, why it broke off, or `None` at its end.
 type Heard = Option<Result<Frame<Bytes>, BrokenOff>>;
 type Driver = Pin<Box<dyn Future<Output = Result<(), hyper::Error>> + Send>>;
 pub(super) type Stream = MaybeHttpsStream<TokioIo<TcpStream>>;
@@ -47,7 +47,7 @@ pub(super) struct Link {
     sender: SendRequest<Body>,
     /// `None` once the connection has ended.
     driver: Option<Driver>,
-    /// Nothing more is sent over it.
+    /// It must not carry another request.
     spent: bool,
 }
 
@@ -58,12 +58,12 @@ impl Link {
         Ok(Self { sender, driver: Some(Box::pin(driver.with_upgrades())), spent: false })
     }
 
-    /// Lets the connection read and write.
+    /// Polls the connection, so that it reads and writes.
     fn drive(&mut self, cx: &mut Context<'_>) {
         drive(&mut self.driver, cx);
     }
 
-    /// Itself, if another request can be sent.
+    /// The link, if it can carry another request.
     fn freed(mut self) -> Option<Self> {
         self.drive(&mut Context::from_waker(Waker::noop()));
         (self.driver.is_some() && self.sender.is_ready() && !self.spent).then_some(self)
@@ -84,11 +84,11 @@ impl Link {
     }
 }
 
-/// Leaves one length to an answer that has two: where chunks are, they count, and nobody uses the connection again,
-/// since the next one on it might begin where its sender does not think it does (RFC 9112, 6.3).
+/// Where an answer has both chunks and a `Content-Length`, the chunks count, and the connection is not used again:
+/// its two ends may disagree on where the next answer begins (RFC 9112, 6.3).
 ///
 /// # Errors
-/// A transfer coding other than `chunked`, once: it was not asked for, and is gone when the answer is passed on.
+/// A transfer coding other than `chunked`, once: none was asked for, and it would not be passed on.
 pub(super) fn frame(response: &mut Response<Incoming>, link: &mut Link) -> Result<(), String> {
     let mut codings = codings(response.headers());
     let Some(first) = codings.next() else { return Ok(()) };
@@ -121,14 +121,14 @@ pub(super) struct Pool {
     health: Arc<Health>,
 }
 
-/// What a good answer proves about a replica.
+/// What a good answer shows about a replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Proof {
-    /// It does its work.
+    /// The model works: the request needed it.
     Work,
-    /// It is there. Engines whose model has died still list it.
+    /// The server is there. The request did not need the model, which may have died.
     Life,
-    /// Nothing: it was asked how it is.
+    /// Nothing that counts: the call is one that Foretell makes besides.
     Nothing,
 }
 
@@ -145,11 +145,12 @@ impl Drop for Busy {
 struct Idle {
     /// Oldest first; the youngest is taken first.
     links: Vec<(Link, Instant)>,
+    /// A sweep of the pool is running.
     swept: bool,
 }
 
 impl Pool {
-    /// Links are kept for `keep`; an answer may be silent for `silence`.
+    /// Connections are kept idle for `keep`; an answer may be silent for `silence`, `None` without a limit.
     pub(super) fn new(keep: Duration, silence: Option<Duration>, health: Arc<Health>) -> Self {
         let (in_flight, calls) = (AtomicUsize::new(0), AtomicU64::new(0));
         Self { idle: Mutex::default(), keep, silence, in_flight, calls, health }
@@ -192,13 +193,13 @@ impl Pool {
         }
     }
 
-    /// Closes what is idle.
+    /// Closes all idle connections.
     pub(super) fn clear(&self) {
         let idle = std::mem::take(&mut self.idle.lock().links);
         drop(idle);
     }
 
-    /// Closes what has been idle for too long; false if nothing is left.
+    /// Closes connections that have been idle for too long; false if none is left.
     fn expire(&self) -> bool {
         let mut idle = self.idle.lock();
         let old = idle.links.partition_point(|(_, since)| since.elapsed() >= self.keep);
@@ -225,10 +226,10 @@ async fn sweep(pool: Weak<Pool>, keep: Duration) {
 /// Why an answer ended before its end.
 #[derive(Debug, thiserror::Error)]
 pub enum BrokenOff {
-    /// The connection did, or what came over it is not HTTP.
+    /// The connection was closed, or what came over it is not HTTP.
     #[error(transparent)]
     Closed(#[from] hyper::Error),
-    /// The server is in this process, and said so.
+    /// A server in this process reported an error.
     #[error(transparent)]
     Gone(BoxError),
     /// Nothing more came for the configured time.
@@ -256,7 +257,7 @@ pub(super) enum Source {
 }
 
 impl Source {
-    /// Frames from a connection come from driving it alone, so driving is all that must be woken for.
+    /// A connection's frames come only from driving it, which registers the waker; the body itself needs none.
     fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Heard> {
         match self {
             Self::There(body) => {
@@ -287,13 +288,13 @@ pub struct Answer {
     body: Source,
     link: Option<Link>,
     busy: Busy,
-    /// How it ends says something about the replica.
+    /// How it ends counts in the replica's health.
     counts: bool,
-    /// Its end will prove that the replica does its work.
+    /// Its end will show that the model works.
     working: bool,
-    /// The status and the beginning of a server error, until it is clear whose fault it is.
+    /// The status and the beginning of a server error, until it is clear who caused it.
     judged: Option<(StatusCode, BytesMut)>,
-    /// Watches for the longest silence, if there is one.
+    /// Watches for the longest silence; `None` without a limit.
     silence: Option<Silence>,
 }
 
@@ -346,7 +347,7 @@ impl Answer {
         }
     }
 
-    /// Whose fault a server error was. Errors about the prompt would come from any replica.
+    /// Judges who caused a server error: one about the prompt would come from any replica, and does not count.
     fn judge(&mut self) {
         let Some((status, text)) = self.judged.take() else { return };
         let too_long = TOO_LONG.iter().any(|words| text.windows(words.len()).any(|found| found == *words));
@@ -382,7 +383,7 @@ impl Answer {
         }
     }
 
-    /// Ends a silence that has lasted too long.
+    /// Breaks the answer off if it has been silent for too long.
     fn listen(&mut self, cx: &mut Context<'_>, heard: Poll<Heard>) -> Poll<Heard> {
         let Some(silence) = &mut self.silence else { return heard };
         match heard {
@@ -433,7 +434,7 @@ impl http_body::Body for Answer {
     }
 }
 
-/// A server error that nobody read to its end is judged by what was read, if anything was.
+/// A server error that was not read to its end is judged by what was read, if anything was.
 impl Drop for Answer {
     fn drop(&mut self) {
         if self.judged.as_ref().is_some_and(|(_, text)| text.is_empty()) {
@@ -444,7 +445,7 @@ impl Drop for Answer {
     }
 }
 
-/// What an error stems from in the end.
+/// The text of the innermost source of an error.
 pub(super) fn root(error: &(dyn StdError + 'static)) -> String {
     chain(error).last().map(ToString::to_string).unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! How busy a replica is, by its engine's own word.
+//! How busy a replica is, by its engine's own figures.
 
 use std::time::Duration;
 
@@ -6,10 +6,10 @@ use tokio::time::Instant;
 
 use crate::control::gates::Signal;
 
-/// Older figures are not believed.
+/// Older figures are ignored.
 pub const STALE: Duration = Duration::from_secs(2);
 
-/// What an engine said about its load. Whoever reads its metrics sets it by
+/// The load that an engine reported. The reader of its metrics sets it by
 /// [`Replica::set_load`](super::Replica::set_load).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Load {
@@ -21,7 +21,7 @@ pub struct Load {
     pub kv_usage: Option<f64>,
     /// Sequences of our own verify calls that were under way then.
     pub verifying: u32,
-    /// When it said so.
+    /// When it was reported.
     pub at: Instant,
 }
 
@@ -41,7 +41,7 @@ impl Load {
 }
 
 impl Told {
-    /// Requests at the engine now: what it said, and what we have begun or ended since.
+    /// Requests at the engine now: those that it reported, and those of our own that have begun or ended since.
     pub(super) fn requests(&self, in_flight: usize) -> usize {
         let said = self.load.running as usize + self.load.waiting as usize;
         (said + in_flight).saturating_sub(self.ours)

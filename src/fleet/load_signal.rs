@@ -1,4 +1,4 @@
-//! Reading how busy a replica is, again and again, and what its rounds have shown.
+//! Reading how busy a replica is, again and again, and what verify rounds have shown of its cache.
 //!
 //! Each replica has a task of its own that asks, waits, and asks again, so a page that is slow is asked
 //! seldom and never twice at a time.
@@ -16,23 +16,25 @@ use crate::dialect::{self, Dialect};
 use crate::http::body::full;
 use crate::http::gather;
 
-/// A metrics page larger than this is none.
+/// Largest metrics page that is read, bytes.
 const PAGE_BYTES: usize = 8 << 20;
-/// A page that takes longer says nothing about now.
+/// Timeout of reading the page; a later answer would be out of date.
 const WITHIN: Duration = Duration::from_secs(1);
-/// So many more rounds that found nothing cached than ones that did, and more than one engine is taken to answer.
+/// Uncached rounds less cached ones from which on several engines are taken to answer.
 const UNCACHED: u32 = 8;
-/// Shorter contexts may find nothing cached by right.
+/// Contexts of up to this many tokens and two blocks may well find nothing cached.
 const LEAST: usize = 64;
 
 /// The verify calls that a replica is computing, and what its rounds have shown of its cache.
 #[derive(Default)]
 pub struct LoadSignal {
+    /// Sequences of verify calls under way.
     own: AtomicU32,
+    /// Uncached rounds less cached ones, at least 0.
     uncached: AtomicU32,
 }
 
-/// Verify calls under way; counted until dropped.
+/// Sequences of a verify round under way; counted until dropped.
 pub struct Verifying {
     load_signal: Arc<LoadSignal>,
     sequences: u32,
@@ -45,7 +47,7 @@ impl Drop for Verifying {
 }
 
 impl LoadSignal {
-    /// A round of so many sequences goes out.
+    /// Counts a round of so many sequences as under way.
     pub fn verifying(self: &Arc<Self>, sequences: usize) -> Verifying {
         let sequences = u32::try_from(sequences).unwrap_or(u32::MAX);
         self.own.fetch_add(sequences, Ordering::Relaxed);
@@ -58,23 +60,23 @@ impl LoadSignal {
         if cached == 0 && context <= LEAST + 2 * block {
             return;
         }
-        // Engines that take turns have cached every other round or so.
+        // Where several engines take turns, every other round or so finds something cached.
         let _ = self.uncached.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |uncached| {
             Some(if cached > 0 { uncached.saturating_sub(1) } else { uncached.saturating_add(1) })
         });
     }
 
-    /// Whether most rounds found nothing cached.
+    /// Whether rounds mostly found nothing cached.
     pub fn finds_nothing_cached(&self) -> bool {
         self.uncached.load(Ordering::Relaxed) >= UNCACHED
     }
 
-    /// Forgets what rounds have found cached: the replica was looked at anew.
+    /// Forgets what rounds have found cached: the replica has been checked anew.
     pub fn looked_at(&self) {
         self.uncached.store(0, Ordering::Relaxed);
     }
 
-    /// Asks once, and keeps the answer. Returns whether there was one.
+    /// Reads the load once and keeps it. Returns whether it could be read.
     pub async fn take(&self, replica: &Replica, dialect: Dialect, path: &str) -> bool {
         let before = self.own.load(Ordering::Relaxed);
         let looked = tokio::time::timeout(WITHIN, look(replica, dialect, path)).await;
@@ -87,7 +89,7 @@ impl LoadSignal {
     }
 }
 
-/// How busy an engine says it is.
+/// Reads the load page at `path`; `None` if it cannot be had or understood.
 pub async fn look(replica: &Replica, dialect: Dialect, path: &str) -> Option<dialect::Load> {
     let mut request = Request::new(full(""));
     *request.uri_mut() = path.parse::<Uri>().ok()?;

@@ -4,7 +4,7 @@ use crate::config::values::Glob;
 
 /// One entry of a backend's `models`.
 ///
-/// An entry says where a request goes, never what is in it: the name reaches the backend as the client wrote
+/// An entry decides where a request goes, never what is in it: the name reaches the backend as the client wrote
 /// it, be it an id, an alias or an adapter's name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ModelName {
@@ -13,7 +13,7 @@ pub struct ModelName {
     pub id: String,
     /// Other names under which the backend serves it.
     pub aliases: Vec<String>,
-    /// The model that an adapter is made for, where this is one.
+    /// The model that an adapter is made for; `None` if this is no adapter.
     pub base: Option<String>,
 }
 
@@ -29,13 +29,13 @@ pub enum Fit {
 }
 
 impl ModelName {
-    /// The names that it says in full.
+    /// The names without wildcards: the id unless it is a glob, and the aliases.
     pub fn exact(&self) -> impl Iterator<Item = &str> {
         let id = Some(self.id.as_str()).filter(|id| Glob::new(id).is_exact());
         id.into_iter().chain(self.aliases.iter().map(String::as_str))
     }
 
-    /// How well this entry fits `model`, if at all.
+    /// How well this entry fits `model`; `None` if it does not.
     pub fn fit(&self, model: &str) -> Option<Fit> {
         if self.id == model {
             Some(Fit::Exact)

@@ -1,7 +1,7 @@
-//! Probing a replica: what [`Prober`] wants to know is asked here, and timed.
+//! Probing a replica: makes the calls that [`Prober`] asks for, and times them.
 //!
-//! Nothing is decided here. Calls go out one after the other, as a session's rounds do, and nothing that comes of them is
-//! held against the replica.
+//! Nothing is decided here. Calls go out one after the other, as a session's rounds do, and their results do not count
+//! in the replica's health.
 
 mod report;
 
@@ -27,7 +27,7 @@ use crate::words::Plan;
 
 pub use report::{Report, Seen, noise};
 
-/// What the probe's prompts are made of.
+/// The text that the probe's prompts are made of.
 const PAGES: &str = include_str!("probe/pages.txt");
 
 /// Calls by which one engine shows that it is one.
@@ -41,22 +41,22 @@ pub const MANY: &str = "a prompt that was sent is not found cached every time: s
 pub struct Limits {
     /// Most calls.
     pub calls: u32,
-    /// Longest time for all of them.
+    /// Longest time for all calls.
     pub within: Duration,
-    /// Most bytes of a round.
+    /// Most bytes of a round's requests, and of each answer.
     pub bytes_max: usize,
-    /// Longest context of a verify call.
+    /// Longest context of a verify call, tokens.
     pub context_max: usize,
     /// The plans that the operator allows.
     pub allow: Vec<Plan>,
 }
 
-/// A number that no other call gives.
+/// A random number, by which a probe's text is new to the engine.
 pub fn nonce() -> u64 {
     RandomState::new().hash_one(Instant::now())
 }
 
-/// Measures an engine. `nonce` makes the text one that it has not seen.
+/// Measures an engine. `nonce` makes a text that it has not seen.
 pub async fn measure(
     replica: &Replica,
     engine: &Engine,
@@ -108,7 +108,7 @@ fn bounds(clock: &Clock, limits: &Limits) -> Bounds {
     }
 }
 
-/// Token ids of real text, the first of which nobody has sent before.
+/// Token ids of real text, which begins with the nonce so that it is cached nowhere.
 fn text(tokenizer: &Tokenizer, nonce: u64) -> Vec<TokenId> {
     let mut ids = tokenizer.encode(&format!("Leaf {nonce:016x}. "), false).unwrap_or_default();
     let mut page = 1;

@@ -37,15 +37,15 @@ use crate::http::workers::lane;
 
 /// Which data-parallel rank of an engine is to compute a request. vLLM and SGLang both know it.
 const RANK: HeaderName = HeaderName::from_static("x-data-parallel-rank");
-/// Where a server in this process believes to be asked.
+/// The address that a server in this process sees in its requests.
 const LOCAL: &str = "http://localhost";
 /// Most models that are remembered to take no prediction; beyond that each is tried anew.
 const UNPREDICTED: usize = 256;
 
-/// How often a descriptor is tried for while there is none.
+/// Pause between attempts to connect while no file descriptor is free.
 const DESCRIPTORS_AGAIN: Duration = Duration::from_millis(20);
 
-/// On a request: it goes out on a connection that was never used before.
+/// Extension of a request that must go out on a new connection.
 #[derive(Clone, Copy, Debug)]
 pub struct Fresh;
 
@@ -69,16 +69,21 @@ pub struct Replica {
     address: Uri,
     connector: Connector,
     host: HeaderValue,
+    /// The value of [`RANK`]; `None` where the engine has no ranks.
     rank: Option<HeaderValue>,
+    /// The base path, without `/v1`.
     prefix: String,
+    /// One for each network thread, and one for all other threads.
     pools: Vec<Arc<Pool>>,
     dialect: ArcSwap<String>,
     speculates: AtomicBool,
     refuses_prediction: AtomicBool,
     health: Arc<Health>,
     told: ArcSwapOption<Told>,
+    /// Retries that the budget refused, and retries that were sent.
     retries: [AtomicU64; 2],
     connects: prometheus::Histogram,
+    /// Models for which it takes no prediction.
     unpredicted: Mutex<HashSet<String>>,
 }
 
@@ -87,7 +92,7 @@ pub struct Replica {
 enum Whose {
     /// A client's: it never carries a key of Foretell's own calls.
     Client,
-    /// Foretell's.
+    /// A call of Foretell's own.
     Own,
 }
 
@@ -193,7 +198,7 @@ impl Replica {
         self.place.rank
     }
 
-    /// Whether it comes of these settings.
+    /// Whether it was made from these settings.
     pub(super) fn is_of(&self, settings: &ReplicaSettings) -> bool {
         self.settings.name == settings.name && self.settings.url == settings.url
     }
@@ -202,24 +207,24 @@ impl Replica {
         self.place
     }
 
-    /// The dialect as far as it is known.
+    /// The dialect's name; `auto` until it is known.
     pub fn dialect(&self) -> Arc<String> {
         self.dialect.load_full()
     }
 
-    /// Says which dialect was found, and whether it can verify drafts.
+    /// Sets which dialect was found, and whether it can verify drafts.
     pub fn set_dialect(&self, dialect: impl Into<String>, speculates: bool) {
         self.dialect.store(Arc::new(dialect.into()));
         self.speculates.store(speculates, Ordering::Release);
     }
 
-    /// Counts a call that a session gave up because nothing came.
+    /// Counts a call that a session gave up after a silence.
     pub fn fell_silent(&self) {
         self.health.note("a session gave a call up: nothing came in the middle of an answer");
         self.health.count(Failing::Call(SendErrorKind::Timeout));
     }
 
-    /// Longest wait for a byte in the middle of an answer.
+    /// Longest wait for a byte in the middle of an answer; `None` is unlimited.
     pub fn idle(&self) -> Option<Duration> {
         self.settings.idle
     }
@@ -234,12 +239,12 @@ impl Replica {
         self.settings.billed
     }
 
-    /// Whether a likely answer may be sent along for some model.
+    /// Whether a `prediction` may be sent along for some model.
     pub fn predicts(&self) -> bool {
         self.settings.predicts
     }
 
-    /// Whether a likely answer may be sent along for this model.
+    /// Whether a `prediction` may be sent along for this model.
     pub fn predicts_for(&self, model: &str) -> bool {
         self.settings.predicts && !self.unpredicted.lock().contains(model)
     }
@@ -249,12 +254,12 @@ impl Replica {
         self.refuses_prediction.load(Ordering::Acquire)
     }
 
-    /// Says so.
+    /// Sets whether its engine refuses a request for the client's own `prediction`.
     pub fn set_refuses_prediction(&self, refuses: bool) {
         self.refuses_prediction.store(refuses, Ordering::Release);
     }
 
-    /// Notes that it takes no prediction for this model.
+    /// Remembers that it takes no prediction for this model.
     pub fn note_unpredicted(&self, model: &str) {
         let mut unpredicted = self.unpredicted.lock();
         if unpredicted.len() < UNPREDICTED {
@@ -267,7 +272,7 @@ impl Replica {
         self.health.is_up()
     }
 
-    /// Whether it has answered, and nothing since says that it would not do so again.
+    /// Whether it has answered, and nothing since shows that it would not do so again.
     pub fn is_reachable(&self) -> bool {
         self.health.is_reachable()
     }
@@ -277,17 +282,17 @@ impl Replica {
         self.health.last_error()
     }
 
-    /// Notes something that went wrong there.
+    /// Keeps the last error.
     pub(super) fn note_error(&self, text: &str) {
         self.health.note(text);
     }
 
-    /// Counts up whenever it can be reached again after it could not.
+    /// A counter that goes up whenever it can be reached again after it could not.
     pub(super) fn returns(&self) -> watch::Receiver<u64> {
         self.health.returns()
     }
 
-    /// What keeps new requests away from it.
+    /// What keeps new requests away from it, if anything.
     pub fn standing(&self) -> Standing {
         self.health.standing()
     }
@@ -302,28 +307,28 @@ impl Replica {
         self.health.disable(disabled);
     }
 
-    /// Our own calls under way.
+    /// Foretell's calls to it that are under way.
     pub fn in_flight(&self) -> usize {
         self.pools.iter().map(|pool| pool.in_flight()).sum()
     }
 
-    /// What its engine last said about its load, however long ago.
+    /// The load that its engine reported last, however long ago; `None` before the first report.
     pub fn load(&self) -> Option<Load> {
         self.told.load().as_ref().map(|told| told.load)
     }
 
-    /// Notes what its engine says about its load.
+    /// Keeps the load that its engine reported.
     pub fn set_load(&self, load: Load) {
         self.told.store(Some(Arc::new(Told { load, ours: self.in_flight() })));
     }
 
-    /// Requests there now by the engine's word, if that is fresh.
+    /// Requests there now by the engine's own figures; `None` if those are stale.
     pub(super) fn engine_requests(&self) -> Option<usize> {
         let told = self.told.load();
         told.as_ref().filter(|told| told.is_fresh()).map(|told| told.requests(self.in_flight()))
     }
 
-    /// A request is given to it.
+    /// Notes that a request is given to it.
     pub(super) fn chosen(&self) {
         self.health.chosen();
     }
@@ -358,17 +363,17 @@ impl Replica {
         }
     }
 
-    /// Takes what no entry of any backend's models fits.
+    /// Whether it takes requests for models that no backend lists.
     pub fn is_default(&self) -> bool {
         self.settings.default
     }
 
-    /// How well it fits `model`, if at all.
+    /// How well it fits `model`; `None` if it does not serve it.
     pub fn answers_for(&self, model: &str) -> Option<Fit> {
         self.settings.models.iter().filter_map(|name| name.fit(model)).min()
     }
 
-    /// The entry of its models that `model` fits best.
+    /// The entry of its models that `model` fits best; `None` if none does.
     pub fn model(&self, model: &str) -> Option<&ModelName> {
         let fits = self.settings.models.iter().filter_map(|name| Some((name.fit(model)?, name)));
         fits.min_by_key(|(fit, _)| *fit).map(|(_, name)| name)
@@ -384,7 +389,7 @@ impl Replica {
         self.try_send(request).await.map_err(|unanswered| unanswered.error)
     }
 
-    /// As [`Self::send`]; what was not sent comes back as it was given.
+    /// As [`Self::send`]; an unsent request comes back unchanged.
     pub(super) async fn try_send(&self, request: Request<Body>) -> Result<Response<Answer>, Unanswered> {
         let proof = if is_work(&request) { Proof::Work } else { Proof::Life };
         let sent = self.exchange(request, proof, Whose::Client).await;
@@ -399,7 +404,7 @@ impl Replica {
     }
 
     /// As [`Self::send`], for a call that Foretell makes besides on behalf of a client's request, with that client's
-    /// key. Nothing that comes of it is held for or against the replica: it is judged by what clients ask of it.
+    /// key. Its result does not count in the replica's health, which depends on clients' own requests.
     ///
     /// # Errors
     /// As [`Self::send`].
@@ -460,7 +465,7 @@ impl Replica {
         })
     }
 
-    /// The fields that say to whom the request goes, and from whom.
+    /// Sets host, authorization, fields of Foretell's own calls, and the data-parallel rank.
     fn sign(&self, request: &mut Request<Body>, whose: Whose) {
         let fields = request.headers_mut();
         if !self.settings.keep_client_host || !fields.contains_key(HOST) {
@@ -527,7 +532,7 @@ impl Replica {
         }
     }
 
-    /// Connects, TLS included, within the time for it.
+    /// Connects, TLS included, within `connect_timeout`.
     async fn connect(&self) -> Result<Link, SendError> {
         let name = &self.settings.name;
         let begun = tokio::time::Instant::now();
@@ -578,7 +583,7 @@ impl Unanswered {
     }
 }
 
-/// What has happened at a replica since it is known.
+/// Counts of what has happened at a replica.
 #[derive(Clone, Debug)]
 pub struct Counters {
     /// Calls, health checks included.

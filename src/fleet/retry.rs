@@ -18,7 +18,7 @@ use crate::http::body::full;
 
 /// What a request adds to the budget; a retry takes [`RETRY`].
 const REQUEST: u32 = 1;
-/// A tenth of the requests may be sent twice.
+/// What a retry takes from the budget: a tenth of the requests may be sent twice.
 const RETRY: u32 = 10;
 /// The most retries at once: as many as may have been under way at a replica that goes away.
 const BURST: u32 = 100 * RETRY;
@@ -48,8 +48,8 @@ impl RetryBudget {
 }
 
 impl Fleet {
-    /// Sends `request` to `backend`; if no answer to it begins, once more to another replica of it (or by
-    /// a fresh connection, where an old one was dead), which `backend` then is. `repeatable` is the request's
+    /// Sends `request` to `replica`; if no answer to it begins, once more to another replica of its backend (or by
+    /// a fresh connection, where an old one was dead), which `replica` then is. `repeatable` is the request's
     /// body if it may be sent again although it may have arrived.
     ///
     /// # Errors
@@ -81,8 +81,8 @@ impl Fleet {
         replica.send(request).await
     }
 
-    /// Who may answer a request instead of `backend`, where its call ended by `error` before an answer had
-    /// begun: as in [`Self::send`], for those who call a replica by themselves. Counts as a retry.
+    /// The replica that may answer a request instead of `replica`, whose call ended by `error` before an answer had
+    /// begun: as in [`Self::send`], for callers that use a replica directly. Counts as a retry.
     pub fn elsewhere(&self, replica: &Arc<Replica>, error: &SendError) -> Option<Arc<Replica>> {
         let hung_up = matches!(
             error,
@@ -97,8 +97,8 @@ impl Fleet {
         })
     }
 
-    /// Who may answer a request once more whose answer from `backend` ended before it held anything: another replica,
-    /// else the same one. Counts as a retry.
+    /// The replica that may answer a request once more whose answer from `replica` ended before it held anything:
+    /// another one, else the same; `None` if the budget is spent. Counts as a retry.
     pub fn once_more(&self, replica: &Arc<Replica>) -> Option<Arc<Replica>> {
         let granted = self.budget.retry();
         replica.retried(granted);
@@ -109,7 +109,7 @@ impl Fleet {
         })
     }
 
-    /// What may be sent again, and to whom.
+    /// The request to send again and its replica; `None` if it must not be sent again.
     fn again(
         &self,
         replica: &Arc<Replica>,
@@ -135,7 +135,7 @@ fn copy_of(request: &Request<Body>, body: &Bytes) -> Request<Body> {
 }
 
 impl Unanswered {
-    /// A connection that could not be made in time is as good as refused: nothing was sent.
+    /// A connection that was not made in time counts as refused: nothing was sent.
     pub(super) fn kind(&self) -> SendErrorKind {
         match &self.error {
             SendError::ConnectTimeout { .. } => SendErrorKind::Connect,

@@ -6,12 +6,13 @@ use std::time::Duration;
 
 use tokio::time::{Instant, Sleep};
 
-/// Watches for how long the next byte is waited for. The time of a reader that does not read is not counted: a
-/// client that is slow is no backend that is silent.
+/// Limits the wait for the next byte. The time of a reader that does not read is not counted: a slow client does not
+/// make the backend silent.
 pub(super) struct Silence {
     most: Duration,
-    /// Until when the byte is waited for now.
+    /// The timer of the current wait.
     until: Option<Pin<Box<Sleep>>>,
+    /// A wait is under way.
     waiting: bool,
 }
 
@@ -20,12 +21,12 @@ impl Silence {
         Self { most, until: None, waiting: false }
     }
 
-    /// Something has come.
+    /// Ends the wait: something has come.
     pub(super) fn broken(&mut self) {
         self.waiting = false;
     }
 
-    /// Nothing is there. Ready, with the longest time, once that is over.
+    /// Begins or continues the wait. Ready, with the longest time, once that is over.
     pub(super) fn lasts(&mut self, cx: &mut Context<'_>) -> Poll<Duration> {
         let most = self.most;
         let until = self.until.get_or_insert_with(|| Box::pin(tokio::time::sleep(most)));

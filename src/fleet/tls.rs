@@ -33,7 +33,7 @@ pub enum TlsError {
     Unusable {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         detail: String,
     },
 }
@@ -49,8 +49,8 @@ impl TlsError {
     }
 }
 
-/// How to connect to a backend by TLS: `ca` is who must have signed its certificate (the usual public
-/// authorities without it), `identity` the certificate chain and key that Foretell shows.
+/// TLS towards a backend: `ca` must have signed its certificate (the usual public authorities if `None`);
+/// `identity` is the certificate chain and key that Foretell shows.
 ///
 /// # Errors
 /// A file cannot be used.
@@ -72,8 +72,8 @@ pub fn client(ca: Option<&Path>, identity: Option<(&Path, &Path)>) -> Result<Arc
     Ok(Arc::new(config))
 }
 
-/// How a listener answers by TLS, http/1.1 and h2; with `client_ca`, only clients with a certificate of that
-/// authority are let in.
+/// TLS of a listener, for http/1.1 and h2; with `client_ca`, only clients with a certificate of that
+/// authority are accepted.
 ///
 /// # Errors
 /// A file cannot be used.
@@ -96,7 +96,7 @@ pub fn server(cert: &Path, key: &Path, client_ca: Option<&Path>) -> Result<Arc<S
     Ok(Arc::new(config))
 }
 
-/// How to connect where nothing was configured: made once, as every replica would make the same.
+/// TLS towards a backend without settings: made once and shared by the replicas.
 pub(super) fn public() -> Result<Arc<ClientConfig>, TlsError> {
     static PUBLIC: OnceLock<Arc<ClientConfig>> = OnceLock::new();
     if let Some(config) = PUBLIC.get() {

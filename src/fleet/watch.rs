@@ -1,4 +1,4 @@
-//! Asking replicas that are down for their health, and names for their addresses.
+//! The background tasks of a fleet: health checks of replicas that are down, and lookups of names.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,13 +11,13 @@ use super::discover::Resolve;
 use super::replica::Replica;
 use crate::http::body::full;
 
-/// How often it is looked whether a replica is due; the replicas themselves are asked seldom.
+/// Interval at which replicas are checked for being due; each is asked far less often.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
-/// An engine that takes longer to say that it lives, does not.
+/// Timeout of a health check.
 const WITHIN: Duration = Duration::from_secs(2);
 
 impl Fleet {
-    /// Starts what runs beside the requests, until `stop`.
+    /// Starts lookups and health checks, until `stop`.
     pub fn watch(self: &Arc<Self>, resolver: &Arc<dyn Resolve>, stop: &CancellationToken) {
         for (name, every) in self.discoveries() {
             let (fleet, resolver, stop) = (Arc::clone(self), Arc::clone(resolver), stop.clone());
@@ -40,7 +40,7 @@ impl Fleet {
     }
 }
 
-/// Asks a replica for its health, and notes it.
+/// Makes a health check, and notes the result.
 async fn check(replica: &Arc<Replica>) {
     let healthy = tokio::time::timeout(WITHIN, healthy(replica)).await.unwrap_or(false);
     tracing::debug!(replica = replica.label(), healthy, "health check");
@@ -53,7 +53,7 @@ async fn healthy(replica: &Arc<Replica>) -> bool {
         Some(StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_IMPLEMENTED) => {
             status(replica, "/v1/models").await.is_some_and(|status| !status.is_server_error())
         }
-        // A wall before it (401, 403) is no sign of illness.
+        // 401 and 403 come from access control, and are no sign of illness.
         Some(status) => !status.is_server_error(),
         None => false,
     }

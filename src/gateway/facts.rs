@@ -18,15 +18,15 @@ pub struct Head<'a> {
     pub route: Route,
     /// The client's headers.
     pub headers: &'a HeaderMap,
-    /// Who the request belongs to.
+    /// The tenant; `None` if not known.
     pub tenant: Option<&'a str>,
-    /// What the client asks of Foretell.
+    /// The client's `x-foretell`.
     pub wish: Wish,
     /// The body is compressed.
     pub encoded: bool,
 }
 
-/// What is known when the head of a request is there.
+/// The facts that are known once the head of a request has been read.
 pub fn of_head<'a>(head: &Head<'a>, shared: &Shared) -> Facts<'a> {
     Facts {
         route: head.route,
@@ -56,7 +56,7 @@ pub fn backend<'a>(replica: &'a Replica, model: &str, modes: &ModeSwitch) -> Bac
     }
 }
 
-/// The laxest mode of all backends.
+/// The laxest mode of all backends; that of the process if there is none.
 fn laxest(fleet: &fleet::Fleet, modes: &ModeSwitch) -> Mode {
     fleet.names().map(|name| modes.of(name)).max().unwrap_or_else(|| modes.process())
 }

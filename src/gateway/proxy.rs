@@ -41,10 +41,10 @@ use crate::words::BypassReason;
 /// Longest `x-request-id` of a client that is taken over, bytes.
 const LONGEST_ID: usize = 128;
 
-/// What the buffers of a request take whose body is relayed unread, bytes.
+/// Memory for the buffers of a request whose body is relayed unread, bytes.
 const UNREAD: u64 = 128 << 10;
 
-/// What every request needs.
+/// Serves requests; one for all connections.
 pub struct Proxy {
     shared: Shared,
     limits: Limits,
@@ -62,7 +62,7 @@ struct Inbound {
     record: Record,
 }
 
-/// What is left to do with a completion whose body has been read, or not.
+/// What to do with a completion.
 enum Verdict {
     Drive {
         eligible: Eligible,
@@ -74,7 +74,7 @@ enum Verdict {
         to: Option<Arc<Replica>>,
         body: Payload,
     },
-    /// With a prediction; the client's own body is for a service that takes none.
+    /// Relay with a prediction (`altered`); `own` is the client's body, for a service that refuses predictions.
     Predict {
         why: Why,
         model: String,
@@ -85,12 +85,12 @@ enum Verdict {
     Fail(Failure),
 }
 
-/// A request that may be driven, with its replica and its place among the sessions.
+/// A request that may be driven, with its replica and its session permit.
 struct Eligible {
     request: Box<openai::Request>,
     to: Arc<Replica>,
     permit: OwnedSemaphorePermit,
-    /// For the body as it was understood, and for all that the session will hold.
+    /// Covers the parsed body and all that the session will hold.
     memory: Reservation,
 }
 
@@ -111,12 +111,12 @@ impl Payload {
     }
 }
 
-/// Why a completion is relayed.
+/// Why a completion is relayed, and with which prediction.
 #[derive(Clone)]
 struct Why {
     reason: BypassReason,
     parameter: Option<String>,
-    /// A likely answer may be sent along.
+    /// A `prediction` may be sent along.
     predict: bool,
     /// The body to send in place of the client's: the same with a prediction.
     predicted: Option<Bytes>,
@@ -138,7 +138,7 @@ impl From<BypassReason> for Why {
 fn bypass(outcome: Outcome) -> Option<Why> {
     match outcome {
         Outcome::Bypass(bypass) => Some(bypass.into()),
-        // Whoever relays it finds out that there is nobody, and answers with that.
+        // The relay finds no replica, and answers with that error.
         Outcome::Nobody => Some(BypassReason::NoPlan.into()),
         Outcome::Drive(_) | Outcome::Undecided(..) => None,
     }
@@ -192,13 +192,13 @@ impl Proxy {
         response
     }
 
-    /// Whatever is no completion.
+    /// Relays a request that is no completion.
     async fn other(&self, mut inbound: Inbound, body: RequestBody) -> Response<Body> {
         if inbound.parts.method == Method::CONNECT {
             return fail(inbound.record, &Failure::Connect);
         }
         let mut model = None;
-        // Only where several backends answer is it worth looking for the model.
+        // Only where there are several backends does the model matter.
         let body = if self.shared.fleet.needs_model() && inbound.parts.method == Method::POST {
             match route::read(body, self.limits.speculate_body, &self.shared.memory).await {
                 Read::Broken(error) => return fail(inbound.record, &Failure::of_body(&*error)),
@@ -302,7 +302,7 @@ impl Proxy {
         self.relay(inbound, body, replica).await
     }
 
-    /// Asks [`policy::decide`] with what the head tells, and once more with the body.
+    /// Asks [`policy::decide`] with the facts of the head, and once more with those of the body.
     async fn decide(&self, head: &Head<'_>, body: RequestBody) -> Verdict {
         let mut facts = facts::of_head(head, &self.shared);
         facts.leaps &= self.drive.is_some();
@@ -314,7 +314,7 @@ impl Proxy {
         }
         let bytes = match route::read(body, self.limits.speculate_body, &self.shared.memory).await {
             Read::Broken(error) => return Verdict::Fail(Failure::of_body(&*error)),
-            // Whom it is for stands in what was not read.
+            // The model, which decides the backend, is in the part that was not read.
             Read::Unread(_, Stopped::Memory) if fleet.needs_model() => return Verdict::Fail(Failure::Memory),
             Read::Unread(body, stopped) => {
                 let why = match stopped {
@@ -344,8 +344,8 @@ impl Proxy {
         Verdict::Relay { why, model, to, body: Payload::Whole(bytes) }
     }
 
-    /// Judges the body, and takes a place among the sessions if it may be driven. A replica that was picked
-    /// for it serves it also if it is relayed.
+    /// Judges the body, and takes a session permit if it may be driven. A replica that was picked for it serves it
+    /// also if it is relayed.
     fn judged(&self, facts: &Facts<'_>, body: &Bytes) -> Result<Eligible, (Why, Option<Arc<Replica>>)> {
         let Some(memory) = self.shared.memory.try_take(openai::parsed_bytes(body) as u64) else {
             return Err((BypassReason::Memory.into(), None));
@@ -374,7 +374,7 @@ impl Proxy {
         }
     }
 
-    /// Decides with a body that was judged and the replica that was picked for it. A place among the sessions is taken
+    /// Decides with a body that was judged and the replica that was picked for it. A session permit is taken
     /// if nothing else keeps the request from being driven.
     fn placed(
         &self,
@@ -423,7 +423,7 @@ impl Proxy {
         }
     }
 
-    /// Relays what the driver gives back.
+    /// Relays a request that the driver handed back.
     async fn relay_declined(&self, declined: Declined) -> Response<Body> {
         let Declined { unsent, slot, reason } = declined;
         let Unsent { mut head, body, replica } = unsent;
@@ -436,7 +436,7 @@ impl Proxy {
         relay.send_prepared(head, full(body)).await
     }
 
-    /// What the client asks of Foretell, if the operator lets clients ask.
+    /// The client's `x-foretell`, if the operator allows it.
     fn wish(&self, parts: &request::Parts) -> Wish {
         Wish::read(parts.headers.get(headers::CONTROL).filter(|_| self.client_control))
     }

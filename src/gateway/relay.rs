@@ -21,7 +21,7 @@ use crate::http::listen::Peer;
 use crate::observe::metrics::Prediction;
 use crate::observe::{Record, Recorded};
 
-/// Notes how a request is answered, and says on the answer how the request went.
+/// Records the answer, and adds `x-foretell-*` fields to it.
 fn answered(record: &mut Record, response: &mut Response<impl Sized>) {
     record.answered(response.status(), response.headers());
     let so_far = record.so_far();
@@ -50,15 +50,15 @@ pub(super) fn fail(mut record: Record, failure: &Failure) -> Response<Body> {
 
 /// One request on its way to a backend.
 pub struct Relay {
-    /// What will be said about it.
+    /// Its record.
     pub record: Record,
-    /// Where it goes.
+    /// The replica that it goes to.
     pub replica: Arc<Replica>,
-    /// Who can answer instead, if it gives no answer.
+    /// The fleet, for another replica if that one gives no answer.
     pub fleet: Arc<Fleet>,
-    /// `limits.relay_body`.
+    /// `limits.relay_body`, bytes; `None` is unlimited.
     pub limit: Option<u64>,
-    /// The body, if the request may be sent twice.
+    /// The body, if the request may be sent twice; else `None`.
     pub repeatable: Option<Bytes>,
 }
 
@@ -122,8 +122,8 @@ impl Relay {
         response
     }
 
-    /// As [`Self::send`] with a body that Foretell has put a prediction into. A service that refuses it gets the
-    /// client's own body: what it would have answered, it answers.
+    /// As [`Self::send`] with a body that Foretell has put a prediction into. If the service refuses that, the
+    /// client's own body is sent.
     pub async fn send_predicted(
         mut self,
         mut parts: request::Parts,
@@ -134,13 +134,13 @@ impl Relay {
     ) -> Response<Body> {
         let host = parts.uri.host().map(ToOwned::to_owned);
         headers::for_backend(&mut parts.headers, parts.version, host.as_deref(), peer);
-        // The length is another one.
+        // The altered body has another length.
         for name in [CONTENT_LENGTH, CONNECTION, UPGRADE] {
             parts.headers.remove(name);
         }
         let first = self.exchange(parts.clone(), crate::http::body::full(altered)).await;
         let refused = match &first {
-            // Neither costs anything; a pause that is asked for is another matter.
+            // A refusal for the body costs nothing; any other error is passed on, such as one that asks for a pause.
             Ok(response) => {
                 matches!(response.status(), StatusCode::BAD_REQUEST | StatusCode::UNPROCESSABLE_ENTITY)
             }

@@ -1,7 +1,7 @@
 //! Which requests could be speculated, and why the others are relayed.
 //!
 //! A candidate's body is read as long as it stays small and plain. Whatever was read is forwarded first, so a
-//! request that turns out to be no candidate is relayed as if nobody had looked.
+//! request that turns out to be no candidate is relayed unchanged.
 
 use std::sync::Arc;
 
@@ -54,7 +54,7 @@ pub enum Read {
     Whole(Bytes),
     /// What was read, and what is still to come.
     Unread(Body, Stopped),
-    /// The client broke off, or did not go on.
+    /// The client's body broke off, or stalled.
     Broken(BoxError),
 }
 

@@ -12,7 +12,7 @@ use crate::config::process::{Tenant, TenantFallback};
 /// Bytes of the hash that names a tenant: enough that no two keys of a fleet share one.
 const HASHED: usize = 8;
 
-/// The tenant of a request that `peer` has sent: the header of a trusted peer, else what the fallback says.
+/// The tenant of a request that `peer` has sent: by the header of a trusted peer, else by the fallback.
 pub fn of(configured: &Tenant, peer: Option<IpAddr>, headers: &HeaderMap) -> Option<String> {
     named(configured, peer, headers).or_else(|| match configured.fallback {
         TenantFallback::None => None,
@@ -20,7 +20,8 @@ pub fn of(configured: &Tenant, peer: Option<IpAddr>, headers: &HeaderMap) -> Opt
     })
 }
 
-/// A peer that is not trusted could name anybody; and where the header stands twice, somebody else has written one.
+/// The tenant that the configured header names. `None` if the peer is not trusted, as it could name any tenant, or if
+/// the header occurs twice.
 fn named(configured: &Tenant, peer: Option<IpAddr>, headers: &HeaderMap) -> Option<String> {
     let name = configured.header.as_deref()?;
     let trusted =

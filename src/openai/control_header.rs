@@ -13,7 +13,7 @@ pub const GAMMA_MAX: u8 = 32;
 pub enum Control {
     /// Relay this request unchanged.
     Off,
-    /// Understand it, but never leap.
+    /// Serve it by a session that never leaps.
     Ride,
     /// At most this many draft tokens in one round, 1..=32.
     Gamma(u8),

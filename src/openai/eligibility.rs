@@ -10,7 +10,7 @@ use super::request::{Prompt, Request, Route};
 use super::sampling::Sampling;
 use crate::words::BypassReason;
 
-/// What is to be done with a request, as far as its body tells.
+/// What is to be done with a request, by its body alone.
 #[derive(Clone, Debug)]
 pub enum Judgement {
     /// It may be speculated.
@@ -31,7 +31,7 @@ pub struct Finding {
     pub parameter: String,
     /// Its row in the table, if it is known.
     pub row: Option<&'static Parameter>,
-    /// Why it may not leap, if it may not.
+    /// Why the request may not leap because of it; `None` if it may.
     pub refused: Option<BypassReason>,
 }
 
@@ -66,7 +66,7 @@ pub fn understand(route: Route, body: &[u8]) -> Option<(Request, Vec<Finding>)> 
         }
     }
     require(route, &members, &mut findings);
-    // The first ride always streams, and so would take this error away from the client.
+    // Backends refuse `stream_options` without `stream`; the first ride always streams, and would hide that error.
     if !request.stream {
         refuse(&mut findings, "stream_options", BypassReason::Parameter);
     }

@@ -31,7 +31,7 @@ impl Routes {
     }
 }
 
-/// Whose parameter it is.
+/// The API that a parameter belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Owner {
     /// In OpenAI's own schema.
@@ -132,9 +132,9 @@ impl Plain {
 /// What is done with a parameter.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Treatment {
-    /// Every call says the same, or Foretell does it itself with the same result.
+    /// Every call sends it, or Foretell applies it itself with the same result.
     Carried(Field),
-    /// Foretell does it where the backend does not.
+    /// Foretell applies it where the backend does not.
     Emulated(Field),
     /// Goes out with the first ride and has no bearing on the output.
     Inert,

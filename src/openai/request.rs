@@ -52,7 +52,7 @@ pub enum Prompt {
 /// A completion request that may be speculated.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// Where it came in.
+    /// The route it came in on.
     pub route: Route,
     /// The model id as sent.
     pub model: String,
@@ -60,7 +60,7 @@ pub struct Request {
     pub prompt: Prompt,
     /// The client's explicit sampling fields over OpenAI's defaults.
     pub sampling: Sampling,
-    /// Most output tokens as sent by the client (`max_completion_tokens` wins over `max_tokens`).
+    /// Most output tokens (`max_completion_tokens` wins over `max_tokens`); `None` if the client sent no limit.
     pub max_tokens: Option<u32>,
     /// Texts that end the output and are not part of it.
     pub stop: Vec<String>,
@@ -74,13 +74,13 @@ pub struct Request {
     pub include_usage: bool,
     /// The client asked for `return_token_ids`, so they are not stripped from its answer.
     pub return_token_ids: bool,
-    /// The client's own predicted output.
+    /// The client's own predicted output; `None` if it sent none.
     pub prediction: Option<String>,
     /// The body as received, key order kept.
     pub body: Map<String, Value>,
 }
 
-/// How long a prompt is, as far as the body tells.
+/// The length of a prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PromptSize {
     /// Length, tokens: exact for ids, else an estimate.

@@ -28,7 +28,7 @@ impl SamplingField {
     ];
 }
 
-/// Which fields somebody has set, as opposed to left to the server.
+/// The sampling fields that the client has set, one bit each; the others are left to the server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Said(u8);
 
@@ -39,13 +39,13 @@ impl Said {
         Self(self.0 | 1 << field as u8)
     }
 
-    /// Whether it was set.
+    /// Whether the field was set.
     pub const fn has(self, field: SamplingField) -> bool {
         self.0 & (1 << field as u8) != 0
     }
 }
 
-/// What a server puts where the client says nothing.
+/// A server's own values for fields that the client leaves out.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Defaults {
     /// See [`Sampling::temperature`].
@@ -94,9 +94,9 @@ pub struct Sampling {
     pub frequency_penalty: f64,
     /// Divides positive and multiplies negative logits of tokens of prompt and output; 1 is none.
     pub repetition_penalty: f64,
-    /// Added to the logits of single tokens.
+    /// Added to the logits of these tokens.
     pub logit_bias: Vec<(TokenId, f32)>,
-    /// Seed of the noise, if one is given.
+    /// Seed of the noise; `None` if none is given.
     pub seed: Option<u64>,
     /// The end-of-text token may not be sampled before this many output tokens.
     pub min_tokens: u32,
@@ -176,12 +176,12 @@ impl Sampling {
         }
     }
 
-    /// Whether the client has left nothing to the server.
+    /// Whether the client has set every field, and leaves nothing to the server.
     pub fn says_all(&self) -> bool {
         SamplingField::ALL.into_iter().all(|field| self.said.has(field))
     }
 
-    /// Whether the most probable token is always taken, and nothing but the logits says which that is.
+    /// Whether the most probable token is always taken, and the logits alone decide which that is.
     #[expect(clippy::float_cmp, reason = "a penalty of exactly one is none")]
     pub fn plainly_greedy(&self) -> bool {
         self.temperature == 0.0

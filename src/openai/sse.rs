@@ -3,7 +3,7 @@
 //! Reading follows the WHATWG rules (CRLF, LF or CR ends a line, a blank line ends an event, `:` begins a
 //! comment, several `data` lines are one text), with a bound on what one event may hold.
 
-/// The most bytes that one event may hold before its blank line, unless told otherwise.
+/// The most bytes that one event may hold before its blank line, by default.
 pub const EVENT_BYTES: usize = 16 << 20;
 
 /// The data of the event that ends a stream.

@@ -4,16 +4,16 @@ use serde_json::{Map, Value, json};
 
 use crate::words::Ledger;
 
-/// Which way a request took.
+/// How a request was served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Path {
     /// It leapt at least once.
     Speculated,
-    /// It was understood and might have leapt, but rode to the end.
+    /// It was eligible and might have leapt, but rode to the end.
     Ridden,
-    /// It was understood not to leap, and relayed.
+    /// It was a completion that may not leap, and was relayed.
     Bypassed,
-    /// It is none of the speculated kind, and relayed.
+    /// It was no completion, and was relayed.
     Relayed,
 }
 
@@ -32,26 +32,26 @@ impl Path {
 /// `usage.foretell`: how the request went.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Leapt<'a> {
-    /// Which way it took.
+    /// How it was served.
     pub path: Path,
-    /// Why it did not leap, or not to the end.
+    /// Why it did not leap, or not to the end; `None` if it did.
     pub reason: Option<&'a str>,
     /// `name@revision` of its policy.
     pub policy: Option<&'a str>,
-    /// Rounds leapt.
+    /// Rounds whose verdict decided at least one token.
     pub rounds: u32,
     /// Draft tokens sent in them.
     pub drafted: u32,
     /// Draft tokens accepted in them.
     pub accepted: u32,
-    /// What judging them has cost in drift.
+    /// Drift from the target's distribution that judging them has cost.
     pub drift: Ledger,
-    /// Output tokens in all.
+    /// All output tokens.
     pub output_tokens: u32,
 }
 
 impl Leapt<'_> {
-    /// The object.
+    /// The JSON object.
     pub fn to_value(&self) -> Value {
         json!({
             "path": self.path.name(),
@@ -83,8 +83,8 @@ impl Usage {
         Self { base: Map::new(), prompt_tokens, prediction: None }
     }
 
-    /// From a `usage` object of the backend; keeps all that it says about the prompt. `None` if it does not
-    /// say how many tokens the prompt had.
+    /// From a `usage` object of the backend; keeps all that it reports about the prompt. `None` if it does not
+    /// report how many tokens the prompt had.
     pub fn from_backend(usage: &Value) -> Option<Self> {
         let base = usage.as_object()?.clone();
         let prompt_tokens = base.get("prompt_tokens")?.as_u64()?;
@@ -96,12 +96,12 @@ impl Usage {
         self.prompt_tokens
     }
 
-    /// Tokens of the prompt that the backend had cached, where it says so.
+    /// Tokens of the prompt that the backend had cached; `None` if it does not report that.
     pub fn cached_tokens(&self) -> Option<u64> {
         self.base.get("prompt_tokens_details")?.get("cached_tokens")?.as_u64()
     }
 
-    /// Says how many tokens of the client's own `prediction` were accepted and rejected.
+    /// Adds how many tokens of the client's own `prediction` were accepted and rejected.
     #[must_use]
     pub fn with_prediction(mut self, accepted: u32, rejected: u32) -> Self {
         self.prediction = Some((accepted, rejected));

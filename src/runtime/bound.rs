@@ -98,7 +98,7 @@ impl SlotFeed<'_> {
 pub struct Bound {
     /// The shape that the tensors are bound for.
     pub shape: RunShape,
-    /// When it last ran, in runs of the model.
+    /// The number of the model's run in which it was used last.
     pub used: u64,
     binding: IoBinding,
     ids: Tensor<i64>,
@@ -150,7 +150,7 @@ impl Bound {
         Ok(bound)
     }
 
-    /// Hands the small inputs over. On the CPU the memory is shared and once is enough, a device takes a copy.
+    /// Binds the small inputs. On the CPU the memory is shared and once is enough, a device takes a copy.
     fn bind_inputs(&mut self) -> ort::Result<()> {
         self.binding.bind_input("input_ids", &self.ids)?;
         self.binding.bind_input("positions", &self.positions)?;
@@ -160,7 +160,7 @@ impl Bound {
         self.binding.bind_input("rows", &self.rows)
     }
 
-    /// Runs the set. `feeds` has one entry per slot: the length of what lies there, and what it takes.
+    /// Runs the set. `feeds` has one entry per slot: the tokens that it holds, and the feed that it takes.
     pub fn run(
         &mut self,
         session: &mut Session,

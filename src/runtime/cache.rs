@@ -52,7 +52,7 @@ impl Cache {
         Self { shape, device, sets: Vec::new() }
     }
 
-    /// A set that was made.
+    /// The set of this index; an error if it was not created.
     pub fn set(&mut self, index: usize) -> Result<&mut TensorSet, ModelError> {
         let entry = self.sets.get_mut(index).and_then(Option::as_mut);
         entry.ok_or_else(|| ModelError::Runtime(format!("no cache set {index}")))

@@ -1,4 +1,4 @@
-//! Reads what a model is from the files beside its graph: `config.json` in the Hugging Face layout, and
+//! Reads the description of a model from the files beside its graph: `config.json` in the Hugging Face layout, and
 //! `generation_config.json` where there is one.
 
 use std::fs;
@@ -20,7 +20,7 @@ pub enum DescriptionError {
         /// The system's error.
         error: std::io::Error,
     },
-    /// A file does not say what it has to.
+    /// A file is not JSON, or a member is missing or wrong.
     #[error("{path}: {error}")]
     Invalid {
         /// Path of the file.
@@ -74,7 +74,7 @@ pub struct Description {
     pub context: usize,
     /// The token that begins a text, if there is one.
     pub bos: Option<TokenId>,
-    /// The tokens that end one.
+    /// The tokens that end a text.
     pub eos: Vec<TokenId>,
     /// The sizes of its cache.
     pub cache: CacheShape,

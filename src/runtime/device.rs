@@ -1,4 +1,4 @@
-//! CPU or CUDA: what was asked for, what the machine has, what was taken and why.
+//! CPU or CUDA: what was configured, what the machine has, what was taken and why.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use ort::session::builder::SessionBuilder;
 
 use crate::config::process;
 
-/// What the operator asked for.
+/// The device that the operator has configured.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DeviceChoice {
     /// CUDA where it works, else the CPU.
@@ -41,10 +41,10 @@ pub enum Device {
 /// CUDA was asked for and cannot be had.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
-    /// This ONNX Runtime knows no CUDA.
+    /// This ONNX Runtime was built without CUDA.
     #[error("{0} is built without CUDA: point ORT_DYLIB_PATH at the library of onnxruntime-gpu")]
     NotBuiltIn(String),
-    /// It knows CUDA, but cannot start it.
+    /// It was built with CUDA, which cannot be started.
     #[error("CUDA does not start: {0}")]
     NotStarted(String),
 }

@@ -1,9 +1,9 @@
 //! The model drafter as a service: many sessions draft from one small model, stepped in one batch.
 //!
-//! The model lives on a thread of its own, so a hang or a crash of it costs drafts and never a request: who will
-//! wait no longer drops the future, and rides. A session takes a [`Seat`]; what it drafted is kept in the cache, so
-//! that the next draft feeds only what is new since the common prefix. A question whose future was dropped is
-//! given up before the next run of the model, and what the model had read for it stays in the cache.
+//! The model lives on a thread of its own, so a hang or a crash of it costs drafts and never a request: a session
+//! that will not wait any longer drops the future, and rides. A session takes a [`Seat`]; what it drafted is kept in
+//! the cache, so that the next draft feeds only what is new since the common prefix. A question whose future was
+//! dropped is given up before the next run of the model, and what the model had read for it stays in the cache.
 
 mod worker;
 
@@ -36,7 +36,7 @@ pub enum DraftFault {
         /// Most tokens of a context.
         context: usize,
     },
-    /// The request makes no sense: an empty text, a place outside of it.
+    /// The question is invalid: an empty text, or a place outside of it.
     #[error("{0}")]
     Invalid(String),
     /// A run of the model failed.
@@ -79,7 +79,7 @@ impl DrafterService {
         Ok(Self::start_with(Box::new(super::model::Model::open(folder, options)?)))
     }
 
-    /// Starts the thread of a model that is there.
+    /// Starts the thread of a model that is loaded.
     pub fn start_with(model: Box<dyn Forward>) -> Self {
         let (commands, inbox) = mpsc::channel();
         let config = model.config().clone();

@@ -39,12 +39,12 @@ impl Controls {
         self.tokens.load(Ordering::SeqCst)
     }
 
-    /// From now on every run fails, or none.
+    /// Sets whether every run from now on fails.
     pub fn fail(&self, failing: bool) {
         self.failing.store(failing, Ordering::SeqCst);
     }
 
-    /// The next run takes its thread down.
+    /// From now on a run panics, which ends its thread.
     pub fn crash(&self) {
         self.panicking.store(true, Ordering::SeqCst);
     }

@@ -123,7 +123,7 @@ pub enum ModelError {
 
 /// A language model over a slot cache.
 pub trait Forward: Send {
-    /// What is known of it.
+    /// Its sizes and end tokens.
     fn config(&self) -> &ModelConfig;
     /// An empty lane, if there is one.
     fn reserve(&mut self) -> Option<Lane>;

@@ -81,7 +81,7 @@ pub struct Layout {
     widest: usize,
     sequences: Vec<Option<Sequence>>,
     sets: Vec<Option<Set>>,
-    /// Per shape that would have been better, what doing without it has cost so far.
+    /// By shape that would have been better: what doing without it has cost so far, in runs as of [`cost`].
     regret: Vec<(SetShape, f64)>,
     steps: Vec<Step>,
 }
@@ -141,7 +141,7 @@ impl Layout {
         }
     }
 
-    /// Who lies in the slots of a set.
+    /// The sequence in each slot of a set; empty if there is no such set.
     pub fn slots(&self, set: usize) -> &[Option<Lane>] {
         self.sets.get(set).and_then(Option::as_ref).map_or(&[], |set| set.slots.as_slice())
     }
@@ -151,7 +151,7 @@ impl Layout {
         Some(self.sets.get(set)?.as_ref()?.shape)
     }
 
-    /// What is to be done before the next run; empties the list.
+    /// Moves the steps to be taken before the next run to the end of `into`.
     pub fn take_steps(&mut self, into: &mut Vec<Step>) {
         into.append(&mut self.steps);
     }
@@ -183,7 +183,7 @@ impl Layout {
         self.place(lane).and_then(|place| self.shape(place.set)) == Some(wanted)
     }
 
-    /// Makes `to` lie in a slot that holds the first `len` rows of `from`.
+    /// Copies the first `len` rows of `from` into a slot of its own for `to`.
     pub fn fork(&mut self, from: Lane, to: Lane, len: usize) -> Result<(), ModelError> {
         let (have, source) = match (self.sequence(from), self.sequence(to)) {
             (Some(sequence), Some(_)) if from != to => (sequence.len, sequence.place),
@@ -367,7 +367,7 @@ impl Layout {
         paid
     }
 
-    /// Whether a set has the wanted shape and holds nobody but the group.
+    /// Whether a set has the wanted shape and holds no sequence outside the group.
     fn home(&self, set: usize, wanted: SetShape, group: &[Lane]) -> bool {
         self.shape(set) == Some(wanted) && self.slots(set).iter().flatten().all(|lane| group.contains(lane))
     }

@@ -1,7 +1,7 @@
 //! Finds the shared library of ONNX Runtime and starts its environment, once per process.
 //!
 //! The library is loaded at run time and not linked, so that the proxy starts and relays on a machine that
-//! has none: what is missing is then one drafter less and a message that says where was looked.
+//! has none: then model drafters are missing, with a message that lists where it was searched.
 
 use std::env;
 use std::fmt::Write as _;
@@ -35,7 +35,7 @@ pub enum LibraryError {
     Unfit {
         /// Path of the library.
         path: PathBuf,
-        /// What its loading said.
+        /// The loader's error.
         reason: String,
     },
 }
@@ -63,7 +63,7 @@ pub struct Surroundings {
 }
 
 impl Surroundings {
-    /// Those of this process.
+    /// The surroundings of this process.
     pub fn here() -> Self {
         let variable = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         Self {
@@ -104,7 +104,7 @@ impl Surroundings {
         caches
     }
 
-    /// The library's path.
+    /// The path of the library: the one that is named, else the first candidate that exists.
     pub fn find(&self) -> Result<PathBuf, LibraryError> {
         if let Some(named) = &self.named {
             return if named.is_file() { Ok(named.clone()) } else { Err(LibraryError::Named(named.clone())) };
@@ -144,7 +144,7 @@ pub fn load() -> Result<Library, LibraryError> {
     Ok(library)
 }
 
-/// Passes what the runtime has to say on to the log: it would write to standard error by itself.
+/// Passes the runtime's own messages on to the log; by itself it would write to standard error.
 fn logged(level: LogLevel, place: &str, message: &str) {
     match level {
         LogLevel::Verbose | LogLevel::Info => tracing::trace!(place, "ONNX Runtime: {message}"),

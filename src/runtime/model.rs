@@ -63,7 +63,7 @@ pub enum OpenError {
     Graph {
         /// Path of the file.
         path: String,
-        /// What the runtime said.
+        /// The runtime's error.
         reason: String,
     },
 }
@@ -247,7 +247,7 @@ impl Model {
     }
 }
 
-/// The builder with our settings. One operator runs at a time: a graph of one path has nothing to run beside it.
+/// The builder with our settings. One operator runs at a time: the graph has no parallel branches.
 fn tuned(builder: SessionBuilder, options: &Options) -> ort::Result<SessionBuilder> {
     let threads = match options.threads {
         0 => thread::available_parallelism().map_or(1, usize::from),
@@ -280,7 +280,7 @@ fn wanted_rows(feed: &Feed<'_>) -> usize {
     }
 }
 
-/// The graph has the inputs and outputs of the contract, and the layers of its description.
+/// Checks that the graph has the inputs and outputs of the contract, and the layers of its description.
 fn check_graph(session: &Session, description: &Description) -> Result<(), String> {
     let has =
         |name: &str| session.inputs().iter().chain(session.outputs()).any(|outlet| outlet.name() == name);

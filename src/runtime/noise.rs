@@ -59,7 +59,7 @@ impl Place {
 mod tests {
     use super::*;
 
-    /// Computed from the definition in design section 5 by another implementation (Python integers, `math.log`).
+    /// Computed from the definition by another implementation (Python integers, `math.log`).
     const GOLDEN: &[(u64, u32, u64, u32, u64, f64)] = &[
         (0, 0, 0, 0, 0x673A_EDCB_0CDF_AEA7, 0.096_272_948_089_269_74),
         (1, 0, 5, 9, 0x7ADB_317C_8E39_C8F5, 0.309_024_633_826_520_6),

@@ -18,7 +18,7 @@ use super::noise::Place;
 use crate::openai::Sampling;
 use crate::units::TokenId;
 
-/// Log-probability reported for a token that cannot be sampled (JSON has no −∞; vLLM says the same).
+/// Log-probability reported for a token that cannot be sampled (JSON has no −∞; vLLM reports the same).
 pub const NEVER: f32 = -9999.0;
 
 /// A sampled token.
@@ -69,7 +69,7 @@ impl History {
         history
     }
 
-    /// A token has become output.
+    /// Adds an output token.
     pub fn push(&mut self, token: TokenId) {
         self.output += 1;
         if self.counting {
@@ -94,7 +94,7 @@ impl Sampler {
         Self { sampling, seed, choice, ends: Vec::new() }
     }
 
-    /// The tokens that `min_tokens` keeps from being sampled too early.
+    /// Sets the tokens that must not be sampled before `min_tokens`.
     #[must_use]
     pub fn with_ends(mut self, ends: Vec<TokenId>) -> Self {
         self.ends = ends;
@@ -111,7 +111,7 @@ impl Sampler {
         &self.sampling
     }
 
-    /// The past that this sampler's penalties see.
+    /// A history of the past for this sampler's penalties.
     pub fn history(&self, prompt: &[TokenId], output: &[TokenId]) -> History {
         History::new(&self.sampling, prompt, output)
     }
@@ -183,7 +183,7 @@ impl Sampler {
             return Kept::All;
         }
         let weight = |logit: f32| (f64::from(logit - most) / scale).exp();
-        // p ≥ min_p · max p, said of logits: no exponential needed.
+        // p ≥ min_p · max p, in terms of logits: no exponential needed.
         let mut floor = if few { f64::from(most) + scale * min_p.ln() } else { f64::NEG_INFINITY };
         let mut total = None;
         if !few && !counted {

@@ -17,7 +17,7 @@ pub struct Accepted {
     pub tokens: Vec<TokenId>,
     /// The draft nodes that were accepted, from the top down.
     pub nodes: Vec<usize>,
-    /// The backend said that the last of the tokens ends the text.
+    /// The backend reported that the last of the tokens ends the text.
     pub ends: bool,
 }
 
@@ -67,13 +67,13 @@ pub fn walk(
     Some(accepted)
 }
 
-/// The token that the target takes at a place: its own sample, or one drawn for it.
+/// The token that the target takes at a place: its own sample, or one drawn here from its whole distribution.
 fn sampled(row: &Row, noise: impl FnOnce() -> f64) -> Option<TokenId> {
     row.sample
         .or_else(|| row.dist.as_ref().filter(|dist| dist.complete).and_then(|dist| drawn(dist, noise())))
 }
 
-/// The token on which `noise` falls.
+/// The token on which `noise`, uniform in (0, 1), falls.
 fn drawn(dist: &Dist, noise: f64) -> Option<TokenId> {
     let total: f64 = dist.top.iter().map(|entry| entry.1).sum();
     let mut left = noise * total;
@@ -91,7 +91,7 @@ pub trait Walk {
     /// does not fit the draft.
     fn walk(&mut self, draft: &Tree, verdict: &Verdict, context: usize) -> Option<Accepted>;
 
-    /// What that has cost so far.
+    /// The drift of the output so far.
     fn ledger(&self) -> Ledger;
 }
 
@@ -104,7 +104,7 @@ pub struct Judge {
 }
 
 impl Judge {
-    /// A judge whose draws, where the backend tells distributions and no samples, are those of the seed `noise`.
+    /// A judge whose draws, where the backend sends distributions and no samples, are those of the seed `noise`.
     pub fn new(rule: Rule, noise: u64) -> Self {
         Self { rule, ledger: Ledger::default(), noise }
     }

@@ -1,7 +1,7 @@
 //! The state machine: which actions are under way, what each event does to them, and how every fault ends.
 //!
 //! Two rules keep it exact. A token that was read is the past: it is emitted, whatever happens next. And an
-//! action that was cancelled is forgotten with everything it may yet say. All else is bookkeeping.
+//! action that was cancelled is forgotten: later events of it are ignored. All else is bookkeeping.
 
 mod decide;
 mod flight;
@@ -33,9 +33,9 @@ pub struct Session<W: Walk = Judge> {
     wait: Option<Tick>,
     /// The ids of this request cannot be trusted.
     doubt: bool,
-    /// Why leaping is not allowed now.
+    /// Why the gates do not allow leaping now; `None` if they do.
     closed: Option<RideReason>,
-    /// No leap before this, because the backend said so.
+    /// No leap before this: the backend asked for a pause.
     pause: Option<Tick>,
     /// After a fault: no leap before so many output tokens, for this reason.
     fault_until: usize,
@@ -96,8 +96,8 @@ impl<W: Walk> Session<W> {
         session
     }
 
-    /// Takes an event. `answers` names the action that it answers, [`ActionId::WORLD`] for events of the
-    /// world. Events of actions that are not under way are dropped unseen.
+    /// Takes an event. `answers` names the action that it answers, [`ActionId::WORLD`] for events that answer none.
+    /// Events of actions that are not under way are ignored.
     pub fn handle(&mut self, answers: ActionId, event: Event, now: Tick) {
         match event {
             Event::ClientGone => return self.finish(None),
@@ -142,12 +142,12 @@ impl<W: Walk> Session<W> {
         &self.summary
     }
 
-    /// When [`Event::Timeout`] is wanted.
+    /// When [`Event::Timeout`] is due; `None` if nothing under way has a deadline.
     pub fn deadline(&self) -> Option<Tick> {
         self.flight.deadline().into_iter().chain(self.wait).min()
     }
 
-    /// Ends what is too late at `now`.
+    /// Ends the actions whose deadline has passed at `now`.
     fn expire(&mut self, now: Tick) {
         if let Some(late) = self.flight.draft.take_if(|draft| draft.until <= now) {
             self.act(Action::Cancel(late.id));

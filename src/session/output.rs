@@ -8,7 +8,7 @@ use super::start::{Ending, Hold, Limit, StopOrder};
 use super::{Decode, Delta, Finish, Stopped};
 use crate::units::TokenId;
 
-/// Output so far.
+/// The output of one request so far.
 pub struct Output {
     ending: Ending,
     limit: Limit,
@@ -23,6 +23,7 @@ pub struct Output {
     compared: usize,
     /// Bytes of `text` that the client has.
     sent: usize,
+    /// The backend's text has been what the tokens decode to.
     agrees: bool,
     finish: Option<Finish>,
     stopped: Option<Stopped>,
@@ -47,7 +48,7 @@ impl Output {
         }
     }
 
-    /// Tells how long the prompt is, for the limit of the context.
+    /// Sets the length of the prompt, tokens, for the limit of the context.
     pub fn set_prompt_len(&mut self, len: usize) {
         self.prompt_len = Some(len);
     }
@@ -57,12 +58,12 @@ impl Output {
         &self.tokens
     }
 
-    /// Why the output is over, judged by the tokens.
+    /// Why the output is over, judged by the tokens; `None` while it goes on.
     pub fn finish(&self) -> Option<Finish> {
         self.finish
     }
 
-    /// What ended the output before its limit.
+    /// What ended the output before its limit; `None` at the limit.
     pub fn stopped(&self) -> Option<&Stopped> {
         self.stopped.as_ref()
     }
@@ -139,7 +140,7 @@ impl Output {
         Delta { tokens: Vec::new(), text: self.release() }
     }
 
-    /// Takes tokens in order until the output is over; the rest never existed. `ends`: the backend says that
+    /// Takes tokens in order until the output is over; later ones are dropped. `ends`: the backend reports that
     /// the last of them ends the text.
     pub fn extend(&mut self, tokens: &[TokenId], ends: bool) -> Delta {
         let mut taken = Vec::with_capacity(tokens.len());
@@ -153,7 +154,7 @@ impl Output {
         Delta { tokens: taken, text: self.release() }
     }
 
-    /// Ends the output from outside and lets go of what was held back.
+    /// Ends the output if it goes on, and releases what was held back.
     pub fn end(&mut self, finish: Finish) -> Delta {
         if self.finish.is_none() {
             self.flush(finish);
@@ -227,7 +228,7 @@ impl Output {
         text
     }
 
-    /// Bytes at the end that may become a stop text.
+    /// Bytes at the end of the text that may be the beginning of a stop text.
     fn held(&self) -> usize {
         let bytes = self.text.as_bytes();
         let stops = self.ending.stop.iter().map(String::as_bytes);

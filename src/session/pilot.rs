@@ -29,7 +29,7 @@ pub enum Step {
     Draft(usize),
 }
 
-/// Where the session stands when it asks.
+/// The state of the session when a step is chosen.
 #[derive(Clone, Copy, Debug)]
 pub struct Stand {
     /// Whether it is leaping already.
@@ -48,17 +48,17 @@ struct Streak {
     since: Tick,
     rounds: u32,
     tokens: usize,
-    /// The first verify call has been answered: what it took tells the cost of switching.
+    /// The first verify call has been answered: its time shows the cost of switching.
     switched: bool,
     /// Begun without any measured verify call (or draft of the model drafter).
     trial: bool,
 }
 
-/// First tokens of a source that must have been seen before it is trusted.
+/// First tokens of a source that must have been observed (decayed count) before it is trusted.
 const EVIDENCE: f64 = 4.0;
 /// Prompt tokens learnt at one token event, so that a long prompt delays no token by much.
 const BITE: usize = 1024;
-/// Tokens ridden after a streak that lost, doubled with every loss in a row.
+/// After `n` lost streaks or failed calls in a row, `PENANCE << n` tokens are ridden.
 const PENANCE: usize = 16;
 
 /// The pilot of one session.
@@ -70,6 +70,7 @@ pub struct Pilot {
     /// The drafters, in the policy's order.
     seats: Vec<Seat>,
     prompt: Option<Vec<TokenId>>,
+    /// Tokens of prompt and output that the lookups have learnt.
     fed: usize,
     gamma_max: usize,
     gamma_fixed: Option<usize>,
@@ -78,7 +79,9 @@ pub struct Pilot {
     tuning: Tuning,
     dice: Dice,
     streak: Option<Streak>,
+    /// Lost streaks and failed verify calls in a row, at most 5.
     losses: u32,
+    /// No leap before so many output tokens.
     not_before: usize,
 }
 
@@ -105,12 +108,12 @@ impl Pilot {
         }
     }
 
-    /// Those that answer at once.
+    /// The lookups, which answer at once.
     fn lookups(&self) -> impl Iterator<Item = &dyn Lookup> {
         self.seats.iter().filter_map(|seat| Some(seat.inline()?.lookup.as_ref()))
     }
 
-    /// The model drafter.
+    /// The seat of the model drafter, if there is one.
     fn model(&self) -> Option<(&Seat, &Asked)> {
         self.seats.iter().find_map(|seat| Some((seat, seat.asked()?)))
     }
@@ -123,18 +126,18 @@ impl Pilot {
         self.seats.iter_mut().find_map(Seat::asked_mut)
     }
 
-    /// The shared store.
+    /// What was learnt, shared by all sessions of the epoch.
     pub fn control(&self) -> &Control {
         &self.control
     }
 
-    /// How the next round will be verified.
+    /// Plan, fallback and context size of the next round.
     pub(super) fn way(&self) -> Way {
         let plan = self.plans.first().copied().unwrap_or(Plan::FanOut);
         Way { plan, fallback: self.plans.get(1).copied(), context: self.fed }
     }
 
-    /// Tells the prompt. It is learnt in bites, at the token events that follow.
+    /// Sets the prompt. It is learnt in bites, at the token events that follow.
     pub fn know_prompt(&mut self, prompt: Vec<TokenId>) {
         self.prompt = Some(prompt);
     }
@@ -144,7 +147,8 @@ impl Pilot {
         self.prompt.as_deref()
     }
 
-    /// Learns from ridden tokens: virtual rounds go on, drafters see them. `from` is the first new one.
+    /// Learns from ridden tokens: advances virtual rounds and feeds the drafters. `from` is the index of the first
+    /// new token.
     pub fn ridden(&mut self, output: &[TokenId], from: usize) {
         if self.prompt.is_none() || self.lookups().next().is_none() || self.gamma_fixed.is_some() {
             return;
@@ -297,7 +301,7 @@ impl Pilot {
         self.model().is_some_and(|(_, asked)| asked.warm)
     }
 
-    /// Leaping begins.
+    /// Notes that leaping begins.
     pub fn enter(&mut self, now: Tick) {
         self.seats.iter_mut().filter_map(Seat::inline_mut).for_each(|inline| inline.virtual_round = None);
         let modelled = self.model().is_some();
@@ -331,7 +335,7 @@ impl Pilot {
         self.not_before = done + (PENANCE << self.losses);
     }
 
-    /// No leap before so many output tokens.
+    /// The number of output tokens before which the session must not leap.
     pub fn not_before(&self) -> usize {
         self.not_before
     }
@@ -344,7 +348,7 @@ impl Pilot {
     }
 }
 
-/// Notes the fate of every child of `place` once `token` is known to follow it, for everybody who proposed it.
+/// Notes for every child of `place`, and for every drafter that proposed it, whether it is the `token` that came.
 fn score(
     control: &Control,
     tuning: &mut Tuning,

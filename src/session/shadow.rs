@@ -1,4 +1,4 @@
-//! Virtual rounds: what leaping would have brought, learnt while riding and paid for by nobody.
+//! Virtual rounds: what leaping would have brought, learnt while riding and without a verify call.
 //!
 //! The next virtual draft starts one past the accepted run of the last, as real rounds do: scoring a draft at
 //! every position overstates what leaping brings.
@@ -57,7 +57,7 @@ impl ShadowPlan {
     /// Longest distance between two passes, unless the share asks for more.
     const FAR: usize = 512;
 
-    /// The first pass after the first chunk.
+    /// A plan whose first pass is due after [`Self::CHUNK`] output tokens.
     pub fn new() -> Self {
         Self { next: Self::CHUNK, interval: Self::CHUNK }
     }
@@ -67,18 +67,18 @@ impl ShadowPlan {
         (len >= self.next).then(|| len - Self::CHUNK.min(len))
     }
 
-    /// No pass before `tokens` more.
+    /// Puts the next pass off until `tokens` output tokens after `len`.
     pub fn wait(&mut self, len: usize, tokens: usize) {
         self.next = len + tokens;
     }
 
-    /// Tokens that must be ridden to earn a pass: `pass` and `token` are the seconds of each.
+    /// Tokens that must be ridden to earn a pass: `pass` and `token` are the seconds of each, `None` if not measured.
     pub fn earned_by(pass: Option<f64>, token: Option<f64>) -> usize {
         let share = pass.zip(token).map(|(pass, token)| pass / (Self::SHARE * token.max(1e-7)));
         share.map_or(Self::CHUNK, |tokens| tokens.ceil().min(1e6) as usize)
     }
 
-    /// Plans the next pass after one that needed `earned` tokens.
+    /// Plans the next pass after one at `len` output tokens; `earned` is the result of [`Self::earned_by`].
     pub fn passed(&mut self, len: usize, promising: bool, earned: usize) {
         self.interval = if promising { Self::CHUNK } else { (self.interval * 2).min(Self::FAR) };
         self.next = len + self.interval.max(earned);

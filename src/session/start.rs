@@ -17,7 +17,7 @@ pub struct Start {
     pub limit: Limit,
     /// What ends the output before that.
     pub ending: Ending,
-    /// Effective temperature.
+    /// Sampling temperature, the server's default included.
     pub temperature: f64,
     /// Turns output tokens into text.
     pub decode: Box<dyn Decode>,
@@ -28,8 +28,8 @@ pub struct Start {
     pub rules: Rules,
     /// Seeds the session's own randomness, which decides what is explored and never what is emitted.
     pub seed: u64,
-    /// Seeds what is drawn here for the output, where the backend tells distributions and no samples: fresh for
-    /// every request, and shared with nobody.
+    /// Seeds what is drawn here for the output, where the backend sends distributions and no samples: fresh for
+    /// every request, and used for nothing else.
     pub noise: u64,
 }
 
@@ -49,7 +49,7 @@ pub struct Ending {
     pub stop: Vec<String>,
     /// Which of them counts if one token completes several.
     pub stop_order: StopOrder,
-    /// What the backend keeps back for their sake.
+    /// How much text the backend holds back because a stop text may begin in it.
     pub hold: Hold,
     /// A matched stop text (or the text of a stop token) stays in the output.
     pub include_stop: bool,
@@ -88,7 +88,7 @@ pub enum Hold {
 /// Whether the session may leap at all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Permission {
-    /// It may.
+    /// It may leap.
     Leap,
     /// It rides for this reason, and scores drafts in the shadow.
     Shadow(RideReason),
@@ -102,7 +102,7 @@ pub struct Rules {
     /// Whether the session may leap at all.
     pub permission: Permission,
     /// Verify plans of the replica for this request, best first: a place that one of them cannot decide is
-    /// taken by the next. None means ride.
+    /// taken by the next. Empty: the session rides.
     pub plans: Vec<Plan>,
     /// By which rule draft tokens are judged.
     pub rule: Rule,
@@ -114,9 +114,9 @@ pub struct Rules {
     /// empty draft is one token. Ignores prediction, margins, holdback and the gates for load, staleness,
     /// acceptance, latency and budgets; never context or health.
     pub gamma_fixed: Option<usize>,
-    /// Leaping must beat riding by this share to begin.
+    /// To begin, leaping must be expected to beat riding by this share (0.10 is 10 % faster).
     pub margin: f64,
-    /// And by this share to go on.
+    /// To go on leaping, it must be expected to beat riding by this share.
     pub stay: f64,
     /// The drafters that need no model, in order of preference.
     pub lookups: Vec<LookupSpec>,
@@ -128,7 +128,7 @@ pub struct Rules {
     pub holdback: bool,
     /// Longest continued ride in tokens, where rides must be bounded; `None` leaves it to what is measured.
     pub segment: Option<u32>,
-    /// How long a verify call may take.
+    /// Timeout of a verify call.
     pub verify_timeout: Duration,
     /// How long a draft of the model drafter is waited for; `None` is the session's own patience, twice the time of
     /// a ridden token. The first draft of a request, for which the drafter reads the prompt, is waited for however

@@ -158,7 +158,7 @@ fn difference(
         return String::new();
     }
     let new = after.get(before.len()..).unwrap_or_default().to_owned();
-    // What was said now is the context of what comes next.
+    // The text returned now is the context of what comes next.
     if !new.is_empty() {
         window.drain(..*said);
         *said = window.len();

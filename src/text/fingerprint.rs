@@ -11,7 +11,7 @@ use crate::units::TokenId;
 pub struct Fingerprint([u8; 32]);
 
 impl Fingerprint {
-    /// Of a vocabulary in any order. Lengths are hashed too, so that no two vocabularies run together.
+    /// The fingerprint of a vocabulary in any order. Lengths are hashed too, so that entries cannot run together.
     pub fn of<'a>(vocabulary: impl IntoIterator<Item = (TokenId, &'a str)>) -> Self {
         let mut entries: Vec<_> = vocabulary.into_iter().collect();
         entries.sort_unstable();

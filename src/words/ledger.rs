@@ -1,6 +1,6 @@
 //! What judging has cost an output in drift from the target's law.
 
-/// The account of one output; empty by the exact rule.
+/// The drift of one output; zero by the exact rule.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Ledger {
     /// Bound of the total-variation distance of the output so far.

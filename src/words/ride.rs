@@ -1,6 +1,6 @@
 //! Why an eligible request rides: a closed list, so that every ride has a name in headers, metrics and logs.
 
-/// Why an eligible request is not leaping (design section 2).
+/// Why an eligible request is not leaping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum RideReason {
     /// Held back as control group.
@@ -33,7 +33,7 @@ pub enum RideReason {
     Policy,
     /// Riding while drafts are scored in the shadow.
     Shadow,
-    /// A control window of the replica.
+    /// A control window: a few tokens are ridden so that the pace of riding is measured again.
     Switchback,
     /// No drafter had a proposal.
     NoDraft,

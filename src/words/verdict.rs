@@ -1,4 +1,4 @@
-//! How a draft is verified, and what the backend said.
+//! How a draft is verified, and what the backend answers.
 
 use crate::units::TokenId;
 
@@ -29,7 +29,7 @@ impl Plan {
         }
     }
 
-    /// What drafts it takes.
+    /// The shape of the drafts that it verifies.
     pub const fn shape(self) -> Shape {
         match self {
             Self::FanOut | Self::Tree => Shape::Tree,
@@ -37,7 +37,7 @@ impl Plan {
         }
     }
 
-    /// Sequences that a round with so many nodes gives the engine.
+    /// Sequences that the engine computes for a round with so many nodes.
     pub const fn sequences(self, nodes: usize) -> usize {
         match self {
             Self::FanOut => nodes + 1,
@@ -64,7 +64,7 @@ impl Plan {
     }
 }
 
-/// What drafts a plan takes.
+/// The shape of the drafts that a plan verifies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
     /// A tree.
@@ -74,7 +74,7 @@ pub enum Shape {
 }
 
 /// The distribution of the token at one place, processed as the request's sampling asks (temperature, penalties,
-/// truncation), as far as it is told.
+/// truncation), as far as the engine reports it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Dist {
     /// Tokens and their probabilities, the most probable first.
@@ -83,7 +83,7 @@ pub struct Dist {
     pub complete: bool,
 }
 
-/// What the target says at one place: row 0 follows the context, row `i + 1` follows node `i`. A row with
+/// The target's answer at one place: row 0 follows the context, row `i + 1` follows node `i`. A row with
 /// neither a sample nor a complete distribution is not decided.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Row {
@@ -91,9 +91,9 @@ pub struct Row {
     pub sample: Option<TokenId>,
     /// The distribution that it was sampled from, or is to be.
     pub dist: Option<Dist>,
-    /// The probability of the node that this row follows, under the row of its parent.
+    /// The probability of the node that this row follows, under the row of its parent; `None` if not known.
     pub draft_p: Option<f64>,
-    /// The backend says that the sample ends the text.
+    /// The backend reports that the sample ends the text.
     pub ends: bool,
 }
 
@@ -116,17 +116,17 @@ impl Row {
 pub struct Verdict {
     /// Row 0 follows the context, row `i + 1` follows node `i`.
     pub rows: Vec<Row>,
-    /// Tokens that the backend really computed, where it tells; otherwise unknown.
+    /// Tokens that the backend really computed; `None` if it does not report that.
     pub computed: Option<u32>,
-    /// How the draft was put to the backend, for what the call costs; unknown where no call was made.
+    /// How the draft was put to the backend, which its cost is noted under; `None` where no call was made.
     pub put: Option<Put>,
 }
 
 /// How a draft was put to the backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Put {
-    /// By this plan.
+    /// The plan.
     pub plan: Plan,
-    /// So many of its nodes, from the first on.
+    /// How many of the draft's nodes were sent, from the first on.
     pub nodes: usize,
 }

@@ -8,14 +8,14 @@ use crate::control::prospect::Prior;
 use crate::units::Tick;
 use crate::words::Plan;
 
-/// Most nodes told apart in a table.
+/// Most nodes with an entry of their own in a table; larger drafts share the last.
 pub const NODES_MAX: usize = 32;
-/// Contexts are told apart at these numbers of tokens: shorter than the first, from each on.
+/// Bounds between the sizes of contexts, in tokens: below the first, and from each one on.
 pub const CONTEXTS: [usize; 5] = [128, 512, 2_048, 8_192, 32_768];
-/// Sizes of contexts.
+/// Number of sizes of contexts.
 const SIZES: usize = CONTEXTS.len() + 1;
 
-/// What a call is measured by besides its draft.
+/// Which table a call belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Place {
     plan: usize,
@@ -45,8 +45,8 @@ impl Default for Verify {
 }
 
 impl Verify {
-    /// Notes a call. `slope`: seconds per node before two numbers of nodes are known. What is older than `seconds`
-    /// is forgotten where something fresh is known.
+    /// Notes a call that took `took` seconds. `slope`: seconds per node before two numbers of nodes are known. Entries
+    /// that were measured last more than `keep` seconds ago are forgotten.
     pub(super) fn observe(
         &mut self,
         place: Place,
@@ -68,7 +68,7 @@ impl Verify {
         table.rebuild(slope);
     }
 
-    /// Takes what a probe has found: of each plan the nearest context that it has measured.
+    /// Takes what a probe has found: for each size, the curve of the nearest context that it has measured.
     pub(super) fn take_prior(&mut self, prior: &Prior, slope: f64) {
         for (sizes, curves) in self.tables.iter_mut().zip(&prior.verify) {
             for (size, table) in sizes.iter_mut().enumerate() {
@@ -79,7 +79,7 @@ impl Verify {
         }
     }
 
-    /// Expected seconds of a call, if anything is known of its plan.
+    /// Expected seconds of a call; `None` if nothing is known of its plan.
     pub(super) fn seconds(&self, place: Place, nodes: usize) -> Option<f64> {
         self.nearest(place)?.curve.get(nodes.min(NODES_MAX)).copied()
     }
@@ -120,7 +120,7 @@ struct Table {
     prior: Vec<(usize, f64)>,
     /// What was known of the nearest other size when this one was first measured.
     lent: Vec<(usize, f64)>,
-    /// What means and prior say for every number of nodes; empty while nothing is known.
+    /// Expected seconds for every number of nodes, from means and prior; empty while nothing is known.
     curve: Vec<f64>,
 }
 
@@ -133,7 +133,7 @@ impl Table {
         }
     }
 
-    /// The curve, as it is lent to another size.
+    /// The curve as points, to be lent to another size.
     fn points(&self) -> Vec<(usize, f64)> {
         self.curve.iter().copied().enumerate().collect()
     }
@@ -148,8 +148,8 @@ impl Table {
         self.rebuild(slope);
     }
 
-    /// What the prior says where nothing is measured, else what another size of the context has shown, raised or
-    /// lowered as far as measurements lie from it.
+    /// The prior where nothing is measured, else what another size of the context has shown; scaled by how far
+    /// measurements differ from it.
     fn supposed(&self) -> Vec<Option<f64>> {
         let points = if self.prior.is_empty() { &self.lent } else { &self.prior };
         let prior = |nodes: usize| (!points.is_empty()).then(|| along(points, nodes, 0.0));
@@ -165,7 +165,7 @@ impl Table {
         (0..=NODES_MAX).map(at).collect()
     }
 
-    /// Forgets single entries that are old while others are fresh.
+    /// Forgets entries that were measured last more than `seconds` ago.
     fn drop_older(&mut self, now: Tick, seconds: f64) {
         for (mean, at) in &mut self.means {
             if now.seconds_since(*at) > seconds {

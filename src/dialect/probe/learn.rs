@@ -1,4 +1,4 @@
-//! What the answers of a probe say.
+//! What a probe learns from the answers.
 
 use super::script::Task;
 use super::{Cache, Dialect, Findings, SEEDED};
@@ -9,11 +9,11 @@ use crate::words::Plan;
 
 /// A call over a cached prefix takes at most this share of the first one.
 const WARM: f64 = 0.6;
-/// And one that takes more than this share has found nothing cached.
+/// A call that takes more than this share has found nothing cached.
 const COLD: f64 = 0.85;
-/// Times below this are all noise.
+/// Times below this, in seconds, are too noisy to compare.
 const FELT: f64 = 0.002;
-/// Two seeds must part within so many tokens, or the text is too certain to tell anything.
+/// Two seeds must give different tokens within so many, or the text is too certain to judge noise by.
 const PART: usize = 3;
 
 /// A round over a text that the engine has seen.
@@ -22,7 +22,7 @@ struct Again {
     nodes: usize,
     fresh: bool,
     seconds: f64,
-    /// Cached and all prompt tokens of it, where the engine tells.
+    /// Cached and all prompt tokens of it; `None` if the engine does not report them.
     cached: Option<(usize, usize)>,
 }
 
@@ -35,8 +35,11 @@ pub(super) struct Learning {
     again: Vec<Again>,
     /// Context and seconds of the last ride that came whole with one token.
     one: Option<(usize, f64)>,
+    /// Seconds of the round after a ride that was left early.
     after: Option<f64>,
+    /// Output of the whole run with the first seed.
     whole: Option<Vec<TokenId>>,
+    /// Output of the whole run with the second seed.
     other: Option<Vec<TokenId>>,
     /// Whether each continued seeded run gave the rest of the whole one.
     continued: Vec<bool>,

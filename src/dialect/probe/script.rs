@@ -1,4 +1,4 @@
-//! What a probe asks, in order: what matters most comes first, so that bounds cut off what matters least.
+//! The calls of a probe, in order: what matters most comes first, so that bounds cut off what matters least.
 
 use std::collections::VecDeque;
 
@@ -11,12 +11,12 @@ use crate::words::Plan;
 const GAMMAS: [usize; 4] = [0, 2, 4, GAMMA_MOST];
 /// Least tokens of the short context: engines with blocks of 16 cache two of them.
 const SHORT: usize = 34;
-/// About so many tokens has the long one.
+/// About the number of tokens of the long context.
 const LONG: usize = 1_000;
 /// Tokens by which a context may grow, and a draft beyond it.
 const SLACK: usize = 64;
 
-/// Which of the two contexts.
+/// One of the two contexts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
     Short,
@@ -26,13 +26,13 @@ pub(super) enum Place {
 /// One call of the probe and what it is to show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Task {
-    /// A scored draft, and the very same again: what lies under a cached prefix.
+    /// A scored draft, and then the same again, to see the rows under a cached prefix.
     Same { again: bool },
     /// The first round over a text that was never seen.
     Cold(Place),
     /// A round on a connection of its own.
     Fresh(Place),
-    /// A round that only warms.
+    /// A round that only fills the caches of slots.
     Warm { plan: Plan, place: Place, nodes: usize },
     /// A round that is timed.
     Round { plan: Plan, place: Place, nodes: usize },
@@ -47,7 +47,7 @@ pub(super) enum Task {
 }
 
 impl Task {
-    /// The plan that it asks by; rides have that of the rounds beside them.
+    /// The plan of its calls; rides have that of the rounds beside them.
     pub(super) fn plan(&self, engine: &Engine) -> Option<Plan> {
         match self {
             Self::Same { .. } => Some(Plan::Score),
@@ -91,23 +91,24 @@ impl Task {
         }
     }
 
-    /// The same context as before, where the question is about that.
+    /// Whether it needs the same context as the task before it.
     fn stays(&self) -> bool {
         matches!(self, Self::Same { .. } | Self::Seeded { .. })
     }
 }
 
-/// The questions of one probe, and how far its contexts have grown.
+/// The tasks of one probe, and how far its contexts have grown.
 pub(super) struct Script {
     tasks: VecDeque<Task>,
-    /// Lengths at the start.
+    /// Lengths of the contexts at the start, tokens; there may be no long one.
     short: usize,
     long: Option<usize>,
+    /// Tokens by which the short and the long context have grown.
     grown: [usize; 2],
 }
 
 impl Script {
-    /// For an engine that takes `room` tokens.
+    /// The tasks of a whole probe, for an engine that takes `room` tokens.
     pub(super) fn new(engine: &Engine, room: usize) -> Self {
         let mut script = Self::empty(engine, room);
         if script.short + SLACK <= room {
@@ -116,7 +117,7 @@ impl Script {
         script
     }
 
-    /// Four calls on four connections.
+    /// Four calls on four connections, to see whether a single engine answers.
     pub(super) fn of_one(engine: &Engine, room: usize, long: bool) -> Self {
         let mut script = Self::empty(engine, room);
         let place = if long && script.long.is_some() { Place::Long } else { Place::Short };
@@ -138,7 +139,7 @@ impl Script {
         self.tasks.pop_front()
     }
 
-    /// Tokens of the context of a task; the next of its place gets one more.
+    /// Tokens of the context of a task; the next task of the same place gets one more.
     pub(super) fn length(&mut self, task: &Task) -> Option<usize> {
         let [short, long] = &mut self.grown;
         let (base, grown) = match task.place() {
@@ -192,7 +193,7 @@ fn tasks(engine: &Engine, long: bool) -> VecDeque<Task> {
     for &plan in engine.plans.iter().skip(1).filter(|_| long) {
         tasks.extend(rounds(engine, plan, second));
     }
-    // Once more, where calls are left: the shorter of two times is the truer one.
+    // Once more, where calls are left: the shorter of two times is the more accurate one.
     let again = order.into_iter().take(if long { 2 } else { 1 });
     tasks.extend(again.flat_map(|place| {
         let rounds = GAMMAS.map(|nodes| Task::Round { plan: first, place, nodes });
@@ -208,7 +209,7 @@ fn rounds(engine: &Engine, plan: Plan, place: Place) -> Vec<Task> {
     warm.into_iter().chain(GAMMAS.map(|nodes| Task::Round { plan, place, nodes })).collect()
 }
 
-/// What times a plain step: a stream, or the difference of two answers that come whole.
+/// The rides that time a plain step: a stream, or two answers that come whole, whose difference counts.
 fn rides(engine: &Engine, place: Place, leaves: bool) -> Vec<Task> {
     if engine.segment.is_none() {
         return vec![Task::Ride { place, leaves }];

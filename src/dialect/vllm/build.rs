@@ -15,7 +15,7 @@ use crate::dialect::shared;
 
 /// The metric that has the configuration in its labels.
 const CONFIGURATION: &str = "vllm:cache_config_info";
-/// Tokens per block that the CPU build takes of itself.
+/// Default tokens per block of the CPU build.
 const BLOCK: &str = "128";
 
 /// Why this may be the CPU build, in words; `None` if it shows no sign of that.

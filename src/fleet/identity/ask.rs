@@ -1,4 +1,4 @@
-//! Asking a server who it is, by calls that cost it nothing or one token.
+//! Asking a server which engine it is, by calls that cost it nothing or one token.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -19,30 +19,30 @@ use crate::text::Tokenizer;
 use crate::words::BypassReason;
 use crate::words::Plan;
 
-/// A tokenizer file is a few MiB; more than this is not one.
+/// Largest answer that is read, bytes; a tokenizer file is a few MiB.
 const TOKENIZER_BYTES: usize = 64 << 20;
-/// A question about itself that an engine does not answer in this time, it does not answer.
+/// Timeout of one question.
 const WITHIN: Duration = Duration::from_secs(5);
-/// Turns of questions after which a server is given up.
+/// Most turns of questions to one server.
 const TURNS: usize = 8;
-/// Connections that must show one start time.
+/// Connections that must all show the same start time.
 const CONNECTIONS: u32 = 4;
-/// Where our own target hands out its tokenizer.
+/// The path at which our own target serves its tokenizer.
 const TOKENIZER: &str = "/tokenizer.json";
 /// A text on which tokenizers that differ are likely to differ.
 const SAMPLE: &str =
     "The naïve façade — 1,234.56 \u{4f60}\u{597d} \u{1f600}\n\tdef f(x):  return x**2  # ok?\r\n";
 
-/// Why a backend is not known.
+/// Why a backend was not recognised.
 #[derive(Debug, thiserror::Error)]
 pub enum Unknown {
     /// It cannot be reached, or does not answer in time.
     #[error("not reachable: {0}")]
     Unreachable(String),
-    /// It answers nobody without a key, or not with this one.
+    /// It wants a key, or another one than was sent; with the status that it answered.
     #[error("{0}: it wants a key")]
     Locked(StatusCode),
-    /// It answers, but it is none of the engines that are told apart.
+    /// It answers, but as none of the engines that Foretell knows.
     #[error("{0}")]
     Stranger(String),
     /// It answers, but not as an engine that Foretell can ask to verify.
@@ -60,24 +60,24 @@ impl Unknown {
     }
 }
 
-/// An engine, and what else its answers tell.
+/// A recognised engine, and what else its answers show.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Recognised {
     /// The engine.
     pub engine: Engine,
-    /// Plans that it has not, and why.
+    /// Plans that it lacks, and why.
     pub missing: Vec<(Plan, String)>,
-    /// The page on which it tells when it was started.
+    /// The page on which it reports its start time; `None` if it does not.
     pub start_page: Option<String>,
-    /// Fresh connections that showed one start time; 0 where none is shown.
+    /// Fresh connections that showed the same start time; 0 if it reports none.
     pub starts: u32,
-    /// Questions that were put to it.
+    /// Questions that it was asked.
     pub questions: u32,
     answers: Answers,
 }
 
-/// Asks the backend who it is. If it still is who it was `before`, the vocabulary is not fetched again.
-/// `away`: how often it has been away.
+/// Recognises the backend. If it still is the engine that it was `before`, the vocabulary is not fetched again.
+/// `away`: how often it has been unreachable, in place of a start time that it does not report.
 ///
 /// # Errors
 /// [`Unknown`]: it cannot be reached, or is no engine that can verify, or is several.
@@ -133,8 +133,8 @@ pub async fn ask(
     }))
 }
 
-/// Whether it still is who it was, by the pages alone that it answered then: an engine that is known is not
-/// bothered again with what it refused, nor with calls that render or compute.
+/// Whether it still is the engine that it was, by those pages alone that it answered then: a known engine is not
+/// asked again what it refused, nor anything that makes it render or compute.
 async fn still(replica: &Replica, before: &Identity, away: u64) -> Result<bool, Unknown> {
     let Recognised { engine, answers, start_page, .. } = &*before.recognised;
     let mut now = answers.clone();
@@ -153,10 +153,10 @@ async fn still(replica: &Replica, before: &Identity, away: u64) -> Result<bool, 
     }))
 }
 
-/// Which engine it is, and what it can do. `named`: plans that are used even where their first call may end it.
+/// Which engine it is, and what it can do. `named`: plans that are used even where their first call may crash it.
 ///
 /// # Errors
-/// [`Unknown`].
+/// [`Unknown`]: it cannot be reached, wants a key, or is no engine that can verify.
 pub async fn recognise(
     replica: &Replica,
     dialect: Option<Dialect>,
@@ -169,7 +169,7 @@ pub async fn recognise(
         answers.add(&question.path, put(replica, &question, false).await?);
     }
     let dialect = dialect.or_else(|| recognise::dialect_of(&answers));
-    // However it is judged below: what is relayed to it has to be fit for it.
+    // Also for a server that is refused below: requests that are relayed to it must be fit for it.
     replica.set_refuses_prediction(dialect.is_some_and(|dialect| dialect.quirks().refuses_prediction));
     if let Some(status) = locked(&answers, [recognise::MODELS]) {
         return Err(Unknown::Locked(status));
@@ -197,18 +197,18 @@ pub async fn recognise(
     Ok(Recognised { engine, missing, start_page, starts: 0, questions, answers })
 }
 
-/// The status by which one of these pages was refused for want of a key, if one was.
+/// The status by which one of these pages was refused for want of a key; `None` if none was.
 fn locked<'a>(answers: &Answers, pages: impl IntoIterator<Item = &'a str>) -> Option<StatusCode> {
     pages.into_iter().find_map(|page| refused_status(answers.status(page)?))
 }
 
-/// The status, if it says that a key is missing or wrong.
+/// The status, if it means that a key is missing or wrong.
 fn refused_status(status: u16) -> Option<StatusCode> {
     let status = StatusCode::from_u16(status).ok()?;
     matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN).then_some(status)
 }
 
-/// Whether fresh connections show one start time; returns how many did, 0 where none is shown.
+/// Checks that fresh connections show the same start time; returns how many did, 0 if it reports none.
 ///
 /// # Errors
 /// [`Unknown`]: it cannot be reached, or several engines answer.
@@ -313,7 +313,7 @@ async fn put(replica: &Replica, question: &Question, fresh: bool) -> Result<Told
         let status = response.status();
         let server = response.headers().get(header::SERVER).and_then(|server| server.to_str().ok());
         let server = server.map(ToOwned::to_owned);
-        // An engine that loads its model says so with 503.
+        // An engine that is loading its model answers 503.
         if status == StatusCode::SERVICE_UNAVAILABLE {
             return Err(Unknown::Unreachable(format!("{} answers {status}", question.path)));
         }

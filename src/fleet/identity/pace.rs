@@ -1,20 +1,20 @@
-//! How soon a replica is asked again who it is: often while it cannot be reached, seldom once it is known, and ever more
-//! seldom where it is nothing that Foretell can help.
+//! How soon a replica is asked again who it is: often while it cannot be reached, seldom once it is known, and ever
+//! more seldom where it is nothing that Foretell can help.
 
 use std::time::Duration;
 
-/// How soon a replica that gave no answer is asked again, at first and at most.
+/// Pause before a replica that gave no answer is asked again: the first, and the longest.
 const AWAY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(5));
-/// How soon a known replica is asked whether it is still the same.
+/// Pause before a known replica is asked whether it is still the same.
 const KNOWN: Duration = Duration::from_secs(5);
-/// How soon one that cannot verify is asked again, at first.
+/// First pause before a replica that cannot verify is asked again.
 const RELAYED: Duration = Duration::from_secs(5);
-/// And at most, where its address or its tokenizer is at fault.
+/// The longest such pause, where its address or its tokenizer is at fault.
 const DOUBTED: Duration = Duration::from_mins(1);
-/// And at most, where it is nothing that could verify.
+/// The longest such pause, where the server can never verify.
 const FOREIGN: Duration = Duration::from_mins(5);
 
-/// What came of asking a replica who it is.
+/// The result of asking a replica who it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Settled {
     /// It is known.
@@ -27,12 +27,12 @@ pub(super) enum Settled {
     Away,
 }
 
-/// The pause that was made last, and after what.
+/// The result and the pause of the last time; `None` at the start.
 #[derive(Debug, Default)]
 pub(super) struct Pace(Option<(Settled, Duration)>);
 
 impl Pace {
-    /// The pause until it is asked again. The same answer again doubles it, up to what the answer allows.
+    /// The pause until it is asked again. The same result again doubles it, up to the longest for that result.
     pub(super) fn after(&mut self, settled: Settled) -> Duration {
         let (first, most) = match settled {
             Settled::Known => (KNOWN, KNOWN),
@@ -46,7 +46,7 @@ impl Pace {
         pause
     }
 
-    /// It was away and is back: everything may be different.
+    /// Starts over with the first pause: the replica was away and may have changed.
     pub(super) fn restart(&mut self) {
         self.0 = None;
     }

@@ -1,4 +1,4 @@
-//! One replica and what is known about it: asked, read and probed.
+//! One replica and what is known about it: recognised, its load read, probed.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
@@ -22,24 +22,25 @@ use crate::fleet::probe::{self, Report, Seen};
 use crate::words::BypassReason;
 use crate::words::Plan;
 
-/// The dialect that is shown of a server that is told apart and only relayed.
+/// The dialect that is shown for a server that is recognised and only relayed.
 const RELAY: &str = "relay";
-/// The dialect that is shown of a server that is none of those that are told apart.
+/// The dialect that is shown for a server that is not recognised.
 const STRANGER: &str = "unknown";
-/// How often it is looked whether a replica is idle.
+/// Interval at which a replica is checked for being idle.
 const LOOK: Duration = Duration::from_millis(250);
 /// A probe begins at a random moment within this time, so that the replicas of a fleet are not all probed at
 /// once, nor one of them by all sidecars that start with it.
 const JITTER: Duration = Duration::from_millis(1_500);
-/// How soon it is asked again whether one engine answers, where that takes computing.
+/// Retry interval of the single-engine check, where it takes calls that compute.
 const ONE_AGAIN: Duration = Duration::from_mins(1);
-/// How soon a server at which nothing paid is measured again, at first and at most.
+/// Pause before a server at which no plan paid is probed again: the first, and the longest.
 const AGAIN: (Duration, Duration) = (Duration::from_mins(5), Duration::from_hours(1));
 
-/// When and for whom it was last found out whether one engine answers.
+/// The last result of the single-engine check.
 struct One {
     epoch: Epoch,
     at: Instant,
+    /// A single engine answers.
     shown: bool,
 }
 
@@ -48,7 +49,7 @@ struct One {
 struct Last {
     epoch: Option<Epoch>,
     at: Option<Instant>,
-    /// When to measure again, where nothing paid.
+    /// Pause before the next probe, where no plan paid; `None` elsewhere.
     again: Option<Duration>,
 }
 
@@ -68,10 +69,11 @@ impl Last {
     }
 }
 
-/// Whether nothing has to be tried to know that one engine answers.
+/// Whether it is known without a trial that a single engine answers.
 pub fn shows_one(engine: &Engine) -> bool {
-    // One that drafts itself shows neither a start time nor what it had cached, and each call is whole by itself: that
-    // it drafts at all is the operator's word (`plans.allow: [native]`), and so is that it is one.
+    // An engine that only verifies drafts handed over to it reports neither a start time nor what it had cached, and
+    // its calls do not depend on each other. The operator has named that plan (`plans.allow: [native]`), and vouches
+    // with it for a single engine.
     engine.started.is_some() || engine.plans.is_empty() || engine.plans == [Plan::Native]
 }
 
@@ -80,18 +82,20 @@ pub(super) struct Watched {
     pub(super) replica: Arc<Replica>,
     asking: Asking,
     pub(super) standing: ArcSwap<Standing>,
+    /// How often it has become unreachable.
     away: AtomicU64,
     load_signal: Arc<LoadSignal>,
+    /// `None` until the check was made.
     one: Mutex<Option<One>>,
-    /// A probe is wanted, whatever is configured.
+    /// Wakes the prober: a probe is requested, whatever is configured.
     wanted: Notify,
-    /// It is to be asked at once who it is.
+    /// Wakes the asking, so that it is recognised at once.
     again: Notify,
-    /// It has been asked who it is.
+    /// It has been asked at least once.
     asked: AtomicBool,
-    /// Why it was relayed, or gave no answer, when that was last written to the log.
+    /// The reason that was logged last for relaying it or for its silence.
     said: Mutex<Option<String>>,
-    /// It has left the fleet.
+    /// Cancelled once it has left the fleet.
     left: CancellationToken,
     random: RandomState,
 }
@@ -142,7 +146,7 @@ impl Watched {
         self.asked.load(Ordering::Acquire)
     }
 
-    /// It has left the fleet: nothing more is done about it.
+    /// Ends all tasks of a replica that has left the fleet.
     pub(super) fn leave(&self) {
         self.left.cancel();
     }
@@ -151,7 +155,7 @@ impl Watched {
         self.left.cancelled().await;
     }
 
-    /// Asks for ever who it is, and at once when it was away and is back. `asked` is called after every time.
+    /// Asks again and again who it is, at once when it can be reached again. `asked` is called after every time.
     pub(super) async fn keep_asking(self: Arc<Self>, asked: impl Fn()) {
         let mut pace = Pace::default();
         let mut returns = self.replica.returns();
@@ -159,7 +163,7 @@ impl Watched {
             let settled = self.refresh().await;
             self.asked.store(true, Ordering::Release);
             asked();
-            // That it answered just now is no news.
+            // The answer just received is no return.
             returns.borrow_and_update();
             tokio::select! {
                 () = tokio::time::sleep(pace.after(settled)) => {}
@@ -169,7 +173,7 @@ impl Watched {
         }
     }
 
-    /// Asks once.
+    /// Asks once, and takes over the result.
     async fn refresh(&self) -> Settled {
         if self.asking.billed {
             return self.refresh_billed().await;
@@ -204,7 +208,7 @@ impl Watched {
         }
     }
 
-    /// It is not known who it is; `before`: it was.
+    /// Takes over that it was not recognised; `before`: it was known until now.
     fn unknown(&self, unknown: Unknown, before: bool) -> Settled {
         let replica = self.replica.label();
         match unknown {
@@ -222,7 +226,7 @@ impl Watched {
                 self.relayed(BypassReason::NoPlan, why, STRANGER);
                 Settled::Foreign
             }
-            // No key would make more of it.
+            // With a key it would still be relayed only.
             Unknown::Locked(status) if self.is_relayed_by_name() => {
                 let why = format!("it is only relayed to, and answers {status} to Foretell");
                 self.relayed(BypassReason::NoPlan, why, RELAY);
@@ -256,7 +260,7 @@ impl Watched {
         self.asking.dialect.is_some_and(|dialect| RELAYED.contains(&dialect))
     }
 
-    /// It gave no answer. One that is down has its line in the log already.
+    /// Logs that it gave no answer, unless it is down, which is logged elsewhere.
     fn silent(&self, cause: &str) {
         if !self.replica.is_up() {
             return;
@@ -267,7 +271,7 @@ impl Watched {
         }
     }
 
-    /// Whether `why` is another thing than was written to the log last.
+    /// Whether `why` differs from what was logged last; it is remembered.
     fn is_news(&self, why: &str) -> bool {
         let mut said = self.said.lock();
         let news = said.as_deref() != Some(why);
@@ -278,12 +282,12 @@ impl Watched {
     }
 
     fn relayed(&self, reason: BypassReason, why: String, dialect: &str) {
-        // What speaks of no engine is relayed by the gateway; the driver relays the rest, each with its reason.
+        // Without a plan the gateway relays it; the driver relays it for other reasons, and names them.
         self.replica.set_dialect(dialect, reason != BypassReason::NoPlan);
         self.standing.store(Arc::new(Standing::Relayed(reason, why)));
     }
 
-    /// A server that bills per token is asked for its models alone, and only once.
+    /// For a server that bills per token: reads its list of models, and only once.
     async fn refresh_billed(&self) -> Settled {
         if matches!(&**self.standing.load(), Standing::Relayed(BypassReason::Billed, _)) {
             return Settled::Foreign;
@@ -298,7 +302,7 @@ impl Watched {
         Settled::Foreign
     }
 
-    /// Where no start time shows that one engine answers, what it has cached must.
+    /// Checks that a single engine answers: where no start time shows it, its prefix cache must.
     async fn shows_one(&self, identity: Arc<Identity>) -> Result<Arc<Identity>, Unknown> {
         let known = {
             let last = self.one.lock();
@@ -329,13 +333,13 @@ impl Watched {
             }
         };
         if one {
-            // What was found cached every time is cached.
+            // Every prompt was found cached, so its prefix cache works.
             return Ok(Arc::new(identity.seen_caching()));
         }
         Err(Unknown::Foreign(BypassReason::Balanced, probe::MANY.to_owned()))
     }
 
-    /// Reads the load for ever, one page after the other.
+    /// Reads the load again and again, one page at a time.
     pub(super) async fn keep_reading(self: Arc<Self>) {
         let every = self.asking.every;
         for turn in 0_u64.. {
@@ -350,7 +354,7 @@ impl Watched {
         }
     }
 
-    /// Probes every epoch once, as soon as it is idle, and whenever somebody wants it.
+    /// Probes every epoch once, as soon as it is idle, and again on request or when that is due.
     pub(super) async fn keep_probing(self: Arc<Self>) {
         let mut last = Last::default();
         loop {
@@ -382,7 +386,7 @@ impl Watched {
         }
     }
 
-    /// Whether nothing runs or waits, by its own word where it tells, at two looks.
+    /// Whether nothing runs or waits there, at two looks: by its own figures if it reports any, and by our calls.
     async fn is_idle(&self) -> bool {
         for look in 0..2 {
             if look > 0 {

@@ -1,4 +1,4 @@
-//! What a probe tells: to `foretell probe`, to the admin API, and to the controller as a prior.
+//! The result of a probe: for `foretell probe`, the admin API, and the controller as a prior.
 
 use std::sync::Arc;
 
@@ -14,9 +14,9 @@ use crate::words::Plan;
 /// What was known before the first timed call.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Seen {
-    /// Plans that the engine has not, and why.
+    /// Plans that the engine lacks, and why.
     pub missing: Vec<(Plan, String)>,
-    /// Connections on which it told the same start time; 0 if it tells none.
+    /// Connections on which it reported the same start time; 0 if it reports none.
     pub starts: u32,
     /// It was not idle when it was measured.
     pub busy: bool,
@@ -24,18 +24,18 @@ pub struct Seen {
     pub calls: u32,
 }
 
-/// A probe and what it comes to.
+/// A probe and its conclusion.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// What was found out.
+    /// What was measured and found out.
     pub findings: Findings,
-    /// What that comes to.
+    /// The conclusion: whether a plan pays, and the policy to use.
     pub judgement: Judgement,
-    /// The same for a chooser.
+    /// The measured times as prior of a chooser.
     pub prior: Arc<Prior>,
-    /// What was known before.
+    /// What was known before the first timed call.
     pub seen: Seen,
-    /// How long it took.
+    /// Duration of the probe, seconds.
     pub seconds: f64,
 }
 
@@ -52,17 +52,17 @@ impl Report {
         self.judgement.pays == Some(false)
     }
 
-    /// What each plan is expected to bring.
+    /// What each plan is expected to bring, if drafting costs nothing.
     pub fn prospects(&self) -> Vec<Prospect> {
         self.findings.measured.prospects(0.0)
     }
 
-    /// Plans that the engine has not or that do not work there, and why.
+    /// Plans that the engine lacks or that do not work there, and why.
     pub fn missing(&self) -> impl Iterator<Item = &(Plan, String)> {
         self.seen.missing.iter().chain(&self.findings.removed)
     }
 
-    /// All calls to the server.
+    /// Number of all calls to the server.
     pub fn calls(&self) -> u32 {
         self.seen.calls + self.findings.calls
     }
@@ -159,7 +159,7 @@ fn defaults(defaults: &Defaults) -> Value {
     })
 }
 
-/// Milliseconds to the microsecond.
+/// Seconds as milliseconds, rounded to the microsecond.
 fn millis(seconds: f64) -> f64 {
     (seconds * 1e6).round() / 1e3
 }

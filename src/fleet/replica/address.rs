@@ -13,7 +13,7 @@ use rustls::pki_types::ServerName;
 use crate::fleet::replica::{InvalidUrl, Place, ReplicaSettings};
 use crate::fleet::tls;
 
-/// Opens connections, by TLS where the address says so.
+/// Opens connections, by TLS where the address is https.
 pub(super) type Connector = HttpsConnector<HttpConnector>;
 
 pub(super) fn host_of(scheme: &Scheme, authority: &Authority) -> Option<HeaderValue> {

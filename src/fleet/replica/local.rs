@@ -1,4 +1,4 @@
-//! A replica that is called and not connected to.
+//! A replica in this process, which is called and not connected to.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,14 +16,14 @@ use crate::http::body::{Body, BoxError};
 pub struct Local(Arc<dyn Fn(Request<Body>) -> BoxFuture<'static, Response<Body>> + Send + Sync>);
 
 impl Local {
-    /// A server that answers so.
+    /// A server whose answers are those of `answer`.
     pub fn new(
         answer: impl Fn(Request<Body>) -> BoxFuture<'static, Response<Body>> + Send + Sync + 'static,
     ) -> Self {
         Self(Arc::new(answer))
     }
 
-    /// Asks it. A request whose body failed is no fault of the server's, whatever it made of it.
+    /// Sends it a request. If the request's body failed, that is the error, whatever the server answered.
     pub(super) async fn ask(&self, request: Request<Body>) -> Result<Response<Body>, SendError> {
         let failed: Arc<Mutex<Option<SendError>>> = Arc::default();
         let noted = Arc::clone(&failed);

@@ -16,7 +16,7 @@ pub enum Auth {
     /// The client's `Authorization`, as it came.
     #[default]
     Pass,
-    /// None.
+    /// No `Authorization`.
     Strip,
     /// Foretell's own, instead of the client's.
     Replace(Arc<KeyFile>),
@@ -30,44 +30,43 @@ pub struct ReplicaSettings {
     /// `http(s)://host[:port][/base]`. A base that ends in `/v1` is taken to mean the server above it, since
     /// that is how OpenAI base URLs are written.
     pub url: String,
-    /// Answers instead of the server at `url`, which is then only a name.
+    /// Answers in place of the server at `url`, which is then only a name.
     pub local: Option<Local>,
     /// The dialect as configured; `auto` until it is known.
     pub dialect: String,
     /// Whether that dialect can verify drafts.
     pub speculates: bool,
-    /// It bills per token, so nothing is asked of it but what clients ask.
+    /// It bills per token: only clients' requests are sent to it, and one for its models.
     pub billed: bool,
     /// A likely answer may be sent along as OpenAI's `prediction`.
     pub predicts: bool,
     /// The models that it answers for.
     pub models: Vec<ModelName>,
-    /// Takes what no entry of `models` fits.
+    /// Takes requests for models that no backend lists.
     pub default: bool,
-    /// `host: backend` sends the backend's own authority; otherwise the client's `Host` goes through.
+    /// The client's `Host` goes through; otherwise (`host: backend`) the backend's own authority is sent.
     pub keep_client_host: bool,
-    /// Whose key it sees.
+    /// Which `Authorization` it sees.
     pub auth: Auth,
-    /// The key of Foretell's own calls: who is there, health, load, probe. It is on no call that is made on behalf of
-    /// a client.
+    /// The key of Foretell's own calls: recognition, health, load, probe. No call on behalf of a client carries it.
     pub own_key: Option<Arc<KeyFile>>,
     /// Header fields of Foretell's own calls.
     pub own_fields: HeaderMap,
     /// How TLS is done where the address is https; the usual public authorities if `None`.
     pub tls: Option<Arc<ClientConfig>>,
-    /// Every address behind the host is a replica, asked for this often. Otherwise the host is one replica.
+    /// Interval of resolving the host, whose addresses are then replicas; `None`: the host is one replica.
     pub discover: Option<Duration>,
-    /// Data-parallel ranks at each address; each has a KV cache of its own, so each is a replica. 0: none.
+    /// Data-parallel ranks at each address; each has a KV cache of its own, so each is a replica. 0: no ranks.
     pub ranks: u32,
     /// Longest time to connect.
     pub connect_timeout: Duration,
     /// How long an idle connection is kept; shorter than the keep-alive of common servers (5 s).
     pub pool_idle: Duration,
-    /// Longest wait for an answer's first byte; unlimited by default, prompts can be long.
+    /// Longest wait for an answer's first byte; `None` (the default) is unlimited, as prompts can be long.
     pub first_byte: Option<Duration>,
-    /// Longest wait for a byte in the middle of an answer; unlimited by default.
+    /// Longest wait for a byte in the middle of an answer; `None` (the default) is unlimited.
     pub idle: Option<Duration>,
-    /// Number of network threads, so of pools.
+    /// Number of network threads; each has a connection pool.
     pub lanes: usize,
 }
 
@@ -105,7 +104,7 @@ impl ReplicaSettings {
 #[derive(Debug, thiserror::Error)]
 #[error("backend url `{url}`: {detail}, allowed http(s)://host[:port][/path]")]
 pub struct InvalidUrl {
-    /// As given.
+    /// The address as given.
     pub url: String,
     /// What is wrong with it.
     pub detail: String,

@@ -1,4 +1,4 @@
-//! The drafter's thread: takes what is asked, and steps all that is open in one run at a time.
+//! The drafter's thread: takes questions, and steps all that are open in one run at a time.
 
 use std::collections::HashMap;
 use std::sync::mpsc::{Receiver, Sender};
@@ -15,12 +15,12 @@ use crate::words::Past;
 /// Most tokens of one text in one run, so that a long prompt does not hold up the drafts of the others.
 const CHUNK: usize = 128;
 
-/// What a seat asks.
+/// A question of a seat.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Want {
-    /// So many tokens after the text.
+    /// At most `gamma` tokens after the text.
     Draft { gamma: usize },
-    /// The choice at every place of the text from this one on.
+    /// The choice at every place of the text from index `from` on.
     Shadow { from: usize },
 }
 
@@ -53,6 +53,7 @@ struct Taken {
     sampler: Sampler,
 }
 
+/// A question under way.
 struct Open {
     work: Work,
     /// Tokens of the text that was asked about; what was drafted follows them.
@@ -62,13 +63,13 @@ struct Open {
 
 struct Worker {
     model: Box<dyn Forward>,
-    /// By number. A number is never used twice, so that a late goodbye cannot free another's seat.
+    /// By number. A number is never used twice, so that a late `Leave` cannot free another session's seat.
     seats: HashMap<usize, Taken>,
     next: usize,
     open: Vec<Open>,
 }
 
-/// Works until nobody can ask any more.
+/// Works until every handle and seat is dropped.
 pub(super) fn run(model: Box<dyn Forward>, inbox: &Receiver<Command>) {
     let mut worker = Worker { model, seats: HashMap::new(), next: 0, open: Vec::new() };
     loop {
@@ -238,7 +239,7 @@ impl Open {
         }
     }
 
-    /// Takes the rows of its feed; answers and says so once it is done.
+    /// Takes the rows of its feed. Once the question is answered, returns true.
     fn take_rows(
         &mut self,
         taken: &mut Taken,

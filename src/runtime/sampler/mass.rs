@@ -27,7 +27,7 @@ pub(super) fn sum_exp(logits: &[f32], most: f32, inverse: f32) -> f64 {
         .sum()
 }
 
-/// The largest logit; what is no number never is.
+/// The largest logit; NaN is ignored.
 pub(super) fn largest(logits: &[f32]) -> f32 {
     let mut lanes = [f32::NEG_INFINITY; LANES];
     for part in logits.chunks(LANES) {

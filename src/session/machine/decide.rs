@@ -1,4 +1,4 @@
-//! Whether the session may leap now. Whether it pays is the pilot's to say.
+//! Whether the session may leap now. Whether it pays is decided by the pilot.
 
 use super::Session;
 use crate::draft::{Budget, Tree};
@@ -69,7 +69,7 @@ impl<W: Walk> Session<W> {
     }
 }
 
-/// Gates that even `gamma.fixed` keeps.
+/// Whether a gate is kept even with `gamma.fixed`.
 fn holds_when_forced(gate: RideReason) -> bool {
     match gate {
         RideReason::GateHealth

@@ -12,11 +12,12 @@ pub(super) struct Ride {
     pub first: bool,
     /// Tokens asked for (continued rides).
     pub asked: u32,
+    /// Tokens so far.
     pub brought: u32,
     pub since: Tick,
     /// When the last token came.
     pub last: Option<Tick>,
-    /// Follows a leap, so its first token tells what the switch cost.
+    /// Follows a leap, so the time of its first token shows what the switch cost.
     pub after_leap: bool,
 }
 
@@ -25,6 +26,7 @@ pub(super) struct Ride {
 pub(super) struct Drafting {
     pub id: ActionId,
     pub since: Tick,
+    /// Most tokens asked for.
     pub gamma: usize,
     /// When it is too late for its round.
     pub until: Tick,
@@ -43,13 +45,14 @@ pub(super) struct Shadowing {
 #[derive(Clone, Debug)]
 pub(super) struct Verifying {
     pub id: ActionId,
+    /// Its deadline.
     pub until: Tick,
     /// When the round began, for its cost.
     pub began: Tick,
     pub draft: Tree,
     /// Tokens that the model drafter computed for it.
     pub modelled: usize,
-    /// Which of the plans is tried.
+    /// The index of its plan in the list of plans.
     pub place: usize,
 }
 
@@ -86,7 +89,7 @@ impl Flight {
         self.all().find(|action| action.0 == id).map(|action| action.1)
     }
 
-    /// Ends all of them; their ids.
+    /// Empties the set and returns the ids.
     pub fn land(&mut self) -> Vec<ActionId> {
         let under_way = self.all().map(|action| action.0).collect();
         *self = Self::default();

@@ -11,7 +11,7 @@ use crate::session::{Action, Event, Fault};
 use crate::units::Tick;
 use crate::words::{Put, RideReason, Verdict};
 
-/// A draft is waited for as long as so many ridden tokens take: where drafter and backend share their cores, the
+/// How long a draft is waited for, in times of a ridden token: where drafter and backend share their cores, the
 /// first one waits for what the ride left behind.
 const PATIENCE: f64 = 2.0;
 /// Longest time of a ridden token that patience is reckoned by, in seconds.
@@ -34,8 +34,8 @@ impl<W: Walk> Session<W> {
         }
     }
 
-    /// How long a draft is waited for. While the drafter reads the prompt, and for a forced draft, which is one at any
-    /// pace, it is as long as a call may take: the client waits meanwhile, so a drafter that hangs must not hold it.
+    /// How long a draft is waited for. While the drafter reads the prompt, and with `gamma.fixed`, it is as long as a
+    /// verify call may take: the client waits meanwhile, so a drafter that hangs must not hold it up.
     fn patience(&self) -> Duration {
         if !self.pilot.has_read() {
             return self.rules.draft_timeout.unwrap_or(self.rules.verify_timeout);
@@ -51,8 +51,8 @@ impl<W: Walk> Session<W> {
     }
 
     /// The draft is too late for its round, which goes on with what the lookups have, if anything. The drafter is
-    /// asked again for the next round that it is expected to be worth; one that is as late as a call may be hangs, and
-    /// is left alone for a while.
+    /// asked again for the next round that it is expected to be worth; one that took as long as a verify call may is
+    /// taken to hang, and is not asked for a while.
     pub(super) fn draft_late(&mut self, late: Drafting, now: Tick) {
         let hangs = now >= late.since.after(self.rules.verify_timeout);
         if hangs || !self.pilot.has_read() {
@@ -114,7 +114,7 @@ impl<W: Walk> Session<W> {
         match answer {
             Ok(verdict) => self.judged(call, &verdict, now),
             Err(Fault::RetryAfter(pause)) => self.verify_paused(pause, now),
-            // The context only grows.
+            // The context only grows, so no later round will fit.
             Err(Fault::TooLong) => {
                 self.fault_ride(RideReason::ContextTooLong, now);
                 self.fault_until = usize::MAX;
@@ -127,7 +127,7 @@ impl<W: Walk> Session<W> {
         let Verifying { began, draft, modelled, place, .. } = call;
         let context = self.context();
         let accepted = self.judge.walk(&draft, verdict, context);
-        // Once an id that no token has were the past, no ride could go on from there.
+        // An id outside the vocabulary must not become the past: no ride could go on from there.
         let Some(accepted) = accepted.filter(|accepted| accepted.is_within(self.rules.vocabulary)) else {
             return self.verify_failed(now);
         };

@@ -10,12 +10,13 @@ use crate::session::{Action, Event, Fault, Finish, RidePlan, Tail};
 use crate::units::{Tick, TokenId};
 use crate::words::RideReason;
 
-/// Longest pause asked for by the backend that a session without a ride sits out.
+/// Longest pause asked for by the backend that a session without a ride waits for.
 const PAUSE_MAX: Duration = Duration::from_secs(10);
-/// Pauses in a row that it sits out.
+/// Pauses in a row that it waits for.
 const PAUSES_MAX: u32 = 6;
-/// Tokens of one continued ride where cancelling is slow, and where no limit is known.
+/// Tokens of one continued ride where cancelling is slow.
 const SEGMENT_SLOW: u32 = 16;
+/// Tokens of one continued ride where no limit of the output is known.
 const SEGMENT_OPEN: u32 = 512;
 
 impl<W: Walk> Session<W> {
@@ -46,8 +47,8 @@ impl<W: Walk> Session<W> {
         }
     }
 
-    /// Tokens of a ride. At the last ones there is nothing to choose: the backend has ended the output, by a
-    /// rule that may not be known here.
+    /// Tokens of a ride. At the last ones there is nothing to choose: the backend has ended the output, perhaps by a
+    /// rule that is not known here.
     pub(super) fn token(&mut self, ride: Ride, tokens: Vec<TokenId>, text: String, tail: Tail, now: Tick) {
         let from = self.output.tokens().len();
         let count = tokens.len();
@@ -64,7 +65,7 @@ impl<W: Walk> Session<W> {
         }
         self.broken = 0;
         if self.output.finish().is_some() {
-            // The first ride is ended by the backend's own word, with its own reason.
+            // The first ride ends by the backend's own final event, with the reason that it gives.
             if !ride.first {
                 self.finish(self.output.finish());
             }
@@ -89,7 +90,7 @@ impl<W: Walk> Session<W> {
         }
     }
 
-    /// Whether a parser of the backend's may make something else than text of this token.
+    /// Whether a parser of the backend's may take this token out of the text.
     fn is_mark(&self, token: TokenId) -> bool {
         self.marks.binary_search(&token).is_ok() && !self.output.is_end_of_text(token)
     }

@@ -10,7 +10,7 @@ use crate::units::{Tick, TokenId};
 use crate::words::RideReason;
 
 impl Pilot {
-    /// Chooses. Everything that forbids leaping has been asked before.
+    /// Chooses the next step. The caller has checked that nothing forbids leaping.
     pub fn choose(&mut self, output: &[TokenId], stand: Stand, now: Tick) -> Step {
         if let Some(fixed) = self.gamma_fixed {
             return self.forced(output, fixed, stand);
@@ -62,7 +62,7 @@ impl Pilot {
         }
     }
 
-    /// Judges a quote; a first trial gets a second round, because the first one also paid for the switch.
+    /// Whether a quote pays; a first trial gets a second round, because the first one also paid for the switch.
     fn worth(&self, quote: Quote, run: &Run, learnt: &Learnt, terms: Terms) -> bool {
         let second = self.streak.is_some_and(|streak| streak.trial && streak.rounds < 2);
         (second && quote.nodes > 0) || pays(quote, run, learnt, terms)
@@ -97,7 +97,7 @@ impl Pilot {
         Step::Verify(self.control.with(|learnt| self.merged(&self.looked_up(budget), budget, learnt)).tree)
     }
 
-    /// The draft to verify once the model drafter has answered: merged with what the lookups say, cut by
+    /// The draft to verify once the model drafter has answered: merged with the drafts of the lookups, cut by
     /// what a verify call costs. What the model's draft cost is spent already.
     pub fn combine(&self, model: Tree, stand: Stand) -> Tree {
         let most = self.gamma_fixed.unwrap_or(self.gamma_max);
@@ -114,7 +114,7 @@ impl Pilot {
         })
     }
 
-    /// What those propose that answer at once.
+    /// The drafts of all lookups.
     fn looked_up(&self, budget: Budget) -> Vec<Tree> {
         self.lookups().map(|lookup| lookup.draft(budget)).collect()
     }

@@ -9,7 +9,7 @@ use crate::units::TokenId;
 impl Pilot {
     /// The first output index that the model drafter is to be asked for, if a pass is due. The first pass
     /// also lets the drafter read the prompt, so it comes early where drafts are likely to pay, and seldom
-    /// where earlier requests say that they are not.
+    /// where earlier requests show that they are not.
     pub fn shadow_due(&mut self, done: usize) -> Option<usize> {
         let (seat, asked) = self.model()?;
         let (warm, explored) = (asked.warm, asked.explored);
@@ -41,7 +41,7 @@ impl Pilot {
         Some(from)
     }
 
-    /// Whether the model drafter is expected to be so many times as fast as riding.
+    /// Whether the model drafter is expected to be more than `times` as fast as riding.
     fn promising(&self, times: f64, learnt: &Learnt) -> bool {
         let offer = self.model_offer(self.gamma_max, learnt);
         offer.zip(learnt.costs.ride_token()).is_some_and(|(offer, token)| offer.rate() * token > times)
@@ -54,7 +54,7 @@ impl Pilot {
         learnt.costs.ride_token().is_some_and(|token| quote.rate() * token < 1.0 + self.margin)
     }
 
-    /// Takes the model drafter's own choices at the output places `from..`.
+    /// Learns from a shadow pass of `seconds`: the model drafter's own choices at the output places `from..`.
     pub fn shadowed(&mut self, output: &[TokenId], from: usize, choices: &[TokenId], seconds: f64) {
         let gamma = self
             .control
@@ -89,7 +89,7 @@ impl Pilot {
         }
     }
 
-    /// The best length of a model draft before it is drafted.
+    /// The best length of a model draft by what is expected of it; `None` if no length is.
     pub(super) fn model_offer(&self, gamma_max: usize, learnt: &Learnt) -> Option<Quote> {
         if self.model().is_none() || gamma_max == 0 {
             return None;

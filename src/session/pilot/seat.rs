@@ -12,7 +12,7 @@ const FAULTS_MAX: u32 = 5;
 
 /// A drafter of this session.
 pub(super) struct Seat {
-    /// Who votes.
+    /// The identity that its votes carry.
     pub id: DrafterId,
     pub kind: Kind,
     /// Its last rounds, real and virtual.
@@ -31,21 +31,21 @@ pub(super) enum Kind {
 /// A drafter that answers at once.
 pub(super) struct Inline {
     pub lookup: Box<dyn Lookup>,
-    /// Its draft that the ridden tokens are compared with.
+    /// Its draft that the ridden tokens are compared with; `None` between two rounds.
     pub virtual_round: Option<VirtualRound>,
 }
 
-/// A drafter that takes time.
+/// A drafter that is asked by an action.
 pub(super) struct Asked {
     /// When it is to be asked what it would have chosen.
     pub shadow: ShadowPlan,
     /// It has answered a question of this request, so it has read the prompt.
     pub warm: bool,
-    /// It is asked although earlier requests say that it does not pay.
+    /// It is asked although earlier requests show that it does not pay.
     pub explored: bool,
 }
 
-/// Whether a drafter may be asked.
+/// The failures of a drafter, and until when it is left alone for them.
 #[derive(Debug, Default)]
 pub(super) struct Health {
     faults: u32,
