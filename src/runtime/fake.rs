@@ -74,13 +74,6 @@ impl Fake {
         Self { config, lanes: vec![None; lanes], controls: Controls::default(), seed: 0 }
     }
 
-    /// Another model of the same size.
-    #[must_use]
-    pub fn with_seed(mut self, seed: u64) -> Self {
-        self.seed = seed;
-        self
-    }
-
     /// The handle by which a test watches it.
     pub fn controls(&self) -> Controls {
         self.controls.clone()

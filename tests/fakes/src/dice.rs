@@ -17,6 +17,30 @@ fn mix(value: u64) -> u64 {
 
 /// Standard Gumbel noise of a place. `libm` and not the system's logarithm: the same texts on every machine.
 pub fn gumbel(seed: u64, table: u32, position: u64, token: u32) -> f64 {
-    let uniform = ((hash(seed, table, position, token) >> 12) as f64 + 0.5) / 4_503_599_627_370_496.0;
+    noise(hash(seed, table, position, token))
+}
+
+/// The Gumbel noise of a hash.
+pub fn noise(hash: u64) -> f64 {
+    let uniform = ((hash >> 12) as f64 + 0.5) / 4_503_599_627_370_496.0;
     -libm::log(-libm::log(uniform))
+}
+
+/// No [`noise`] of a hash is more than this, which needs no logarithm: −ln(−ln u) ≤ −ln(1 − u) ≤ ln 2 for every leading
+/// one of u, and one more.
+pub fn most(hash: u64) -> f64 {
+    f64::from(hash.leading_ones().min(52) + 1) * std::f64::consts::LN_2 + 1e-9
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_noise_is_more_than_the_most() {
+        let hashes = (0..100_000).map(|draw| hash(1, 2, 3, draw)).chain([0, 1 << 63, u64::MAX - 1, u64::MAX]);
+        for hash in hashes {
+            assert!(noise(hash) <= most(hash), "{hash:x}");
+        }
+    }
 }

@@ -180,10 +180,15 @@ impl Sampling {
             Noise::Position(seed) => (seed, context.len() as u64),
             Noise::Restarting(seed) => (seed, (context.len() - prompt) as u64),
         };
-        let score = |&(token, logit): &(TokenId, f32)| {
-            (token, f64::from(logit) / self.temperature + dice::gumbel(seed, 9, place, token))
-        };
-        let best = kept.iter().map(score).max_by(|a, b| a.1.total_cmp(&b.1)).expect("something is kept");
+        let mut best = (eos, f64::NEG_INFINITY);
+        for (token, logit) in kept {
+            let (cool, hash) = (f64::from(logit) / self.temperature, dice::hash(seed, 9, place, token));
+            // Most cannot win whatever their noise is, and noise costs two logarithms.
+            if cool + dice::most(hash) >= best.1 {
+                let score = cool + dice::noise(hash);
+                best = if score >= best.1 { (token, score) } else { best };
+            }
+        }
         (best.0, adjusted)
     }
 
@@ -246,12 +251,14 @@ impl Sampling {
         if self.top_k == 0 && self.top_p >= 1.0 && self.min_p <= 0.0 {
             return kept;
         }
-        kept.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
-        let most = f64::from(kept[0].1);
-        let weight = |logit: f32| ((f64::from(logit) - most) / scale).exp();
-        if self.top_k > 0 {
+        let order = |a: &(TokenId, f32), b: &(TokenId, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
+        if (1..kept.len()).contains(&self.top_k) {
+            kept.select_nth_unstable_by(self.top_k - 1, order);
             kept.truncate(self.top_k);
         }
+        kept.sort_unstable_by(order);
+        let most = f64::from(kept[0].1);
+        let weight = |logit: f32| ((f64::from(logit) - most) / scale).exp();
         if self.top_p < 1.0 {
             let total: f64 = kept.iter().map(|&(_, logit)| weight(logit)).sum();
             let mut mass = 0.0;
@@ -261,7 +268,9 @@ impl Sampling {
             });
             kept.truncate(cut.map_or(kept.len(), |cut| cut + 1));
         }
-        kept.retain(|&(_, logit)| weight(logit) >= self.min_p);
+        if self.min_p > 0.0 {
+            kept.retain(|&(_, logit)| weight(logit) >= self.min_p);
+        }
         kept
     }
 }
