@@ -3,14 +3,13 @@
 use std::any::Any;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 
 use crate::fakes::server::Engine;
 use crate::fakes::vllm::{Options, Vllm};
-use crate::fakes::{Fake, Front, House, Pace, tgi};
+use crate::fakes::{Fake, Front, House, tgi};
 
 /// Running engines; they end when dropped.
 pub struct Engines {
@@ -48,16 +47,6 @@ pub fn silent() -> BoxFuture<'static, Engines> {
 /// One that speculates by itself.
 pub fn speculating() -> BoxFuture<'static, Engines> {
     async { only(vllm(|options| options.speculates = true).await) }.boxed()
-}
-
-/// One on which leaping pays.
-pub fn paying() -> BoxFuture<'static, Engines> {
-    let pace = Pace {
-        step: Duration::from_millis(12),
-        per_token: Duration::from_micros(60),
-        cancel: Duration::ZERO,
-    };
-    async move { only(vllm(|options| options.setup.pace = pace).await) }.boxed()
 }
 
 /// Two replicas.

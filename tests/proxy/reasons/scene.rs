@@ -5,13 +5,12 @@ use std::fmt::Write;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use serde_json::{Value, json};
-use tokio::sync::Mutex;
 
 use super::engines::{self, Engines, Start};
 use super::proxy::Proxy;
 use super::told::{Ask, Body};
 use crate::fakes::toy;
-use crate::wire::{PATIENCE, Wire};
+use crate::wire::PATIENCE;
 
 pub const COMPLETIONS: &str = "/v1/completions";
 pub const CHAT: &str = "/v1/chat/completions";
@@ -78,8 +77,6 @@ pub fn chat(content: &Value, more: &Value) -> Ask {
 pub struct Stage {
     pub engines: Engines,
     pub proxy: Proxy,
-    /// Streams that run beside the requests.
-    pub beside: Mutex<Vec<Wire>>,
 }
 
 impl Stage {
@@ -100,7 +97,7 @@ impl Stage {
             scene.backend,
         );
         let proxy = Proxy::start(&process, &scene.policy).await;
-        Self { engines, proxy, beside: Mutex::default() }
+        Self { engines, proxy }
     }
 
     /// Waits until something is so.

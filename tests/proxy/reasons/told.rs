@@ -43,14 +43,6 @@ impl Ask {
         }
     }
 
-    /// Begins a stream and leaves it running.
-    pub async fn begin(&self, proxy: &Proxy, id: &str) -> Wire {
-        let mut wire = Wire::connect(proxy.front).await;
-        wire.send(self.bytes(true, id)).await;
-        assert_eq!(wire.head().await.unwrap().status(), 200);
-        wire
-    }
-
     /// Sends it and collects what is told about it.
     pub async fn told(&self, proxy: &Proxy, stream: bool, id: &str) -> Told {
         let before = counters(proxy).await;
