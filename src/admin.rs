@@ -68,7 +68,7 @@ pub struct Guard {
 /// The admin API of a running gateway.
 pub struct Admin {
     shared: Shared,
-    configured: Option<Configured>,
+    configured: Option<Arc<Configured>>,
     guard: Guard,
 }
 
@@ -76,7 +76,7 @@ impl Admin {
     /// Requests are checked against `guard`. Without `configured`, paths that need the configuration answer 404.
     #[must_use]
     pub fn new(shared: Shared, configured: Option<Configured>, guard: Guard) -> Self {
-        Self { shared, configured, guard }
+        Self { shared, configured: configured.map(Arc::new), guard }
     }
 
     /// Answers a request on the metrics-only listener.
@@ -108,7 +108,7 @@ impl Admin {
             (&Method::GET, "/api/replicas") => json_response(StatusCode::OK, &self.replicas()),
             (&Method::GET, "/api/policies") => self.policies(),
             (&Method::POST, "/api/mode") => self.mode(body).await,
-            (&Method::POST, "/api/reload") => self.reload(),
+            (&Method::POST, "/api/reload") => self.reload().await,
             (&Method::POST, "/api/explain") => self.explain(&parts, body).await,
             (&Method::POST, "/api/drain") => self.drain(parts.uri.query()).await,
             (method, path) if path.starts_with(REPLICA) => self.replica(method, path),
@@ -217,9 +217,13 @@ impl Admin {
         json_response(StatusCode::OK, &json!({ "policies": configured.policies() }))
     }
 
-    fn reload(&self) -> Response<Body> {
-        let Some(configured) = &self.configured else { return not_found() };
-        match configured.reload(&self.shared.observer) {
+    /// Reads the policies again, on a thread that may block: a drafter's model may have to be loaded.
+    async fn reload(&self) -> Response<Body> {
+        let Some(configured) = self.configured.clone() else { return not_found() };
+        let observer = Arc::clone(&self.shared.observer);
+        let reloaded = tokio::task::spawn_blocking(move || configured.reload(&observer)).await;
+        let Ok(reloaded) = reloaded else { return Failure::Internal.response() };
+        match reloaded {
             Ok(done) => json_response(StatusCode::OK, &done),
             Err(problems) => {
                 let errors: Vec<FileError> = problems.iter().map(FileError::from).collect();

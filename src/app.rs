@@ -242,7 +242,7 @@ fn settings(process: &Process) -> Result<Settings, AssembleError> {
             relay_body: limits.relay_body,
             sessions: limits.sessions,
             memory: limits.memory,
-            connections: limits.connections.unwrap_or_else(most_clients),
+            connections: clients(limits.connections),
         },
         drain: DrainTimes {
             delay: process.drain.delay,
@@ -253,6 +253,19 @@ fn settings(process: &Process) -> Result<Settings, AssembleError> {
         resolver: Arc::new(SystemResolver),
         workers: proxy::default_workers(),
     })
+}
+
+/// Most client connections: as many as the operator has set, if there are descriptors for them.
+fn clients(wanted: Option<usize>) -> usize {
+    let fit = most_clients();
+    match wanted {
+        Some(wanted) if wanted > fit => {
+            tracing::warn!(wanted, fit, "limits.connections is more than the limit of open files allows");
+            fit
+        }
+        Some(wanted) => wanted,
+        None => fit,
+    }
 }
 
 fn endpoint(listen: &Listen) -> Result<Endpoint, AssembleError> {

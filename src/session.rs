@@ -159,12 +159,12 @@ pub enum Stopped {
     TextEnd(TokenId),
 }
 
-/// What went wrong with an action. Any of them ends in a ride.
+/// What went wrong with an action. The request rides on, or ends if no ride is possible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// Drafter failed or is not there.
     Draft,
-    /// A verify call failed: refused, unreadable, too late.
+    /// A verify call failed: refused or unreadable.
     Verify,
     /// The round would be larger than its plan allows.
     TooLong,

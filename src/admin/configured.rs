@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use super::explain::{self, Question, ServerFacts};
@@ -26,6 +27,8 @@ pub struct Configured {
     policies: Arc<PolicyStore>,
     drafters: Arc<Drafters>,
     identities: Arc<Identities>,
+    /// Held while the policies are read again: one at a time.
+    reloading: Mutex<()>,
 }
 
 impl Configured {
@@ -37,7 +40,7 @@ impl Configured {
         identities: Arc<Identities>,
         observer: &Observer,
     ) -> Self {
-        let configured = Self { process, policies, drafters, identities };
+        let configured = Self { process, policies, drafters, identities, reloading: Mutex::default() };
         configured.show(observer, true);
         configured
     }
@@ -70,6 +73,7 @@ impl Configured {
     /// # Errors
     /// Every problem found; then the old policies stay in force.
     pub fn reload(&self, observer: &Observer) -> Result<Value, Vec<Problem>> {
+        let _one_at_a_time = self.reloading.lock();
         let outcome = self.policies.reload(|| load_policies(&self.process), |policies| self.build(policies));
         self.show(observer, outcome.is_ok());
         outcome?;

@@ -9,7 +9,7 @@ use crate::config::process::{Backend, DrafterModel, Process, Replicas};
 use crate::dialect::relayed;
 use crate::drive::ruling;
 use crate::fleet::identity::{self, Identity, Unknown};
-use crate::fleet::load_signal::LoadSignal;
+use crate::fleet::rounds_seen::RoundsSeen;
 use crate::fleet::{Replica, SystemResolver};
 use crate::gateway::Shared;
 use crate::policy::part::ModelState;
@@ -88,8 +88,8 @@ async fn answered(replica: &Replica, backend: &Backend, ask: bool) -> Answered {
     if !ask {
         return Answered::NotAsked(OFFLINE);
     }
-    let load_signal = Arc::new(LoadSignal::default());
-    match identity::ask(replica, &asking(backend), None, 0, &load_signal).await {
+    let rounds_seen = Arc::new(RoundsSeen::default());
+    match identity::ask(replica, &asking(backend), None, 0, &rounds_seen).await {
         Ok(identity) => Answered::Known(identity),
         Err(Unknown::Foreign(reason, why)) => Answered::Relayed(reason, why),
         Err(Unknown::Stranger(why)) => Answered::Relayed(BypassReason::NoPlan, why),

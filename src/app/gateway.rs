@@ -24,7 +24,9 @@ use crate::http::workers::Workers;
 const DISCOVERED_WITHIN: Duration = Duration::from_secs(2);
 
 /// Most connections to the admin listener, and most to the metrics listener, at a time.
-const OPERATORS: usize = 16;
+const OPERATORS: usize = 64;
+/// How long an operator's client may take for the head of a request.
+const OPERATORS_HEAD: Duration = Duration::from_secs(2);
 
 /// How the gateway stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -151,7 +153,8 @@ impl Gateway {
     }
 
     fn for_operators(&self) -> Listening {
-        Listening::new(Bounds::default(), Connections::new(OPERATORS), self.admin_stop.clone())
+        let bounds = Bounds { header_timeout: OPERATORS_HEAD, ..Bounds::default() };
+        Listening::new(bounds, Connections::new(OPERATORS), self.admin_stop.clone())
     }
 
     /// Serves until [`crate::http::drain::Lifecycle::drain`] is called, then stops step by step.

@@ -16,7 +16,7 @@ use crate::dialect::Engine;
 use crate::dialect::probe::{Cache, Findings};
 use crate::fleet::identity::{self, Recognised, Unknown};
 use crate::fleet::probe::{self, Limits, Report, Seen};
-use crate::fleet::{Replica, load_signal};
+use crate::fleet::{Replica, rounds_seen};
 use crate::lab::Exit;
 use crate::words::{BypassReason, Plan};
 
@@ -203,7 +203,7 @@ async fn idle(replica: &Replica, engine: &Engine, calls: &mut u32) -> bool {
     let until = Instant::now() + IDLE_WITHIN;
     loop {
         *calls += 1;
-        match load_signal::look(replica, engine.dialect, path).await {
+        match rounds_seen::look(replica, engine.dialect, path).await {
             Some(load) if load.running + load.waiting > 0 => {}
             _ => return true,
         }

@@ -14,6 +14,8 @@ use crate::observe::log;
 
 /// How long the end of the process waits for the last log lines to be written.
 const LAST_LINES: Duration = Duration::from_secs(1);
+/// How long the process waits at its end for tasks that block.
+const LAST_TASKS: Duration = Duration::from_secs(1);
 
 /// Run the proxy before a server. Flags win over `FORETELL_FLAG`, the file, and the defaults.
 #[derive(Clone, Debug, clap::Args)]
@@ -40,7 +42,12 @@ pub fn run(args: &ServeArgs) -> Exit {
     log::init(format(loaded.process.observe.log), loaded.process.observe.level.name());
     loaded.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
     let exit = match super::runtime() {
-        Ok(runtime) => runtime.block_on(serve(loaded)),
+        Ok(runtime) => {
+            let exit = runtime.block_on(serve(loaded));
+            // A name that is being looked up cannot be interrupted, and nobody waits for it any more.
+            runtime.shutdown_timeout(LAST_TASKS);
+            exit
+        }
         Err(error) => {
             tracing::error!(%error, "cannot start");
             Exit::Unreachable

@@ -16,7 +16,7 @@ pub struct Signal {
     pub waiting: u32,
     /// Share of the KV memory in use, 0 to 1; `None` if the engine does not report it.
     pub kv_usage: Option<f64>,
-    /// Verify calls of Foretell's own among them.
+    /// Sequences of Foretell's own verify calls among them.
     pub own: u32,
     /// Time since the report.
     pub age: Duration,

@@ -94,6 +94,14 @@ impl Votes {
         std::iter::once(self.first).chain(self.others.iter().copied())
     }
 
+    /// The first vote of each source: what is learnt of a source is learnt once of a node.
+    pub fn by_source(&self) -> impl Iterator<Item = Vote> {
+        let first = |at: usize, vote: &Vote| {
+            self.iter().take(at).all(|before| before.drafter.source != vote.drafter.source)
+        };
+        self.iter().enumerate().filter(move |(at, vote)| first(*at, vote)).map(|(_, vote)| vote)
+    }
+
     /// Adds those who have not voted yet.
     fn join(&mut self, more: &Self) {
         for vote in more.iter() {

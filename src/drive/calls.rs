@@ -16,7 +16,7 @@ use crate::dialect::{Asked, Beside, Call, Context, Engine, Refusal, Round};
 use crate::draft::Tree;
 use crate::drive::exchange::Exchange;
 use crate::drive::run::Run;
-use crate::fleet::load_signal::LoadSignal;
+use crate::fleet::rounds_seen::RoundsSeen;
 use crate::fleet::{Answer, Replica, SendError};
 use crate::http::body::{Body, BoxError};
 use crate::http::gather;
@@ -31,8 +31,8 @@ pub struct Common {
     pub replica: Arc<Replica>,
     /// Builds the calls and reads their answers.
     pub engine: Arc<Engine>,
-    /// The engine's load figures; verify calls under way and cached tokens are noted here.
-    pub load_signal: Arc<LoadSignal>,
+    /// Verify calls under way and cached tokens are noted here.
+    pub rounds_seen: Arc<RoundsSeen>,
     /// The client's end-to-end header fields.
     pub headers: HeaderMap,
     /// The request's `x-request-id`; calls after the first add `-` and the round's number.
@@ -80,7 +80,7 @@ impl Calls {
         Self(Arc::new(Common {
             replica: Arc::clone(&exchange.replica),
             engine: Arc::clone(&run.identity.engine),
-            load_signal: Arc::clone(&run.identity.load_signal),
+            rounds_seen: Arc::clone(&run.identity.rounds_seen),
             headers,
             request_id: exchange.slot.record.so_far().id.clone(),
             model: exchange.request.model.clone(),
@@ -172,7 +172,7 @@ impl Calls {
 
     /// Makes the calls of a round; if they decide nothing, once more in the dialect's other form, if it has one.
     async fn ask(&self, put: &Round<'_>, mut asked: Asked, round: u32) -> Result<Event, Fault> {
-        let _verifying = self.0.load_signal.verifying(put.plan.sequences(asked.nodes));
+        let _verifying = self.0.rounds_seen.verifying(put.plan.sequences(asked.nodes));
         let verdict = self.judged(put, &mut asked, round).await?;
         let again = verdict.rows.is_empty().then(|| self.0.engine.again(put, &asked)).flatten();
         Ok(Event::Verdict(match again {
@@ -200,7 +200,7 @@ impl Calls {
         if let Some(computed) = verdict.computed.filter(|_| alone) {
             let all = put.plan.prompt_tokens(put.context.len(), asked.nodes);
             let cached = all.saturating_sub(computed as usize);
-            self.0.load_signal.cached(cached, put.context.len(), self.0.engine.block);
+            self.0.rounds_seen.cached(cached, put.context.len(), self.0.engine.block);
         }
         verdict.put = Some(made);
         Ok(verdict)

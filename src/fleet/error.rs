@@ -35,6 +35,12 @@ pub enum SendError {
         /// The backend's name.
         backend: String,
     },
+    /// The process had no file descriptor left for a connection, for as long as connecting may take.
+    #[error("no file descriptor is left for a connection to backend `{backend}`")]
+    NoDescriptor {
+        /// The backend's name.
+        backend: String,
+    },
     /// No byte of an answer within the configured time.
     #[error("backend `{backend}` sent no answer within {after:?}")]
     FirstByteTimeout {
@@ -90,7 +96,7 @@ pub enum SendErrorKind {
     Closed,
     /// The answer is not HTTP.
     Protocol,
-    /// The request itself is at fault: its body, or a field of it.
+    /// Not the backend's doing: the request itself (its body, or a field of it), or a limit of this process.
     Request,
 }
 
@@ -118,6 +124,7 @@ impl SendError {
             Self::RequestBody { .. }
             | Self::RequestSilent(_)
             | Self::RequestTooLarge
+            | Self::NoDescriptor { .. }
             | Self::Unsendable { .. } => SendErrorKind::Request,
         }
     }
@@ -126,6 +133,7 @@ impl SendError {
     pub fn code(&self) -> &'static str {
         match self {
             Self::RequestSilent(_) => REQUEST_TIMEOUT,
+            Self::NoDescriptor { .. } => "no_descriptor",
             error => error.kind().code(),
         }
     }
@@ -134,6 +142,9 @@ impl SendError {
     pub fn status(&self) -> StatusCode {
         match self.kind() {
             SendErrorKind::Request if matches!(self, Self::RequestSilent(_)) => StatusCode::REQUEST_TIMEOUT,
+            SendErrorKind::Request if matches!(self, Self::NoDescriptor { .. }) => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
             SendErrorKind::Connect | SendErrorKind::Closed | SendErrorKind::Protocol => {
                 StatusCode::BAD_GATEWAY
             }

@@ -17,8 +17,8 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::dialect::{Dialect, Engine};
-use crate::fleet::load_signal::LoadSignal;
 use crate::fleet::probe::{Limits, Report};
+use crate::fleet::rounds_seen::RoundsSeen;
 use crate::fleet::{Fleet, Replica};
 use crate::text::Tokenizer;
 use crate::words::{BypassReason, Plan};
@@ -52,8 +52,8 @@ pub struct Identity {
     pub engine: Arc<Engine>,
     /// The tokenizer of its model.
     pub tokenizer: Arc<Tokenizer>,
-    /// Its load, and what verify rounds found in its cache.
-    pub load_signal: Arc<LoadSignal>,
+    /// Verify calls under way, and what verify rounds found in its cache.
+    pub rounds_seen: Arc<RoundsSeen>,
     /// The last probe; `None` before the first.
     pub probe: Option<Arc<Report>>,
     /// What recognising it showed besides: the plans that it lacks, and the connections that were tried.
@@ -64,7 +64,7 @@ impl Identity {
     /// Whether round after round found nothing cached, as if another engine answered each. One that reports when
     /// it was started is known to be one: its cache may just be too small for what is asked at once.
     pub fn may_be_many(&self) -> bool {
-        self.engine.started.is_none() && self.load_signal.finds_nothing_cached()
+        self.engine.started.is_none() && self.rounds_seen.finds_nothing_cached()
     }
 
     /// A copy whose engine is known to have a working prefix cache.

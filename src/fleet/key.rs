@@ -72,16 +72,17 @@ impl KeyFile {
 /// The secret in a file: what stands in it, without the space around it.
 ///
 /// # Errors
-/// It cannot be read, there is nothing but space in it, or it has characters that no header can carry.
+/// It cannot be read, there is nothing but space in it, or it has characters other than visible ASCII (a byte order mark
+/// at its beginning is left out).
 pub fn secret(path: &Path) -> io::Result<String> {
     let text = fs::read_to_string(path)?;
-    let key = text.trim();
+    let key = text.strip_prefix('\u{feff}').unwrap_or(&text).trim();
     let invalid = |what: &'static str| io::Error::new(io::ErrorKind::InvalidData, what);
     if key.is_empty() {
         return Err(invalid("the file is empty"));
     }
-    if HeaderValue::from_str(key).is_err() {
-        return Err(invalid("it has characters that no header can carry"));
+    if !key.bytes().all(|byte| byte.is_ascii_graphic()) {
+        return Err(invalid("it has characters other than visible ASCII"));
     }
     Ok(key.to_owned())
 }

@@ -322,6 +322,11 @@ impl Replica {
         self.told.store(Some(Arc::new(Told { load, ours: self.in_flight() })));
     }
 
+    /// Forgets it: another engine may be there now.
+    pub(super) fn forget_load(&self) {
+        self.told.store(None);
+    }
+
     /// Requests there now by the engine's own figures; `None` if those are stale.
     pub(super) fn engine_requests(&self) -> Option<usize> {
         let told = self.told.load();
@@ -536,9 +541,18 @@ impl Replica {
     async fn connect(&self) -> Result<Link, SendError> {
         let name = &self.settings.name;
         let begun = tokio::time::Instant::now();
-        let stream = tokio::time::timeout(self.settings.connect_timeout, self.reach()).await;
+        let mut without_descriptor = false;
+        let reached = self.reach(&mut without_descriptor);
+        let stream = tokio::time::timeout(self.settings.connect_timeout, reached).await;
+        let backend = name.clone();
         let stream = stream
-            .map_err(|_| SendError::ConnectTimeout { backend: name.clone() })?
+            .map_err(|_| {
+                if without_descriptor {
+                    SendError::NoDescriptor { backend }
+                } else {
+                    SendError::ConnectTimeout { backend }
+                }
+            })?
             .map_err(|error| SendError::of_connecting(name, error.as_ref()))?;
         self.connects.observe(begun.elapsed().as_secs_f64());
         Link::new(stream).await.map_err(|error| SendError::of_call(name, &error))
@@ -546,10 +560,11 @@ impl Replica {
 
     /// Connects. Where the process has no descriptor left, those of idle connections are freed, and the next that is
     /// free is waited for.
-    async fn reach(&self) -> Result<Stream, BoxError> {
+    async fn reach(&self, without_descriptor: &mut bool) -> Result<Stream, BoxError> {
         loop {
             match self.connector.clone().oneshot(self.address.clone()).await {
                 Err(error) if is_out_of_descriptors(&*error) => {
+                    *without_descriptor = true;
                     self.pools.iter().for_each(|pool| pool.clear());
                     tokio::time::sleep(DESCRIPTORS_AGAIN).await;
                 }

@@ -328,6 +328,9 @@ impl Proxy {
             }
             Read::Whole(bytes) => bytes,
         };
+        if let Some(limit) = self.limits.relay_body.filter(|limit| bytes.len() as u64 > *limit) {
+            return Verdict::Fail(Failure::BodyTooLarge { limit });
+        }
         let (why, to) = match early {
             Some(why) => (why, None),
             None => match self.judged(&facts, &bytes) {

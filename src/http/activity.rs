@@ -43,6 +43,8 @@ struct State {
     leaving: Option<Instant>,
     /// When the present state (reading, idle) began.
     since: Instant,
+    /// Since when the client has taken nothing of what is to be sent; `None` if nothing waits.
+    blocked: Option<Instant>,
 }
 
 /// Why a connection is overdue.
@@ -54,6 +56,8 @@ pub enum Overdue {
     Idle,
     /// It was asked to end and has not ended: it is cut.
     Left,
+    /// Its client has taken nothing of an answer for `timeouts.keep_alive`: it is cut.
+    Blocked,
 }
 
 impl Activity {
@@ -68,6 +72,7 @@ impl Activity {
             wanted: false,
             leaving: None,
             since: Instant::now(),
+            blocked: None,
         };
         Arc::new(Self { state: Mutex::new(state), changed: AtomicWaker::new() })
     }
@@ -85,9 +90,15 @@ impl Activity {
         }
     }
 
+    /// Bytes are to be sent, and the client takes none now.
+    pub fn blocked(&self) {
+        self.state.lock().blocked.get_or_insert_with(Instant::now);
+    }
+
     /// Bytes have been sent.
     pub fn written(&self) {
         let mut state = self.state.lock();
+        state.blocked = None;
         let idle = state.requests == 0 && !state.reading;
         if idle && state.asked.is_some_and(|version| version != Version::HTTP_2) {
             state.since = Instant::now();
@@ -129,11 +140,11 @@ impl Activity {
         self.changed.wake();
     }
 
-    /// When it becomes overdue, and why; `None` while a request is being served.
+    /// When it becomes overdue, and why; `None` while a request is being served to a client that takes what is sent.
     fn due(&self, bounds: &Bounds) -> Option<(Instant, Overdue)> {
         let state = self.state.lock();
         if state.requests > 0 || state.switched {
-            return None;
+            return state.blocked.map(|since| (since + bounds.keep_alive, Overdue::Blocked));
         }
         Some(match state.leaving {
             // Over HTTP/1.1 hyper closes it at once, unless the client is still receiving the last answer.

@@ -45,6 +45,8 @@ fn places(descriptors: u64) -> usize {
 pub struct Connections {
     limit: usize,
     free: Arc<Semaphore>,
+    /// As many requests at a time as there may be connections: each needs a descriptor for its backend.
+    requests: Arc<Semaphore>,
     open: Mutex<Open>,
     evicted: AtomicU64,
     failed: AtomicU64,
@@ -65,6 +67,7 @@ impl Connections {
         Arc::new(Self {
             limit,
             free: Arc::new(Semaphore::new(limit)),
+            requests: Arc::new(Semaphore::new(limit)),
             open: Mutex::default(),
             evicted: AtomicU64::new(0),
             failed: AtomicU64::new(0),
@@ -114,6 +117,12 @@ impl Connections {
         while self.open() > 0 {
             tokio::time::sleep(AGAIN).await;
         }
+    }
+
+    /// Waits until one more request may be served; `None` is never returned while the listeners live.
+    pub fn request(&self) -> impl Future<Output = Option<OwnedSemaphorePermit>> + Send + use<> {
+        let requests = Arc::clone(&self.requests);
+        async move { requests.acquire_owned().await.ok() }
     }
 
     /// Waits for a free slot; while none is free, idle connections are evicted.

@@ -5,6 +5,7 @@ use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{CONNECTION, HOST};
@@ -14,8 +15,10 @@ use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
+use rustix::net::sockopt;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
+use tokio::sync::OwnedSemaphorePermit;
 use tokio_rustls::TlsAcceptor;
 
 use crate::http::activity::{Activity, Overdue, UnderWay};
@@ -45,7 +48,15 @@ pub struct Serving<A> {
     pub tls: Option<TlsAcceptor>,
 }
 
-fn builder(bounds: &Bounds) -> auto::Builder<TokioExecutor> {
+/// Most requests at a time on one HTTP/2 connection.
+const STREAMS: usize = 100;
+/// Interval of HTTP/2 pings, and of TCP keep-alives, on a connection that is silent; a client that has vanished is
+/// noticed by them.
+const PING: Duration = Duration::from_mins(1);
+/// How long the answer to a ping may take.
+const PONG: Duration = Duration::from_secs(20);
+
+fn builder(bounds: &Bounds, streams: usize) -> auto::Builder<TokioExecutor> {
     let mut builder = auto::Builder::new(TokioExecutor::new());
     let head = bounds.header_bytes.saturating_add(bounds.uri.min(TARGET));
     builder
@@ -62,6 +73,9 @@ fn builder(bounds: &Bounds) -> auto::Builder<TokioExecutor> {
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
         .max_send_buf_size(STREAM_WINDOW as usize)
+        .max_concurrent_streams(streams as u32)
+        .keep_alive_interval(PING)
+        .keep_alive_timeout(PONG)
         .max_header_list_size(bounds.header_bytes as u32);
     builder
 }
@@ -78,6 +92,9 @@ pub async fn accepted<A, F>(
 {
     // Tokens are small writes; Nagle's algorithm would delay them.
     let _ = stream.set_nodelay(true);
+    let _ = sockopt::set_socket_keepalive(&stream, true);
+    let _ = sockopt::set_tcp_keepidle(&stream, PING);
+    let _ = sockopt::set_tcp_keepintvl(&stream, PONG);
     let peer = Peer { address, secure: serving.tls.is_some() };
     let Some(tls) = &serving.tls else { return connection(stream, peer, place, serving).await };
     let sleep = tokio::time::sleep(serving.bounds.header_timeout);
@@ -104,12 +121,12 @@ where
     let Serving { bounds, stop, .. } = &*serving;
     let activity = Arc::clone(place.activity());
     let connections = Arc::clone(place.connections());
+    let builder = builder(bounds, STREAMS.min(connections.limit().div_ceil(4)));
     let service = {
         let (serving, activity) = (Arc::clone(&serving), Arc::clone(&activity));
         service_fn(move |request| answer(&serving, &activity, &connections, peer, request))
     };
     let socket = Socket::new(stream, place, bounds.uri);
-    let builder = builder(bounds);
     let served = builder.serve_connection_with_upgrades(TokioIo::new(socket), service);
     let sleep = tokio::time::sleep(bounds.header_timeout);
     tokio::pin!(served, sleep);
@@ -135,6 +152,9 @@ where
                     served.as_mut().graceful_shutdown();
                 }
                 Overdue::Head | Overdue::Left => return,
+                Overdue::Blocked => {
+                    return tracing::info!(peer = %peer.address, "cut: the client does not read");
+                }
             },
         }
     }
@@ -166,7 +186,10 @@ where
         head.extensions.insert(peer);
         Ok((serving.app)(Request::from_parts(head, RequestBody::new(body, serving.bounds.body))))
     };
+    let room = connections.request();
     async move {
+        // A request needs a descriptor for its backend, and HTTP/2 has many of them on one connection.
+        let room = room.await;
         let mut response = match answer {
             Ok(answer) => answer.await,
             Err(refusal) => refusal.response(),
@@ -179,7 +202,7 @@ where
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
             activity.switch();
         }
-        Ok(response.map(|body| Answered { body, _under_way: under_way }))
+        Ok(response.map(|body| Answered { body, _under_way: under_way, _room: room }))
     }
 }
 
@@ -195,6 +218,7 @@ fn name_host(head: &mut http::request::Parts, old: bool) {
 struct Answered {
     body: Body,
     _under_way: UnderWay,
+    _room: Option<OwnedSemaphorePermit>,
 }
 
 impl http_body::Body for Answered {

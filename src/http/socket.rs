@@ -29,6 +29,11 @@ impl<S> Socket<S> {
     fn activity(&self) -> &Arc<Activity> {
         self.place.activity()
     }
+
+    /// Reports a write: it has taken bytes, or it waits for the client.
+    fn sent(&self, taken: bool) {
+        if taken { self.activity().written() } else { self.activity().blocked() }
+    }
 }
 
 impl<S: AsyncRead + Unpin> AsyncRead for Socket<S> {
@@ -60,9 +65,9 @@ impl<S: AsyncRead + Unpin> AsyncRead for Socket<S> {
 
 impl<S: AsyncWrite + Unpin> AsyncWrite for Socket<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        let written = ready!(Pin::new(&mut self.stream).poll_write(cx, bytes));
-        self.activity().written();
-        Poll::Ready(written)
+        let written = Pin::new(&mut self.stream).poll_write(cx, bytes);
+        self.sent(written.is_ready());
+        written
     }
 
     fn poll_write_vectored(
@@ -70,9 +75,9 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Socket<S> {
         cx: &mut Context<'_>,
         pieces: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let written = ready!(Pin::new(&mut self.stream).poll_write_vectored(cx, pieces));
-        self.activity().written();
-        Poll::Ready(written)
+        let written = Pin::new(&mut self.stream).poll_write_vectored(cx, pieces);
+        self.sent(written.is_ready());
+        written
     }
 
     fn is_write_vectored(&self) -> bool {

@@ -12,6 +12,8 @@ use super::Finished;
 use super::log::millis;
 
 const KEPT: usize = 50;
+/// Most rounds kept of one completion: its last ones.
+const ROUNDS: usize = 256;
 /// Time format with microseconds, as in log lines.
 const TIME: EncodedConfig = Config::DEFAULT
     .set_time_precision(TimePrecision::Second { decimal_digits: std::num::NonZero::new(6) })
@@ -24,7 +26,9 @@ pub struct Recent {
 }
 
 impl Recent {
-    pub(super) fn push(&self, finished: Finished) {
+    pub(super) fn push(&self, mut finished: Finished) {
+        finished.rounds.drain(..finished.rounds.len().saturating_sub(ROUNDS));
+        finished.rounds.shrink_to_fit();
         let mut ring = self.ring.lock();
         ring.truncate(KEPT - 1);
         ring.push_front(finished);

@@ -44,6 +44,8 @@ pub struct Record {
     open: Option<Open>,
     /// Time spent drafting so far for the next round.
     drafting: Duration,
+    /// Tokens drafted and accepted in the rounds recorded so far.
+    counted: (u32, u32),
     /// Memory reserved for the request and its session, and the request's own part of it, bytes.
     memory: Option<(Reservation, u64)>,
 }
@@ -66,6 +68,7 @@ impl Record {
             stream: None,
             open: None,
             drafting: Duration::ZERO,
+            counted: (0, 0),
             memory: None,
         }
     }
@@ -205,12 +208,13 @@ impl Record {
         }
         let Some(Open { drafter, since, draft }) = self.open.take() else { return };
         finished.rounds.push(Round {
-            drafted: summary.drafted.saturating_sub(finished.drafted()),
-            accepted: summary.accepted.saturating_sub(finished.accepted()),
+            drafted: summary.drafted.saturating_sub(self.counted.0),
+            accepted: summary.accepted.saturating_sub(self.counted.1),
             drafter,
             draft,
             verify: since.elapsed(),
         });
+        self.counted = (summary.drafted, summary.accepted);
     }
 
     /// Ends the request and passes on the record, once. `client_gone`: the client left before the end.

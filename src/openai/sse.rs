@@ -4,7 +4,7 @@
 //! comment, several `data` lines are one text), with a bound on what one event may hold.
 
 /// The most bytes that one event may hold before its blank line, by default.
-pub const EVENT_BYTES: usize = 16 << 20;
+pub const EVENT_BYTES: usize = 2 << 20;
 
 /// The data of the event that ends a stream.
 pub const DONE: &str = "[DONE]";

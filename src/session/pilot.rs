@@ -329,8 +329,10 @@ impl Pilot {
         }
     }
 
-    /// A verify call failed: no leap for a while, longer with every failure.
+    /// A verify call failed: no leap for a while, longer with every failure. The streak is over and is not judged by
+    /// its speed.
     pub fn verify_failed(&mut self, done: usize) {
+        self.streak = None;
         self.losses = (self.losses + 1).min(5);
         self.not_before = done + (PENANCE << self.losses);
     }
@@ -360,7 +362,7 @@ fn score(
 ) {
     for node in draft.nodes().iter().filter(|node| node.parent == place) {
         let accepted = node.token == token;
-        for vote in node.votes.iter() {
+        for vote in node.votes.by_source() {
             let expected = control.with(|learnt| {
                 let expected = learnt.survival.conditional(heat, vote, depth);
                 learnt.survival.observe(heat, vote, depth, accepted);

@@ -131,8 +131,8 @@ pub struct Rules {
     /// Timeout of a verify call.
     pub verify_timeout: Duration,
     /// How long a draft of the model drafter is waited for; `None` is the session's own patience, twice the time of
-    /// a ridden token. The first draft of a request, for which the drafter reads the prompt, is waited for however
-    /// long it takes.
+    /// a ridden token. The first draft of a request, for which the drafter reads the prompt, is then waited for as long
+    /// as a verify call.
     pub draft_timeout: Option<Duration>,
 }
 

@@ -4,6 +4,7 @@ use std::net::TcpStream;
 use std::thread;
 use std::time::Duration;
 
+use crate::h2::H2;
 use crate::kit::{Backend, Proxy, Start, Wire, get, post};
 
 const HELD: usize = 400;
@@ -113,4 +114,25 @@ fn limits_connections_is_the_most_that_are_open() {
     // A connection to the backend for each of the eight, and the one that is being accepted.
     assert!(proxy.descriptors() <= before + 24, "{} after {before}", proxy.descriptors());
     drop(held);
+}
+
+/// Streams of HTTP/2 cost one descriptor of a client for many of backends.
+#[test]
+fn the_streams_of_a_few_clients_take_nobodys_descriptor() {
+    let backend = Backend::answering(|request| match request.target() {
+        "/slow" => {
+            thread::sleep(Duration::from_secs(2));
+            crate::kit::respond("200 OK", "", "late")
+        }
+        _ => crate::kit::respond("200 OK", "", "done"),
+    });
+    let proxy = start(&backend);
+    let mut greedy: Vec<H2> = (0..3).map(|_| H2::connect(proxy.address)).collect();
+    for client in &mut greedy {
+        for _ in 0..200 {
+            client.request("GET", "/slow", &[], 5);
+        }
+    }
+    all_are_answered(&proxy);
+    assert_eq!(proxy.admin_get("/api/replicas").json()["replicas"][0]["state"], "ready");
 }

@@ -234,16 +234,14 @@ impl Proxy {
         read(&self.folder.path().join("stdout"))
     }
 
-    /// Resident memory without the pages of the program's own file, bytes: those are the system's to drop, and an
-    /// unoptimised program has more of them than it holds for its clients.
+    /// Resident memory, bytes.
     pub fn resident(&self) -> u64 {
-        self.status("VmRSS:") - self.status("RssFile:")
+        self.status("VmRSS:")
     }
 
-    /// The most resident memory so far, bytes, without the pages of the program's own file as they are now.
-    /// [`Self::reset_peak`] starts over.
+    /// The most resident memory so far, bytes; [`Self::reset_peak`] starts over.
     pub fn peak(&self) -> u64 {
-        self.status("VmHWM:").saturating_sub(self.status("RssFile:"))
+        self.status("VmHWM:")
     }
 
     /// Forgets the peak of resident memory.

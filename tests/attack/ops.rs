@@ -37,7 +37,7 @@ fn refused(files: &[(&str, &str)], wanted: &[&str]) {
 
 #[test]
 fn a_secret_file_without_a_secret_is_refused_with_its_place() {
-    for empty in ["", "\n", " \t\r\n\n"] {
+    for empty in ["", "\n", " \t\r\n\n", "\u{feff}", "\u{feff}\n", "\u{200b}"] {
         let admin = format!("version: 1\n{BACKENDS}admin:\n  address: \"0.0.0.0:0\"\n  token_file: token\n");
         refused(&[("foretell.yaml", &admin), ("token", empty)], &["foretell.yaml:5: admin.token_file: "]);
         for field in ["token_file", "own_token_file"] {

@@ -157,3 +157,21 @@ fn a_proxy_in_use_serves_on_until_balancers_have_noticed() {
         assert_eq!((answer.status(), answer.field("connection")), (404, Some("close")));
     }
 }
+
+/// Who asks and then takes nothing of the answer keeps neither its place nor the backend's time.
+#[test]
+fn a_client_that_does_not_read_is_cut() {
+    let (tell, told) = std::sync::mpsc::channel();
+    let backend = Backend::start(move |mut wire, _| {
+        if wire.message().is_some_and(|request| request.target() == "/endless") {
+            wire.try_send("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n");
+            let chunk = format!("{:x}\r\n{}\r\n", 64 << 10, " ".repeat(64 << 10));
+            while wire.try_send(&chunk) {}
+            let _ = tell.send(());
+        }
+    });
+    let proxy = Start::before(backend.address).and("timeouts: { keep_alive: 1s }").start();
+    let mut deaf = Wire::connect(proxy.address);
+    deaf.send("GET /endless HTTP/1.1\r\nhost: a\r\n\r\n");
+    told.recv_timeout(crate::kit::PATIENCE).expect("the backend's connection is closed");
+}

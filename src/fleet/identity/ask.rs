@@ -11,7 +11,7 @@ use hyper::{Method, Request, StatusCode, header};
 use crate::dialect::recognise::{self, Told};
 use crate::dialect::{Answers, Dialect, Engine, Question};
 use crate::fleet::identity::{Asking, Epoch, Identity};
-use crate::fleet::load_signal::LoadSignal;
+use crate::fleet::rounds_seen::RoundsSeen;
 use crate::fleet::{Fresh, Replica};
 use crate::http::body::{Body, BoxError};
 use crate::http::gather;
@@ -86,7 +86,7 @@ pub async fn ask(
     asking: &Asking,
     before: Option<&Arc<Identity>>,
     away: u64,
-    load_signal: &Arc<LoadSignal>,
+    rounds_seen: &Arc<RoundsSeen>,
 ) -> Result<Arc<Identity>, Unknown> {
     if let Some(before) = before
         && still(replica, before, away).await?
@@ -127,7 +127,7 @@ pub async fn ask(
         epoch,
         engine,
         tokenizer,
-        load_signal: Arc::clone(load_signal),
+        rounds_seen: Arc::clone(rounds_seen),
         probe: None,
         recognised,
     }))

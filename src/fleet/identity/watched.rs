@@ -17,8 +17,9 @@ use crate::fleet::Replica;
 use crate::fleet::identity::ask::{self, Unknown};
 use crate::fleet::identity::pace::{Pace, Settled};
 use crate::fleet::identity::{Asking, Epoch, Identity, Standing};
-use crate::fleet::load_signal::LoadSignal;
+use crate::fleet::load::STALE;
 use crate::fleet::probe::{self, Report, Seen};
+use crate::fleet::rounds_seen::RoundsSeen;
 use crate::words::BypassReason;
 use crate::words::Plan;
 
@@ -84,7 +85,7 @@ pub(super) struct Watched {
     pub(super) standing: ArcSwap<Standing>,
     /// How often it has become unreachable.
     away: AtomicU64,
-    load_signal: Arc<LoadSignal>,
+    rounds_seen: Arc<RoundsSeen>,
     /// `None` until the check was made.
     one: Mutex<Option<One>>,
     /// Wakes the prober: a probe is requested, whatever is configured.
@@ -111,7 +112,7 @@ impl Watched {
             asking,
             standing: ArcSwap::from_pointee(unknown),
             away: AtomicU64::new(0),
-            load_signal: Arc::default(),
+            rounds_seen: Arc::default(),
             one: Mutex::default(),
             wanted: Notify::new(),
             again: Notify::new(),
@@ -134,7 +135,7 @@ impl Watched {
             return Err("it bills per token, so it is not probed".to_owned());
         }
         *self.one.lock() = None;
-        self.load_signal.looked_at();
+        self.rounds_seen.looked_at();
         self.wanted.notify_one();
         if self.identity().is_none() {
             self.again.notify_one();
@@ -180,7 +181,7 @@ impl Watched {
         }
         let before = self.identity();
         let away = self.away.load(Ordering::Relaxed);
-        let asked = ask::ask(&self.replica, &self.asking, before.as_ref(), away, &self.load_signal).await;
+        let asked = ask::ask(&self.replica, &self.asking, before.as_ref(), away, &self.rounds_seen).await;
         let asked = match asked {
             Ok(identity) if before.as_ref().is_none_or(|before| before.epoch != identity.epoch) => {
                 self.shows_one(identity).await
@@ -198,7 +199,8 @@ impl Watched {
                         "backend known"
                     );
                     self.replica.set_dialect(identity.engine.dialect.name(), true);
-                    self.load_signal.looked_at();
+                    self.rounds_seen.looked_at();
+                    self.replica.forget_load();
                     self.standing.store(Arc::new(Standing::Known(identity)));
                 }
                 *self.said.lock() = None;
@@ -349,7 +351,7 @@ impl Watched {
             let dialect = identity.engine.dialect;
             let path = self.asking.load.as_deref().or_else(|| dialect.codec().load_path(&identity.engine));
             if let Some(path) = path {
-                self.load_signal.take(&self.replica, dialect, path).await;
+                self.rounds_seen.take(&self.replica, dialect, path).await;
             }
         }
     }
@@ -365,7 +367,7 @@ impl Watched {
             let Some(identity) = self.identity() else { continue };
             let doubted = identity.may_be_many() && last.is_older(ONE_AGAIN);
             if doubted && !self.asking.ready {
-                self.load_signal.looked_at();
+                self.rounds_seen.looked_at();
             }
             let by_itself = self.asking.ready && (doubted || last.is_due(&identity.epoch));
             if identity.recognised.engine.plans.is_empty() || !(asked || by_itself) {
@@ -392,7 +394,8 @@ impl Watched {
             if look > 0 {
                 tokio::time::sleep(LOOK).await;
             }
-            let busy = self.replica.load().is_some_and(|load| !load.signal().is_idle());
+            let load = self.replica.load().filter(|load| load.at.elapsed() < STALE);
+            let busy = load.is_some_and(|load| !load.signal().is_idle());
             if busy || self.replica.in_flight() > 0 {
                 return false;
             }
@@ -429,7 +432,7 @@ impl Watched {
             self.relayed(BypassReason::Balanced, probe::MANY.to_owned(), RELAY);
             return Some(report);
         }
-        self.load_signal.looked_at();
+        self.rounds_seen.looked_at();
         let known = Identity {
             engine: Arc::new(report.findings.engine.clone()),
             probe: Some(Arc::clone(&report)),

@@ -50,7 +50,7 @@ pub(super) struct Verifying {
     /// When the round began, for its cost.
     pub began: Tick,
     pub draft: Tree,
-    /// Tokens that the model drafter computed for it.
+    /// Tokens that the model drafter computed for it; for a late draft, those that the wait was worth.
     pub modelled: usize,
     /// The index of its plan in the list of plans.
     pub place: usize,

@@ -75,6 +75,7 @@ impl<W: Walk> Session<W> {
         self.summary.reason = None;
         let id = self.act(Action::Verify(draft.clone(), plan));
         let until = now.after(self.rules.verify_timeout);
+        debug_assert!(self.flight.verify.is_none(), "one verify call at a time");
         self.flight.verify = Some(Verifying { id, until, began, draft, modelled, place });
     }
 
@@ -89,7 +90,9 @@ impl<W: Walk> Session<W> {
             Ok(model) => {
                 self.pilot.read();
                 let modelled = model.len();
-                let began = self.pilot.drafted(gamma.max(modelled), since, now);
+                // A chain that ends early, at an end of text, took a step for each token that it has, and no more.
+                let steps = if modelled == 0 { gamma } else { modelled };
+                let began = self.pilot.drafted(steps, since, now);
                 let draft = self.pilot.combine(model, self.stand(true));
                 self.verify(draft, modelled, began, now);
             }

@@ -41,8 +41,13 @@ impl Pilot {
         let known =
             |seat: &Seat| stand.leaping || learnt.survival.evidence(self.heat, seat.id.source) >= EVIDENCE;
         let led = leading(&self.seats, &draft, 0).and_then(|place| self.seats.get(place));
-        let lookup =
-            led.filter(|seat| known(seat) && self.worth(quote, &seat.run, learnt, terms)).map(|_| quote);
+        // Without anybody who answers at once, an empty round may still be the cheapest way to stay in a leap.
+        let nobody = Run::default();
+        let run = match led {
+            Some(seat) => known(seat).then_some(&seat.run),
+            None => stand.leaping.then_some(&nobody),
+        };
+        let lookup = run.filter(|run| self.worth(quote, run, learnt, terms)).map(|_| quote);
         let model =
             self.model().filter(|(seat, asked)| asked.warm && seat.health.is_well(stand.done) && known(seat));
         let asks = model.is_some();

@@ -172,7 +172,7 @@ fn process(target: &LocalTarget, plans: &str) -> String {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hundred_prompts_read_as_the_target_alone(#[case] drafter: &str, #[case] plans: &str) {
     watch_panics();
-    let options = Options { device: DeviceChoice::Cpu, lanes: 16, threads: 2, ..Options::default() };
+    let options = Options { device: DeviceChoice::Cpu, lanes: 16, threads: 1, ..Options::default() };
     let model = folder("FORETELL_TEST_MODEL", "target");
     let opened =
         open(&model, Some("toy".into()), &options).expect("the model opens (make fetches ONNX Runtime)");

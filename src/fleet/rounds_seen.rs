@@ -27,7 +27,7 @@ const LEAST: usize = 64;
 
 /// The verify calls that a replica is computing, and what its rounds have shown of its cache.
 #[derive(Default)]
-pub struct LoadSignal {
+pub struct RoundsSeen {
     /// Sequences of verify calls under way.
     own: AtomicU32,
     /// Uncached rounds less cached ones, at least 0.
@@ -36,22 +36,22 @@ pub struct LoadSignal {
 
 /// Sequences of a verify round under way; counted until dropped.
 pub struct Verifying {
-    load_signal: Arc<LoadSignal>,
+    rounds_seen: Arc<RoundsSeen>,
     sequences: u32,
 }
 
 impl Drop for Verifying {
     fn drop(&mut self) {
-        self.load_signal.own.fetch_sub(self.sequences, Ordering::Relaxed);
+        self.rounds_seen.own.fetch_sub(self.sequences, Ordering::Relaxed);
     }
 }
 
-impl LoadSignal {
+impl RoundsSeen {
     /// Counts a round of so many sequences as under way.
     pub fn verifying(self: &Arc<Self>, sequences: usize) -> Verifying {
         let sequences = u32::try_from(sequences).unwrap_or(u32::MAX);
         self.own.fetch_add(sequences, Ordering::Relaxed);
-        Verifying { load_signal: Arc::clone(self), sequences }
+        Verifying { rounds_seen: Arc::clone(self), sequences }
     }
 
     /// A round found so much of its context cached, of so many tokens. To be told of rounds that had the engine to
@@ -107,17 +107,17 @@ mod tests {
 
     #[test]
     fn rounds_that_find_nothing_cached_are_doubted_only_where_they_are_many() {
-        let load_signal = LoadSignal::default();
-        (0..7).for_each(|_| load_signal.cached(0, 500, 16));
-        assert!(!load_signal.finds_nothing_cached());
-        load_signal.cached(400, 500, 16);
-        load_signal.cached(0, 500, 16);
-        assert!(!load_signal.finds_nothing_cached());
-        (0..20).for_each(|_| load_signal.cached(0, 90, 16));
-        assert!(!load_signal.finds_nothing_cached(), "short contexts have no whole blocks behind them");
-        load_signal.cached(0, 500, 16);
-        assert!(load_signal.finds_nothing_cached());
-        load_signal.looked_at();
-        assert!(!load_signal.finds_nothing_cached());
+        let rounds_seen = RoundsSeen::default();
+        (0..7).for_each(|_| rounds_seen.cached(0, 500, 16));
+        assert!(!rounds_seen.finds_nothing_cached());
+        rounds_seen.cached(400, 500, 16);
+        rounds_seen.cached(0, 500, 16);
+        assert!(!rounds_seen.finds_nothing_cached());
+        (0..20).for_each(|_| rounds_seen.cached(0, 90, 16));
+        assert!(!rounds_seen.finds_nothing_cached(), "short contexts have no whole blocks behind them");
+        rounds_seen.cached(0, 500, 16);
+        assert!(rounds_seen.finds_nothing_cached());
+        rounds_seen.looked_at();
+        assert!(!rounds_seen.finds_nothing_cached());
     }
 }
