@@ -72,7 +72,7 @@ impl KeyFile {
 /// The secret in a file: what stands in it, without the space around it.
 ///
 /// # Errors
-/// It cannot be read, there is nothing but space in it, or it has characters other than visible ASCII (a byte order mark
+/// It cannot be read, there is nothing but space in it, or it has characters other than visible ASCII and space (a byte order mark
 /// at its beginning is left out).
 pub fn secret(path: &Path) -> io::Result<String> {
     let text = fs::read_to_string(path)?;
@@ -81,8 +81,8 @@ pub fn secret(path: &Path) -> io::Result<String> {
     if key.is_empty() {
         return Err(invalid("the file is empty"));
     }
-    if !key.bytes().all(|byte| byte.is_ascii_graphic()) {
-        return Err(invalid("it has characters other than visible ASCII"));
+    if !key.bytes().all(|byte| byte.is_ascii_graphic() || byte == b' ') {
+        return Err(invalid("it has characters other than visible ASCII and space"));
     }
     Ok(key.to_owned())
 }

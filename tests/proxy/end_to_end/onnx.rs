@@ -22,7 +22,7 @@ use super::house::{Answer, Ask, House, send, watch_panics};
 /// Where prompts come from; without it they are cut out of this repository's own files.
 const WORKLOADS: &str = "tests/workloads";
 const PROMPTS: usize = 100;
-const MAX_TOKENS: usize = 40;
+const MAX_TOKENS: usize = 24;
 /// Bytes of a prompt: long enough to look things up in, short enough to be read a hundred times.
 const PROMPT_BYTES: usize = 900;
 const TOP_P: f64 = 0.9;
