@@ -15,7 +15,7 @@ use hyper::upgrade::OnUpgrade;
 use super::tunnel::Tunnels;
 use crate::drive::failure::Failure;
 use crate::fleet::{self, Fleet, Replica};
-use crate::http::body::{Body, Sliced};
+use crate::http::body::{Body, SLICE, Sliced};
 use crate::http::headers;
 use crate::http::listen::Peer;
 use crate::observe::metrics::Prediction;
@@ -182,7 +182,8 @@ impl Relay {
                 http_body_util::Limited::new(body, limit).boxed_unsync()
             }
         };
-        let body = if body.size_hint().upper() == Some(0) { body } else { Sliced::new(body).boxed_unsync() };
+        let small = body.size_hint().upper().is_some_and(|most| most <= SLICE as u64);
+        let body = if small { body } else { Sliced::new(body).boxed_unsync() };
         let request = Request::from_parts(parts, body);
         let sent = self.fleet.send(&mut self.replica, request, self.repeatable.as_ref()).await;
         sent.map_err(|error| match self.limit {

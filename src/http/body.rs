@@ -19,7 +19,7 @@ pub fn full(bytes: impl Into<Bytes>) -> Body {
 }
 
 /// Most bytes handed to a connection at once.
-const SLICE: usize = 16 << 10;
+pub const SLICE: usize = 16 << 10;
 
 /// A body that is handed on in slices. hyper copies what it is handed as a whole, so a stalled connection holds at most
 /// one slice.

@@ -1,50 +1,22 @@
 //! What `foretell explain`, `POST /api/explain` and `check` say is what happens.
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader};
 use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::thread;
-use std::time::Instant;
 
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::kit::{self, Answer, Backend, PATIENCE, Proxy, Start, ask, eventually, post};
+use crate::kit::{self, Answer, Backend, Proxy, Start, ask, eventually, post};
+use crate::ops_kit;
 
 const BODY: &str = r#"{"model":"m","prompt":"a b c","max_tokens":4,"temperature":0}"#;
 
 /// Exit code, standard output and standard error of a command that runs to its end in `folder`.
 fn foretell(folder: &Path, args: &[&str]) -> (i32, String, String) {
-    let mut command = Command::new(kit::binary());
-    for (name, _) in std::env::vars_os() {
-        if name.to_string_lossy().starts_with("FORETELL_") {
-            command.env_remove(name);
-        }
-    }
-    command.args(args).current_dir(folder).stdin(Stdio::null());
-    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary starts");
-    let reading = |mut from: Box<dyn Read + Send>| {
-        thread::spawn(move || {
-            let mut text = Vec::new();
-            let _ = from.read_to_end(&mut text);
-            String::from_utf8_lossy(&text).into_owned()
-        })
-    };
-    let out = reading(Box::new(child.stdout.take().unwrap()));
-    let err = reading(Box::new(child.stderr.take().unwrap()));
-    let start = Instant::now();
-    let status = loop {
-        match child.try_wait().unwrap() {
-            Some(status) => break status,
-            None if start.elapsed() < PATIENCE => thread::sleep(std::time::Duration::from_millis(20)),
-            None => {
-                let _ = child.kill();
-                break child.wait().unwrap();
-            }
-        }
-    };
-    (status.code().unwrap_or(-1), out.join().unwrap(), err.join().unwrap())
+    let told = ops_kit::foretell(folder, args);
+    (told.code.unwrap_or(-1), told.out, told.err)
 }
 
 /// An address of this machine at which nobody listens.
