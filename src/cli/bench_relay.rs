@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::lab::Exit;
+use crate::lab::relay::load::Load;
 use crate::lab::relay::{self, Options};
 
 /// Compare Foretell with nginx as plain reverse proxies before the same server, turn by turn.
@@ -17,6 +18,12 @@ pub struct BenchRelayArgs {
     /// Seconds of a turn
     #[arg(long, value_name = "N", default_value_t = 20)]
     pub seconds: u64,
+    /// Requests per second
+    #[arg(long, value_name = "N", default_value_t = Load::default().requests)]
+    pub requests: u32,
+    /// Event streams, with 50 events per second each
+    #[arg(long, value_name = "N", default_value_t = Load::default().streams)]
+    pub streams: usize,
     /// The nginx program
     #[arg(long, value_name = "F", default_value = "nginx")]
     pub nginx: PathBuf,
@@ -44,6 +51,7 @@ pub fn run(args: &BenchRelayArgs, out: &mut dyn Write) -> Exit {
         config: args.config.clone(),
         pairs: args.pairs,
         turn: Duration::from_secs(args.seconds),
+        load: Load { requests: args.requests, streams: args.streams, ..Load::default() },
         ..Options::default()
     };
     let report = match relay::run(&options, |line| super::complain(&line)) {

@@ -23,6 +23,7 @@ use hyper_rustls::MaybeHttpsStream;
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
 use tokio::net::TcpStream;
+use tracing::Span;
 
 use super::error::SendErrorKind;
 use super::health::{Failing, Health, Outcome};
@@ -296,6 +297,8 @@ pub struct Answer {
     judged: Option<(StatusCode, BytesMut)>,
     /// Watches for the longest silence; `None` without a limit.
     silence: Option<Silence>,
+    /// The span of the request, for what is logged of the answer's end.
+    span: Span,
 }
 
 impl Answer {
@@ -320,7 +323,8 @@ impl Answer {
             let judged = suspect.then(|| (status, BytesMut::new()));
             let counts = proof != Proof::Nothing;
             let silence = busy.0.silence.map(Silence::new);
-            let mut answer = Self { body, link, busy, counts, working, judged, silence };
+            let span = Span::current();
+            let mut answer = Self { body, link, busy, counts, working, judged, silence, span };
             if switched {
                 answer.let_go();
             } else if answer.body.is_end_stream() {
@@ -338,6 +342,7 @@ impl Answer {
     }
 
     fn end(&mut self) {
+        let _within = self.span.clone().entered();
         self.judge();
         if std::mem::take(&mut self.working) {
             self.busy.0.health.ended(Outcome::Good);
@@ -366,6 +371,7 @@ impl Answer {
 
     /// The answer broke off: the backend hung up or went silent, unless the request's own body broke off.
     fn broke_off(&mut self, error: &BrokenOff) {
+        let _within = self.span.clone().entered();
         self.link = None;
         self.judged = None;
         self.working = false;
@@ -437,6 +443,10 @@ impl http_body::Body for Answer {
 /// A server error that was not read to its end is judged by what was read, if anything was.
 impl Drop for Answer {
     fn drop(&mut self) {
+        if self.judged.is_none() {
+            return;
+        }
+        let _within = self.span.clone().entered();
         if self.judged.as_ref().is_some_and(|(_, text)| text.is_empty()) {
             self.judged = None;
             self.busy.0.health.ended(Outcome::Undecided);

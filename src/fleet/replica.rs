@@ -507,7 +507,8 @@ impl Replica {
             let pooled = idle.is_some();
             let mut link = match idle {
                 Some(link) => link,
-                None => match self.connect().await {
+                // Rare and large, so it is not a part of every call's future.
+                None => match Box::pin(self.connect()).await {
                     Ok(link) => link,
                     Err(error) => {
                         let unsent = Some(Box::new(request));

@@ -78,7 +78,7 @@ impl Fleet {
         tracing::debug!(from = replica.label(), to = to.label(), error = %failed.error, "sent again");
         *replica = to;
         replica.chosen();
-        replica.send(request).await
+        Box::pin(replica.send(request)).await
     }
 
     /// The replica that may answer a request instead of `replica`, whose call ended by `error` before an answer had

@@ -10,30 +10,34 @@ use tokio::time::{Instant, Sleep};
 /// make the backend silent.
 pub(super) struct Silence {
     most: Duration,
-    /// The timer of the current wait.
-    until: Option<Pin<Box<Sleep>>>,
-    /// A wait is under way.
-    waiting: bool,
+    /// When the current wait began; `None`: nobody waits.
+    since: Option<Instant>,
+    /// Fires at the earliest end that a wait had when it was set.
+    timer: Option<Pin<Box<Sleep>>>,
 }
 
 impl Silence {
     pub(super) fn new(most: Duration) -> Self {
-        Self { most, until: None, waiting: false }
+        Self { most, since: None, timer: None }
     }
 
     /// Ends the wait: something has come.
     pub(super) fn broken(&mut self) {
-        self.waiting = false;
+        self.since = None;
     }
 
     /// Begins or continues the wait. Ready, with the longest time, once that is over.
     pub(super) fn lasts(&mut self, cx: &mut Context<'_>) -> Poll<Duration> {
-        let most = self.most;
-        let until = self.until.get_or_insert_with(|| Box::pin(tokio::time::sleep(most)));
-        if !std::mem::replace(&mut self.waiting, true) {
-            until.as_mut().reset(Instant::now() + most);
+        let end = *self.since.get_or_insert_with(Instant::now) + self.most;
+        let timer = self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(end)));
+        // A timer that fires too early is cheaper than one that is set for every chunk.
+        while timer.as_mut().poll(cx).is_ready() {
+            if Instant::now() >= end {
+                return Poll::Ready(self.most);
+            }
+            timer.as_mut().reset(end);
         }
-        until.as_mut().poll(cx).map(|()| most)
+        Poll::Pending
     }
 }
 

@@ -272,7 +272,7 @@ impl Proxy {
             Verdict::Drive { eligible, body } => {
                 let trailers = headers::takes_trailers(&inbound.parts.headers);
                 let client = Client { control: wish.control(), tenant, trailers };
-                return self.hand_over(inbound, eligible, body, client).await;
+                return Box::pin(self.hand_over(inbound, eligible, body, client)).await;
             }
             Verdict::Fail(failure) => {
                 if matches!(failure, Failure::Memory) {
@@ -282,7 +282,7 @@ impl Proxy {
             }
             Verdict::Predict { why, model, altered, own, to } => {
                 inbound.record.bypassed(route, why.reason, None);
-                return self.predict(inbound, model, altered, own, to).await;
+                return Box::pin(self.predict(inbound, model, altered, own, to)).await;
             }
             Verdict::Relay { why, model, to, body } => (why, model, to, body),
         };

@@ -79,7 +79,7 @@ impl Relay {
         };
         match client {
             None => self.send_prepared(parts, body).await,
-            Some(client) => self.switch(parts, body, client, tunnels).await,
+            Some(client) => Box::pin(self.switch(parts, body, client, tunnels)).await,
         }
     }
 

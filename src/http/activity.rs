@@ -14,6 +14,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::http::listen::Bounds;
+use crate::http::workers::Share;
 
 /// How long an HTTP/2 client has to react to `GOAWAY`, counted from sending it.
 const LINGER: Duration = Duration::from_secs(10);
@@ -45,9 +46,15 @@ struct State {
     since: Instant,
     /// Since when the client has taken nothing of what is to be sent; `None` if nothing waits.
     blocked: Option<Instant>,
+    /// Its listener has stopped: `leaving` is to be set, once.
+    stopped: bool,
+    /// Its listener waits no longer.
+    cut: bool,
+    /// Its part in the load of its thread: it counts until its first request is served, and during every other.
+    share: Share,
 }
 
-/// Why a connection is overdue.
+/// Why a connection is overdue: its time is over, or its listener's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Overdue {
     /// No complete head within `timeouts.header`: it is cut.
@@ -58,6 +65,10 @@ pub enum Overdue {
     Left,
     /// Its client has taken nothing of an answer for `timeouts.keep_alive`: it is cut.
     Blocked,
+    /// Its listener has stopped: it is asked to end.
+    Stopped,
+    /// Its listener waits no longer: it is cut.
+    Cut,
 }
 
 impl Activity {
@@ -73,8 +84,16 @@ impl Activity {
             leaving: None,
             since: Instant::now(),
             blocked: None,
+            stopped: false,
+            cut: false,
+            share: Share::default(),
         };
         Arc::new(Self { state: Mutex::new(state), changed: AtomicWaker::new() })
+    }
+
+    /// Sets its part in the load of the thread that serves it.
+    pub fn counts_in(&self, share: Share) {
+        self.state.lock().share = share;
     }
 
     /// Bytes have been received.
@@ -111,6 +130,7 @@ impl Activity {
         state.requests += 1;
         state.asked = Some(version);
         state.reading = false;
+        state.share.set(true);
         UnderWay(Arc::clone(self))
     }
 
@@ -140,9 +160,27 @@ impl Activity {
         self.changed.wake();
     }
 
+    /// Its listener has stopped. (A token that every connection polled would be one lock for all of them, at every poll.)
+    pub fn stop(&self) {
+        self.state.lock().stopped = true;
+        self.changed.wake();
+    }
+
+    /// Its listener waits no longer.
+    pub fn cut(&self) {
+        self.state.lock().cut = true;
+        self.changed.wake();
+    }
+
     /// When it becomes overdue, and why; `None` while a request is being served to a client that takes what is sent.
     fn due(&self, bounds: &Bounds) -> Option<(Instant, Overdue)> {
         let state = self.state.lock();
+        if state.cut {
+            return Some((state.since, Overdue::Cut));
+        }
+        if state.stopped && state.leaving.is_none() {
+            return Some((state.since, Overdue::Stopped));
+        }
         if state.requests > 0 || state.switched {
             return state.blocked.map(|since| (since + bounds.keep_alive, Overdue::Blocked));
         }
@@ -192,6 +230,8 @@ impl Drop for UnderWay {
         state.requests -= 1;
         if state.requests == 0 {
             state.since = Instant::now();
+            let switched = state.switched;
+            state.share.set(switched);
             // HTTP/2 requests end in tasks of their own, so the connection must be woken.
             if state.asked == Some(Version::HTTP_2) {
                 drop(state);
@@ -291,6 +331,20 @@ mod tests {
         let activity = Activity::begin();
         activity.switch();
         assert!(never(&activity) && activity.idle_since().is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_listener_that_stops_asks_once_and_cuts_when_it_waits_no_longer() {
+        for requests in [0, 1] {
+            let activity = Activity::begin();
+            let _under_way: Vec<_> = (0..requests).map(|_| activity.request(Version::HTTP_11)).collect();
+            activity.stop();
+            assert_eq!(overdue(&activity).await, (0, Overdue::Stopped));
+            activity.leave();
+            assert_ne!(activity.due(&bounds()).map(|(_, why)| why), Some(Overdue::Stopped));
+            activity.cut();
+            assert_eq!(overdue(&activity).await, (0, Overdue::Cut));
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -56,6 +56,7 @@ pub struct Connections {
 #[derive(Debug, Default)]
 struct Open {
     next: u64,
+    stopped: bool,
     connections: HashMap<u64, Arc<Activity>>,
 }
 
@@ -112,6 +113,18 @@ impl Connections {
         self.failed.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Tells every connection, also those to come, that their listeners have stopped.
+    pub fn stop(&self) {
+        let mut open = self.open.lock();
+        open.stopped = true;
+        open.connections.values().for_each(|activity| activity.stop());
+    }
+
+    /// Cuts every connection.
+    pub fn cut(&self) {
+        self.open.lock().connections.values().for_each(|activity| activity.cut());
+    }
+
     /// Waits until no client is connected.
     pub async fn none(&self) {
         while self.open() > 0 {
@@ -157,6 +170,9 @@ impl Connections {
         let mut open = self.open.lock();
         let number = open.next;
         open.next += 1;
+        if open.stopped {
+            activity.stop();
+        }
         open.connections.insert(number, Arc::clone(&activity));
         drop(open);
         Place { connections: Arc::clone(self), number, activity, _permit: permit }

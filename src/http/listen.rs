@@ -95,7 +95,7 @@ pub struct Peer {
 pub struct Listening {
     /// Limits on what clients may send.
     pub bounds: Bounds,
-    /// Limits the number of connections, over all listeners that share it.
+    /// Limits the number of connections, over all listeners that share it; these stop together.
     pub connections: Arc<Connections>,
     /// TLS settings; `None` serves plain HTTP.
     pub tls: Option<Arc<ServerConfig>>,
@@ -129,7 +129,7 @@ where
 {
     let Listening { bounds, connections, tls, stop } = listening;
     let tls = tls.map(TlsAcceptor::from);
-    let serving = Arc::new(Serving { app, bounds, stop: stop.clone(), tls });
+    let serving = Arc::new(Serving { app, bounds, tls });
     let open = TaskTracker::new();
     let mut failures = Failures::default();
     loop {
@@ -139,7 +139,10 @@ where
         };
         let handed = came.and_then(|(stream, address, place)| {
             let serving = Arc::clone(&serving);
-            workers.spawn(stream, &open, move |stream| accepted(stream, address, place, serving))
+            workers.spawn(stream, &open, move |stream, share| {
+                place.activity().counts_in(share);
+                accepted(stream, address, place, serving)
+            })
         });
         // Out of descriptors, or the peer left while queued: pause, then go on accepting.
         if let Err(error) = handed {
@@ -150,11 +153,13 @@ where
         }
     }
     drop(listener);
+    connections.stop();
     open.close();
     tokio::select! {
         () = open.wait() => 0,
         () = stop.cut.cancelled() => {
             let cut = open.len();
+            connections.cut();
             open.wait().await;
             cut
         }

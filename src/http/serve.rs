@@ -25,7 +25,7 @@ use crate::http::activity::{Activity, Overdue, UnderWay};
 use crate::http::body::{Body, BoxError};
 use crate::http::connections::{Connections, Place};
 use crate::http::head;
-use crate::http::listen::{Bounds, Peer, Stop};
+use crate::http::listen::{Bounds, Peer};
 use crate::http::request::RequestBody;
 use crate::http::socket::Socket;
 
@@ -42,8 +42,6 @@ pub struct Serving<A> {
     pub app: A,
     /// Limits on what clients may send.
     pub bounds: Bounds,
-    /// Tells the connections to stop.
-    pub stop: Stop,
     /// Accepts TLS connections; `None`: plain HTTP.
     pub tls: Option<TlsAcceptor>,
 }
@@ -102,9 +100,8 @@ pub async fn accepted<A, F>(
     let shaken = tokio::select! {
         shaken = tls.accept(stream) => shaken,
         _ = poll_fn(|cx| place.activity().poll_overdue(cx, &serving.bounds, sleep.as_mut())) => {
-            return tracing::debug!("no TLS handshake in time");
+            return tracing::debug!("no TLS handshake in time, or it stops");
         }
-        () = serving.stop.accept.cancelled() => return,
     };
     match shaken {
         Ok(stream) => connection(stream, peer, place, serving).await,
@@ -118,7 +115,7 @@ where
     A: Fn(Request<RequestBody>) -> F + Send + Sync + 'static,
     F: Future<Output = Response<Body>> + Send + 'static,
 {
-    let Serving { bounds, stop, .. } = &*serving;
+    let bounds = &serving.bounds;
     let activity = Arc::clone(place.activity());
     let connections = Arc::clone(place.connections());
     let builder = builder(bounds, STREAMS.min(connections.limit().div_ceil(4)));
@@ -130,7 +127,6 @@ where
     let served = builder.serve_connection_with_upgrades(TokioIo::new(socket), service);
     let sleep = tokio::time::sleep(bounds.header_timeout);
     tokio::pin!(served, sleep);
-    let mut stopping = false;
     loop {
         tokio::select! {
             biased;
@@ -140,18 +136,12 @@ where
                 }
                 return;
             }
-            () = stop.accept.cancelled(), if !stopping => {
-                stopping = true;
-                activity.leave();
-                served.as_mut().graceful_shutdown();
-            }
-            () = stop.cut.cancelled(), if stopping => return,
             why = poll_fn(|cx| activity.poll_overdue(cx, bounds, sleep.as_mut())) => match why {
-                Overdue::Idle => {
+                Overdue::Idle | Overdue::Stopped => {
                     activity.leave();
                     served.as_mut().graceful_shutdown();
                 }
-                Overdue::Head | Overdue::Left => return,
+                Overdue::Head | Overdue::Left | Overdue::Cut => return,
                 Overdue::Blocked => {
                     return tracing::info!(peer = %peer.address, "cut: the client does not read");
                 }
@@ -161,41 +151,44 @@ where
 }
 
 /// Answers one request, or refuses it because of its head.
+///
+/// hyper moves what this returns and keeps room for it on every connection. So it holds the request, and the much larger
+/// future of its answer is made when it is due.
 fn answer<A, F>(
-    serving: &Serving<A>,
+    serving: &Arc<Serving<A>>,
     activity: &Arc<Activity>,
     connections: &Connections,
     peer: Peer,
     request: Request<Incoming>,
 ) -> impl Future<Output = Result<Response<Answered>, Infallible>> + Send + use<A, F>
 where
-    A: Fn(Request<RequestBody>) -> F,
+    A: Fn(Request<RequestBody>) -> F + Send + Sync,
     F: Future<Output = Response<Body>> + Send,
 {
     let under_way = activity.request(request.version());
-    let activity = Arc::clone(activity);
+    let (serving, activity) = (Arc::clone(serving), Arc::clone(activity));
     let old = request.version() <= Version::HTTP_11;
     let (mut head, body) = request.into_parts();
-    let refusal = head::refusal(&head, &serving.bounds);
-    let answer = if let Some(refusal) = refusal {
+    let request = if let Some(refusal) = head::refusal(&head, &serving.bounds) {
         connections.refuse(refusal);
         tracing::debug!(peer = %peer.address, code = refusal.code(), "request refused");
         Err(refusal)
     } else {
         name_host(&mut head, old);
         head.extensions.insert(peer);
-        Ok((serving.app)(Request::from_parts(head, RequestBody::new(body, serving.bounds.body))))
+        Ok(Request::from_parts(head, RequestBody::new(body, serving.bounds.body)))
     };
     let room = connections.request();
     async move {
         // A request needs a descriptor for its backend, and HTTP/2 has many of them on one connection.
         let room = room.await;
-        let mut response = match answer {
-            Ok(answer) => answer.await,
+        let refused = request.is_err();
+        let mut response = match request {
+            Ok(request) => Box::pin((serving.app)(request)).await,
             Err(refusal) => refusal.response(),
         };
         // The request was not read to its end, so the connection will close; the client is told so.
-        let unread = refusal.is_some() || response.status() == StatusCode::REQUEST_TIMEOUT;
+        let unread = refused || response.status() == StatusCode::REQUEST_TIMEOUT;
         if old && unread {
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }

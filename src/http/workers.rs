@@ -6,6 +6,7 @@
 use std::cell::Cell;
 use std::future::Future;
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tokio::net::TcpStream;
@@ -26,9 +27,41 @@ pub fn lane() -> Option<usize> {
 /// The threads that serve connections. Without any, connections are served on the runtime that accepts them.
 #[derive(Debug)]
 pub struct Workers {
-    threads: Vec<Handle>,
+    threads: Vec<Thread>,
     turn: AtomicUsize,
     stop: CancellationToken,
+}
+
+#[derive(Debug)]
+struct Thread {
+    runtime: Handle,
+    /// Number of its connections that have something to do.
+    load: Arc<AtomicUsize>,
+}
+
+/// One connection's part in the load of its thread: it counts while the connection has something to do.
+#[derive(Debug, Default)]
+pub struct Share {
+    load: Arc<AtomicUsize>,
+    counts: bool,
+}
+
+impl Share {
+    /// Sets whether the connection has something to do.
+    pub fn set(&mut self, counts: bool) {
+        match (self.counts, counts) {
+            (false, true) => drop(self.load.fetch_add(1, Ordering::Relaxed)),
+            (true, false) => drop(self.load.fetch_sub(1, Ordering::Relaxed)),
+            _ => {}
+        }
+        self.counts = counts;
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.set(false);
+    }
 }
 
 impl Workers {
@@ -46,7 +79,7 @@ impl Workers {
         let mut workers = Self::none();
         for lane in 0..count {
             let runtime = Builder::new_current_thread().enable_all().build()?;
-            workers.threads.push(runtime.handle().clone());
+            workers.threads.push(Thread { runtime: runtime.handle().clone(), load: Arc::default() });
             let stop = workers.stop.clone();
             std::thread::Builder::new().name(format!("net-{lane}")).spawn(move || {
                 LANE.set(Some(lane));
@@ -56,25 +89,34 @@ impl Workers {
         Ok(workers)
     }
 
-    /// Serves `stream` with `serve` on the next thread in turn; `tasks` counts it.
+    /// The thread with the least load; among several, the next in turn.
+    fn least(&self) -> Option<&Thread> {
+        let turn = self.turn.fetch_add(1, Ordering::Relaxed) % self.threads.len().max(1);
+        let (before, after) = self.threads.split_at_checked(turn)?;
+        after.iter().chain(before).min_by_key(|thread| thread.load.load(Ordering::Relaxed))
+    }
+
+    /// Serves `stream` with `serve` on the thread with the least load; `tasks` counts it. The connection counts in that
+    /// load until its [`Share`] says otherwise.
     pub fn spawn<S, F>(&self, stream: TcpStream, tasks: &TaskTracker, serve: S) -> io::Result<()>
     where
-        S: FnOnce(TcpStream) -> F + Send + 'static,
+        S: FnOnce(TcpStream, Share) -> F + Send + 'static,
         F: Future<Output = ()> + Send + 'static,
     {
-        let turn = self.turn.fetch_add(1, Ordering::Relaxed) % self.threads.len().max(1);
-        let Some(thread) = self.threads.get(turn) else {
-            tasks.spawn(serve(stream));
+        let Some(thread) = self.least() else {
+            tasks.spawn(serve(stream, Share::default()));
             return Ok(());
         };
         let stream = stream.into_std()?;
+        let mut share = Share { load: Arc::clone(&thread.load), counts: false };
+        share.set(true);
         let task = async move {
             match TcpStream::from_std(stream) {
-                Ok(stream) => serve(stream).await,
+                Ok(stream) => serve(stream, share).await,
                 Err(error) => tracing::warn!(%error, "connection lost between threads"),
             }
         };
-        tasks.spawn_on(task, thread);
+        tasks.spawn_on(task, &thread.runtime);
         Ok(())
     }
 }
@@ -82,5 +124,38 @@ impl Workers {
 impl Drop for Workers {
     fn drop(&mut self) {
         self.stop.cancel();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_thread_with_the_least_to_do_gets_the_next_connection_else_they_take_turns() {
+        let workers = Workers::start(3).unwrap();
+        let place = || {
+            let thread = workers.least().unwrap();
+            let mut share = Share { load: Arc::clone(&thread.load), counts: false };
+            share.set(true);
+            share
+        };
+        let loads = || -> Vec<usize> {
+            workers.threads.iter().map(|thread| thread.load.load(Ordering::Relaxed)).collect()
+        };
+        let mut shares: Vec<Share> = (0..6).map(|_| place()).collect();
+        assert_eq!(loads(), [2, 2, 2]);
+        // Those of one thread rest, and rest twice; one of them ends.
+        for index in [1, 4] {
+            shares[index].set(false);
+            shares[index].set(false);
+        }
+        assert_eq!(loads(), [2, 0, 2]);
+        drop(shares.remove(4));
+        shares.extend([place(), place()]);
+        assert_eq!(loads(), [2, 2, 2]);
+        drop(shares);
+        assert_eq!(loads(), [0, 0, 0]);
+        assert!(Workers::none().least().is_none());
     }
 }

@@ -19,7 +19,7 @@ use super::report::{aligned, number};
 use super::stream::{Answer, Failure};
 use super::workload::{Prompt, Settings, Workload};
 
-/// Prompts of each workload sent to each side as a warm-up.
+/// Prompts of each workload sent through Foretell as a warm-up.
 const WARM_UP: usize = 3;
 
 /// Addresses of the servers of a demo.
@@ -142,13 +142,13 @@ impl<'a> Duo<'a> {
         }
     }
 
-    /// Sends the last prompts of each workload, which are not those shown, so that no shown prompt is in a cache.
+    /// Sends the last prompts of each workload through Foretell, so that it has learnt what calls cost and how long
+    /// drafts last. They are not those shown, so no shown prompt is in a cache. The target has nothing to learn.
     async fn warm_up(&mut self, workloads: &[Workload]) -> Result<(), Stopped> {
         let spinner = spinner("warming up".into());
-        for (index, prompt) in
-            workloads.iter().flat_map(|workload| workload.prompts.iter().rev().take(WARM_UP)).enumerate()
-        {
-            self.both(prompt, index, 0.0).await?;
+        let last = workloads.iter().flat_map(|workload| workload.prompts.iter().rev().take(WARM_UP));
+        for (index, prompt) in last.enumerate() {
+            self.one(Side::Through, prompt, index, 0.0, None).await?;
         }
         spinner.finish_and_clear();
         Ok(())

@@ -18,7 +18,7 @@ use std::time::Duration;
 use hdrhistogram::Histogram;
 use serde_json::{Value, json};
 
-use load::{Load, Measured};
+use load::{Busy, Load, Measured};
 use proxies::{Bare, Child, Foretell, Nginx};
 
 /// Greatest allowed ratio of the median latencies, Foretell ÷ nginx.
@@ -153,6 +153,14 @@ impl Report {
         }
     }
 
+    /// Median processor time per turn, as text: in own code, in the kernel.
+    fn busy(&self, of: fn(&Pair) -> &Measured) -> String {
+        let of = |part: fn(&Busy) -> Duration| {
+            median(self.pairs.iter().map(|pair| part(&of(pair).busy).as_secs_f64()).collect())
+        };
+        format!("{:.2} + {:.2}", of(|busy| busy.user), of(|busy| busy.system))
+    }
+
     /// Failed requests and ended streams, over all turns of nginx and Foretell.
     pub fn failures(&self) -> u64 {
         self.pairs.iter().map(|pair| pair.nginx.failures + pair.foretell.failures).sum()
@@ -194,14 +202,12 @@ impl Report {
         let most = RSS_MAX >> 20;
         let verdict = if self.rss <= RSS_MAX { "" } else { "  too much" };
         let _ = writeln!(text, "resident memory of foretell {mib:.1} MiB, most {most} MiB{verdict}");
-        let busy = |of: fn(&Pair) -> &Measured| {
-            median(self.pairs.iter().map(|pair| of(pair).busy.as_secs_f64()).collect())
-        };
-        let (nginx, foretell) = (busy(|pair| &pair.nginx), busy(|pair| &pair.foretell));
-        let bare = busy(|pair| &pair.bare);
         let _ = writeln!(
             text,
-            "processor seconds per turn: nginx {nginx:.2}, foretell {foretell:.2}, bare hyper {bare:.2}"
+            "processor time per turn, own code + kernel, seconds: nginx {}, foretell {}, bare hyper {}",
+            self.busy(|pair| &pair.nginx),
+            self.busy(|pair| &pair.foretell),
+            self.busy(|pair| &pair.bare)
         );
         let _ = writeln!(text, "failures {}", self.failures());
         text
@@ -228,11 +234,11 @@ pub fn run(options: &Options, mut tell: impl FnMut(&str)) -> Result<Report, Rela
     let foretell = Foretell::start(&options.foretell, &options.foretell_config, backend)?;
     let bare = Bare::start(&options.foretell, backend)?;
     let mut turn = |name: &str, through: Option<&dyn Child>| {
-        let busy = || through.map_or(Duration::ZERO, Child::busy);
+        let busy = || through.map_or(Busy::default(), Child::busy);
         let before = busy();
         let address = through.map_or(backend, Child::address);
         let measured = load::turn(options.load, address, options.turn)?;
-        let measured = Measured { busy: busy().saturating_sub(before), ..measured };
+        let measured = Measured { busy: busy().since(before), ..measured };
         tell(&format!("{name:<9} {}", measured.line()));
         Ok::<_, RelayError>(measured)
     };

@@ -14,6 +14,8 @@ use crate::http::headers;
 pub struct Recorded<B> {
     body: B,
     record: Record,
+    /// A part was passed on. The record, which is not at hand, has to know of the first one only.
+    begun: bool,
 }
 
 impl<B: Body> Recorded<B> {
@@ -22,7 +24,7 @@ impl<B: Body> Recorded<B> {
         if body.is_end_stream() {
             record.end(false);
         }
-        Self { body, record }
+        Self { body, record, begun: false }
     }
 }
 
@@ -34,18 +36,16 @@ impl<B: Body<Data = Bytes, Error = BrokenOff> + Unpin> Body for Recorded<B> {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BrokenOff>>> {
-        let Self { body, record } = &mut *self;
-        let frame = {
-            let _within = record.span().enter();
-            ready!(Pin::new(&mut *body).poll_frame(context))
-        };
-        let mut frame = frame;
+        let Self { body, record, begun } = &mut *self;
+        let mut frame = ready!(Pin::new(&mut *body).poll_frame(context));
         match &mut frame {
             Some(Ok(frame)) => {
                 if let Some(trailers) = frame.trailers_mut() {
                     headers::strip_own(trailers);
                 }
-                record.emitted();
+                if !std::mem::replace(begun, true) {
+                    record.emitted();
+                }
                 if body.is_end_stream() {
                     record.end(false);
                 }

@@ -36,7 +36,8 @@ pub struct Record {
     observer: Arc<Observer>,
     span: Span,
     started: Instant,
-    finished: Finished,
+    /// Large, and the record is moved often.
+    finished: Box<Finished>,
     written: bool,
     held: Option<Held>,
     stream: Option<Held>,
@@ -55,7 +56,7 @@ impl Record {
     pub fn begin(observer: &Arc<Observer>, id: String) -> Self {
         let held = Some(observer.metrics().hold_request());
         let span = request_span(&id);
-        let mut finished = Finished::new(Path::Relayed, "");
+        let mut finished = Box::new(Finished::new(Path::Relayed, ""));
         finished.id = id;
         finished.reason = Some(BypassReason::Route.name());
         Self {
@@ -221,7 +222,7 @@ impl Record {
     pub fn end(&mut self, client_gone: bool) {
         if !std::mem::replace(&mut self.written, true) {
             let nothing = Finished::new(self.finished.path, "");
-            let mut finished = std::mem::replace(&mut self.finished, nothing);
+            let mut finished = std::mem::replace(&mut *self.finished, nothing);
             finished.duration = self.started.elapsed();
             finished.client_gone = client_gone;
             self.span.in_scope(|| self.observer.finish(finished));

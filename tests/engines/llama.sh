@@ -36,7 +36,8 @@ rm -rf "$home/source" && mkdir "$home/source"
 tar -xzf "$sdist" -C "$home/source" --strip-components=1
 PATH="$home/tools/bin:$PATH" cmake -S "$home/source/vendor/llama.cpp" -B "$home/build" -G Ninja \
   -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=OFF -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF \
-  -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF >&2
+  -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_ALL_WARNINGS=OFF -DGGML_ALL_WARNINGS=OFF \
+  -DCMAKE_PROJECT_INCLUDE="$root/tests/engines/llama.cmake" >&2
 PATH="$home/tools/bin:$PATH" cmake --build "$home/build" --target llama-server >&2
 mkdir -p "$home/bin"
 cp "$home/build/bin/llama-server" "$server.new"

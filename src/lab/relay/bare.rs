@@ -42,9 +42,10 @@ pub async fn serve(listen: SocketAddr, backend: Authority) -> io::Result<Infalli
         let upstream = upstreams.get(next % upstreams.len()).cloned().unwrap_or_else(upstream);
         next += 1;
         let backend = backend.clone();
-        workers.spawn(stream, &connections, move |stream| async move {
+        workers.spawn(stream, &connections, move |stream, share| async move {
             let service = service_fn(move |request| pass(upstream.clone(), backend.clone(), request));
             let _ = http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
+            drop(share);
         })?;
     }
 }

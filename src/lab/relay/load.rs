@@ -55,19 +55,41 @@ pub struct Measured {
     /// Number of requests without a complete answer and of streams that ended.
     pub failures: u64,
     /// Processor time used by the proxy.
-    pub busy: Duration,
+    pub busy: Busy,
+}
+
+/// Processor time of a process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Busy {
+    /// In its own code.
+    pub user: Duration,
+    /// In the kernel on its behalf.
+    pub system: Duration,
+}
+
+impl Busy {
+    pub(super) fn plus(self, other: Self) -> Self {
+        Self { user: self.user + other.user, system: self.system + other.system }
+    }
+
+    pub(super) fn since(self, before: Self) -> Self {
+        Self {
+            user: self.user.saturating_sub(before.user),
+            system: self.system.saturating_sub(before.system),
+        }
+    }
 }
 
 impl Measured {
     pub(super) fn new() -> Result<Self, hdrhistogram::CreationError> {
         let histogram = || Histogram::new_with_bounds(1, 60_000_000_000, 3);
-        Ok(Self { requests: histogram()?, events: histogram()?, failures: 0, busy: Duration::ZERO })
+        Ok(Self { requests: histogram()?, events: histogram()?, failures: 0, busy: Busy::default() })
     }
 
     pub(super) fn line(&self) -> String {
         let micros = |histogram: &Histogram<u64>, q| histogram.value_at_quantile(q) / 1000;
         format!(
-            "requests {:>6} p50 {:>5} p99 {:>6} us   events {:>7} p50 {:>5} p99 {:>6} us   failures {}   busy {:.2} s",
+            "requests {:>6} p50 {:>5} p99 {:>6} us   events {:>7} p50 {:>5} p99 {:>6} us   failures {}   busy {:.2} + {:.2} s",
             self.requests.len(),
             micros(&self.requests, 0.5),
             micros(&self.requests, 0.99),
@@ -75,7 +97,8 @@ impl Measured {
             micros(&self.events, 0.5),
             micros(&self.events, 0.99),
             self.failures,
-            self.busy.as_secs_f64()
+            self.busy.user.as_secs_f64(),
+            self.busy.system.as_secs_f64()
         )
     }
 }
@@ -116,7 +139,10 @@ async fn all(turn: &Rc<Turn>) {
             turn.measured.borrow_mut().failures += 1;
         });
     }
-    let mut beat = tokio::time::interval(Duration::from_secs(1) / turn.load.requests.max(1));
+    if turn.load.requests == 0 {
+        return std::future::pending().await;
+    }
+    let mut beat = tokio::time::interval(Duration::from_secs(1) / turn.load.requests);
     beat.set_missed_tick_behavior(MissedTickBehavior::Burst);
     loop {
         beat.tick().await;

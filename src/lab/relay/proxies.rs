@@ -7,6 +7,7 @@ use std::process::{Child as Process, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use super::RelayError;
+use super::load::Busy;
 
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -17,8 +18,8 @@ pub(super) trait Child {
     /// Process id.
     fn id(&self) -> u32;
     /// Processor time used so far by the process and its workers.
-    fn busy(&self) -> Duration {
-        processor_time(self.id()) + workers(self.id()).into_iter().map(processor_time).sum::<Duration>()
+    fn busy(&self) -> Busy {
+        workers(self.id()).into_iter().map(processor_time).fold(processor_time(self.id()), Busy::plus)
     }
 }
 
@@ -28,11 +29,12 @@ fn workers(of: u32) -> Vec<u32> {
 }
 
 /// User and system time of a process, in steps of 10 ms.
-fn processor_time(id: u32) -> Duration {
+fn processor_time(id: u32) -> Busy {
     let stat = std::fs::read_to_string(format!("/proc/{id}/stat")).unwrap_or_default();
     let after_name = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
-    let ticks = after_name.split_whitespace().skip(11).take(2).filter_map(|field| field.parse::<u64>().ok());
-    Duration::from_millis(10 * ticks.sum::<u64>())
+    let mut ticks = after_name.split_whitespace().skip(11).map(|field| field.parse().unwrap_or(0));
+    let mut next = || Duration::from_millis(10 * ticks.next().unwrap_or(0));
+    Busy { user: next(), system: next() }
 }
 
 /// Foretell as a child process.

@@ -19,6 +19,26 @@ pub fn setup(eos_every: Option<u64>) -> Setup {
     Setup { temper: Temper { eos_every, ..Temper::default() }, ..Setup::default() }
 }
 
+/// Runs `check` on each of these engines, on all at once: most of the time an engine makes its clients wait.
+pub async fn on_each<T, F>(
+    rows: impl Iterator<Item = &'static Row>,
+    check: impl Fn(&'static Row) -> F,
+) -> Vec<T>
+where
+    T: Send + 'static,
+    F: Future<Output = T> + Send + 'static,
+{
+    let running: Vec<_> = rows.map(|row| tokio::spawn(check(row))).collect();
+    let mut results = Vec::new();
+    for one in running {
+        match one.await {
+            Ok(result) => results.push(result),
+            Err(failed) => std::panic::resume_unwind(failed.into_panic()),
+        }
+    }
+    results
+}
+
 pub struct House {
     pub row: &'static Row,
     pub engine: Box<dyn Server>,

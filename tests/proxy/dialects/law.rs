@@ -11,7 +11,7 @@ use foretell::units::TokenId;
 use futures_util::stream::{self, StreamExt};
 use serde_json::{Value, json};
 
-use super::house::{House, setup};
+use super::house::{House, on_each, setup};
 use super::table::{Row, TABLE};
 use crate::client::Ask;
 use crate::fakes::sample::{Noise, Pipeline, Sampling};
@@ -179,9 +179,14 @@ fn singly(plain: &Sampling, biased: TokenId) -> Vec<(Value, Sampling)> {
     ]
 }
 
+/// The engines whose sampling has no seed of its own.
+fn unseeded() -> impl Iterator<Item = &'static Row> {
+    TABLE.iter().filter(|row| !row.name.ends_with("deterministic"))
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unseeded_texts_follow_the_engines_own_law() {
-    for row in TABLE.iter().filter(|row| !row.name.ends_with("deterministic")) {
+    on_each(unseeded(), |row| async move {
         let house = House::build(row, setup(None)).await;
         let prompt = prompt(&house.engine.house().toy, row.ridden, !row.takes_ids);
         let free = plain(row.pipeline, long(row));
@@ -199,13 +204,14 @@ async fn unseeded_texts_follow_the_engines_own_law() {
             assert!(accepted > Some(MANY), "{} {more}: {accepted:?} accepted", row.name);
         }
         house.leave().await;
-    }
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unseeded_texts_follow_the_law_of_each_parameter_by_itself() {
-    let (mut asked, mut leapt) = (BTreeSet::new(), BTreeSet::new());
-    for row in TABLE.iter().filter(|row| !row.name.ends_with("deterministic")) {
+    let names = on_each(unseeded(), |row| async move {
+        let (mut asked, mut leapt) = (BTreeSet::new(), BTreeSet::new());
         let house = House::build(row, setup(None)).await;
         let toy = &house.engine.house().toy;
         let (prompt, free) = (prompt(toy, row.ridden, !row.takes_ids), plain(row.pipeline, long(row)));
@@ -219,8 +225,11 @@ async fn unseeded_texts_follow_the_law_of_each_parameter_by_itself() {
             }
         }
         house.leave().await;
-    }
-    assert_eq!(leapt, asked, "somebody leaps with each of them");
+        (asked, leapt)
+    });
+    let (asked, leapt): (Vec<_>, Vec<_>) = names.await.into_iter().unzip();
+    let all = |names: Vec<BTreeSet<String>>| names.into_iter().flatten().collect::<BTreeSet<_>>();
+    assert_eq!(all(leapt), all(asked), "somebody leaps with each of them");
 }
 
 #[test]

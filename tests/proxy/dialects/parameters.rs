@@ -11,8 +11,8 @@ use foretell::words::BypassReason;
 use serde_json::{Value, json};
 
 use super::contract::{PROMPTS, both, greedy, talkative};
-use super::house::{House, setup};
-use super::table::{Seeds, TABLE};
+use super::house::{House, on_each, setup};
+use super::table::{Row, Seeds, TABLE};
 use crate::client::{Answer, Ask};
 
 /// A parameter with a value, and why it may not leap, if the table says so.
@@ -188,6 +188,21 @@ struct Account {
 }
 
 impl Account {
+    /// Of several engines, whose comparisons are made at once.
+    async fn of<F>(engines: impl Iterator<Item = &'static Row>, compared: impl Fn(&'static Row) -> F) -> Self
+    where
+        F: Future<Output = Self> + Send + 'static,
+    {
+        on_each(engines, compared).await.into_iter().fold(Self::default(), Self::and)
+    }
+
+    fn and(mut self, other: Self) -> Self {
+        self.wrong += &other.wrong;
+        self.leapt.extend(other.leapt);
+        self.might.extend(other.might);
+        self
+    }
+
     async fn compare(&mut self, house: &House, row: &Parameter, setting: &Setting, ask: &Ask) {
         let (direct, rounds) = (house.direct(ask).await, house.rounds());
         let through = house.through(ask).await;
@@ -226,8 +241,8 @@ impl Account {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_row_of_the_table_by_itself_gets_what_the_engine_alone_says() {
-    let mut account = Account::default();
-    for engine in TABLE {
+    let account = Account::of(TABLE.iter(), |engine| async move {
+        let mut account = Account::default();
         let house = House::build(engine, setup(Some(60))).await;
         for route in [Route::Completions, Route::Chat] {
             let said = Said::by(&house, route, PROMPTS[1]).await;
@@ -240,7 +255,9 @@ async fn every_row_of_the_table_by_itself_gets_what_the_engine_alone_says() {
             }
         }
         house.leave().await;
-    }
+        account
+    })
+    .await;
     assert!(account.wrong.is_empty(), "{}", account.wrong);
     let never: Vec<_> = account.might.difference(&account.leapt).collect();
     assert!(never.is_empty(), "nobody leapt with {never:?}");
@@ -249,8 +266,9 @@ async fn every_row_of_the_table_by_itself_gets_what_the_engine_alone_says() {
 /// At a temperature, where the engine's own noise can be gone on with.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_carried_parameter_with_a_seed_gets_what_the_engine_alone_says() {
-    let mut account = Account::default();
-    for engine in TABLE.iter().filter(|engine| engine.seeds == Seeds::Kept) {
+    let seeded = TABLE.iter().filter(|engine| engine.seeds == Seeds::Kept);
+    let account = Account::of(seeded, |engine| async move {
+        let mut account = Account::default();
         let house = House::build(engine, setup(Some(60))).await;
         for route in [Route::Completions, Route::Chat] {
             let said = Said::by(&house, route, PROMPTS[0]).await;
@@ -273,15 +291,17 @@ async fn every_carried_parameter_with_a_seed_gets_what_the_engine_alone_says() {
             }
         }
         house.leave().await;
-    }
+        account
+    })
+    .await;
     assert!(account.wrong.is_empty(), "{}", account.wrong);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stop_that_is_kept_is_the_engines_own() {
-    let mut account = Account::default();
     let row = parameters::find(Route::Completions, "include_stop_str_in_output").unwrap();
-    for engine in TABLE {
+    let account = Account::of(TABLE.iter(), |engine| async move {
+        let mut account = Account::default();
         let house = House::build(engine, setup(None)).await;
         for route in [Route::Completions, Route::Chat] {
             let said = Said::by(&house, route, PROMPTS[2]).await;
@@ -296,7 +316,9 @@ async fn a_stop_that_is_kept_is_the_engines_own() {
             }
         }
         house.leave().await;
-    }
+        account
+    })
+    .await;
     assert!(account.wrong.is_empty(), "{}", account.wrong);
     assert!(!account.leapt.is_empty(), "nobody leapt");
 }
