@@ -19,16 +19,14 @@ pub fn setup(eos_every: Option<u64>) -> Setup {
     Setup { temper: Temper { eos_every, ..Temper::default() }, ..Setup::default() }
 }
 
-/// Runs `check` on each of these engines, on all at once: most of the time an engine makes its clients wait.
-pub async fn on_each<T, F>(
-    rows: impl Iterator<Item = &'static Row>,
-    check: impl Fn(&'static Row) -> F,
-) -> Vec<T>
+/// Runs `check` on each of these engines (or of their routes), on all at once: most of the time an engine makes its
+/// clients wait.
+pub async fn on_each<I, T, F>(all: impl Iterator<Item = I>, check: impl Fn(I) -> F) -> Vec<T>
 where
     T: Send + 'static,
     F: Future<Output = T> + Send + 'static,
 {
-    let running: Vec<_> = rows.map(|row| tokio::spawn(check(row))).collect();
+    let running: Vec<_> = all.map(|one| tokio::spawn(check(one))).collect();
     let mut results = Vec::new();
     for one in running {
         match one.await {

@@ -188,12 +188,17 @@ struct Account {
 }
 
 impl Account {
-    /// Of several engines, whose comparisons are made at once.
-    async fn of<F>(engines: impl Iterator<Item = &'static Row>, compared: impl Fn(&'static Row) -> F) -> Self
+    /// Of several engines, on both routes; the comparisons of each are made at once.
+    async fn of<F>(
+        engines: impl Iterator<Item = &'static Row>,
+        compared: impl Fn(&'static Row, Route) -> F,
+    ) -> Self
     where
         F: Future<Output = Self> + Send + 'static,
     {
-        on_each(engines, compared).await.into_iter().fold(Self::default(), Self::and)
+        let all = engines.flat_map(|engine| [Route::Completions, Route::Chat].map(|route| (engine, route)));
+        let accounts = on_each(all, |(engine, route)| compared(engine, route));
+        accounts.await.into_iter().fold(Self::default(), Self::and)
     }
 
     fn and(mut self, other: Self) -> Self {
@@ -241,16 +246,14 @@ impl Account {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_row_of_the_table_by_itself_gets_what_the_engine_alone_says() {
-    let account = Account::of(TABLE.iter(), |engine| async move {
+    let account = Account::of(TABLE.iter(), |engine, route| async move {
         let mut account = Account::default();
         let house = House::build(engine, setup(Some(60))).await;
-        for route in [Route::Completions, Route::Chat] {
-            let said = Said::by(&house, route, PROMPTS[1]).await;
-            for row in parameters::TABLE.iter().filter(|row| row.routes.has(route)) {
-                for setting in settings(row, &said) {
-                    for ask in asks(route, row, &setting, &said) {
-                        account.compare(&house, row, &setting, &ask).await;
-                    }
+        let said = Said::by(&house, route, PROMPTS[1]).await;
+        for row in parameters::TABLE.iter().filter(|row| row.routes.has(route)) {
+            for setting in settings(row, &said) {
+                for ask in asks(route, row, &setting, &said) {
+                    account.compare(&house, row, &setting, &ask).await;
                 }
             }
         }
@@ -267,26 +270,24 @@ async fn every_row_of_the_table_by_itself_gets_what_the_engine_alone_says() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_carried_parameter_with_a_seed_gets_what_the_engine_alone_says() {
     let seeded = TABLE.iter().filter(|engine| engine.seeds == Seeds::Kept);
-    let account = Account::of(seeded, |engine| async move {
+    let account = Account::of(seeded, |engine, route| async move {
         let mut account = Account::default();
         let house = House::build(engine, setup(Some(60))).await;
-        for route in [Route::Completions, Route::Chat] {
-            let said = Said::by(&house, route, PROMPTS[0]).await;
-            for row in parameters::TABLE.iter().filter(|row| row.routes.has(route)) {
-                let (Treatment::Carried(field) | Treatment::Emulated(field)) = row.treatment else {
-                    continue;
-                };
-                // Such a request kills the engine, with and without a proxy.
-                if engine.name == "sglang-deterministic" && field == Field::MinP {
-                    continue;
-                }
-                for setting in carried(field, &said) {
-                    for mut ask in asks(route, row, &setting, &said) {
-                        let warm = if field == Field::Temperature { json!(1.3) } else { json!(0.8) };
-                        ask.fields["temperature"] = warm;
-                        ask.fields["seed"] = json!(7);
-                        account.compare(&house, row, &setting, &ask).await;
-                    }
+        let said = Said::by(&house, route, PROMPTS[0]).await;
+        for row in parameters::TABLE.iter().filter(|row| row.routes.has(route)) {
+            let (Treatment::Carried(field) | Treatment::Emulated(field)) = row.treatment else {
+                continue;
+            };
+            // Such a request kills the engine, with and without a proxy.
+            if engine.name == "sglang-deterministic" && field == Field::MinP {
+                continue;
+            }
+            for setting in carried(field, &said) {
+                for mut ask in asks(route, row, &setting, &said) {
+                    let warm = if field == Field::Temperature { json!(1.3) } else { json!(0.8) };
+                    ask.fields["temperature"] = warm;
+                    ask.fields["seed"] = json!(7);
+                    account.compare(&house, row, &setting, &ask).await;
                 }
             }
         }
@@ -300,18 +301,16 @@ async fn every_carried_parameter_with_a_seed_gets_what_the_engine_alone_says() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stop_that_is_kept_is_the_engines_own() {
     let row = parameters::find(Route::Completions, "include_stop_str_in_output").unwrap();
-    let account = Account::of(TABLE.iter(), |engine| async move {
+    let account = Account::of(TABLE.iter(), |engine, route| async move {
         let mut account = Account::default();
         let house = House::build(engine, setup(None)).await;
-        for route in [Route::Completions, Route::Chat] {
-            let said = Said::by(&house, route, PROMPTS[2]).await;
-            for stop in [json!({"stop": middle(&said.text, 3)}), json!({"stop_token_ids": [said.token]})] {
-                for keeps in [true, false] {
-                    let mut fields = greedy(&said.prompt, &stop);
-                    fields[row.name] = json!(keeps);
-                    for ask in both(route, &fields) {
-                        account.compare(&house, row, &Setting::may(json!(keeps)), &ask).await;
-                    }
+        let said = Said::by(&house, route, PROMPTS[2]).await;
+        for stop in [json!({"stop": middle(&said.text, 3)}), json!({"stop_token_ids": [said.token]})] {
+            for keeps in [true, false] {
+                let mut fields = greedy(&said.prompt, &stop);
+                fields[row.name] = json!(keeps);
+                for ask in both(route, &fields) {
+                    account.compare(&house, row, &Setting::may(json!(keeps)), &ask).await;
                 }
             }
         }
