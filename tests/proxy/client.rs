@@ -148,7 +148,12 @@ pub fn events(message: &Message) -> Vec<Value> {
     events.iter().map(|event| serde_json::from_str(event.strip_prefix("data: ").unwrap()).unwrap()).collect()
 }
 
-pub static PANICS: Mutex<Vec<String>> = Mutex::new(Vec::new());
+static PANICS: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+/// What has panicked so far, in any thread.
+pub fn panics() -> Vec<String> {
+    PANICS.lock().clone()
+}
 
 /// A panic of any thread but one that was told to is a fault, whatever the client got.
 pub fn watch_panics() {

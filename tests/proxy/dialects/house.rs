@@ -8,7 +8,7 @@ use foretell::lab::local;
 use serde_json::Value;
 
 use super::table::{Row, Server};
-use crate::client::{Answer, Ask, FORCED, PANICS, get, watch_panics};
+use crate::client::{Answer, Ask, FORCED, get, panics, watch_panics};
 use crate::fakes::{Setup, Temper, toy};
 
 /// The time that a token takes where only times tell what was cached.
@@ -115,6 +115,6 @@ impl House {
         let waited = tokio::time::timeout(crate::wire::PATIENCE, idle).await;
         assert!(waited.is_ok(), "{}: {} sequences still run", self.row.name, house.running());
         assert_eq!(house.fatal(), Vec::<String>::new(), "{}", self.row.name);
-        assert_eq!(*PANICS.lock(), Vec::<String>::new(), "panics");
+        assert_eq!(panics(), Vec::<String>::new(), "panics");
     }
 }

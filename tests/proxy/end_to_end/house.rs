@@ -17,7 +17,7 @@ use tempfile::TempDir;
 use super::middlebox::Middlebox;
 use super::model::{self, Babble};
 
-use crate::client::PANICS;
+use crate::client::panics;
 pub use crate::client::{Answer, Ask, FORCED, events, get, metric, send, watch_panics};
 
 pub const CONTEXT: usize = 4096;
@@ -104,6 +104,6 @@ impl House {
 
     /// No thread of the house has panicked.
     pub fn assert_calm() {
-        assert_eq!(*PANICS.lock(), Vec::<String>::new(), "panics");
+        assert_eq!(panics(), Vec::<String>::new(), "panics");
     }
 }
