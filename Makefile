@@ -27,16 +27,21 @@ INFLATED = $(CACHE)/models/target-x$(INFLATE)
 export ORT_DYLIB_PATH := $(ORT)
 
 .PHONY: help demo serve-demo quick test test-rust test-python test-loaded build dist bench bench-relay models lint print-env
-.PHONY: clean dead-code engines test-engines
+.PHONY: clean dead-code engines test-engines demo-parts binary
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
-demo: build $(INFLATED)/model.onnx ## Plain and speculated side by side, with the bundled models
+demo: ## Plain and speculated side by side, with the bundled models
+	@$(MAKE) --no-print-directory --jobs 2 demo-parts
 	$(BIN) demo --once --target $(INFLATED)
 
-serve-demo: build $(INFLATED)/model.onnx ## The same, and then keep serving, with curl lines to try
+serve-demo: ## The same, and then keep serving, with curl lines to try
+	@$(MAKE) --no-print-directory --jobs 2 demo-parts
 	$(BIN) demo --target $(INFLATED)
+
+# What has to be fetched comes while the binary is built.
+demo-parts: binary $(RUNTIME) $(INFLATED)/model.onnx
 
 quick: ## The rooms by themselves, in under a minute after an edit: no ONNX Runtime, no pip
 	@tests/run.sh --no-default-features --package foretell --lib --test unit
@@ -52,7 +57,9 @@ test-python: $(ORT) $(PYPATH)/.done
 test-loaded: $(RUNTIME) $(PYPATH)/.done ## Every Rust test, TIMES over, beside a load that takes every core
 	@tests/loaded.sh $(TIMES) $(CARGO_FEATURES)
 
-build: $(RUNTIME) ## The binary, built quickly
+build: $(RUNTIME) binary ## The binary, built quickly
+
+binary:
 	cargo build --release --package foretell --bin foretell $(CARGO_FEATURES)
 
 dist: $(RUNTIME) ## The binary that is shipped and measured: optimised as a whole, which takes minutes
