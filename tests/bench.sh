@@ -8,6 +8,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 inflated=${1:?model directory}
+[ -f "$inflated/model.onnx" ] || { echo "no model in $inflated (make bench makes it)" >&2; exit 1; }
 out=${2:-bench-out}
 alternations=${ALTERNATIONS:-20}
 foretell=${FORETELL:-target/dist/foretell}
