@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds llama-server into the cache, once, from the sdist of llama-cpp-python, which carries the whole of
-# llama.cpp. Version and hash are pinned; cmake and ninja come from PyPI. About 15 minutes on two cores.
+# llama.cpp. Version and hash are pinned; cmake and ninja come from PyPI. About 5 minutes on two cores.
 # Prints the server's path on standard output, everything else on standard error.
 #
 # It is built for the processor at hand (GGML_NATIVE). A cache that comes to a machine without some extension that it
@@ -21,7 +21,7 @@ fi
 for tool in cc c++; do
   command -v $tool >/dev/null || { echo "llama.cpp is built with $tool, which is not here (Debian package g++)" >&2; exit 1; }
 done
-echo "building llama-server out of llama-cpp-python $version (about 15 minutes on two cores)" >&2
+echo "building llama-server out of llama-cpp-python $version (about 5 minutes on two cores)" >&2
 mkdir -p "$home"
 python3 -m venv "$home/tools" >&2
 pip=("$home/tools/bin/pip" --quiet --disable-pip-version-check)
