@@ -128,16 +128,17 @@ pub struct Ratio {
 }
 
 impl Report {
-    /// The four figures that are judged.
+    /// The figures that are judged: four, or two where the load had no requests or no streams.
     pub fn ratios(&self) -> Vec<Ratio> {
         let requests = |measured: &Measured, q: f64| micros(&measured.requests, q);
         let events = |measured: &Measured, q: f64| micros(&measured.events, q);
-        vec![
+        let all = [
             self.ratio("request p50", P50_MAX, |m| requests(m, 0.5)),
             self.ratio("request p99", P99_MAX, |m| requests(m, 0.99)),
             self.ratio("event p50", P50_MAX, |m| events(m, 0.5)),
             self.ratio("event p99", P99_MAX, |m| events(m, 0.99)),
-        ]
+        ];
+        all.into_iter().filter(|ratio| ratio.nginx > 0.0 || ratio.foretell > 0.0).collect()
     }
 
     fn ratio(&self, name: &'static str, most: f64, of: impl Fn(&Measured) -> f64) -> Ratio {
@@ -302,6 +303,20 @@ mod tests {
         let mut failed = report(&[(100, 100)], 0);
         failed.pairs[0].foretell.failures = 1;
         assert!(!failed.holds());
+    }
+
+    #[test]
+    fn a_part_of_the_load_that_was_left_out_is_not_judged() {
+        let mut requests_only = report(&[(100, 100)], 0);
+        let pair = &mut requests_only.pairs[0];
+        for measured in [&mut pair.nginx, &mut pair.foretell] {
+            measured.events.reset();
+        }
+        assert!(requests_only.holds());
+        assert_eq!(requests_only.ratios().len(), 2);
+        // One proxy alone without an event is another matter.
+        requests_only.pairs[0].foretell.events.record(300_000).unwrap();
+        assert!(!requests_only.holds());
     }
 
     #[test]
