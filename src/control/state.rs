@@ -3,8 +3,14 @@
 //! They live apart because they end apart: an edit of a policy says nothing about what a replica's calls cost, or
 //! how likely its model's tokens are to be guessed.
 
+use std::collections::HashMap;
+
+use super::account::Account;
 use super::costs::Costs;
-use super::survival::Survival;
+use super::gates::Signal;
+use super::rounds::Rounds;
+use super::survival::{Heat, Survival};
+use crate::draft::Source;
 use crate::units::Dice;
 
 /// What has been learnt about one replica.
@@ -12,6 +18,46 @@ use crate::units::Dice;
 pub struct ReplicaState {
     /// What its calls cost.
     pub costs: Costs,
+    /// What leaping may still lose there.
+    pub account: Account,
+    /// The requests that its engine computes.
+    pub crowd: Crowd,
+}
+
+/// How many requests an engine computes at once: ours, and those of others that it reports.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Crowd {
+    ours: usize,
+    others: usize,
+}
+
+impl Crowd {
+    /// One more of ours.
+    pub fn enter(&mut self) {
+        self.ours += 1;
+    }
+
+    /// One of ours less.
+    pub fn leave(&mut self) {
+        self.ours = self.ours.saturating_sub(1);
+    }
+
+    /// The engine has reported its load. What it reports beyond our own requests, and beyond the sequences of our
+    /// verify calls, is of others.
+    pub fn hear(&mut self, signal: &Signal) {
+        let reported = signal.running.saturating_add(signal.waiting) as usize;
+        self.others = reported.saturating_sub(self.ours.max(signal.own as usize));
+    }
+
+    /// All requests, at least one.
+    pub fn requests(&self) -> usize {
+        (self.ours + self.others).max(1)
+    }
+
+    /// Requests that are not ours.
+    pub fn others(&self) -> usize {
+        self.others
+    }
 }
 
 /// What has been learnt about one epoch: a model behind a replica, since it started.
@@ -21,6 +67,46 @@ pub struct EpochState {
     pub survival: Survival,
     /// How long outputs become.
     pub length: Length,
+    /// Rounds by class of requests.
+    pub classes: Classes,
+}
+
+/// Requests that are likely to be alike: the same drafter, temperature and kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Class {
+    /// The drafter.
+    pub source: Source,
+    /// The temperature.
+    pub heat: Heat,
+    /// A number for everything else that requests are told apart by: policy and route.
+    pub kind: u64,
+}
+
+/// Rounds of requests, real and virtual, by class.
+#[derive(Debug, Default)]
+pub struct Classes {
+    rounds: HashMap<Class, Rounds>,
+}
+
+impl Classes {
+    /// Most classes that are kept.
+    const MOST: usize = 512;
+    /// Rounds that a class remembers.
+    const MEMORY: f64 = 300.0;
+
+    /// Notes a round of a class; see [`Rounds::push`]. Beyond [`Self::MOST`] classes new ones are not learnt.
+    pub fn push(&mut self, class: Class, nodes: usize, modelled: usize, tokens: usize) {
+        if self.rounds.len() >= Self::MOST && !self.rounds.contains_key(&class) {
+            return;
+        }
+        let rounds = self.rounds.entry(class).or_insert_with(|| Rounds::remembering(Self::MEMORY));
+        rounds.push(nodes, modelled, tokens);
+    }
+
+    /// The rounds of a class; `None` before the first.
+    pub fn of(&self, class: Class) -> Option<&Rounds> {
+        self.rounds.get(&class)
+    }
 }
 
 /// What is kept of one policy, whatever its revision.

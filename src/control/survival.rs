@@ -17,7 +17,7 @@ const PRIOR: f64 = 2.0;
 const KEEP: f64 = 0.999;
 
 /// Temperature bucket: acceptance falls with temperature.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Heat {
     /// Temperature 0.
     Greedy,
@@ -186,7 +186,7 @@ impl Tuning {
     /// Decay per observation: half-life about 23, so that a change of text shows within a few rounds.
     const KEEP: f64 = 0.97;
     /// Observations that weigh as much as the shared estimate.
-    const PRIOR: f64 = 1.5;
+    const PRIOR: f64 = 6.0;
 
     /// Notes whether a token was accepted, and the probability of that by the shared counts.
     pub fn observe(&mut self, source: Source, expected: f64, accepted: bool) {

@@ -17,7 +17,7 @@ use super::output::Output;
 use super::pilot::Pilot;
 use super::start::{Rules, Start};
 use super::{Action, ActionId, Delta, Event, Finish, RidePlan, Stopped, Summary};
-use crate::control::Control;
+use crate::control::{Control, Presence};
 use crate::units::{Tick, TokenId};
 use crate::words::RideReason;
 
@@ -46,6 +46,8 @@ pub struct Session<W: Walk = Judge> {
     queue: VecDeque<(ActionId, Action)>,
     next_id: u64,
     summary: Summary,
+    /// It counts as one of the crowd until it is over.
+    presence: Option<Presence>,
 }
 
 impl Session {
@@ -59,6 +61,7 @@ impl Session {
 impl<W: Walk> Session<W> {
     /// As [`Session::new`], with rounds judged by `judge`.
     pub fn judged_by(judge: W, start: Start, control: Arc<Control>, now: Tick) -> Self {
+        let presence = Some(Presence::new(Arc::clone(&control)));
         let pilot = Pilot::new(control, &start.rules, start.temperature, start.seed);
         let mut session = Self {
             rules: start.rules,
@@ -78,6 +81,7 @@ impl<W: Walk> Session<W> {
             queue: VecDeque::new(),
             next_id: ActionId::WORLD.0,
             summary: Summary::default(),
+            presence,
         };
         if let Some(prompt) = start.prompt {
             session.know_prompt(prompt);
@@ -155,7 +159,7 @@ impl<W: Walk> Session<W> {
         }
         if let Some(late) = self.flight.verify.take_if(|verify| verify.until <= now) {
             self.act(Action::Cancel(late.id));
-            self.verify_failed(now);
+            self.verify_late(&late, now);
         }
         if self.wait.take_if(|until| *until <= now).is_some() {
             self.ride_on(RideReason::RetryAfter, false, now);
@@ -177,7 +181,7 @@ impl<W: Walk> Session<W> {
         let Some(Shadowing { since, from, .. }) = self.flight.shadow.take() else { return };
         match event {
             Event::Shadow(choices) => {
-                self.pilot.shadowed(self.output.tokens(), from, choices, now.seconds_since(since));
+                self.pilot.shadowed(self.output.tokens(), from, choices, now.seconds_since(since), now);
             }
             _ => self.pilot.model_failed(self.output.tokens().len()),
         }
@@ -191,7 +195,7 @@ impl<W: Walk> Session<W> {
 
     fn finish(&mut self, finish: Option<Finish>) {
         let under_way = self.flight.land();
-        self.wait = None;
+        (self.wait, self.presence) = (None, None);
         if std::mem::replace(&mut self.over, true) {
             return;
         }

@@ -118,6 +118,11 @@ pub struct Rules {
     pub margin: f64,
     /// To go on leaping, it must be expected to beat riding by this share.
     pub stay: f64,
+    /// A number for the kind of the request (its policy, its route): what is learnt of requests of one kind is expected
+    /// of the next one.
+    pub kind: u64,
+    /// Longest silence that a round may cause; `None` is without bound.
+    pub gap_most: Option<Duration>,
     /// The drafters that need no model, in order of preference.
     pub lookups: Vec<LookupSpec>,
     /// Whether a model drafter answers `Draft` and `Shadow`.
@@ -147,6 +152,8 @@ impl Default for Rules {
             gamma_fixed: None,
             margin: 0.10,
             stay: 0.05,
+            kind: 0,
+            gap_most: None,
             lookups: Vec::new(),
             model: false,
             context_max: 8192,
