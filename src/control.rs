@@ -9,6 +9,7 @@ pub mod belief;
 pub mod chooser;
 pub mod costs;
 pub mod gates;
+pub mod groups;
 pub mod prospect;
 pub mod rounds;
 pub mod shelf;
@@ -22,7 +23,7 @@ pub use costs::{Costs, Way};
 pub use prospect::Prior;
 pub use rounds::{Prices, Rounds, Value};
 pub use shelf::Shelf;
-pub use state::{Class, Crowd, EpochState, PolicyState, ReplicaState};
+pub use state::{Class, Crowd, EpochState, ReplicaState};
 pub use survival::{Heat, Survival, Tuning};
 
 use parking_lot::Mutex;

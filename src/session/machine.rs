@@ -15,11 +15,14 @@ use self::flight::{Flight, Kind, Ride, Shadowing};
 use super::accept::{Judge, Walk};
 use super::output::Output;
 use super::pilot::Pilot;
-use super::start::{Rules, Start};
+use super::start::{Permission, Rules, Start};
 use super::{Action, ActionId, Delta, Event, Finish, RidePlan, Stopped, Summary};
 use crate::control::{Control, Presence};
 use crate::units::{Tick, TokenId};
 use crate::words::RideReason;
+
+/// Fewest tokens after the first piece of output that a pace is told of.
+const PACED_LEAST: usize = 8;
 
 /// The state machine of one request. `W` judges its rounds: [`Judge`], unless a test plants a bug there.
 pub struct Session<W: Walk = Judge> {
@@ -43,6 +46,10 @@ pub struct Session<W: Walk = Judge> {
     /// Rides in a row that broke off without a token.
     broken: u32,
     over: bool,
+    /// When the last event came.
+    now: Tick,
+    /// When the first output went out, and how many tokens it was; when the last did.
+    paced: Option<(Tick, usize, Tick)>,
     queue: VecDeque<(ActionId, Action)>,
     next_id: u64,
     summary: Summary,
@@ -78,6 +85,8 @@ impl<W: Walk> Session<W> {
             fault_reason: RideReason::VerifyFault,
             broken: 0,
             over: false,
+            now,
+            paced: None,
             queue: VecDeque::new(),
             next_id: ActionId::WORLD.0,
             summary: Summary::default(),
@@ -103,6 +112,7 @@ impl<W: Walk> Session<W> {
     /// Takes an event. `answers` names the action that it answers, [`ActionId::WORLD`] for events that answer none.
     /// Events of actions that are not under way are ignored.
     pub fn handle(&mut self, answers: ActionId, event: Event, now: Tick) {
+        self.now = now;
         match event {
             Event::ClientGone => return self.finish(None),
             Event::Timeout => return self.expire(now),
@@ -207,8 +217,17 @@ impl<W: Walk> Session<W> {
             self.pilot.control().with(|learnt| learnt.output_ended(tokens));
         }
         self.summary.finish = finish;
+        self.summary.token_seconds = finish.and_then(|_| self.token_seconds());
         let summary = self.summary.clone();
         self.act(Action::Finish(summary));
+    }
+
+    /// Seconds per token as its client saw them, where the session was free to leap or was held back from it by lot.
+    fn token_seconds(&self) -> Option<f64> {
+        let free = self.rules.permission == Permission::Leap && self.rules.gamma_fixed.is_none();
+        let (first, begun, last) = self.paced.filter(|_| free)?;
+        let tokens = self.output.tokens().len().saturating_sub(begun);
+        (tokens >= PACED_LEAST).then(|| last.seconds_since(first) / tokens as f64)
     }
 
     fn act(&mut self, action: Action) -> ActionId {
@@ -219,7 +238,12 @@ impl<W: Walk> Session<W> {
     }
 
     fn emit(&mut self, delta: Delta) {
-        self.summary.output_tokens = self.output.tokens().len() as u32;
+        let tokens = self.output.tokens().len();
+        self.summary.output_tokens = tokens as u32;
+        if !delta.tokens.is_empty() {
+            let (first, begun, _) = self.paced.unwrap_or((self.now, tokens, self.now));
+            self.paced = Some((first, begun, self.now));
+        }
         if !delta.tokens.is_empty() || !delta.text.is_empty() {
             self.act(Action::Emit(delta));
         }

@@ -85,6 +85,7 @@ pub struct Pilot {
     kind: u64,
     gamma_max: usize,
     gamma_fixed: Option<usize>,
+    acceptance_least: f64,
     margin: f64,
     stay: f64,
     /// Longest round, seconds: longer the client does not wait between two pieces of text.
@@ -112,6 +113,7 @@ impl Pilot {
             gamma_max: rules.gamma_max,
             gamma_fixed: rules.gamma_fixed,
             kind: rules.kind,
+            acceptance_least: rules.acceptance_least,
             margin: rules.margin,
             stay: rules.stay,
             gap_most: rules.gap_most.map_or(f64::MAX, |most| most.as_secs_f64()),
@@ -190,7 +192,7 @@ impl Pilot {
             match round.follow(token) {
                 None => inline.virtual_round = Some(round),
                 Some(tokens) => {
-                    over.push((place, round.planned, if round.planned == 0 { 1 } else { tokens }))
+                    over.push((place, round.planned, if round.planned == 0 { 1 } else { tokens }));
                 }
             }
         }

@@ -466,7 +466,7 @@ fn everybody_who_proposed_a_token_is_credited() {
     assert_eq!((sent.path(1), sent.len()), (vec![1, 2], 2));
     desk.tell(*verify, rows(&[1, 7, 7]));
     for source in Source::ALL {
-        let seen = desk.control.with(|learnt| learnt.survival.first_tokens(source));
+        let seen = desk.control.with(|learnt| learnt.survival.first_tokens(Heat::Greedy, source));
         assert_eq!(seen, (1.0, 1.0), "{source:?}");
     }
 }

@@ -11,6 +11,10 @@ use crate::words::RideReason;
 
 /// Share of the spread of a cost by which a trial may hope that it is lower than its mean.
 const HOPE: f64 = 0.7;
+/// First draft tokens, real and virtual, that the acceptance gate judges by.
+const REFUSED_OF: f64 = 200.0;
+/// A round may always take as long as so many ridden tokens.
+const GAP_TOKENS: f64 = 2.0;
 
 impl Pilot {
     /// Chooses the next step. The caller has checked that nothing forbids leaping.
@@ -35,7 +39,8 @@ impl Pilot {
     fn budget(&self, stand: Stand, learnt: &Learnt) -> Budget {
         let way = self.way();
         let most = stand.room.nodes.min(self.gamma_max).min(learnt.costs.reach(way));
-        let nodes = (0..=most).rev().find(|&nodes| learnt.costs.verify(way, nodes) <= self.gap_most);
+        let gap = self.gap_most.max(GAP_TOKENS * learnt.costs.ride_token_expected());
+        let nodes = (0..=most).rev().find(|&nodes| learnt.costs.verify(way, nodes) <= gap);
         Budget { nodes: nodes.unwrap_or(0), depth: stand.room.depth }
     }
 
@@ -80,8 +85,18 @@ impl Pilot {
                 Step::Verify(draft)
             }
             (None, None) if nothing && !asks => Step::Ride(RideReason::NoDraft),
+            (None, None) if self.refused(learnt) => Step::Ride(RideReason::GateAcceptance),
             (None, None) => Step::Ride(RideReason::NoGain),
         }
+    }
+
+    /// Whether hardly any first token of any drafter is accepted. Virtual rounds go on, so it is seen when that changes.
+    fn refused(&self, learnt: &Learnt) -> bool {
+        let refused = |seat: &Seat| {
+            let (accepted, tried) = learnt.survival.first_tokens(self.heat, seat.id.source);
+            tried >= REFUSED_OF && accepted < self.acceptance_least * tried
+        };
+        !self.seats.is_empty() && self.seats.iter().all(refused)
     }
 
     /// Whether a round of the drafter in this seat pays, as far as is known.
