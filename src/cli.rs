@@ -11,6 +11,7 @@ pub mod demo;
 pub mod explain;
 pub mod probe;
 pub mod serve;
+pub mod sim;
 pub mod target;
 
 use std::io::Write;
@@ -52,9 +53,8 @@ enum Command {
     BenchRelay(bench_relay::BenchRelayArgs),
     /// Find out what a server can verify, and what that would bring
     Probe(probe::ProbeArgs),
-    /// Simulate a fleet in virtual time (not built yet)
-    #[command(disable_help_flag = true)]
-    Sim(NotBuilt),
+    /// Simulate a fleet in virtual time
+    Sim(sim::SimArgs),
     /// Drain a running proxy (not built yet; POST /api/drain does it)
     #[command(disable_help_flag = true)]
     Drain(NotBuilt),
@@ -91,7 +91,7 @@ pub fn main() -> ExitCode {
         Command::Bench(args) => on_runtime("bench", bench::run(&args, stdout)).into(),
         Command::BenchRelay(args) => bench_relay::run(&args, stdout).into(),
         Command::Probe(args) => probed(&args, stdout),
-        Command::Sim(_) => not_built("sim"),
+        Command::Sim(args) => sim::run(&args, stdout).into(),
         Command::Drain(_) => not_built("drain"),
         Command::Completions(_) => not_built("completions"),
         Command::Man(_) => not_built("man"),

@@ -20,6 +20,7 @@ pub mod probed;
 pub mod relay;
 pub mod report;
 pub mod require;
+pub mod sim;
 pub mod stats;
 pub mod stream;
 pub mod tally;

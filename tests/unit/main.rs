@@ -9,5 +9,6 @@ mod eligibility;
 mod exactness;
 mod purity;
 mod session;
+mod sim;
 mod text;
 mod text_models;

@@ -1,0 +1,32 @@
+//! A fleet in virtual time: real sessions and the real controller before a simulated engine.
+//!
+//! The engine is a discrete-event model of continuous batching. It shares nothing with what the controller believes of
+//! costs: steps take what a roofline, a table of measurements or a paced server says, with jumps and heavy tails, and a
+//! call waits for the step that is running. Texts are recorded traces or made from a seed. Everything is a function of
+//! the settings and the seed, and every emitted token is compared with the true text.
+
+pub mod agenda;
+pub mod drafter;
+pub mod engine;
+pub mod grid;
+pub mod profile;
+pub mod record;
+pub mod request;
+pub mod sidecar;
+pub mod source;
+pub mod synthetic;
+pub mod traffic;
+pub mod workloads;
+pub mod world;
+
+use crate::units::Tick;
+
+/// The moment `seconds` after `now`, to the microsecond.
+pub(crate) fn later(now: Tick, seconds: f64) -> Tick {
+    Tick(now.0.saturating_add((seconds.max(0.0) * 1e6).round() as u64))
+}
+
+/// The moment so many seconds after the origin.
+pub(crate) fn at(seconds: f64) -> Tick {
+    later(Tick(0), seconds)
+}

@@ -1,0 +1,80 @@
+//! What will happen, in order of time; what was put down first happens first.
+
+use std::cmp::{Ordering, Reverse};
+use std::collections::BinaryHeap;
+
+use crate::units::Tick;
+
+/// Things to come.
+#[derive(Debug)]
+pub struct Agenda<T> {
+    heap: BinaryHeap<Reverse<Entry<T>>>,
+    next: u64,
+}
+
+#[derive(Debug)]
+struct Entry<T> {
+    at: Tick,
+    number: u64,
+    what: T,
+}
+
+impl<T> Default for Agenda<T> {
+    fn default() -> Self {
+        Self { heap: BinaryHeap::new(), next: 0 }
+    }
+}
+
+impl<T> Agenda<T> {
+    /// Puts down that `what` happens at `at`.
+    pub fn put(&mut self, at: Tick, what: T) {
+        self.heap.push(Reverse(Entry { at, number: self.next, what }));
+        self.next += 1;
+    }
+
+    /// Takes what happens next, and when.
+    pub fn take(&mut self) -> Option<(Tick, T)> {
+        self.heap.pop().map(|Reverse(entry)| (entry.at, entry.what))
+    }
+}
+
+impl<T> Entry<T> {
+    fn key(&self) -> (Tick, u64) {
+        (self.at, self.number)
+    }
+}
+
+impl<T> PartialEq for Entry<T> {
+    fn eq(&self, other: &Self) -> bool {
+        self.key() == other.key()
+    }
+}
+
+impl<T> Eq for Entry<T> {}
+
+impl<T> PartialOrd for Entry<T> {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl<T> Ord for Entry<T> {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.key().cmp(&other.key())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_orders_and_then_the_order_of_putting_down() {
+        let mut agenda = Agenda::default();
+        for (at, what) in [(5, 'c'), (3, 'a'), (5, 'd'), (4, 'b')] {
+            agenda.put(Tick(at), what);
+        }
+        let order: String = std::iter::from_fn(|| agenda.take()).map(|next| next.1).collect();
+        assert_eq!(order, "abcd");
+    }
+}

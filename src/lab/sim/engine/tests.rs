@@ -1,0 +1,136 @@
+use super::super::profile::{Curve, Table};
+use super::*;
+
+/// One second a step and 0.01 for each further token, so that times are easily read.
+fn engine(sequences: usize, kv: usize, prefix_cache: bool) -> Engine {
+    let points = vec![(1, 1.0), (101, 2.0)];
+    let table = Table { points, stairs: false, sequence: 0.0, context: 0.0 };
+    let pace = Pace::Together(Curve::Table(table));
+    let shape = Shape { pace, sequences, kv, chunk: 100, block: 16 };
+    Engine::new(EngineSpec { shape, jitter: Jitter::NONE, prefix_cache, cancel: 0.0 }, 1)
+}
+
+fn ride(id: JobId, context: usize, tokens: usize) -> Job {
+    Job { id, text: id, context, work: Work::Stream(tokens) }
+}
+
+fn verify(id: JobId, text: u64, context: usize, nodes: usize) -> Job {
+    let verify = Verify { nodes, sequences: 1, computed: nodes, followed: nodes };
+    Job { id, text, context, work: Work::Verify(verify) }
+}
+
+/// Runs the engine until it has nothing to do: milliseconds and job of everything produced.
+fn played(engine: &mut Engine, mut now: Tick) -> Vec<(u64, JobId)> {
+    let (mut out, mut wakes, mut seen) = (Vec::new(), Vec::new(), Vec::new());
+    engine.start(now, &mut wakes);
+    while let Some(place) = (0..wakes.len()).min_by_key(|&place| wakes[place].0) {
+        let (at, wake) = wakes.remove(place);
+        now = at;
+        engine.wake(wake, now, &mut out, &mut wakes);
+        seen.extend(out.drain(..).map(|produced| (now.0 / 1000, produced.job)));
+        engine.start(now, &mut wakes);
+    }
+    seen
+}
+
+#[test]
+fn a_prompt_is_computed_in_chunks_and_then_one_token_a_step() {
+    let mut engine = engine(4, 10_000, true);
+    engine.submit(ride(1, 150, 3));
+    // 100 tokens take 1.99 s, the other 50 take 1.49 s and bring the first token.
+    assert_eq!(played(&mut engine, Tick(0)), [(3480, 1), (4480, 1), (5480, 1)]);
+    assert_eq!(engine.computed(), Computed { all: 152, wasted: 0, steps: 4 });
+    assert_eq!((engine.running(), engine.waiting(), engine.kv_usage()), (0, 0, 0.0));
+}
+
+#[test]
+fn a_text_that_was_computed_costs_only_what_is_behind_its_last_whole_block() {
+    for (cache, step) in [(true, 1090), (false, 1990 + 1530)] {
+        let mut engine = engine(4, 10_000, cache);
+        engine.submit(ride(1, 145, 6));
+        let ends = played(&mut engine, Tick(0)).last().expect("an end").0;
+        // 150 tokens are in memory, 144 of them in whole blocks.
+        engine.submit(verify(2, 1, 150, 4));
+        let took = played(&mut engine, Tick(ends * 1000))[0].0 - ends;
+        assert_eq!(took, step, "cache {cache}");
+    }
+}
+
+#[test]
+fn what_runs_shares_its_steps_and_what_finds_no_room_waits() {
+    let mut engine = engine(2, 10_000, true);
+    for id in 1..=3 {
+        engine.submit(ride(id, 1, 2));
+    }
+    let order = played(&mut engine, Tick(0));
+    let at = |job: JobId| order.iter().filter(|seen| seen.1 == job).map(|seen| seen.0).collect::<Vec<_>>();
+    assert_eq!((at(1), at(2), at(3)), (vec![1010, 2020], vec![1010, 2020], vec![3020, 4020]));
+}
+
+#[test]
+fn the_memory_bounds_what_runs_and_is_freed_of_what_was_used_longest_ago() {
+    let mut engine = engine(9, 100, true);
+    engine.submit(ride(1, 50, 10));
+    engine.submit(ride(2, 50, 10));
+    let mut wakes = Vec::new();
+    engine.start(Tick(0), &mut wakes);
+    assert_eq!((engine.running(), engine.waiting()), (1, 1), "60 of 100 tokens are reserved");
+    assert!((engine.kv_usage() - 0.6).abs() < 1e-9);
+    engine.cancel(1, Tick(0));
+    let (at, wake) = wakes.remove(0);
+    engine.wake(wake, at, &mut Vec::new(), &mut wakes);
+    played(&mut engine, at);
+    let again = |engine: &mut Engine, text: u64| {
+        engine.submit(verify(text + 10, text, 50, 0));
+        let before = engine.computed().all;
+        let _ = played(engine, Tick(1 << 40));
+        engine.computed().all - before
+    };
+    assert_eq!(again(&mut engine, 2), 2, "the last text is in memory, and 48 of its tokens in whole blocks");
+}
+
+#[test]
+fn a_cancelled_sequence_is_computed_to_the_end_of_its_step_and_brings_nothing() {
+    let mut engine = engine(4, 10_000, true);
+    engine.submit(ride(1, 1, 9));
+    let (mut wakes, mut out) = (Vec::new(), Vec::new());
+    engine.start(Tick(0), &mut wakes);
+    engine.cancel(1, Tick(5));
+    assert_eq!(engine.running(), 1);
+    let (at, wake) = wakes.remove(0);
+    engine.wake(wake, at, &mut out, &mut wakes);
+    assert_eq!((out.len(), engine.running(), engine.computed().wasted), (0, 0, 1));
+    engine.submit(ride(2, 1, 9));
+    engine.cancel(2, at);
+    assert_eq!(engine.waiting(), 0, "what waits is gone at once");
+}
+
+#[test]
+fn a_call_that_comes_in_the_middle_of_a_step_waits_for_the_next() {
+    let mut engine = engine(4, 10_000, true);
+    engine.submit(ride(1, 1, 2));
+    let mut wakes = Vec::new();
+    engine.start(Tick(0), &mut wakes);
+    engine.submit(verify(2, 9, 1, 3));
+    engine.start(Tick(500_000), &mut wakes);
+    assert_eq!(wakes.len(), 1, "the step goes on as it is");
+    let (at, wake) = wakes.remove(0);
+    let mut out = Vec::new();
+    engine.wake(wake, at, &mut out, &mut wakes);
+    assert_eq!(played(&mut engine, at), [(2040, 1), (2040, 2)]);
+}
+
+#[test]
+fn a_paced_server_serves_every_call_by_itself() {
+    let paced = Paced { step: 1.0, base: 1.5, node: 0.1, growth: 0.5, prefill: 0.01 };
+    let shape = Shape { pace: Pace::Alone(paced), sequences: 9, kv: 1 << 20, chunk: 1, block: 1 };
+    let spec = EngineSpec { shape, jitter: Jitter::NONE, prefix_cache: true, cancel: 0.0 };
+    let mut engine = Engine::new(spec, 1);
+    engine.submit(ride(1, 101, 2));
+    assert_eq!(played(&mut engine, Tick(0)), [(2000, 1), (3000, 1)], "a hundred tokens are read before");
+    engine.submit(verify(2, 1, 102, 5));
+    assert_eq!(played(&mut engine, Tick(0)), [(2000, 2)]);
+    engine.submit(verify(3, 1, 103, 5));
+    engine.submit(ride(4, 1, 1));
+    assert_eq!(played(&mut engine, Tick(0)), [(1500, 4), (3000, 3)], "two at a time take half as long again");
+}

@@ -1,0 +1,302 @@
+//! Known costs: how near the controller comes to the best fixed gamma on servers whose costs are simple and known.
+//!
+//! Every cell is one paced server, one kind of text and one set of drafters, served to one client in the same order of
+//! requests: riding, with every fixed gamma, and as the controller decides, each with a controller that knows nothing.
+//! The first requests show what learning costs, the rest what was learnt.
+
+use std::fmt::Write;
+use std::num::NonZero;
+use std::sync::Mutex;
+
+use super::drafter::DrafterSpec;
+use super::engine::EngineSpec;
+use super::profile::{Jitter, Pace, Paced, Shape};
+use super::record::Record;
+use super::sidecar::{GATES, SignalSpec};
+use super::source::Scripts;
+use super::traffic::Stream;
+use super::world::{Broken, Mode, Net, Setup, World};
+use crate::draft::{LookupSpec, Ngram};
+use crate::session::Rules;
+use crate::words::Plan;
+
+/// Steps of a verify call without a draft, and for every drafted token.
+pub const COSTS: [(f64, f64); 5] = [(1.1, 0.005), (1.35, 0.01), (1.35, 0.025), (1.5, 0.1), (4.0, 0.4)];
+/// Seconds of a plain step.
+pub const STEPS: [f64; 2] = [0.020, 0.060];
+/// The fixed gammas.
+pub const GAMMAS: [usize; 5] = [2, 4, 8, 16, 31];
+/// Longest draft that the controller may choose, and the session's largest.
+const GAMMA_MAX: usize = 32;
+
+/// Which drafters a session has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Drafters {
+    /// `prompt_lookup`.
+    Lookup,
+    /// A model.
+    Model,
+    /// Both.
+    Both,
+}
+
+impl Drafters {
+    /// Every set.
+    pub const ALL: [Self; 3] = [Self::Lookup, Self::Model, Self::Both];
+
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Lookup => "lookup",
+            Self::Model => "model",
+            Self::Both => "both",
+        }
+    }
+
+    /// What a session with them may do.
+    pub fn rules(self) -> Rules {
+        let lookup = LookupSpec::PromptLookup(Ngram::default());
+        Rules {
+            plans: vec![Plan::Tree],
+            lookups: if self == Self::Model { Vec::new() } else { vec![lookup] },
+            model: self != Self::Lookup,
+            gamma_max: GAMMA_MAX,
+            context_max: 1 << 20,
+            ..Rules::default()
+        }
+    }
+}
+
+/// Requests of one kind.
+#[derive(Clone, Debug)]
+pub struct Workload {
+    /// Its name.
+    pub name: String,
+    /// The requests.
+    pub scripts: Scripts,
+}
+
+/// How much is played in a cell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Size {
+    /// Requests while learning.
+    pub first: usize,
+    /// Requests after that.
+    pub rest: usize,
+}
+
+impl Size {
+    /// Ten to learn from, twenty to be judged by.
+    pub const USUAL: Self = Self { first: 10, rest: 20 };
+}
+
+/// One server with one kind of text and one set of drafters.
+#[derive(Clone, Copy, Debug)]
+pub struct Cell<'a> {
+    /// The server.
+    pub paced: Paced,
+    /// The text.
+    pub workload: &'a Workload,
+    /// The drafters.
+    pub drafters: Drafters,
+}
+
+/// Tokens per second as multiples of riding.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Speed {
+    /// While learning.
+    pub first: f64,
+    /// After that.
+    pub rest: f64,
+}
+
+/// What a cell has shown.
+#[derive(Clone, Debug)]
+pub struct Outcome<'a> {
+    /// The cell.
+    pub cell: Cell<'a>,
+    /// As the controller decides.
+    pub auto: Speed,
+    /// With every one of [`GAMMAS`].
+    pub fixed: Vec<Speed>,
+}
+
+impl Outcome<'_> {
+    /// The best of the fixed gammas after the first requests, and its speed; riding counts as gamma 0.
+    pub fn best(&self) -> (usize, f64) {
+        let fixed = GAMMAS.into_iter().zip(self.fixed.iter().map(|speed| speed.rest));
+        std::iter::once((0, 1.0))
+            .chain(fixed)
+            .fold((0, 1.0), |best, one| if one.1 > best.1 { one } else { best })
+    }
+
+    /// The controller's speed by that of the best fixed gamma, after the first requests.
+    pub fn reached(&self) -> f64 {
+        self.auto.rest / self.best().1
+    }
+}
+
+/// The servers of [`COSTS`] and [`STEPS`].
+pub fn servers() -> Vec<Paced> {
+    let of = |(base, node), step: f64| Paced { step, base, node, growth: 0.0, prefill: step / 200.0 };
+    STEPS.into_iter().flat_map(|step| COSTS.into_iter().map(move |costs| of(costs, step))).collect()
+}
+
+/// Every cell of these servers and workloads.
+pub fn cells<'a>(servers: &[Paced], workloads: &'a [Workload]) -> Vec<Cell<'a>> {
+    let mut cells = Vec::new();
+    for &paced in servers {
+        for workload in workloads {
+            cells.extend(Drafters::ALL.map(|drafters| Cell { paced, workload, drafters }));
+        }
+    }
+    cells
+}
+
+impl Cell<'_> {
+    fn setup(&self, mode: Mode, size: Size) -> Setup {
+        let shape =
+            Shape { pace: Pace::Alone(self.paced), sequences: 64, kv: 1 << 24, chunk: 1 << 20, block: 1 };
+        let wanted = size.first + size.rest;
+        let requests = self.workload.scripts.iter().cycle().take(wanted).cloned().collect();
+        Setup {
+            engine: EngineSpec { shape, jitter: Jitter::NONE, prefix_cache: true, cancel: 0.0 },
+            drafter: Some(DrafterSpec::BUNDLED),
+            net: Net { rtt: 0.5e-3, call: 0.3e-3 },
+            sidecars: 1,
+            signal: SignalSpec::ABSENT,
+            gates: GATES,
+            rules: self.drafters.rules(),
+            holdback: 0.0,
+            mode,
+            streams: vec![Stream::one_client(requests)],
+            until: None,
+            interval: 1e9,
+            seed: 1,
+        }
+    }
+
+    /// Seconds of the first requests and of the rest.
+    ///
+    /// # Errors
+    /// What [`World::play`] finds broken.
+    pub fn play(&self, mode: Mode, size: Size) -> Result<(f64, f64), Broken> {
+        let Record { served, .. } = World::play(self.setup(mode, size))?;
+        let seconds =
+            |served: &[super::record::Served]| served.iter().map(super::record::Served::seconds).sum();
+        let (first, rest) = served.split_at(size.first.min(served.len()));
+        Ok((seconds(first), seconds(rest)))
+    }
+
+    /// Plays all settings. `ride` is what riding took.
+    fn outcome(&self, ride: (f64, f64), size: Size) -> Result<Outcome<'_>, Broken> {
+        let speed =
+            |mode| self.play(mode, size).map(|took| Speed { first: ride.0 / took.0, rest: ride.1 / took.1 });
+        let auto = speed(Mode::Auto)?;
+        let fixed = GAMMAS.into_iter().map(|gamma| speed(Mode::Fixed(gamma))).collect::<Result<_, _>>()?;
+        Ok(Outcome { cell: *self, auto, fixed })
+    }
+
+    /// The cell's name: costs, step in milliseconds, text and drafters.
+    pub fn name(&self) -> String {
+        let Paced { step, base, node, .. } = self.paced;
+        let (text, drafters) = (&self.workload.name, self.drafters.name());
+        format!("{base:>4} {node:>5} {:>3.0} {text:<10} {drafters:<6}", step * 1e3)
+    }
+}
+
+/// Plays cells on all processors, and gives their outcomes in order.
+///
+/// # Errors
+/// What [`World::play`] finds broken.
+pub fn play<'a>(cells: &[Cell<'a>], size: Size) -> Result<Vec<Outcome<'a>>, Broken> {
+    let next = Mutex::new(0..cells.len());
+    let rides: Mutex<Vec<Ride>> = Mutex::default();
+    let outcomes: Mutex<Vec<(usize, Result<Outcome<'a>, Broken>)>> = Mutex::default();
+    let work = || {
+        while let Some(number) = next.lock().ok().and_then(|mut next| next.next()) {
+            let Some(cell) = cells.get(number) else { return };
+            let outcome = ride(cell, size, &rides).and_then(|ride| {
+                let Outcome { auto, fixed, .. } = cell.outcome(ride, size)?;
+                Ok(Outcome { cell: *cell, auto, fixed })
+            });
+            if let Ok(mut outcomes) = outcomes.lock() {
+                outcomes.push((number, outcome));
+            }
+        }
+    };
+    let threads = std::thread::available_parallelism().map_or(1, NonZero::get);
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(work);
+        }
+    });
+    let mut outcomes = outcomes.into_inner().unwrap_or_default();
+    outcomes.sort_by_key(|outcome| outcome.0);
+    outcomes.into_iter().map(|outcome| outcome.1).collect()
+}
+
+/// How long riding took on a server with these steps, for this text. It takes no draft and no verify call, so that it is
+/// the same for all of them.
+struct Ride {
+    step: f64,
+    text: String,
+    took: (f64, f64),
+}
+
+fn ride(cell: &Cell<'_>, size: Size, rides: &Mutex<Vec<Ride>>) -> Result<(f64, f64), Broken> {
+    let same = |ride: &&Ride| ride.text == cell.workload.name && (ride.step - cell.paced.step).abs() < 1e-12;
+    let known = rides.lock().ok().and_then(|rides| rides.iter().find(same).map(|ride| ride.took));
+    if let Some(took) = known {
+        return Ok(took);
+    }
+    let took = cell.play(Mode::Ride, size)?;
+    if let Ok(mut rides) = rides.lock() {
+        rides.push(Ride { step: cell.paced.step, text: cell.workload.name.clone(), took });
+    }
+    Ok(took)
+}
+
+/// The outcomes as a table, with what they come to at its end.
+pub fn table(outcomes: &[Outcome<'_>]) -> String {
+    let mut text = String::from(
+        "tokens/s as multiples of riding: first requests | rest; fixed gammas: rest; reached: auto ÷ best fixed, rest\n\
+         base  node  ms text       drafts   auto first  rest    g=2   g=4   g=8  g=16  g=31    best reached\n",
+    );
+    for outcome in outcomes {
+        let Speed { first, rest } = outcome.auto;
+        let _ = write!(text, "{}      {first:>6.3} {rest:>5.3} ", outcome.cell.name());
+        for fixed in &outcome.fixed {
+            let _ = write!(text, " {:>5.2}", fixed.rest);
+        }
+        let (gamma, _) = outcome.best();
+        let reached = outcome.reached();
+        let mark = if reached < 0.95 { " <" } else { "" };
+        let _ = writeln!(text, "   {gamma:>4}   {reached:>5.3}{mark}");
+    }
+    for drafters in Drafters::ALL {
+        let of: Vec<&Outcome<'_>> =
+            outcomes.iter().filter(|outcome| outcome.cell.drafters == drafters).collect();
+        text.push_str(&summary(drafters.name(), &of));
+    }
+    text.push_str(&summary("all", &outcomes.iter().collect::<Vec<_>>()));
+    text
+}
+
+fn summary(name: &str, outcomes: &[&Outcome<'_>]) -> String {
+    if outcomes.is_empty() {
+        return String::new();
+    }
+    let least =
+        |of: &dyn Fn(&Outcome<'_>) -> f64| outcomes.iter().map(|one| of(one)).fold(f64::MAX, f64::min);
+    let logs: f64 = outcomes.iter().map(|outcome| outcome.reached().ln()).sum();
+    let short = outcomes.iter().filter(|outcome| outcome.reached() < 0.95).count();
+    format!(
+        "{name}: {} cells, reached: geometric mean {:.3}, least {:.3}, below 0.95 in {short}; least speed: first {:.3}, rest {:.3}\n",
+        outcomes.len(),
+        (logs / outcomes.len() as f64).exp(),
+        least(&|outcome| outcome.reached()),
+        least(&|outcome| outcome.auto.first),
+        least(&|outcome| outcome.auto.rest),
+    )
+}

@@ -1,0 +1,351 @@
+//! How long an engine's steps take. Named profiles, from published hardware figures or from what was measured here.
+//!
+//! Rooflines: a step reads all weights once and the KV rows of every running sequence, and computes about two floating
+//! point operations per weight and token; it takes the longer of the two, and what launches cost. Attainable shares:
+//! 80 % of the memory bandwidth and 55 % of the dense arithmetic, as is usual for tuned kernels.
+//!
+//! | figure | value | source |
+//! |---|---|---|
+//! | L4 | 300 GB/s, 24 GB, 121 TFLOP/s bf16 dense | NVIDIA L4 data sheet (242 with sparsity) |
+//! | H100 SXM | 3.35 TB/s, 80 GB, 989 TFLOP/s bf16 dense | NVIDIA H100 data sheet |
+//! | 7B | 6.74 G weights, 2 bytes each; 32 layers, 32 KV heads of 128: 512 KiB of KV a token | Llama 2 model card and configuration |
+//! | 8B | 8.03 G weights; 32 layers, 8 KV heads of 128: 128 KiB a token | Llama 3.1 model card and configuration |
+//! | 70B | 70.6 G weights; 80 layers, 8 KV heads of 128: 320 KiB a token | Llama 3.1 model card and configuration |
+//!
+//! Batches are padded to the sizes that CUDA graphs were captured for (1, 2, 4, then multiples of 8 up to 512); a
+//! larger batch is launched kernel by kernel. Matrix products come in tiles of 64 tokens.
+
+use crate::units::Dice;
+
+/// What is computed in one step.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Batch {
+    /// Sequences in it.
+    pub sequences: usize,
+    /// Tokens in it.
+    pub tokens: usize,
+    /// Tokens of context that are read, over all sequences.
+    pub context: usize,
+}
+
+/// How calls share the engine.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Pace {
+    /// All that runs takes its steps together.
+    Together(Curve),
+    /// Every call takes its own time, as before a server that only waits.
+    Alone(Paced),
+}
+
+/// Seconds of a step by what is in it.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Curve {
+    /// From figures of hardware and model.
+    Roofline(Roofline),
+    /// From measured times.
+    Table(Table),
+}
+
+/// Figures of hardware and model.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Roofline {
+    /// Bytes of weights read in a step, by all devices together.
+    pub weights: f64,
+    /// Bytes of KV read per token of context.
+    pub kv: f64,
+    /// Attainable bytes per second of all devices together.
+    pub bandwidth: f64,
+    /// Attainable floating point operations per second of all devices together.
+    pub flops: f64,
+    /// Seconds of a step that no batch size changes: launches, scheduling, exchange between devices.
+    pub fixed: f64,
+    /// Seconds more where no CUDA graph was captured for the batch.
+    pub eager: f64,
+}
+
+/// Measured seconds of steps.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Table {
+    /// Tokens of a step and its seconds, both rising; behind the last the line goes on.
+    pub points: Vec<(usize, f64)>,
+    /// Between two points a step takes as long as at the next: a stair instead of a line.
+    pub stairs: bool,
+    /// Seconds for every sequence beyond the first.
+    pub sequence: f64,
+    /// Seconds per token of context.
+    pub context: f64,
+}
+
+/// A server that waits: a plain step takes `step`, a verify call of n drafted tokens `step · (base + node · n)`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Paced {
+    /// Seconds of a plain step.
+    pub step: f64,
+    /// Steps that a verify call takes without a draft.
+    pub base: f64,
+    /// Steps for every drafted token.
+    pub node: f64,
+    /// By how much everything gets longer for each sequence that runs beside.
+    pub growth: f64,
+    /// Seconds per token of a context that is not cached.
+    pub prefill: f64,
+}
+
+/// What makes a step longer than it is on average.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Jitter {
+    /// Every step is within this share of its length.
+    pub spread: f64,
+    /// How often a step is disturbed.
+    pub rare: f64,
+    /// A disturbed step is at least so many times as long; its length has a Pareto tail of index 2, cut at 20 times.
+    pub tail: f64,
+}
+
+impl Jitter {
+    /// Every step takes exactly its time.
+    pub const NONE: Self = Self { spread: 0.0, rare: 0.0, tail: 1.0 };
+    /// Five per cent either way, and one step of a hundred disturbed.
+    pub const USUAL: Self = Self { spread: 0.05, rare: 0.01, tail: 2.0 };
+
+    /// The factor of one step.
+    pub fn draw(&self, dice: &mut Dice) -> f64 {
+        if self.spread == 0.0 && self.rare == 0.0 {
+            return 1.0;
+        }
+        let even = 1.0 + self.spread * (2.0 * dice.unit() - 1.0);
+        if dice.unit() >= self.rare {
+            return even;
+        }
+        even * (self.tail / (1.0 - dice.unit()).sqrt()).min(20.0)
+    }
+}
+
+impl Curve {
+    /// Seconds of a step.
+    pub fn seconds(&self, batch: Batch) -> f64 {
+        match self {
+            Self::Roofline(roofline) => roofline.seconds(batch),
+            Self::Table(table) => table.seconds(batch),
+        }
+    }
+}
+
+/// Largest batch with a CUDA graph.
+const GRAPH_MOST: usize = 512;
+/// Tokens of a tile of a matrix product.
+const TILE: usize = 64;
+
+impl Roofline {
+    fn seconds(&self, batch: Batch) -> f64 {
+        let graph = batch.tokens <= GRAPH_MOST;
+        let tokens = match batch.tokens {
+            small @ 0..=2 => small,
+            3..=4 => 4,
+            _ if graph => batch.tokens.next_multiple_of(8),
+            large => large,
+        };
+        let memory = (self.weights + self.kv * batch.context as f64) / self.bandwidth;
+        // One multiplication and one addition for each weight of two bytes.
+        let compute = self.weights * tokens.next_multiple_of(TILE) as f64 / self.flops;
+        memory.max(compute) + self.fixed + if graph { 0.0 } else { self.eager }
+    }
+}
+
+impl Table {
+    fn seconds(&self, batch: Batch) -> f64 {
+        let more = self.sequence * batch.sequences.saturating_sub(1) as f64;
+        self.by_tokens(batch.tokens) + more + self.context * batch.context as f64
+    }
+
+    fn by_tokens(&self, tokens: usize) -> f64 {
+        let line = |a: (usize, f64), b: (usize, f64)| {
+            let share = (tokens as f64 - a.0 as f64) / (b.0 as f64 - a.0 as f64).max(1.0);
+            a.1 + share * (b.1 - a.1)
+        };
+        let next = self.points.iter().position(|point| point.0 >= tokens);
+        let pair = |to: usize| self.points.get(to.checked_sub(1)?).copied().zip(self.points.get(to).copied());
+        match next {
+            Some(to) if self.stairs || to == 0 => self.points.get(to).map_or(0.0, |point| point.1),
+            Some(to) => pair(to).map_or(0.0, |(a, b)| line(a, b)),
+            None => pair(self.points.len().saturating_sub(1))
+                .map_or_else(|| self.points.last().map_or(0.0, |point| point.1), |(a, b)| line(a, b)),
+        }
+    }
+}
+
+/// A named engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Profile {
+    /// Llama 2 7B on an L4.
+    Small,
+    /// Llama 3.1 8B on an H100.
+    Fast,
+    /// Llama 3.1 70B on four H100.
+    Large,
+    /// vLLM on two CPU cores, as measured here.
+    VllmCpu,
+    /// llama-server on two CPU cores, as measured here.
+    LlamaCpu,
+    /// Our own target as it is.
+    Onnx,
+    /// Our own target at eight times its depth.
+    Inflated,
+}
+
+/// How an engine is set up beside its pace.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Shape {
+    /// Its pace.
+    pub pace: Pace,
+    /// Most sequences in a step.
+    pub sequences: usize,
+    /// Tokens that its KV memory holds.
+    pub kv: usize,
+    /// Most tokens of a step.
+    pub chunk: usize,
+    /// Tokens of a block of the prefix cache; what lies behind the last whole block is computed again.
+    pub block: usize,
+}
+
+impl Profile {
+    /// Every profile.
+    pub const ALL: [Self; 7] =
+        [Self::Small, Self::Fast, Self::Large, Self::VllmCpu, Self::LlamaCpu, Self::Onnx, Self::Inflated];
+
+    /// Its name in files.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Small => "7b-l4",
+            Self::Fast => "8b-h100",
+            Self::Large => "70b-4xh100",
+            Self::VllmCpu => "vllm-cpu",
+            Self::LlamaCpu => "llama-server",
+            Self::Onnx => "onnx",
+            Self::Inflated => "onnx-inflated",
+        }
+    }
+
+    /// Its figures.
+    pub fn shape(self) -> Shape {
+        match self {
+            // 13.48 GB at 240 GB/s: 56 ms. 24 GB less weights and a tenth: 8 GB of KV.
+            Self::Small => gpu(
+                Roofline {
+                    weights: 13.48e9,
+                    kv: 524_288.0,
+                    bandwidth: 240e9,
+                    flops: 66e12,
+                    fixed: 1.5e-3,
+                    eager: 4e-3,
+                },
+                15_000,
+            ),
+            // 16.06 GB at 2.68 TB/s: 6 ms.
+            Self::Fast => gpu(
+                Roofline {
+                    weights: 16.06e9,
+                    kv: 131_072.0,
+                    bandwidth: 2.68e12,
+                    flops: 544e12,
+                    fixed: 0.8e-3,
+                    eager: 4e-3,
+                },
+                420_000,
+            ),
+            // 141 GB at 10.7 TB/s: 13 ms, and 160 exchanges between the devices of about 15 µs each.
+            Self::Large => gpu(
+                Roofline {
+                    weights: 141.2e9,
+                    kv: 327_680.0,
+                    bandwidth: 10.7e12,
+                    flops: 2.17e15,
+                    fixed: 3.2e-3,
+                    eager: 9e-3,
+                },
+                430_000,
+            ),
+            // Decode 95 ms; `score` of 0, 4, 8 drafted tokens 138, 152, 164 ms, with half a block of 32 computed again;
+            // a fan-out of five prompts 421 ms (docs/engines.md).
+            Self::VllmCpu => cpu(&[(1, 95.0), (17, 138.0), (21, 152.0), (25, 164.0), (90, 421.0)], 32, 0.0),
+            // Decode 56 ms; a fan-out of five, about 15 tokens in five slots, 136 ms (docs/engines.md).
+            Self::LlamaCpu => cpu(&[(1, 56.0), (2, 62.0), (15, 132.0), (128, 600.0)], 1, 1.0),
+            // 1, 5, 9, 17 new tokens: 1.82, 2.57, 3.05, 4.17 ms; four sequences of one token 3.58 ms.
+            Self::Onnx => cpu(&[(1, 1.82), (5, 2.57), (9, 3.05), (17, 4.17), (128, 20.0)], 1, 0.4),
+            // 15.5, 21.8, 23.9, 30.1 ms.
+            Self::Inflated => cpu(&[(1, 15.5), (5, 21.8), (9, 23.9), (17, 30.1), (128, 150.0)], 1, 3.0),
+        }
+    }
+}
+
+impl std::str::FromStr for Profile {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        Self::ALL.into_iter().find(|profile| profile.name() == name).ok_or_else(|| {
+            let names: Vec<&str> = Self::ALL.iter().map(|profile| profile.name()).collect();
+            format!("allowed {}, got {name}", names.join(", "))
+        })
+    }
+}
+
+fn gpu(roofline: Roofline, kv: usize) -> Shape {
+    let pace = Pace::Together(Curve::Roofline(roofline));
+    Shape { pace, sequences: 256, kv, chunk: 2048, block: 16 }
+}
+
+/// Times in milliseconds; `sequence` for every sequence beyond the first.
+fn cpu(points: &[(usize, f64)], block: usize, sequence: f64) -> Shape {
+    let points = points.iter().map(|&(tokens, ms)| (tokens, ms * 1e-3)).collect();
+    let table = Table { points, stairs: false, sequence: sequence * 1e-3, context: 0.0 };
+    Shape { pace: Pace::Together(Curve::Table(table)), sequences: 9, kv: 16_384, chunk: 128, block }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn step(profile: Profile, sequences: usize, tokens: usize, context: usize) -> f64 {
+        let Pace::Together(curve) = profile.shape().pace else { panic!("steps together") };
+        curve.seconds(Batch { sequences, tokens, context })
+    }
+
+    #[test]
+    fn gpus_are_bound_by_memory_for_few_tokens_and_by_arithmetic_for_many() {
+        let one = step(Profile::Large, 1, 1, 500);
+        assert!((0.014..0.020).contains(&one), "{one}");
+        assert!(step(Profile::Large, 1, 32, 500) < 1.01 * one, "a draft of 31 is nearly free");
+        assert!(step(Profile::Large, 256, 256, 256 * 500) > 1.2 * one);
+        assert!(step(Profile::Small, 1, 2048, 500) > 5.0 * step(Profile::Small, 1, 1, 500));
+        assert!((0.006..0.008).contains(&step(Profile::Fast, 1, 1, 500)));
+    }
+
+    #[test]
+    fn tables_are_met_at_their_points_and_go_on_behind_them() {
+        let line = |tokens| step(Profile::Inflated, 1, tokens, 0) * 1e3;
+        assert!((line(5) - 21.8).abs() < 1e-9 && (line(3) - 18.65).abs() < 1e-9);
+        assert!(line(256) > 250.0);
+        let points = vec![(1, 1.0), (4, 2.0), (16, 8.0)];
+        let stairs = Table { points, stairs: true, sequence: 0.5, context: 0.0 };
+        let ms = |tokens| (stairs.seconds(Batch { sequences: 3, tokens, context: 9 }) * 1e3).round() as u64;
+        assert_eq!([ms(1), ms(2), ms(4), ms(5)], [2000, 3000, 3000, 9000]);
+    }
+
+    #[test]
+    fn jitter_has_a_tail_and_no_jitter_has_none() {
+        let mut dice = Dice::new(1);
+        assert!((0..100).all(|_| (Jitter::NONE.draw(&mut dice) - 1.0).abs() < 1e-12));
+        let drawn: Vec<f64> = (0..10_000).map(|_| Jitter::USUAL.draw(&mut dice)).collect();
+        let late = drawn.iter().filter(|factor| **factor > 1.5).count();
+        assert!((60..150).contains(&late), "{late}");
+        assert!(drawn.iter().all(|factor| (0.95..=21.0).contains(factor)));
+    }
+
+    #[test]
+    fn every_profile_is_found_by_its_name() {
+        for profile in Profile::ALL {
+            assert_eq!(profile.name().parse(), Ok(profile));
+        }
+        assert!("h200".parse::<Profile>().is_err());
+    }
+}

@@ -1,0 +1,110 @@
+//! What a simulation has seen.
+
+use super::engine::Computed;
+use super::sidecar::Reported;
+use crate::session::Summary;
+use crate::units::Tick;
+
+/// One request that was served to its end.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Served {
+    /// The stream that it came from.
+    pub stream: usize,
+    /// When it began.
+    pub began: Tick,
+    /// When its first token came.
+    pub first: Tick,
+    /// When it ended.
+    pub ended: Tick,
+    /// Output tokens.
+    pub tokens: usize,
+    /// How its session went; `None` for a direct call.
+    pub summary: Option<Summary>,
+}
+
+impl Served {
+    /// Seconds from its beginning to its end.
+    pub fn seconds(&self) -> f64 {
+        self.ended.seconds_since(self.began)
+    }
+
+    /// Seconds to its first token.
+    pub fn first_token(&self) -> f64 {
+        self.first.seconds_since(self.began)
+    }
+}
+
+/// One interval of the course of time.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Interval {
+    /// Tokens that reached clients.
+    pub tokens: usize,
+    /// Verify calls made.
+    pub rounds: usize,
+    /// Tokens drafted in them.
+    pub drafted: usize,
+    /// Of these, tokens that are the true text.
+    pub followed: usize,
+    /// Reports of the engine's load.
+    pub reports: usize,
+    /// Sum of the sequences that ran, over the reports.
+    pub running: usize,
+    /// Sum of the calls that waited.
+    pub waiting: usize,
+}
+
+/// All that a simulation has seen.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Record {
+    /// Every request, in the order in which they ended.
+    pub served: Vec<Served>,
+    /// Seconds of an interval.
+    pub interval: f64,
+    /// The intervals, from the origin on.
+    pub course: Vec<Interval>,
+    /// What the engine computed.
+    pub computed: Computed,
+    /// When the last thing happened.
+    pub ended: Tick,
+}
+
+impl Record {
+    /// An empty one with intervals of so many seconds.
+    pub fn new(interval: f64) -> Self {
+        Self { interval: interval.max(1e-3), ..Self::default() }
+    }
+
+    fn current(&mut self, now: Tick) -> Option<&mut Interval> {
+        let place = (now.seconds_since(Tick(0)) / self.interval) as usize;
+        if place >= self.course.len() {
+            self.course.resize(place + 1, Interval::default());
+        }
+        self.course.get_mut(place)
+    }
+
+    pub(super) fn emitted(&mut self, now: Tick, tokens: usize) {
+        if let Some(interval) = self.current(now) {
+            interval.tokens += tokens;
+        }
+    }
+
+    pub(super) fn round(&mut self, now: Tick, drafted: usize, followed: usize) {
+        if let Some(interval) = self.current(now) {
+            interval.rounds += 1;
+            interval.drafted += drafted;
+            interval.followed += followed;
+        }
+    }
+
+    pub(super) fn load(&mut self, now: Tick, report: Reported) {
+        if let Some(interval) = self.current(now) {
+            interval.reports += 1;
+            interval.running += report.running;
+            interval.waiting += report.waiting;
+        }
+    }
+
+    pub(super) fn add(&mut self, served: Served) {
+        self.served.push(served);
+    }
+}

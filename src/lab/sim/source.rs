@@ -1,0 +1,200 @@
+//! The texts of requests: what the target would write, and what the model drafter would choose at every place of it.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use serde::Deserialize;
+
+use crate::draft::{Features, Node, Source, Tree, Vote};
+use crate::units::{Dice, TokenId};
+
+/// Tokens from here on are in no vocabulary: what a drafter makes of a text that has gone wrong.
+pub const OUTSIDE: TokenId = 4_000_000_000;
+/// What the simulated target answers at a place that is not on the true path.
+pub const ASTRAY: TokenId = 3_999_999_999;
+
+/// One request with its greedy text.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Script {
+    /// Token ids of the prompt.
+    pub prompt: Vec<TokenId>,
+    /// Token ids of the whole output.
+    pub output: Vec<TokenId>,
+    /// The model drafter's choice at each output place, given the true text before it; empty without a model drafter.
+    #[serde(default)]
+    pub choices: Vec<TokenId>,
+    /// The drafter's top-1 less top-2 score at each place; empty if not known.
+    #[serde(default)]
+    pub margins: Vec<f32>,
+    /// How a choice fares by its place in a draft: that at depth `d` is right with `fades[d]` (the last one counts for
+    /// all beyond) if it is right after the true text. Empty: the place in the draft does not matter.
+    #[serde(skip)]
+    pub fades: Vec<f64>,
+}
+
+/// Requests to be asked in turn.
+pub type Scripts = Arc<[Arc<Script>]>;
+
+/// What is wrong with a file of traces.
+#[derive(Debug, thiserror::Error)]
+pub enum Unreadable {
+    /// The file cannot be read.
+    #[error("{path}: {source}")]
+    File {
+        /// Its path.
+        path: PathBuf,
+        /// The system's error.
+        source: std::io::Error,
+    },
+    /// A line is no trace.
+    #[error("{path}:{line}: {reason}")]
+    Line {
+        /// Path of the file.
+        path: PathBuf,
+        /// Number of the line, counted from 1.
+        line: usize,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// It holds no request.
+    #[error("{0}: allowed at least one request, got none")]
+    Empty(PathBuf),
+}
+
+/// Reads recorded requests, one JSON object a line.
+///
+/// # Errors
+/// A file or line that cannot be read, with its number.
+pub fn read(path: &Path) -> Result<Scripts, Unreadable> {
+    let text =
+        std::fs::read_to_string(path).map_err(|source| Unreadable::File { path: path.to_owned(), source })?;
+    let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
+    let parsed = lines.map(|(index, line)| {
+        parse(line).map_err(|reason| Unreadable::Line { path: path.to_owned(), line: index + 1, reason })
+    });
+    let scripts: Vec<Arc<Script>> = parsed.map(|script| script.map(Arc::new)).collect::<Result<_, _>>()?;
+    if scripts.is_empty() { Err(Unreadable::Empty(path.to_owned())) } else { Ok(scripts.into()) }
+}
+
+fn parse(line: &str) -> Result<Script, String> {
+    let script: Script = serde_json::from_str(line).map_err(|error| error.to_string())?;
+    let places = script.output.len();
+    for (name, len) in [("choices", script.choices.len()), ("margins", script.margins.len())] {
+        if len != 0 && len != places {
+            return Err(format!("{name}: allowed none or one for each of {places} output tokens, got {len}"));
+        }
+    }
+    if script.prompt.is_empty() || places == 0 {
+        return Err("prompt and output: allowed at least one token each".to_owned());
+    }
+    let outside = script.prompt.iter().chain(&script.output).find(|&&token| token >= ASTRAY);
+    outside.map_or(Ok(()), |token| Err(format!("allowed ids below {ASTRAY}, got {token}")))?;
+    Ok(script)
+}
+
+impl Script {
+    /// Whether a model drafter was recorded with it.
+    pub fn has_model(&self) -> bool {
+        !self.choices.is_empty()
+    }
+
+    /// The true token at an output place; [`ASTRAY`] beyond the end.
+    pub fn truth(&self, place: usize) -> TokenId {
+        self.output.get(place).copied().unwrap_or(ASTRAY)
+    }
+
+    /// The drafter's choice at an output place after the true text, as token at `depth` of a draft.
+    pub fn choice(&self, place: usize, depth: usize) -> TokenId {
+        let choice = self.choices.get(place).copied().unwrap_or(OUTSIDE);
+        let Some(&fade) = self.fades.get(depth).or(self.fades.last()) else { return choice };
+        let kept = Dice::at(Dice::mix(place as u64) ^ self.output.len() as u64, depth) < fade;
+        if kept { choice } else { OUTSIDE + 1 }
+    }
+
+    /// A chain of at most `gamma` tokens of the model drafter after `done` output tokens: its choices while they are
+    /// the truth, and tokens of no vocabulary behind the first that is not.
+    pub fn draft(&self, done: usize, gamma: usize) -> Tree {
+        let (mut tree, mut lost) = (Tree::default(), false);
+        for depth in 0..gamma {
+            let place = done + depth;
+            let token = if lost { OUTSIDE + depth as TokenId } else { self.choice(place, depth) };
+            lost |= token != self.truth(place);
+            let margin = self.margins.get(place).copied().unwrap_or(0.0);
+            let vote = Vote::new(Source::Model, Features { margin, ..Features::default() });
+            tree.push(Node::new(token, depth.checked_sub(1), vote));
+        }
+        tree
+    }
+
+    /// Its choices at the output places `from..=done` after the true text.
+    pub fn shadow(&self, from: usize, done: usize) -> Vec<TokenId> {
+        (from..=done.min(self.output.len().saturating_sub(1))).map(|place| self.choice(place, 0)).collect()
+    }
+
+    /// How many of the first nodes along one path of the draft are the text that follows `done` output tokens.
+    pub fn followed(&self, draft: &Tree, done: usize) -> usize {
+        let (mut place, mut depth) = (None, 0);
+        while let Some(node) = draft.child(place, self.truth(done + depth)) {
+            place = Some(node);
+            depth += 1;
+        }
+        depth
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn script() -> Script {
+        Script {
+            prompt: vec![1, 2],
+            output: vec![10, 11, 12, 13],
+            choices: vec![10, 11, 99, 13],
+            ..Script::default()
+        }
+    }
+
+    #[test]
+    fn a_draft_follows_the_choices_to_the_first_mismatch_and_is_nonsense_behind_it() {
+        let draft = script().draft(0, 4);
+        let tokens: Vec<TokenId> = draft.nodes().iter().map(|node| node.token).collect();
+        assert_eq!(tokens[..3], [10, 11, 99]);
+        assert!(tokens[3] >= OUTSIDE, "what follows a wrong token is not the choice after the true one");
+        assert_eq!((script().followed(&draft, 0), script().followed(&draft, 1)), (2, 0));
+        assert_eq!(script().shadow(1, 9), [11, 99, 13]);
+    }
+
+    #[test]
+    fn a_fading_drafter_gets_worse_along_its_draft_only() {
+        let text: Vec<TokenId> = (0..2_000).collect();
+        let script =
+            Script { output: text.clone(), choices: text, fades: vec![1.0, 0.5], ..Script::default() };
+        let right =
+            |depth| (0..2_000).filter(|&place| script.choice(place, depth) == script.truth(place)).count();
+        assert_eq!(right(0), 2_000);
+        assert!((900..1_100).contains(&right(1)) && (900..1_100).contains(&right(7)));
+    }
+
+    #[test]
+    fn a_line_that_is_no_trace_is_named() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("t.jsonl");
+        let wrong = |text: &str| {
+            std::fs::write(&path, text).expect("written");
+            read(&path).expect_err("wrong").to_string()
+        };
+        let good = r#"{"prompt":[1],"output":[2,3],"choices":[2,9],"margins":[0.5,0.1]}"#;
+        let name = path.display().to_string();
+        assert_eq!(wrong("\n"), format!("{name}: allowed at least one request, got none"));
+        let uneven = good.replace("[2,9]", "[2]");
+        assert_eq!(
+            wrong(&format!("{good}\n\n{uneven}\n")),
+            format!("{name}:3: choices: allowed none or one for each of 2 output tokens, got 1")
+        );
+        assert!(wrong(r#"{"prompt":[1],"output":[2],"more":1}"#).contains("unknown field `more`"));
+        std::fs::write(&path, good).expect("written");
+        assert_eq!(read(&path).expect("good")[0].choices, [2, 9]);
+    }
+}

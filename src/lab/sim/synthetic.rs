@@ -1,0 +1,180 @@
+//! Texts made from a seed: how much of the output copies what was there, and how often the model drafter is right.
+
+use std::sync::Arc;
+
+use super::source::{OUTSIDE, Script, Scripts};
+use crate::units::{Dice, TokenId};
+
+/// What the output has of the text before it. It decides what lookups are worth.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Copied {
+    /// Nothing but common words.
+    Fresh,
+    /// The prompt again, with this share of its tokens replaced.
+    Rewrite(f64),
+    /// A rewrite that turns into fresh text after so many tokens.
+    Until(usize),
+    /// Fresh text that falls into a repetition of so many tokens after so many.
+    Plateau {
+        /// Output tokens before it.
+        after: usize,
+        /// Tokens that are repeated.
+        period: usize,
+    },
+}
+
+/// How often the model drafter is right.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Agreement {
+    /// There is none.
+    Never,
+    /// Each choice is right with this probability, whatever the others are.
+    Even(f64),
+    /// By the place in the draft, given that the ones before are right; the last counts for all beyond.
+    Fading(Vec<f64>),
+    /// One probability before so many output tokens, another one behind: a regime change, or with 0 a collapse.
+    Turning {
+        /// Before.
+        first: f64,
+        /// Behind.
+        then: f64,
+        /// Output tokens.
+        at: usize,
+    },
+    /// Easy and hard stretches of text that take turns, with a margin that shows which is which.
+    Mixed {
+        /// In easy stretches.
+        easy: f64,
+        /// In hard ones.
+        hard: f64,
+        /// Mean tokens of a stretch.
+        stretch: f64,
+    },
+}
+
+/// A kind of text.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Kind {
+    /// Tokens of the prompt.
+    pub prompt: usize,
+    /// Tokens of the output.
+    pub output: usize,
+    /// What of it was there before.
+    pub copied: Copied,
+    /// How often the model drafter is right.
+    pub agreement: Agreement,
+}
+
+impl Kind {
+    /// So many requests of this kind.
+    pub fn scripts(&self, count: usize, seed: u64) -> Scripts {
+        let seed_of = |number: usize| Dice::mix(seed) ^ Dice::mix(number as u64);
+        (0..count).map(|number| Arc::new(self.script(seed_of(number)))).collect()
+    }
+
+    /// One request.
+    pub fn script(&self, seed: u64) -> Script {
+        let mut dice = Dice::new(Dice::mix(seed));
+        let prompt: Vec<TokenId> = (0..self.prompt.max(1)).map(|_| word(&mut dice)).collect();
+        let mut output: Vec<TokenId> = Vec::with_capacity(self.output);
+        for place in 0..self.output.max(1) {
+            let fresh = word(&mut dice);
+            let edited = dice.unit();
+            let earlier = prompt.get(place % prompt.len()).copied();
+            let copied = match self.copied {
+                Copied::Rewrite(edits) => earlier.filter(|_| edited >= edits),
+                Copied::Until(after) => earlier.filter(|_| place < after),
+                Copied::Plateau { after, period } if place >= after + period.max(1) => {
+                    output.get(place - period.max(1)).copied()
+                }
+                Copied::Fresh | Copied::Plateau { .. } => None,
+            };
+            output.push(copied.unwrap_or(fresh));
+        }
+        let mut script = Script { prompt, output, ..Script::default() };
+        self.agreement.choose(&mut script, &mut dice);
+        script
+    }
+}
+
+impl Agreement {
+    fn choose(&self, script: &mut Script, dice: &mut Dice) {
+        if *self == Self::Never {
+            return;
+        }
+        let mut easy = true;
+        for (place, &truth) in script.output.iter().enumerate() {
+            let right = match self {
+                Self::Never => 0.0,
+                Self::Even(right) => *right,
+                Self::Fading(by_place) => by_place.first().copied().unwrap_or(0.0),
+                Self::Turning { first, then, at } => {
+                    if place < *at {
+                        *first
+                    } else {
+                        *then
+                    }
+                }
+                Self::Mixed { easy: high, hard, stretch } => {
+                    easy ^= dice.unit() < 1.0 / stretch.max(1.0);
+                    if easy { *high } else { *hard }
+                }
+            };
+            let choice = if dice.unit() < right { truth } else { OUTSIDE };
+            script.choices.push(choice);
+            script.margins.push(margin(right));
+        }
+        if let Self::Fading(by_place) = self {
+            // The first place is drawn above; those behind it are drawn by their depth, given that one.
+            let first = by_place.first().copied().unwrap_or(0.0).max(1e-9);
+            script.fades = by_place.iter().map(|right| (right / first).min(1.0)).collect();
+        }
+    }
+}
+
+/// The margin of a drafter that knows how often it is right, as a logistic model of it would have it.
+fn margin(right: f64) -> f32 {
+    let right = right.clamp(0.02, 0.98);
+    ((right / (1.0 - right)).ln() + 4.0) as f32
+}
+
+/// Words as frequent as in real text: a few make up most of it.
+fn word(dice: &mut Dice) -> TokenId {
+    (8000.0_f64.powf(dice.unit()) - 1.0) as TokenId
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn right(agreement: Agreement, places: std::ops::Range<usize>) -> f64 {
+        let kind = Kind { prompt: 10, output: 20_000, copied: Copied::Fresh, agreement };
+        let script = kind.script(3);
+        let hits = places.clone().filter(|&place| script.choice(place, 0) == script.truth(place)).count();
+        hits as f64 / places.len() as f64
+    }
+
+    #[test]
+    fn the_drafter_is_right_as_often_as_said() {
+        assert!((right(Agreement::Even(0.7), 0..20_000) - 0.7).abs() < 0.01);
+        let turning = || Agreement::Turning { first: 0.9, then: 0.1, at: 10_000 };
+        assert!((right(turning(), 0..10_000) - 0.9).abs() < 0.01);
+        assert!((right(turning(), 10_000..20_000) - 0.1).abs() < 0.01);
+        let mixed = Agreement::Mixed { easy: 0.95, hard: 0.25, stretch: 20.0 };
+        assert!((right(mixed, 0..20_000) - 0.6).abs() < 0.06);
+    }
+
+    #[test]
+    fn copies_are_copies_and_the_same_seed_is_the_same_text() {
+        let kind = |copied| Kind { prompt: 100, output: 400, copied, agreement: Agreement::Never };
+        let same = |script: &Script, place: usize| script.output[place] == script.prompt[place % 100];
+        let rewrite = kind(Copied::Rewrite(0.05)).script(1);
+        assert!((360..400).contains(&(0..400).filter(|&place| same(&rewrite, place)).count()));
+        let until = kind(Copied::Until(50)).script(1);
+        assert!((0..50).all(|place| same(&until, place)));
+        let plateau = kind(Copied::Plateau { after: 100, period: 7 }).script(1);
+        assert!((107..400).all(|place| plateau.output[place] == plateau.output[place - 7]));
+        assert_eq!(kind(Copied::Fresh).scripts(3, 9), kind(Copied::Fresh).scripts(3, 9));
+        assert_ne!(kind(Copied::Fresh).script(1), kind(Copied::Fresh).script(2));
+    }
+}
