@@ -25,7 +25,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         (0..context as u32).map(|token| token * 7 % model.config().vocabulary as u32).collect();
     for &lane in &lanes {
         let started = Instant::now();
-        model.run(&[Feed { lane, tokens: &prompt, parents: None, rows: Rows::Last }])?;
+        model.run(&[Feed { lane, tokens: &prompt, parents: None, rows: Rows::Last, draft: None }])?;
         println!("prefill {context}: {:.2} ms", started.elapsed().as_secs_f64() * 1e3);
     }
     println!("lanes x tokens: median, least [ms]");
@@ -37,7 +37,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             let feeds: Vec<Feed<'_>> = lanes
                 .iter()
                 .take(count)
-                .map(|&lane| Feed { lane, tokens: &text, parents: None, rows: Rows::From(0) })
+                .map(|&lane| Feed { lane, tokens: &text, parents: None, rows: Rows::From(0), draft: None })
                 .collect();
             let started = Instant::now();
             model.run(&feeds)?;

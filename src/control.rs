@@ -1,26 +1,34 @@
 //! What has been learnt, and what it says to do next: survival of drafts, costs of calls, leap or ride.
 //!
 //! PURE. One [`Control`] per epoch, shared by all its sessions behind a short lock: sessions note what they saw and
-//! ask what to expect. Every observation decays, so a wrong belief is corrected within a handful of rounds.
+//! ask what to expect. What is new weighs more than what is old, so a wrong belief is corrected within a handful of
+//! rounds; and what being wrong may cost in all is bounded by an [`Account`].
 
+pub mod account;
+pub mod belief;
 pub mod chooser;
 pub mod costs;
 pub mod gates;
+pub mod groups;
 pub mod prospect;
-pub mod run;
+pub mod rounds;
 pub mod shelf;
 pub mod state;
 pub mod survival;
 
-pub use chooser::{Quote, Terms, best_cut, dither, pays};
+pub use account::Account;
+pub use belief::Belief;
+pub use chooser::{Outlook, Quote, best_cut, dither};
 pub use costs::{Costs, Way};
 pub use prospect::Prior;
-pub use run::Run;
+pub use rounds::{Prices, Rounds, Value};
 pub use shelf::Shelf;
-pub use state::{EpochState, PolicyState, ReplicaState};
+pub use state::{Class, Crowd, EpochState, ReplicaState};
 pub use survival::{Heat, Survival, Tuning};
 
 use parking_lot::Mutex;
+
+use crate::units::Tick;
 
 /// What sessions read and write: the state of their replica and of its epoch.
 #[derive(Debug)]
@@ -29,10 +37,43 @@ pub struct Learnt<'a> {
     pub survival: &'a mut Survival,
     /// What calls cost.
     pub costs: &'a mut Costs,
+    /// What leaping may still lose.
+    pub account: &'a mut Account,
+    /// The requests that the engine computes.
+    pub crowd: &'a mut Crowd,
+    /// Rounds by class of requests.
+    pub classes: &'a mut state::Classes,
     length: &'a mut state::Length,
 }
 
 impl Learnt<'_> {
+    /// Notes that the engine computes one request of ours more or less, or that it has reported its load.
+    pub fn crowd_changes(&mut self, change: impl FnOnce(&mut Crowd)) {
+        change(self.crowd);
+        self.costs.crowded(self.crowd.requests());
+    }
+
+    /// Notes that a ride brought `tokens` tokens `seconds` after the ones before.
+    pub fn rode(&mut self, seconds: f64, tokens: usize, now: Tick) {
+        self.costs.rode(seconds, tokens, now);
+        self.account.rode(tokens);
+    }
+
+    /// Notes the first token of a ride that followed a leap, `seconds` after it was asked for.
+    pub fn left(&mut self, seconds: f64, now: Tick) {
+        self.costs.left(seconds, now);
+        if let Some(token) = self.costs.ride_token() {
+            self.account.leapt(1.0, seconds, token);
+        }
+    }
+
+    /// Notes that leaping brought `tokens` in `seconds`. Returns the ridden tokens won, negative if lost.
+    pub fn leapt(&mut self, tokens: usize, seconds: f64) -> f64 {
+        self.costs.leapt(seconds);
+        let Some(token) = self.costs.ride_token() else { return 0.0 };
+        self.account.leapt(tokens as f64, seconds, token)
+    }
+
     /// Tokens that an output of `done` tokens may still be expected to have.
     pub fn expected_rest(&self, done: usize) -> f64 {
         self.length.expected_rest(done)
@@ -62,7 +103,28 @@ impl Control {
         work(&mut Learnt {
             survival: &mut epoch.survival,
             costs: &mut replica.costs,
+            account: &mut replica.account,
+            crowd: &mut replica.crowd,
+            classes: &mut epoch.classes,
             length: &mut epoch.length,
         })
+    }
+}
+
+/// A request of ours that the engine computes: it counts as one of the crowd until this is dropped.
+#[derive(Debug)]
+pub struct Presence(std::sync::Arc<Control>);
+
+impl Presence {
+    /// Adds one request to the crowd.
+    pub fn new(control: std::sync::Arc<Control>) -> Self {
+        control.with(|learnt| learnt.crowd_changes(Crowd::enter));
+        Self(control)
+    }
+}
+
+impl Drop for Presence {
+    fn drop(&mut self) {
+        self.0.with(|learnt| learnt.crowd_changes(Crowd::leave));
     }
 }

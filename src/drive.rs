@@ -6,6 +6,7 @@
 
 mod again;
 mod calls;
+pub mod comparison;
 pub mod drafters;
 mod drafting;
 pub mod exchange;
@@ -106,7 +107,8 @@ impl Inner {
             backend,
             mode: exchange.shared.modes.of(backend),
         };
-        let mut ruling = self.setup.rulebook.rule(&passed, standing.as_deref(), &self.setup.drafters)?;
+        let (mut ruling, drawn) =
+            self.setup.rulebook.rule(&passed, standing.as_deref(), &self.setup.drafters)?;
         let Some(Standing::Known(identity)) = standing.as_deref() else { return Err(BypassReason::NoPlan) };
         let identity = Arc::clone(identity);
         let seed = request.sampling.seed.unwrap_or_else(fresh_seed);
@@ -125,7 +127,7 @@ impl Inner {
             control.with(|learnt| learnt.costs.take_prior(&probe.prior));
         }
         let limits = CallLimits { bytes_max: ruling.bytes_max, question: self.setup.verify_timeout };
-        Ok(Run { identity, ruling, sampling, control, drafting, limits, clock: self.clock, seed })
+        Ok(Run { identity, ruling, drawn, sampling, control, drafting, limits, clock: self.clock, seed })
     }
 }
 

@@ -21,4 +21,5 @@ pub mod library;
 #[cfg(feature = "onnx")]
 pub mod model;
 pub mod noise;
+pub mod pace;
 pub mod sampler;

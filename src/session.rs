@@ -195,6 +195,9 @@ pub struct Summary {
     pub drift: Ledger,
     /// All output tokens.
     pub output_tokens: u32,
+    /// Seconds per token from the first piece of output to the last; `None` where leaping was not free to choose, or for a
+    /// short output.
+    pub token_seconds: Option<f64>,
 }
 
 /// Turns tokens into text, one by one. Implemented by `text`, faked in tests.

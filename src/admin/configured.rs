@@ -124,7 +124,11 @@ impl Configured {
             identity.map_or(unknown, |identity| self.drafters.state(name, &identity.epoch.vocabulary))
         };
         let closed = |ruling: &Ruling| {
-            let gate = || ruling::closed(&ruling.gates, replica.as_deref()?);
+            let gate = || {
+                let replica = replica.as_deref()?;
+                let signal = replica.load().map(|load| load.signal());
+                ruling::closed(&ruling.gates, replica, signal.as_ref())
+            };
             if shared.life.is_draining() { Some(RideReason::Draining) } else { gate() }
         };
         let known = ServerFacts {

@@ -48,7 +48,7 @@ mod runtime {
     use crate::onnx_server::open::open_as;
 
     pub(super) fn local(model: &ServedModel) -> Result<Local, String> {
-        let opened = open_as(model).map_err(|error| error.to_string())?;
+        let opened = open_as(model, None).map_err(|error| error.to_string())?;
         tracing::info!(name = opened.name, device = opened.device, "model runs in this process");
         let app = Arc::new(opened.app);
         Ok(Local::new(move |request| {

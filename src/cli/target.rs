@@ -8,6 +8,7 @@ use clap::Args;
 
 use crate::config::process::Device;
 use crate::observe::log;
+use crate::runtime::pace::Pace;
 
 /// Serves an ONNX model over the OpenAI API.
 #[derive(Args, Clone, Debug)]
@@ -33,6 +34,12 @@ pub struct TargetArgs {
     /// Threads of one step; without it one per core.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,
+    /// Sleep until a run has taken what it would take on another machine, such as
+    /// step=60ms,base=1.35,node=0.025,growth=0.02,prompt=0.1ms. A plain step takes `step`; a verify call of n drafted
+    /// tokens step·(base + node·n); a run of k sequences 1 + growth·(k − 1) times as long; a prompt token that is not in
+    /// the cache `prompt`. All but `step` may be left out. For measuring and testing only.
+    #[arg(long, value_name = "COSTS")]
+    pub pace: Option<Pace>,
     /// Which lines are logged, from there up.
     #[arg(long, value_name = "LEVEL", env = "FORETELL_LOG_LEVEL", default_value = "info",
         value_parser = ["error", "warn", "info", "debug", "trace"])]
@@ -92,6 +99,7 @@ mod serve {
     use crate::config::process::ServedModel;
     use crate::http::listen::Stop;
     use crate::onnx_server::open::{Opened, open_as};
+    use crate::runtime::pace::Pace;
 
     /// How long open answers may continue after a signal.
     const GRACE: Duration = Duration::from_secs(30);
@@ -107,19 +115,24 @@ mod serve {
             context: args.context,
             threads: args.threads.map_or(0, u32::from),
         };
-        let opened = open_as(&model)?;
+        let opened = open_as(&model, args.pace)?;
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-        runtime.block_on(listen(opened, args.listen))
+        runtime.block_on(listen(opened, args.listen, args.pace))
     }
 
-    async fn listen(opened: Opened, address: std::net::SocketAddr) -> Result<(), Failed> {
+    async fn listen(opened: Opened, address: std::net::SocketAddr, pace: Option<Pace>) -> Result<(), Failed> {
+        if let Some(pace) = pace {
+            tracing::warn!(%pace, "paced: every run takes what it would take on another machine, not what it takes here");
+        }
         let listener = TcpListener::bind(address).await.map_err(|error| format!("{address}: {error}"))?;
         let address = listener.local_addr()?;
         let stop = Stop::default();
         tokio::spawn(stop_on_signal(Signals::catch()?, stop.clone()));
         // Scripts wait for this line. A closed standard output does not stop the server.
         let mut out = std::io::stdout();
-        let _ = writeln!(out, "target {} ready on http://{address} (device {})", opened.name, opened.device);
+        let paced = pace.map_or_else(String::new, |pace| format!("; paced {pace}"));
+        let Opened { name, device, .. } = &opened;
+        let _ = writeln!(out, "target {name} ready on http://{address} (device {device}{paced})");
         let _ = out.flush();
         let cut = opened.app.serve(listener, stop).await;
         if cut > 0 {
@@ -158,9 +171,26 @@ mod tests {
             (args.lanes, args.context, args.threads, args.device),
             (4, Some(512), Some(2), Device::Cpu)
         );
-        for wrong in ["x", "x --model m --lanes 0", "x --model m --device tpu", "x --model m --listen here"] {
+        assert_eq!(args.pace, None, "nothing is paced unless asked for");
+        for wrong in [
+            "x",
+            "x --model m --lanes 0",
+            "x --model m --device tpu",
+            "x --model m --listen here",
+            "x --model m --pace",
+            "x --model m --pace 60ms",
+        ] {
             assert!(Cli::try_parse_from(wrong.split(' ')).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn a_pace_is_read_and_what_is_none_is_refused_with_the_allowed_keys() {
+        let read = |pace: &str| Cli::try_parse_from(["x", "--model", "m", "--pace", pace]);
+        let pace = read("step=60ms,base=1.35,node=0.025").unwrap().target.pace;
+        assert_eq!(pace.unwrap().to_string(), "step=60ms,base=1.35,node=0.025,growth=0,prompt=0ms");
+        let refused = read("step=60ms,speed=2").err().unwrap().to_string();
+        assert!(refused.contains("allowed step, base, node, growth, prompt"), "{refused}");
     }
 
     #[test]

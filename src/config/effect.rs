@@ -69,10 +69,6 @@ const POLICY: &[Remark] = &[
         at: At::AllBut(&["exact"]),
         says: "is not built yet: the exact rule holds",
     },
-    ignored("gates.acceptance", "has no effect yet: this gate never closes"),
-    ignored("gates.latency", "has no effect yet: this gate never closes"),
-    ignored("gates.max_gap", "has no effect yet: the silence of a leap is bounded by timeouts.verify alone"),
-    ignored("gates.reprobe", "has no effect yet: no gate waits before it opens again"),
 ];
 
 /// Settings that have an effect but are not meant for production.

@@ -1,74 +1,39 @@
-//! What calls cost, in seconds: measured, decayed, never assumed where a measurement is at hand.
+//! What calls cost, in seconds: measured, weighed, never assumed where a measurement is at hand.
 //!
-//! Time per ridden token is (last − first) / (n − 1) over every stretch of riding, so the wait for a first
-//! token never counts. The time of a verify call is booked to the plan that was really used, the size of the
-//! context and the number of draft nodes. What has not been measured for a while is forgotten, so that a bad moment
-//! does not close the door for good; every trial that loses doubles that while, so that a bad backend is not tried
-//! for ever.
+//! The pace of riding is kept by how many requests the engine computes at once; the time of a verify call by the plan
+//! that was really used, the size of the context, that crowd and the number of draft nodes. Rest makes all of it less
+//! certain and forgets none of it, and calls that lost are remembered as well and as long as calls that won.
 
+mod pace;
 mod table;
 
 use std::sync::Arc;
 
+use pace::{Crowd, Pace};
 pub use table::{CONTEXTS, NODES_MAX};
 use table::{Place, Verify};
 
+use super::belief::Belief;
 use super::prospect::Prior;
 use crate::units::Tick;
 use crate::words::Plan;
 
-/// Observations that a mean remembers: it adapts within a handful.
-const MEMORY: f64 = 8.0;
-/// An observation counts at most this multiple of a settled mean: one hiccup is not a trend.
-const OUTLIER: f64 = 3.0;
-/// A gap counts at most as so many tokens more than it brought: bursts are normal, a stalled network is not
-/// the pace of the engine.
-const PAUSE_TOKENS: f64 = 24.0;
-/// Seconds without a verify call after which measurements are forgotten ...
-const FORGET: f64 = 30.0;
-/// ... and the most seconds, after trials that lost: each doubles the time.
-const FORGET_MOST: f64 = 960.0;
-/// Leapt tokens after which the pace of riding is measured again ...
-const PACE_OLD: f64 = 1_000.0;
+/// Seconds of leaping, in ridden tokens, after which the pace of riding is measured again ...
+const PACE_OLD: f64 = 600.0;
 /// ... and the ridden tokens that it is measured over.
-const PACE_OVER: f64 = 16.0;
+pub const PACE_OVER: usize = 4;
 /// Weight of what a probe has found, in measurements.
 const PRIOR_WEIGHT: f64 = 0.5;
-/// Slope of the verify table before two points are known, in ride tokens per node.
-const SLOPE: f64 = 0.06;
-
+/// Least slope of the verify table before two points are known, in ride tokens per node.
+const SLOPE: f64 = 0.02;
+/// What a node of a draft is taken to cost before any call was measured, in ride tokens.
+const NODE: f64 = 0.06;
 /// Guessed time of a token of the model drafter before any was timed, in ride tokens.
 const DRAFT: f64 = 0.15;
+/// Draft nodes of a first round: what a call costs is found out by steps.
+const REACH_FIRST: usize = 4;
 
-/// A mean that forgets, in seconds or as a share; `weight` is the number of observations, at most [`MEMORY`].
-#[derive(Clone, Copy, Debug, Default)]
-struct Mean {
-    value: f64,
-    weight: f64,
-}
-
-impl Mean {
-    fn observe(&mut self, seconds: f64) {
-        if !seconds.is_finite() || seconds < 0.0 {
-            return;
-        }
-        let seconds = if self.weight >= 3.0 { seconds.min(self.value * OUTLIER) } else { seconds };
-        self.weight = (self.weight + 1.0).min(MEMORY);
-        self.value += (seconds - self.value) / self.weight.max(1.0);
-    }
-
-    /// As [`Self::observe`], for a share, which has no outliers.
-    fn count(&mut self, value: f64) {
-        self.weight = (self.weight + 1.0).min(MEMORY);
-        self.value += (value - self.value) / self.weight;
-    }
-
-    fn known(self) -> Option<f64> {
-        (self.weight >= 0.5).then_some(self.value)
-    }
-}
-
-/// What the cost of a round depends on besides its draft.
+/// What the cost of a round depends on besides its draft and the crowd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Way {
     /// How the draft is verified.
@@ -84,63 +49,32 @@ impl Way {
     pub const fn by(plan: Plan, context: usize) -> Self {
         Self { plan, fallback: None, context }
     }
-
-    fn place(self) -> Place {
-        Place::new(self.plan, self.context)
-    }
 }
 
 /// The measured costs of one replica.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Costs {
-    /// Decayed sums of the seconds and tokens of riding.
-    ride_seconds: f64,
-    ride_tokens: f64,
+    /// How many requests the engine computes at present.
+    crowd: Crowd,
+    pace: Pace,
     verify: Verify,
     /// Share of the calls of each plan that decided nothing, by [`Plan::index`].
-    undecided: [Mean; Plan::ALL.len()],
+    undecided: [Belief; Plan::ALL.len()],
     /// Seconds per token of the model drafter.
-    draft: Mean,
+    draft: Belief,
     /// Seconds of a shadow pass.
-    shadow: Mean,
-    /// Seconds of shadow passes of a drafter that had read the prompt before; never forgotten, it is a bound only.
-    chunk: Mean,
+    shadow: Belief,
+    /// Seconds of shadow passes of a drafter that had read the prompt before: a bound only.
+    chunk: Belief,
     /// Extra seconds of going from ride to leap, and back.
-    switch_in: Mean,
-    switch_out: Mean,
-    /// Seconds that a cancelled call takes to be gone.
-    cancel: Mean,
-    /// When a verify call was noted last.
-    touched: Tick,
-    /// Seconds for which unused measurements are kept.
-    forget: f64,
-    /// Leapt tokens that riding has not yet made up for, and whether the pace is due.
+    switch_in: Belief,
+    switch_out: Belief,
+    /// Seconds of leaping that riding has not yet made up for, in ridden tokens.
     leapt: f64,
-    pace_old: bool,
+    /// Ridden tokens since the pace was last found old.
+    ridden: usize,
     /// What a probe has found; used where nothing is measured.
     prior: Option<Arc<Prior>>,
-}
-
-impl Default for Costs {
-    fn default() -> Self {
-        Self {
-            ride_seconds: 0.0,
-            ride_tokens: 0.0,
-            verify: Verify::default(),
-            undecided: [Mean::default(); Plan::ALL.len()],
-            draft: Mean::default(),
-            shadow: Mean::default(),
-            chunk: Mean::default(),
-            switch_in: Mean::default(),
-            switch_out: Mean::default(),
-            cancel: Mean::default(),
-            touched: Tick::default(),
-            forget: FORGET,
-            leapt: 0.0,
-            pace_old: false,
-            prior: None,
-        }
-    }
 }
 
 impl Costs {
@@ -150,55 +84,51 @@ impl Costs {
             return;
         }
         self.prior = Some(Arc::clone(prior));
-        let slope = self.ride_token_expected() * SLOPE;
-        self.verify.take_prior(prior, slope);
+        let token = self.ride_token_expected();
+        self.verify.take_prior(prior, token, Tick::default());
+    }
+
+    /// Sets how many requests the engine computes at once from now on.
+    pub fn crowded(&mut self, requests: usize) {
+        self.crowd = Crowd::of(requests);
     }
 
     /// Notes that a ride brought `tokens` tokens `seconds` after the ones before.
-    pub fn rode(&mut self, seconds: f64, tokens: usize) {
-        if tokens == 0 || !seconds.is_finite() {
-            return;
+    pub fn rode(&mut self, seconds: f64, tokens: usize, now: Tick) {
+        self.pace.rode(self.crowd, seconds, tokens, now);
+        if self.pace_is_old() {
+            self.ridden += tokens;
         }
-        let tokens = tokens as f64;
-        let seconds = match self.ride_token() {
-            Some(mean) if self.ride_tokens >= 8.0 => seconds.min(mean * (tokens + PAUSE_TOKENS)),
-            _ => seconds,
-        };
-        let keep = 0.98_f64.powf(tokens.min(64.0));
-        self.ride_seconds = self.ride_seconds * keep + seconds;
-        self.ride_tokens = self.ride_tokens * keep + tokens;
-        self.leapt = (self.leapt - tokens * PACE_OLD / PACE_OVER).max(0.0);
-        self.pace_old &= self.leapt > 0.0;
+        if self.ridden >= PACE_OVER {
+            (self.leapt, self.ridden) = (0.0, 0);
+        }
     }
 
-    /// Notes tokens that came by leaping: the pace of riding gets older.
-    pub fn leapt(&mut self, tokens: usize) {
-        self.leapt += tokens as f64;
-        self.pace_old |= self.leapt >= PACE_OLD;
+    /// Notes seconds of leaping: the pace of riding gets older.
+    pub fn leapt(&mut self, seconds: f64) {
+        self.leapt += seconds / self.ride_token_expected();
     }
 
-    /// Whether the pace of riding is to be measured again.
+    /// Whether the pace of riding is to be measured again, at the next ride.
     pub fn pace_is_old(&self) -> bool {
-        self.pace_old
+        self.leapt >= PACE_OLD
     }
 
-    /// Notes how a stretch of leaping ended: what was learnt from one that lost is kept for longer.
-    pub fn streak_ended(&mut self, lost: bool) {
-        self.forget = if lost { (self.forget * 2.0).min(FORGET_MOST) } else { FORGET };
+    /// Whether that is so overdue that a leap is worth leaving for it.
+    pub fn pace_is_overdue(&self) -> bool {
+        self.leapt >= 4.0 * PACE_OLD
     }
 
     /// Notes a verify call in the middle of leaping.
     pub fn verified(&mut self, way: Way, nodes: usize, seconds: f64, now: Tick) {
-        self.fade(now);
-        self.touched = now;
-        let slope = self.ride_token_expected() * SLOPE;
-        self.verify.observe(way.place(), nodes, seconds, slope, now, self.forget);
+        let token = self.ride_token_expected();
+        self.verify.observe(self.place(way), nodes, seconds, token, now);
     }
 
     /// Notes whether a call of a plan decided anything.
-    pub fn decided(&mut self, plan: Plan, anything: bool) {
+    pub fn decided(&mut self, plan: Plan, anything: bool, now: Tick) {
         if let Some(share) = self.undecided.get_mut(plan.index()) {
-            share.count(f64::from(u8::from(!anything)));
+            share.count(f64::from(u8::from(!anything)), now);
         }
     }
 
@@ -207,7 +137,7 @@ impl Costs {
     pub fn entered(&mut self, way: Way, nodes: usize, seconds: f64, now: Tick) {
         if self.verify_measured(way) {
             let extra = (seconds - self.call(way, nodes)).max(0.0);
-            self.switch_in.observe(extra);
+            self.switch_in.observe(extra, now);
         } else {
             let assumed = (seconds - self.switch_in()).max(seconds * 0.5);
             self.verified(way, nodes, assumed, now);
@@ -215,64 +145,69 @@ impl Costs {
     }
 
     /// Notes the first token of a ride that followed a leap, `seconds` after it was asked for.
-    pub fn left(&mut self, seconds: f64) {
+    pub fn left(&mut self, seconds: f64, now: Tick) {
         if let Some(token) = self.ride_token() {
-            self.switch_out.observe((seconds - token).max(0.0));
+            self.switch_out.observe((seconds - token).max(0.0), now);
         }
     }
 
     /// Notes a draft of the model drafter.
-    pub fn drafted(&mut self, tokens: usize, seconds: f64) {
-        self.draft.observe(seconds / tokens.max(1) as f64);
+    pub fn drafted(&mut self, tokens: usize, seconds: f64, now: Tick) {
+        self.draft.observe(seconds / tokens.max(1) as f64, now);
     }
 
     /// Notes a shadow pass of the model drafter. `read`: it had read the prompt before.
-    pub fn shadowed(&mut self, seconds: f64, read: bool) {
-        self.shadow.observe(seconds);
+    pub fn shadowed(&mut self, seconds: f64, read: bool, now: Tick) {
+        self.shadow.observe(seconds, now);
         if read {
-            self.chunk.observe(seconds);
-        }
-    }
-
-    /// Notes after how many seconds a cancelled call was gone.
-    pub fn cancelled(&mut self, seconds: f64, _now: Tick) {
-        self.cancel.observe(seconds);
-    }
-
-    /// Forgets measurements that no call has refreshed for long. Cheap; called at every decision.
-    pub fn fade(&mut self, now: Tick) {
-        if self.verify.is_measured() && now.seconds_since(self.touched) >= self.forget {
-            let slope = self.ride_token_expected() * SLOPE;
-            self.verify.forget(slope);
-            self.draft = Mean::default();
-            self.switch_in = Mean::default();
-            self.switch_out = Mean::default();
+            self.chunk.observe(seconds, now);
         }
     }
 
     /// Seconds per ridden token; `None` before four were timed.
     pub fn ride_token(&self) -> Option<f64> {
-        (self.ride_tokens >= 4.0).then(|| (self.ride_seconds / self.ride_tokens).max(1e-7))
+        self.pace.token(self.crowd)
     }
 
     /// Expected seconds until a round with `nodes` draft nodes is verified: its call, and as often as that decides
     /// nothing another one by the fallback.
     pub fn verify(&self, way: Way, nodes: usize) -> f64 {
-        let undecided = self.undecided.get(way.plan.index()).and_then(|share| share.known()).unwrap_or(0.0);
+        let undecided = self.undecided.get(way.plan.index()).and_then(Belief::known).unwrap_or(0.0);
         let again = way.fallback.filter(|_| undecided > 0.0);
         let again = again.map_or(0.0, |plan| undecided * self.call(Way::by(plan, way.context), nodes));
         self.call(way, nodes) + again
     }
 
-    /// Expected seconds of one verify call.
+    /// Expected seconds of one verify call. What was measured in another crowd is scaled by the paces of both.
     fn call(&self, way: Way, nodes: usize) -> f64 {
-        let guess = || self.ride_token_expected() * (1.05 + SLOPE * nodes as f64);
-        self.verify.seconds(way.place(), nodes).unwrap_or_else(guess)
+        let guess = || self.ride_token_expected() * (1.05 + NODE * nodes as f64);
+        let Some((seconds, crowd)) = self.verify.seconds(self.place(way), nodes) else { return guess() };
+        let paces = self.pace.token_of(self.crowd).zip(self.pace.token_of(crowd));
+        seconds * paces.filter(|_| crowd != self.crowd).map_or(1.0, |(here, there)| here / there)
     }
 
-    /// Whether a call of this plan with a context of this size was measured, by a session or a probe.
+    /// What is extra of a call for each node of its draft, seconds.
+    pub fn per_node(&self, way: Way) -> f64 {
+        (self.call(way, 8) - self.call(way, 0)) / 8.0
+    }
+
+    /// Relative spread of the time of calls by this way: how far it may be off.
+    pub fn verify_spread(&self, way: Way, now: Tick) -> f64 {
+        self.verify.spread(self.place(way), now)
+    }
+
+    /// Most draft nodes whose cost can be told from what was measured: twice as many as the largest draft so far.
+    pub fn reach(&self, way: Way) -> usize {
+        self.verify.reach(self.place(way)).map_or(REACH_FIRST, |reach| (2 * reach).max(REACH_FIRST))
+    }
+
+    /// Whether a call of this plan with a context of this size in this crowd was measured, by a session or a probe.
     pub fn verify_measured(&self, way: Way) -> bool {
-        self.verify.is_known(way.place())
+        self.verify.is_known(self.place(way))
+    }
+
+    fn place(&self, way: Way) -> Place {
+        Place::new(way.plan, way.context, self.crowd)
     }
 
     /// Expected seconds per token of the model drafter. Before that is measured, a guess that no shadow pass
@@ -306,8 +241,8 @@ impl Costs {
 
     /// Whether cancelling a ride takes so long that rides should be asked for in bounded pieces.
     pub fn cancels_slowly(&self) -> bool {
-        let prior = || self.prior.as_ref()?.cancel;
-        self.cancel.known().or_else(prior).is_some_and(|cancel| cancel > 3.0 * self.ride_token_expected())
+        let cancel = self.prior.as_ref().and_then(|prior| prior.cancel);
+        cancel.is_some_and(|cancel| cancel > 3.0 * self.ride_token_expected())
     }
 
     /// Seconds per ridden token, measured here or by a probe, or a guess before anything is known.
@@ -327,7 +262,7 @@ mod tests {
 
     fn riding_at(token: f64) -> Costs {
         let mut costs = Costs::default();
-        (0..20).for_each(|_| costs.rode(token, 1));
+        (0..20).for_each(|_| costs.rode(token, 1, Tick(0)));
         costs
     }
 
@@ -335,8 +270,8 @@ mod tests {
     fn tokens_that_come_in_bursts_are_timed_as_last_less_first_over_n_less_one() {
         let mut costs = Costs::default();
         for _ in 0..40 {
-            costs.rode(0.040, 1);
-            costs.rode(0.0, 3);
+            costs.rode(0.040, 1, Tick(0));
+            costs.rode(0.0, 3, Tick(0));
         }
         let token = costs.ride_token().expect("timed");
         assert!((token - 0.010).abs() < 0.001, "{token}");
@@ -364,20 +299,41 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_used_is_forgotten_later_after_every_trial_that_lost() {
+    fn rest_forgets_nothing_and_makes_everything_less_certain() {
         let after = |seconds: u64| Tick(seconds * 1_000_000);
         let mut costs = riding_at(0.010);
-        costs.verified(TREE, 4, 0.9, after(0));
-        costs.fade(after(29));
-        assert!(costs.verify(TREE, 4) > 0.5);
-        costs.fade(after(31));
-        assert!(costs.verify(TREE, 4) < 0.02 && !costs.verify_measured(TREE));
-        costs.verified(TREE, 4, 0.9, after(31));
-        costs.streak_ended(true);
-        costs.fade(after(80));
-        assert!(costs.verify_measured(TREE));
-        costs.fade(after(92));
-        assert!(!costs.verify_measured(TREE));
+        (0..8).for_each(|_| costs.verified(TREE, 4, 0.9, after(0)));
+        let fresh = costs.verify_spread(TREE, after(1));
+        assert!((costs.verify(TREE, 4) - 0.9).abs() < 1e-9 && costs.verify_measured(TREE));
+        let rested = costs.verify_spread(TREE, after(3_600));
+        assert!((costs.verify(TREE, 4) - 0.9).abs() < 1e-9 && costs.verify_measured(TREE));
+        assert!(fresh < 0.08 && rested > 0.3, "{fresh} {rested}");
+        (0..2).for_each(|_| costs.verified(TREE, 4, 0.012, after(3_600)));
+        assert!(costs.verify(TREE, 4) < 0.4, "{}", costs.verify(TREE, 4));
+    }
+
+    #[test]
+    fn a_draft_is_at_most_twice_as_long_as_any_that_was_measured() {
+        let mut costs = riding_at(0.010);
+        assert_eq!(costs.reach(TREE), 4);
+        costs.verified(TREE, 2, 0.012, Tick(0));
+        assert_eq!(costs.reach(TREE), 4);
+        costs.verified(TREE, 4, 0.012, Tick(0));
+        assert_eq!((costs.reach(TREE), costs.reach(SCORE)), (8, 4));
+    }
+
+    #[test]
+    fn a_crowd_has_costs_of_its_own_and_begins_with_its_neighbour_s_at_its_own_pace() {
+        let mut costs = riding_at(0.010);
+        (0..8).for_each(|_| costs.verified(TREE, 4, 0.015, Tick(0)));
+        costs.crowded(16);
+        assert!((costs.verify(TREE, 4) - 0.015).abs() < 1e-9, "nothing else is known");
+        (0..20).for_each(|_| costs.rode(0.030, 1, Tick(0)));
+        assert!((costs.verify(TREE, 4) - 0.045).abs() < 1e-9, "{}", costs.verify(TREE, 4));
+        (0..8).for_each(|_| costs.verified(TREE, 4, 0.090, Tick(0)));
+        assert!((costs.verify(TREE, 4) - 0.090).abs() < 1e-9);
+        costs.crowded(1);
+        assert!((costs.verify(TREE, 4) - 0.015).abs() < 1e-9);
     }
 
     fn probed() -> Arc<Prior> {
@@ -388,19 +344,16 @@ mod tests {
     }
 
     #[test]
-    fn what_a_probe_found_holds_until_something_is_measured_and_again_when_that_is_forgotten() {
-        let after = |seconds: u64| Tick(seconds * 1_000_000);
+    fn what_a_probe_found_holds_until_something_is_measured() {
         let mut costs = riding_at(0.010);
         costs.take_prior(&probed());
         assert!(costs.verify_measured(SCORE) && !costs.verify_measured(Way::by(Plan::FanOut, 40)));
         assert!((costs.verify(SCORE, 6) - 0.016).abs() < 1e-9);
         assert!((costs.switch_in() - 0.03).abs() < 1e-9);
-        (0..8).for_each(|_| costs.verified(SCORE, 4, 0.028, after(0)));
+        (0..8).for_each(|_| costs.verified(SCORE, 4, 0.028, Tick(0)));
         assert!((costs.verify(SCORE, 4) - 0.028).abs() < 1e-9);
         // Twice the prior there, so twice the prior elsewhere.
         assert!((costs.verify(SCORE, 8) - 0.036).abs() < 1e-9, "{}", costs.verify(SCORE, 8));
-        costs.fade(after(31));
-        assert!((costs.verify(SCORE, 4) - 0.014).abs() < 1e-9);
     }
 
     #[test]
@@ -442,41 +395,35 @@ mod tests {
         costs.verified(SCORE, 4, 0.012, Tick(0));
         costs.verified(Way::by(Plan::FanOut, 40), 4, 0.050, Tick(0));
         assert!((costs.verify(way, 4) - 0.012).abs() < 1e-9, "no call was seen to decide nothing");
-        (0..100).for_each(|round| costs.decided(Plan::Score, round % 2 == 0));
+        (0..100).for_each(|round| costs.decided(Plan::Score, round % 2 == 0, Tick(0)));
         assert!((costs.verify(way, 4) - 0.037).abs() < 0.005, "{}", costs.verify(way, 4));
         assert!((costs.verify(SCORE, 4) - 0.012).abs() < 1e-9, "without a fallback the round is over");
-    }
-
-    #[test]
-    fn a_prior_does_not_make_what_was_measured_fade() {
-        let mut costs = riding_at(0.010);
-        costs.take_prior(&probed());
-        costs.drafted(1, 0.002);
-        costs.fade(Tick(100_000_000));
-        assert_eq!(costs.draft_token_measured(), Some(0.002));
     }
 
     #[test]
     fn a_drafter_that_reads_fast_is_not_taken_for_slow() {
         let mut costs = riding_at(0.1);
         assert!((costs.draft_token() - 0.015).abs() < 1e-9, "a guess");
-        costs.shadowed(0.2, false);
+        costs.shadowed(0.2, false, Tick(0));
         assert!((costs.draft_token() - 0.015).abs() < 1e-9, "that pass read the prompt");
-        costs.shadowed(0.002, true);
+        costs.shadowed(0.002, true, Tick(0));
         assert!((costs.draft_token() - 0.002).abs() < 1e-9);
-        costs.drafted(4, 0.012);
+        costs.drafted(4, 0.012, Tick(0));
         assert!((costs.draft_token() - 0.003).abs() < 1e-9, "measured");
     }
 
     #[test]
-    fn after_a_thousand_leapt_tokens_sixteen_are_ridden() {
+    fn after_long_leaping_a_few_tokens_are_ridden() {
         let mut costs = riding_at(0.010);
-        costs.leapt(999);
+        costs.leapt(5.9);
         assert!(!costs.pace_is_old());
-        costs.leapt(1);
-        (0..15).for_each(|_| costs.rode(0.010, 1));
+        costs.leapt(0.2);
+        assert!(costs.pace_is_old() && !costs.pace_is_overdue());
+        (0..3).for_each(|_| costs.rode(0.010, 1, Tick(0)));
         assert!(costs.pace_is_old());
-        costs.rode(0.010, 1);
+        costs.rode(0.010, 1, Tick(0));
         assert!(!costs.pace_is_old());
+        costs.leapt(24.1);
+        assert!(costs.pace_is_overdue());
     }
 }

@@ -1,17 +1,61 @@
-//! What is kept of a replica, of an epoch and of a policy.
+//! What is kept of a replica and of an epoch.
 //!
-//! They live apart because they end apart: an edit of a policy says nothing about what a replica's calls cost, or
-//! how likely its model's tokens are to be guessed.
+//! They live apart because they end apart: another model behind a replica says nothing about what its calls cost.
 
+use std::collections::HashMap;
+
+use super::account::Account;
 use super::costs::Costs;
-use super::survival::Survival;
-use crate::units::Dice;
+use super::gates::Signal;
+use super::rounds::Rounds;
+use super::survival::{Heat, Survival};
+use crate::draft::Source;
 
 /// What has been learnt about one replica.
 #[derive(Debug, Default)]
 pub struct ReplicaState {
     /// What its calls cost.
     pub costs: Costs,
+    /// What leaping may still lose there.
+    pub account: Account,
+    /// The requests that its engine computes.
+    pub crowd: Crowd,
+}
+
+/// How many requests an engine computes at once: ours, and those of others that it reports.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Crowd {
+    ours: usize,
+    others: usize,
+}
+
+impl Crowd {
+    /// One more of ours.
+    pub fn enter(&mut self) {
+        self.ours += 1;
+    }
+
+    /// One of ours less.
+    pub fn leave(&mut self) {
+        self.ours = self.ours.saturating_sub(1);
+    }
+
+    /// The engine has reported its load. What it reports beyond our own requests, and beyond the sequences of our
+    /// verify calls, is of others.
+    pub fn hear(&mut self, signal: &Signal) {
+        let reported = signal.running.saturating_add(signal.waiting) as usize;
+        self.others = reported.saturating_sub(self.ours.max(signal.own as usize));
+    }
+
+    /// All requests, at least one.
+    pub fn requests(&self) -> usize {
+        (self.ours + self.others).max(1)
+    }
+
+    /// Requests that are not ours.
+    pub fn others(&self) -> usize {
+        self.others
+    }
 }
 
 /// What has been learnt about one epoch: a model behind a replica, since it started.
@@ -21,24 +65,45 @@ pub struct EpochState {
     pub survival: Survival,
     /// How long outputs become.
     pub length: Length,
+    /// Rounds by class of requests.
+    pub classes: Classes,
 }
 
-/// What is kept of one policy, whatever its revision.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PolicyState {
-    requests: u64,
+/// Requests that are likely to be alike: the same drafter, temperature and kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Class {
+    /// The drafter.
+    pub source: Source,
+    /// The temperature.
+    pub heat: Heat,
+    /// A number for everything else that requests are told apart by: policy and route.
+    pub kind: u64,
 }
 
-impl PolicyState {
-    /// Requests after which the share of those held back has halved.
-    const HALF: f64 = 100.0;
+/// Rounds of requests, real and virtual, by class.
+#[derive(Debug, Default)]
+pub struct Classes {
+    rounds: HashMap<Class, Rounds>,
+}
 
-    /// Draws whether the next request is in the control group: a share that begins at `start`, halves with every
-    /// hundred requests of the policy, and ends at `floor`.
-    pub fn holds_back(&mut self, start: f64, floor: f64, dice: &mut Dice) -> bool {
-        self.requests += 1;
-        let share = start * 0.5_f64.powf(self.requests as f64 / Self::HALF);
-        dice.unit() < floor.max(share)
+impl Classes {
+    /// Most classes that are kept.
+    const MOST: usize = 512;
+    /// Rounds that a class remembers.
+    const MEMORY: f64 = 300.0;
+
+    /// Notes a round of a class; see [`Rounds::push`]. Beyond [`Self::MOST`] classes new ones are not learnt.
+    pub fn push(&mut self, class: Class, nodes: usize, modelled: usize, tokens: usize) {
+        if self.rounds.len() >= Self::MOST && !self.rounds.contains_key(&class) {
+            return;
+        }
+        let rounds = self.rounds.entry(class).or_insert_with(|| Rounds::remembering(Self::MEMORY));
+        rounds.push(nodes, modelled, tokens);
+    }
+
+    /// The rounds of a class; `None` before the first.
+    pub fn of(&self, class: Class) -> Option<&Rounds> {
+        self.rounds.get(&class)
     }
 }
 
@@ -73,28 +138,6 @@ impl Length {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_control_group_shrinks_from_its_start_to_its_floor() {
-        let (mut state, mut dice) = (PolicyState::default(), Dice::new(5));
-        let mut held =
-            |requests: usize| (0..requests).filter(|_| state.holds_back(0.2, 0.01, &mut dice)).count();
-        let (first, rest) = (held(100), held(5_000));
-        // Means 14.4 of the first hundred, and 60 of the rest, of which the last 4,600 have one in a hundred.
-        assert!((5..=25).contains(&first) && (35..=90).contains(&rest), "{first} {rest}");
-        assert!((0..100).all(|_| !PolicyState::default().holds_back(0.0, 0.0, &mut dice)));
-        assert!((0..100).all(|_| PolicyState::default().holds_back(1.0, 1.0, &mut dice)));
-    }
-
-    #[test]
-    fn the_same_dice_draw_the_same_group() {
-        let draws = |seed: u64| {
-            let (mut state, mut dice) = (PolicyState::default(), Dice::new(seed));
-            (0..200).map(|_| state.holds_back(0.5, 0.1, &mut dice)).collect::<Vec<_>>()
-        };
-        assert_eq!(draws(1), draws(1));
-        assert_ne!(draws(1), draws(2));
-    }
 
     #[test]
     fn outputs_are_expected_to_be_as_long_as_they_were() {

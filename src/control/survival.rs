@@ -17,7 +17,7 @@ const PRIOR: f64 = 2.0;
 const KEEP: f64 = 0.999;
 
 /// Temperature bucket: acceptance falls with temperature.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Heat {
     /// Temperature 0.
     Greedy,
@@ -107,12 +107,11 @@ impl Survival {
         (0..BUCKETS).map(|bucket| self.cell(heat, source, bucket, 0).tried).sum()
     }
 
-    /// Accepted and tried first tokens of a source, decayed, over all temperatures.
-    pub fn first_tokens(&self, source: Source) -> (f64, f64) {
+    /// Accepted and tried first tokens of a source at a temperature, decayed.
+    pub fn first_tokens(&self, heat: Heat, source: Source) -> (f64, f64) {
         let buckets = if source == Source::Model { 0..1 } else { 0..BUCKETS };
-        [Heat::Greedy, Heat::Low, Heat::Mid, Heat::High]
-            .into_iter()
-            .flat_map(|heat| buckets.clone().map(move |bucket| self.cell(heat, source, bucket, 0)))
+        buckets
+            .map(|bucket| self.cell(heat, source, bucket, 0))
             .fold((0.0, 0.0), |sum, cell| (sum.0 + cell.accepted, sum.1 + cell.tried))
     }
 
@@ -186,7 +185,7 @@ impl Tuning {
     /// Decay per observation: half-life about 23, so that a change of text shows within a few rounds.
     const KEEP: f64 = 0.97;
     /// Observations that weigh as much as the shared estimate.
-    const PRIOR: f64 = 1.5;
+    const PRIOR: f64 = 6.0;
 
     /// Notes whether a token was accepted, and the probability of that by the shared counts.
     pub fn observe(&mut self, source: Source, expected: f64, accepted: bool) {
@@ -231,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_of_its_own_kind_is_recognised_within_a_dozen_tokens() {
+    fn a_request_of_its_own_kind_is_recognised_within_two_dozen_tokens() {
         let mut tuning = Tuning::default();
         for _ in 0..12 {
             tuning.observe(Source::PromptLookup, 0.8, false);

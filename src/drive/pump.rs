@@ -15,6 +15,7 @@ use serde_json::Value;
 use crate::clock::Clock;
 use crate::draft::Source;
 use crate::drive::calls::Calls;
+use crate::drive::comparison::Drawn;
 use crate::drive::drafting::{Drafting, Reply};
 use crate::drive::exchange::{Declined, Exchange, Shared, Slot, Unsent};
 use crate::drive::failure::Failure;
@@ -84,6 +85,8 @@ pub struct Pump {
     held: Option<ActionId>,
     /// The prompt's ids came from a separate call and have not been compared with the backend's own count.
     uncounted: bool,
+    /// The group of its policy that the request was drawn into.
+    drawn: Drawn,
 }
 
 /// The end of a session.
@@ -129,6 +132,7 @@ impl Pump {
             held: None,
             uncounted: beside.is_some(),
             drafting: run.drafting,
+            drawn: run.drawn,
             slot,
             unsent: Some(Unsent { head, body, replica }),
             shared,
@@ -194,6 +198,9 @@ impl Pump {
             broken: self.broken,
         };
         self.slot.record.account(&summary);
+        if let Some(seconds) = summary.token_seconds {
+            self.drawn.ended(seconds);
+        }
         let answer = self.sink.finish(&end, self.slot.record.so_far()).await;
         if summary.finish.is_none() && answer.is_ok() {
             let cause =

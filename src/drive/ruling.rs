@@ -2,30 +2,23 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
 
-use parking_lot::Mutex;
-
-use crate::clock::Clock;
 use crate::config::process::Plans;
 use crate::config::store::PolicyStore;
-use crate::control::{PolicyState, Shelf};
+use crate::control::gates::Signal;
+use crate::drive::comparison::{Comparisons, Drawn};
 use crate::drive::drafters::Drafters;
 use crate::fleet::identity::{self, Identity};
 use crate::fleet::{self, Replica};
 use crate::openai::{Control, Request};
 use crate::policy::part::ModelState;
 use crate::policy::{
-    Backend, Body, Fact, Facts, Holdback, LiveGates, Outcome, Policy, PolicySet, Ruling, Server, ServerState,
-    Terms, Wish, decide,
+    Backend, Body, Fact, Facts, LiveGates, Outcome, PolicySet, Ruling, Server, ServerState, Terms, Wish,
+    decide,
 };
+use crate::session::Permission;
 use crate::units::Dice;
 use crate::words::{BypassReason, Mode, RideReason};
-
-/// Most policies whose control-group state is kept; the longest unused one makes room for a new one.
-const POLICIES: usize = 1_024;
-/// The state of a policy without a request for this long may be dropped.
-const POLICY_KEPT: Duration = Duration::from_hours(24);
 
 /// The operator's `plans` settings of a backend.
 pub fn terms(plans: &Plans) -> Terms {
@@ -55,13 +48,13 @@ pub fn server<'a>(identity: &'a Identity, terms: &'a Terms) -> Server<'a> {
 }
 
 /// Why leaping is not allowed on a replica now, by its health and its engine's load; `None` if it is.
-pub fn closed(gates: &LiveGates, replica: &Replica) -> Option<RideReason> {
+pub fn closed(gates: &LiveGates, replica: &Replica, signal: Option<&Signal>) -> Option<RideReason> {
     let healthy = match replica.standing() {
         // A disabled replica serves only where no other can, and is spared verify calls.
         fleet::Standing::Down | fleet::Standing::Broken | fleet::Standing::Disabled => false,
         fleet::Standing::Ready => true,
     };
-    gates.closed(healthy, replica.load().map(|load| load.signal()).as_ref())
+    gates.closed(healthy, signal)
 }
 
 /// An eligible request, and the backend it goes to.
@@ -84,22 +77,13 @@ pub struct Passed<'a> {
 pub struct Rulebook {
     policies: Arc<PolicyStore>,
     terms: HashMap<String, Terms>,
-    draws: Mutex<Draws>,
-    clock: Clock,
-}
-
-/// The random draws of control groups, with one state per policy name, so that an edited policy continues where it
-/// was.
-struct Draws {
-    states: Shelf<String, PolicyState>,
-    dice: Dice,
+    comparisons: Arc<Comparisons>,
 }
 
 impl Rulebook {
     /// `terms` are by backend name; `dice` draw the control groups.
     pub fn new(policies: Arc<PolicyStore>, terms: HashMap<String, Terms>, dice: Dice) -> Self {
-        let draws = Mutex::new(Draws { states: Shelf::new(POLICIES, POLICY_KEPT), dice });
-        Self { policies, terms, draws, clock: Clock::start() }
+        Self { policies, terms, comparisons: Arc::new(Comparisons::new(dice)) }
     }
 
     /// What the operator allows on a backend; `None` if it is not configured.
@@ -116,7 +100,7 @@ impl Rulebook {
         passed: &Passed<'_>,
         standing: Option<&identity::Standing>,
         drafters: &Drafters,
-    ) -> Result<Ruling, BypassReason> {
+    ) -> Result<(Ruling, Drawn), BypassReason> {
         let terms = self.terms(passed.backend).ok_or(BypassReason::NoPlan)?;
         let standing = standing.ok_or(BypassReason::NoPlan)?;
         let models = |name: &str| match standing {
@@ -127,19 +111,22 @@ impl Rulebook {
         let server = Fact::Known(self::standing(standing, terms));
         match decide(&passed.facts(server, &policies, &models)) {
             Outcome::Drive(mut ruling) => {
-                ruling.rules.holdback = self.held_back(&ruling.policy);
-                Ok(*ruling)
+                let drawn = self.comparisons.draw(&ruling.policy, passed.backend);
+                ruling.rules.holdback = drawn.held_back;
+                let forced = ruling.rules.gamma_fixed.is_some();
+                if drawn.closed && !forced && ruling.rules.permission == Permission::Leap {
+                    ruling.rules.permission = Permission::Shadow(RideReason::GateLatency);
+                }
+                Ok((*ruling, drawn))
             }
             Outcome::Bypass(bypass) => Err(bypass.reason),
             Outcome::Nobody | Outcome::Undecided(..) => Err(BypassReason::Fault),
         }
     }
 
-    /// Whether this request is in the control group of its policy.
-    fn held_back(&self, policy: &Policy) -> bool {
-        let Holdback { start, floor } = policy.holdback;
-        let Draws { states, dice } = &mut *self.draws.lock();
-        states.get(&policy.name, self.clock.now()).holds_back(start, floor, dice)
+    /// The control groups of the policies.
+    pub fn comparisons(&self) -> &Arc<Comparisons> {
+        &self.comparisons
     }
 }
 

@@ -8,6 +8,7 @@ use tracing::Instrument;
 
 use super::again;
 use super::calls::{CallLimits, Calls};
+use super::comparison::Drawn;
 use super::drafting::Drafting;
 use super::exchange::{Driven, Exchange};
 use super::failure::Failure;
@@ -34,6 +35,8 @@ use crate::words::{BypassReason, Mode, RideReason};
 pub(super) struct Run {
     pub identity: Arc<Identity>,
     pub ruling: Ruling,
+    /// The group of its policy that the request was drawn into.
+    pub drawn: Drawn,
     /// Sampling parameters of client and server; `seed` is the session's where the engine's noise can be reproduced.
     pub sampling: Sampling,
     pub control: Arc<Control>,
@@ -129,11 +132,17 @@ impl Run {
     pub fn gates(&self, exchange: &Exchange) -> Box<dyn Fn() -> Option<RideReason> + Send + Sync> {
         let (life, modes) = (Arc::clone(&exchange.shared.life), Arc::clone(&exchange.shared.modes));
         let replica = Arc::clone(&exchange.replica);
-        let gates = self.ruling.gates;
+        let (gates, control) = (self.ruling.gates, Arc::clone(&self.control));
         Box::new(move || match modes.of(replica.name()) {
             // While the process drains, requests end by riding.
             _ if life.is_draining() => Some(RideReason::Draining),
-            Mode::Auto => ruling::closed(&gates, &replica),
+            Mode::Auto => {
+                let signal = replica.load().map(|load| load.signal());
+                if let Some(signal) = &signal {
+                    control.with(|learnt| learnt.crowd_changes(|crowd| crowd.hear(signal)));
+                }
+                ruling::closed(&gates, &replica, signal.as_ref())
+            }
             Mode::Off | Mode::Observe => Some(RideReason::Observe),
         })
     }

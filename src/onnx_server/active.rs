@@ -32,6 +32,8 @@ pub(super) struct Piece {
     pub(super) rows: Rows,
     /// Number of `tokens` that belong to the sequence; the rest is a draft.
     sequence: usize,
+    /// Its rows judge what follows the sequence, be it nothing.
+    judged: bool,
     /// The sequence is complete with this piece.
     whole: bool,
 }
@@ -43,7 +45,8 @@ impl Piece {
     }
 
     pub(super) fn feed(&self, lane: Lane) -> Feed<'_> {
-        Feed { lane, tokens: &self.tokens, parents: self.parents.as_deref(), rows: self.rows }
+        let draft = self.judged.then(|| self.tokens.len() - self.sequence);
+        Feed { lane, tokens: &self.tokens, parents: self.parents.as_deref(), rows: self.rows, draft }
     }
 }
 
@@ -92,7 +95,8 @@ impl Active {
             }
             Job::Verify(_) => (Rows::None, None),
         };
-        Piece { tokens, parents, rows, sequence, whole }
+        let judged = whole && matches!(self.job, Job::Verify(_));
+        Piece { tokens, parents, rows, sequence, judged, whole }
     }
 
     fn rows_wanted(&self, job: &Generate, sequence: usize, whole: bool) -> Rows {

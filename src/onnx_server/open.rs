@@ -8,7 +8,9 @@ use crate::onnx_server::hugging::FolderWords;
 use crate::onnx_server::metrics::Metrics;
 use crate::onnx_server::scheduler::Engine;
 use crate::onnx_server::server::App;
+use crate::runtime::forward::Forward;
 use crate::runtime::model::{Model, OpenError, Options};
+use crate::runtime::pace::{Pace, Paced};
 use crate::text::TextError;
 
 /// Why a model folder cannot be served.
@@ -41,11 +43,11 @@ pub struct Opened {
     pub device: String,
 }
 
-/// Opens a model as a backend of the process file describes it.
+/// Opens a model as a backend of the process file describes it, at the costs of another machine if there is a pace.
 ///
 /// # Errors
 /// See [`open`].
-pub fn open_as(model: &ServedModel) -> Result<Opened, StartError> {
+pub fn open_as(model: &ServedModel, pace: Option<Pace>) -> Result<Opened, StartError> {
     let options = Options {
         device: model.device.into(),
         lanes: model.lanes as usize,
@@ -53,7 +55,7 @@ pub fn open_as(model: &ServedModel) -> Result<Opened, StartError> {
         threads: model.threads as usize,
         ..Options::default()
     };
-    open(&model.path, model.name.clone(), &options)
+    open_at(&model.path, model.name.clone(), &options, pace)
 }
 
 /// Opens a model folder: `model.onnx`, `config.json`, `tokenizer.json` and the chat template. Without `name` the model
@@ -62,12 +64,25 @@ pub fn open_as(model: &ServedModel) -> Result<Opened, StartError> {
 /// # Errors
 /// The model or its tokenizer cannot be used.
 pub fn open(folder: &Path, name: Option<String>, options: &Options) -> Result<Opened, StartError> {
+    open_at(folder, name, options, None)
+}
+
+fn open_at(
+    folder: &Path,
+    name: Option<String>,
+    options: &Options,
+    pace: Option<Pace>,
+) -> Result<Opened, StartError> {
     let words = FolderWords::read(folder)?;
     let own = || folder.canonicalize().ok()?.file_name().map(|name| name.to_string_lossy().into_owned());
     let name = name.or_else(own).ok_or_else(|| StartError::Name(folder.to_owned()))?;
     let model = Model::open(folder, options)?;
     let device = model.device().to_owned();
     let metrics = Arc::new(Metrics::new()?);
-    let engine = Engine::start(Box::new(model), Arc::clone(&metrics)).map_err(StartError::Thread)?;
+    let model: Box<dyn Forward> = match pace {
+        Some(pace) => Box::new(Paced::new(Box::new(model), pace)),
+        None => Box::new(model),
+    };
+    let engine = Engine::start(model, Arc::clone(&metrics)).map_err(StartError::Thread)?;
     Ok(Opened { app: App::new(name.clone(), engine, Arc::new(words), metrics), name, device })
 }

@@ -74,12 +74,6 @@ struct Scheduler {
 impl Scheduler {
     fn serve(mut self, queue: &Receiver<Vec<Job>>) {
         loop {
-            if self.waiting.is_empty() && self.active.is_empty() {
-                match queue.recv() {
-                    Ok(jobs) => self.waiting.extend(jobs),
-                    Err(_) => return,
-                }
-            }
             loop {
                 match queue.try_recv() {
                     Ok(jobs) => self.waiting.extend(jobs),
@@ -87,7 +81,15 @@ impl Scheduler {
                     Err(TryRecvError::Disconnected) => return,
                 }
             }
-            self.turn();
+            if !self.waiting.is_empty() || !self.active.is_empty() {
+                self.turn();
+                continue;
+            }
+            self.model.rest();
+            match queue.recv() {
+                Ok(jobs) => self.waiting.extend(jobs),
+                Err(_) => return,
+            }
         }
     }
 

@@ -221,7 +221,8 @@ fn walk(facts: &Facts<'_>, mut walk: Walk) -> Decision {
         |parts: &Vec<Part<'_>>| steps::say_parts(parts),
     );
     let settled = || {
-        let allowed = Allowed { permission: permission?, plans: plans?, parts: parts?, control };
+        let route = facts.route;
+        let allowed = Allowed { permission: permission?, plans: plans?, parts: parts?, control, route };
         Some(Ruling::new(policy?, sampling?.0, &server?, allowed))
     };
     let outcome = match walk.halt {

@@ -1,12 +1,13 @@
 //! What a session may do, once every step has passed.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use super::facts::Server;
 use super::part::Part;
 use super::{Gates, Policy};
 use crate::control::gates::{LoadGates, Signal};
-use crate::openai::{Control, Sampling};
+use crate::openai::{Control, Route, Sampling};
 use crate::session::{Permission, Rules};
 use crate::words::{Plan, RideReason};
 
@@ -36,6 +37,7 @@ pub(super) struct Allowed<'a> {
     pub(super) plans: Vec<Plan>,
     pub(super) parts: Vec<Part<'a>>,
     pub(super) control: Option<Control>,
+    pub(super) route: Route,
 }
 
 impl Ruling {
@@ -45,7 +47,7 @@ impl Ruling {
         server: &Server<'_>,
         allowed: Allowed<'_>,
     ) -> Self {
-        let Allowed { permission, plans, parts, control } = allowed;
+        let Allowed { permission, plans, parts, control, route } = allowed;
         let gamma = |gamma: u32| match control {
             Some(Control::Gamma(most)) => gamma.min(u32::from(most)) as usize,
             _ => gamma as usize,
@@ -59,6 +61,9 @@ impl Ruling {
             gamma_fixed: policy.gamma.fixed.map(gamma),
             margin: policy.gamma.margin,
             stay: policy.gamma.stay,
+            kind: kind(&policy.name, route),
+            acceptance_least: policy.gates.acceptance,
+            gap_most: Some(policy.gates.max_gap),
             lookups: lookups.collect(),
             context_max: server.engine.context.unwrap_or(usize::MAX).min(server.terms.context_max),
             segment: server.engine.segment,
@@ -76,6 +81,14 @@ impl Ruling {
             policy: Arc::clone(policy),
         }
     }
+}
+
+/// A number for the kind of a request: what is learnt of one kind is expected of its next request. An edited policy keeps
+/// its name, and with it what was learnt.
+fn kind(policy: &str, route: Route) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    (policy, route.name()).hash(&mut hasher);
+    hasher.finish()
 }
 
 /// Gates that the state of a replica may close while a session runs.

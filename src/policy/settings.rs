@@ -151,7 +151,7 @@ pub struct Tolerance {
     pub max: f64,
 }
 
-/// Limits beyond which sessions ride for a while. Only `waiting`, `kv` and `stale` are enforced yet.
+/// Limits beyond which sessions ride for a while.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Gates {
     /// Most requests waiting in the engine, our own not counted.
@@ -160,20 +160,20 @@ pub struct Gates {
     pub kv: f64,
     /// Greatest age of the engine's last load report.
     pub stale: Duration,
-    /// Least accepted ÷ drafted tokens.
+    /// Least accepted ÷ drafted of the first tokens of drafts, where no gain is predicted.
     pub acceptance: f64,
-    /// Highest time per token ÷ that of the control group.
+    /// Time per token of leaping ÷ that of the control group: closes when surely above.
     pub latency: f64,
-    /// Longest pause in the client's stream that a leap may cause.
+    /// Longest pause in the client's stream that a leap may cause, or two ridden tokens' time if that is longer.
     pub max_gap: Duration,
-    /// Time from the closing of a gate to the first retry.
+    /// How long the latency gate stays closed for the first time.
     pub reprobe: Duration,
 }
 
 /// The control group: a share of the requests only rides, for comparison.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Holdback {
-    /// Share at the start; it halves with every 100 requests of the policy.
+    /// Share at the start; it falls as the comparison gets certain.
     pub start: f64,
     /// Least share.
     pub floor: f64,
@@ -181,7 +181,7 @@ pub struct Holdback {
 
 impl Default for Gamma {
     fn default() -> Self {
-        Self { max: 8, fixed: None, margin: 0.10, stay: 0.05 }
+        Self { max: 32, fixed: None, margin: 0.10, stay: 0.05 }
     }
 }
 

@@ -208,15 +208,17 @@ mod tests {
     fn trees_commit_and_fork_follow_the_text_of_a_branch() {
         let mut fake = Fake::new(50, 100, 2);
         let (lane, other) = (fake.reserve().unwrap(), fake.reserve().unwrap());
-        fake.run(&[Feed { lane, tokens: &[1, 2, 3], parents: None, rows: Rows::None }]).unwrap();
+        fake.run(&[Feed { lane, tokens: &[1, 2, 3], parents: None, rows: Rows::None, draft: None }]).unwrap();
         let parents = [None, Some(0), Some(0)];
-        let tree = Feed { lane, tokens: &[4, 5, 6], parents: Some(&parents), rows: Rows::From(1) };
+        let tree =
+            Feed { lane, tokens: &[4, 5, 6], parents: Some(&parents), rows: Rows::From(1), draft: None };
         let logits = fake.run(&[tree]).unwrap();
         assert_eq!(logits.row(0, 1).unwrap(), fake.logits(&[1, 2, 3, 4, 6]));
         fake.commit(lane, 3, &[0, 2]).unwrap();
         fake.fork(lane, other, 5).unwrap();
-        let logits =
-            fake.run(&[Feed { lane: other, tokens: &[7], parents: None, rows: Rows::Last }]).unwrap();
+        let logits = fake
+            .run(&[Feed { lane: other, tokens: &[7], parents: None, rows: Rows::Last, draft: None }])
+            .unwrap();
         assert_eq!(logits.row(0, 0).unwrap(), fake.logits(&[1, 2, 3, 4, 6, 7]));
         assert_ne!(fake.logits(&[6, 7]), fake.logits(&[5, 7]));
     }

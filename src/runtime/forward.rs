@@ -32,6 +32,9 @@ pub struct Feed<'a> {
     pub parents: Option<&'a [Option<usize>]>,
     /// Which logits are wanted.
     pub rows: Rows,
+    /// How many of `tokens`, at their end, are a draft that the rows will judge; `None`: no draft is judged. Logits do
+    /// not depend on it.
+    pub draft: Option<usize>,
 }
 
 /// What is known of a model before it runs.
@@ -139,4 +142,6 @@ pub trait Forward: Send {
     fn fork(&mut self, from: Lane, to: Lane, len: usize) -> Result<(), ModelError>;
     /// Appends tokens to lanes, and answers with the logits asked for.
     fn run(&mut self, feeds: &[Feed<'_>]) -> Result<Logits, ModelError>;
+    /// Says that there is nothing to run until somebody asks again.
+    fn rest(&mut self) {}
 }

@@ -15,11 +15,14 @@ use self::flight::{Flight, Kind, Ride, Shadowing};
 use super::accept::{Judge, Walk};
 use super::output::Output;
 use super::pilot::Pilot;
-use super::start::{Rules, Start};
+use super::start::{Permission, Rules, Start};
 use super::{Action, ActionId, Delta, Event, Finish, RidePlan, Stopped, Summary};
-use crate::control::Control;
+use crate::control::{Control, Presence};
 use crate::units::{Tick, TokenId};
 use crate::words::RideReason;
+
+/// Fewest tokens after the first piece of output that a pace is told of.
+const PACED_LEAST: usize = 8;
 
 /// The state machine of one request. `W` judges its rounds: [`Judge`], unless a test plants a bug there.
 pub struct Session<W: Walk = Judge> {
@@ -43,9 +46,15 @@ pub struct Session<W: Walk = Judge> {
     /// Rides in a row that broke off without a token.
     broken: u32,
     over: bool,
+    /// When the last event came.
+    now: Tick,
+    /// When the first output went out, and how many tokens it was; when the last did.
+    paced: Option<(Tick, usize, Tick)>,
     queue: VecDeque<(ActionId, Action)>,
     next_id: u64,
     summary: Summary,
+    /// It counts as one of the crowd until it is over.
+    presence: Option<Presence>,
 }
 
 impl Session {
@@ -59,6 +68,7 @@ impl Session {
 impl<W: Walk> Session<W> {
     /// As [`Session::new`], with rounds judged by `judge`.
     pub fn judged_by(judge: W, start: Start, control: Arc<Control>, now: Tick) -> Self {
+        let presence = Some(Presence::new(Arc::clone(&control)));
         let pilot = Pilot::new(control, &start.rules, start.temperature, start.seed);
         let mut session = Self {
             rules: start.rules,
@@ -75,9 +85,12 @@ impl<W: Walk> Session<W> {
             fault_reason: RideReason::VerifyFault,
             broken: 0,
             over: false,
+            now,
+            paced: None,
             queue: VecDeque::new(),
             next_id: ActionId::WORLD.0,
             summary: Summary::default(),
+            presence,
         };
         if let Some(prompt) = start.prompt {
             session.know_prompt(prompt);
@@ -99,6 +112,7 @@ impl<W: Walk> Session<W> {
     /// Takes an event. `answers` names the action that it answers, [`ActionId::WORLD`] for events that answer none.
     /// Events of actions that are not under way are ignored.
     pub fn handle(&mut self, answers: ActionId, event: Event, now: Tick) {
+        self.now = now;
         match event {
             Event::ClientGone => return self.finish(None),
             Event::Timeout => return self.expire(now),
@@ -155,7 +169,7 @@ impl<W: Walk> Session<W> {
         }
         if let Some(late) = self.flight.verify.take_if(|verify| verify.until <= now) {
             self.act(Action::Cancel(late.id));
-            self.verify_failed(now);
+            self.verify_late(&late, now);
         }
         if self.wait.take_if(|until| *until <= now).is_some() {
             self.ride_on(RideReason::RetryAfter, false, now);
@@ -177,7 +191,7 @@ impl<W: Walk> Session<W> {
         let Some(Shadowing { since, from, .. }) = self.flight.shadow.take() else { return };
         match event {
             Event::Shadow(choices) => {
-                self.pilot.shadowed(self.output.tokens(), from, choices, now.seconds_since(since));
+                self.pilot.shadowed(self.output.tokens(), from, choices, now.seconds_since(since), now);
             }
             _ => self.pilot.model_failed(self.output.tokens().len()),
         }
@@ -191,7 +205,7 @@ impl<W: Walk> Session<W> {
 
     fn finish(&mut self, finish: Option<Finish>) {
         let under_way = self.flight.land();
-        self.wait = None;
+        (self.wait, self.presence) = (None, None);
         if std::mem::replace(&mut self.over, true) {
             return;
         }
@@ -203,8 +217,17 @@ impl<W: Walk> Session<W> {
             self.pilot.control().with(|learnt| learnt.output_ended(tokens));
         }
         self.summary.finish = finish;
+        self.summary.token_seconds = finish.and_then(|_| self.token_seconds());
         let summary = self.summary.clone();
         self.act(Action::Finish(summary));
+    }
+
+    /// Seconds per token as its client saw them, where the session was free to leap or was held back from it by lot.
+    fn token_seconds(&self) -> Option<f64> {
+        let free = self.rules.permission == Permission::Leap && self.rules.gamma_fixed.is_none();
+        let (first, begun, last) = self.paced.filter(|_| free)?;
+        let tokens = self.output.tokens().len().saturating_sub(begun);
+        (tokens >= PACED_LEAST).then(|| last.seconds_since(first) / tokens as f64)
     }
 
     fn act(&mut self, action: Action) -> ActionId {
@@ -215,7 +238,12 @@ impl<W: Walk> Session<W> {
     }
 
     fn emit(&mut self, delta: Delta) {
-        self.summary.output_tokens = self.output.tokens().len() as u32;
+        let tokens = self.output.tokens().len();
+        self.summary.output_tokens = tokens as u32;
+        if !delta.tokens.is_empty() {
+            let (first, begun, _) = self.paced.unwrap_or((self.now, tokens, self.now));
+            self.paced = Some((first, begun, self.now));
+        }
         if !delta.tokens.is_empty() || !delta.text.is_empty() {
             self.act(Action::Emit(delta));
         }

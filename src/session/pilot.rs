@@ -13,7 +13,7 @@ use self::seat::{Asked, Seat, leading};
 use super::accept::Accepted;
 use super::shadow::VirtualRound;
 use super::start::{Permission, Rules};
-use crate::control::{Control, Heat, Learnt, Quote, Tuning, Way, best_cut};
+use crate::control::{Class, Control, Heat, Learnt, Quote, Tuning, Way, best_cut};
 use crate::draft::{Budget, Feedback, Lookup, Tree, merge};
 use crate::units::{Dice, Tick, TokenId};
 use crate::words::{Plan, Put, RideReason};
@@ -45,21 +45,30 @@ pub struct Stand {
 /// Rounds in a row, from leaving a ride to the next one.
 #[derive(Clone, Copy, Debug)]
 struct Streak {
+    /// When the last round ended, or the streak began.
     since: Tick,
     rounds: u32,
-    tokens: usize,
+    /// Empty rounds in a row.
+    gap: usize,
+    /// Ridden tokens lost since the best moment of the streak: the CUSUM of its losses.
+    lost: f64,
     /// The first verify call has been answered: its time shows the cost of switching.
     switched: bool,
-    /// Begun without any measured verify call (or draft of the model drafter).
-    trial: bool,
 }
 
 /// First tokens of a source that must have been observed (decayed count) before it is trusted.
 const EVIDENCE: f64 = 4.0;
 /// Prompt tokens learnt at one token event, so that a long prompt delays no token by much.
 const BITE: usize = 1024;
-/// After `n` lost streaks or failed calls in a row, `PENANCE << n` tokens are ridden.
+/// After `n` failed calls in a row, `PENANCE << n` tokens are ridden.
 const PENANCE: usize = 16;
+/// Ridden tokens that a streak may lose from its best moment on before it ends: a sequential test, so that a run of bad
+/// luck does not end a session that pays, and a change of text does.
+const LOSS_MOST: f64 = 8.0;
+/// Rounds that a session remembers of its own.
+const MEMORY: f64 = 24.0;
+/// Tokens of a class that weigh as much as its rounds do beside a session's own.
+const CLASS_TOKENS: f64 = 16.0;
 
 /// The pilot of one session.
 pub struct Pilot {
@@ -72,15 +81,20 @@ pub struct Pilot {
     prompt: Option<Vec<TokenId>>,
     /// Tokens of prompt and output that the lookups have learnt.
     fed: usize,
+    /// A number for the kind of the request, by which classes are told apart.
+    kind: u64,
     gamma_max: usize,
     gamma_fixed: Option<usize>,
+    acceptance_least: f64,
     margin: f64,
     stay: f64,
+    /// Longest round, seconds: longer the client does not wait between two pieces of text.
+    gap_most: f64,
     tuning: Tuning,
     dice: Dice,
     streak: Option<Streak>,
-    /// Lost streaks and failed verify calls in a row, at most 5.
-    losses: u32,
+    /// Failed verify calls in a row, at most 5.
+    faults: u32,
     /// No leap before so many output tokens.
     not_before: usize,
 }
@@ -98,12 +112,15 @@ impl Pilot {
             fed: 0,
             gamma_max: rules.gamma_max,
             gamma_fixed: rules.gamma_fixed,
+            kind: rules.kind,
+            acceptance_least: rules.acceptance_least,
             margin: rules.margin,
             stay: rules.stay,
+            gap_most: rules.gap_most.map_or(f64::MAX, |most| most.as_secs_f64()),
             tuning: Tuning::default(),
             dice: Dice::new(seed),
             streak: None,
-            losses: 0,
+            faults: 0,
             not_before: 0,
         }
     }
@@ -166,19 +183,30 @@ impl Pilot {
     /// The virtual round of every seat goes on with a ridden token.
     fn follow(&mut self, token: TokenId) {
         let (control, heat, tuning) = (&self.control, self.heat, &mut self.tuning);
-        for seat in &mut self.seats {
+        let mut over: Vec<(usize, usize, usize)> = Vec::new();
+        for (place, seat) in self.seats.iter_mut().enumerate() {
             let Some(inline) = seat.inline_mut() else { continue };
             let Some(mut round) = inline.virtual_round.take() else { continue };
-            let (draft, place, depth) = round.place();
-            score(control, tuning, heat, draft, place, depth, token);
+            let (draft, parent, depth) = round.place();
+            score(control, tuning, heat, draft, parent, depth, token);
             match round.follow(token) {
                 None => inline.virtual_round = Some(round),
                 Some(tokens) => {
-                    let tokens = if round.planned == 0 { 1 } else { tokens };
-                    seat.run.push(round.planned, 0, tokens);
+                    over.push((place, round.planned, if round.planned == 0 { 1 } else { tokens }));
                 }
             }
         }
+        for (place, planned, tokens) in over {
+            self.note(place, planned, 0, tokens);
+        }
+    }
+
+    /// Notes a round, real or virtual, for the drafter in this seat and for its class.
+    fn note(&mut self, place: usize, nodes: usize, modelled: usize, tokens: usize) {
+        let Some(seat) = self.seats.get_mut(place) else { return };
+        seat.rounds.push(nodes, modelled, tokens);
+        let class = Class { source: seat.id.source, heat: self.heat, kind: self.kind };
+        self.control.with(|learnt| learnt.classes.push(class, nodes, modelled, tokens));
     }
 
     /// A virtual round for every seat that answers at once and has none.
@@ -188,7 +216,10 @@ impl Pilot {
             let idle =
                 self.seats.get(place).and_then(Seat::inline).filter(|inline| inline.virtual_round.is_none());
             let Some(draft) = idle.map(|inline| inline.lookup.draft(budget)) else { continue };
-            let (mut draft, quote) = self.control.with(|learnt| self.cut(&[draft], budget, learnt));
+            let (mut draft, quote) = self.control.with(|learnt| {
+                let rate = self.rate(self.seats.get(place), learnt);
+                self.cut(&[draft], budget, rate, learnt)
+            });
             draft.truncate(quote.nodes.max(4));
             if let Some(inline) = self.seats.get_mut(place).and_then(Seat::inline_mut) {
                 inline.virtual_round = Some(VirtualRound::new(draft, quote.nodes));
@@ -196,10 +227,10 @@ impl Pilot {
         }
     }
 
-    /// The drafts merged within `budget`, and their best cut by what a verify call costs.
-    fn cut(&self, drafts: &[Tree], budget: Budget, learnt: &Learnt) -> (Tree, Quote) {
+    /// The drafts merged within `budget`, and their best cut where the seconds of a round are worth `rate` tokens each.
+    fn cut(&self, drafts: &[Tree], budget: Budget, rate: f64, learnt: &Learnt) -> (Tree, Quote) {
         let merged = self.merged(drafts, budget, learnt);
-        let quote = best_cut(&merged.survival, |nodes| learnt.costs.verify(self.way(), nodes));
+        let quote = best_cut(&merged.survival, rate, |nodes| self.round_cost(nodes, learnt));
         (merged.tree, quote)
     }
 
@@ -229,23 +260,36 @@ impl Pilot {
         self.prompt.as_ref().is_some_and(|prompt| self.fed == prompt.len() + done)
     }
 
-    /// Learns from a real round: its draft and what was accepted.
-    pub fn round(&mut self, draft: &Tree, accepted: &Accepted, modelled: usize) {
+    /// Learns from a real round that ended at `now`: its draft and what was accepted.
+    pub fn round(&mut self, draft: &Tree, accepted: &Accepted, modelled: usize, now: Tick) {
         let mut place = None;
         for (depth, &token) in accepted.tokens.iter().enumerate() {
             score(&self.control, &mut self.tuning, self.heat, draft, place, depth, token);
             place = draft.child(place, token);
         }
         let tokens = accepted.tokens.len();
-        let led = leading(&self.seats, draft, modelled);
-        if let Some(seat) = led.and_then(|place| self.seats.get_mut(place)) {
-            seat.run.push(draft.len(), modelled, tokens);
+        if let Some(place) = leading(&self.seats, draft, modelled) {
+            self.note(place, draft.len(), modelled, tokens);
         }
+        self.faults = 0;
+        self.booked(tokens, now);
         if let Some(streak) = &mut self.streak {
             streak.rounds += 1;
-            streak.tokens += tokens;
+            streak.gap = if draft.is_empty() { streak.gap + 1 } else { 0 };
         }
-        self.control.with(|learnt| learnt.costs.leapt(tokens));
+    }
+
+    /// Books the time since the last round ended, which brought `tokens`, to the account of the replica.
+    fn booked(&mut self, tokens: usize, now: Tick) {
+        let Some(streak) = &mut self.streak else { return };
+        let seconds = now.seconds_since(std::mem::replace(&mut streak.since, now));
+        let won = self.control.with(|learnt| learnt.leapt(tokens, seconds));
+        streak.lost = (streak.lost - won).max(0.0);
+    }
+
+    /// Whether the streak has lost more than chance explains.
+    fn has_lost(&self) -> bool {
+        self.streak.is_some_and(|streak| streak.lost >= LOSS_MOST)
     }
 
     /// Learns what a verify call cost: by the plan and with the nodes that it was really made with, and the seconds
@@ -255,7 +299,7 @@ impl Pilot {
         let streak = self.streak.as_mut();
         let first = streak.is_some_and(|streak| !std::mem::replace(&mut streak.switched, true));
         self.control.with(|learnt| {
-            learnt.costs.decided(put.plan, decided);
+            learnt.costs.decided(put.plan, decided, now);
             if first {
                 learnt.costs.entered(way, nodes, seconds, now);
             } else {
@@ -275,7 +319,7 @@ impl Pilot {
                 let expected = learnt.costs.draft_token() * tokens as f64;
                 return since.after(Duration::from_secs_f64(expected.min(seconds)));
             }
-            learnt.costs.drafted(tokens, seconds);
+            learnt.costs.drafted(tokens, seconds, now);
             now
         })
     }
@@ -287,6 +331,11 @@ impl Pilot {
         let token = self.control.with(|learnt| learnt.costs.draft_token());
         let worth = (now.seconds_since(since) / token.max(1e-9)).min(1e6) as usize;
         (began, worth.max(1))
+    }
+
+    /// Whether the engine computes this request alone, as far as is known.
+    pub fn is_alone(&self) -> bool {
+        self.control.with(|learnt| learnt.crowd.requests() <= 1)
     }
 
     /// The model drafter has answered, so it has read the prompt.
@@ -304,37 +353,31 @@ impl Pilot {
     /// Notes that leaping begins.
     pub fn enter(&mut self, now: Tick) {
         self.seats.iter_mut().filter_map(Seat::inline_mut).for_each(|inline| inline.virtual_round = None);
-        let modelled = self.model().is_some();
-        let trial = self.control.with(|learnt| {
-            let costs = &learnt.costs;
-            !costs.verify_measured(self.way()) || (modelled && costs.draft_token_measured().is_none())
-        });
-        self.streak = Some(Streak { since: now, rounds: 0, tokens: 0, switched: false, trial });
+        self.streak = Some(Streak { since: now, rounds: 0, gap: 0, lost: 0.0, switched: false });
     }
 
-    /// Leaping ends. A streak that brought less than a ride would have is not repeated soon.
-    pub fn leave(&mut self, done: usize, now: Tick) {
-        let Some(streak) = self.streak.take() else { return };
-        let lost = self.control.with(|learnt| {
-            let token = learnt.costs.ride_token().unwrap_or(0.0);
-            let lost = now.seconds_since(streak.since) > streak.tokens as f64 * token;
-            learnt.costs.streak_ended(lost);
-            lost
-        });
-        if lost {
-            self.losses = (self.losses + 1).min(5);
-            self.not_before = self.not_before.max(done + (PENANCE << self.losses));
-        } else {
-            self.losses = self.losses.saturating_sub(1);
+    /// Leaping ends.
+    pub fn leave(&mut self, done: usize) {
+        if self.has_lost() {
+            self.not_before = self.not_before.max(done + PENANCE);
         }
+        self.streak = None;
     }
 
-    /// A verify call failed: no leap for a while, longer with every failure. The streak is over and is not judged by
-    /// its speed.
-    pub fn verify_failed(&mut self, done: usize) {
+    /// A verify call failed: no leap for a while, longer with every failure in a row.
+    pub fn verify_failed(&mut self, done: usize, now: Tick) {
+        self.booked(0, now);
         self.streak = None;
-        self.losses = (self.losses + 1).min(5);
-        self.not_before = done + (PENANCE << self.losses);
+        self.faults = (self.faults + 1).min(5);
+        self.not_before = done + (PENANCE << self.faults);
+    }
+
+    /// A verify call came too late because the engine is busy: the time is lost, and that is all.
+    pub fn verify_late(&mut self, nodes: usize, waited: f64, now: Tick) {
+        let way = self.way();
+        self.control.with(|learnt| learnt.costs.verified(way, nodes, waited, now));
+        self.booked(0, now);
+        self.streak = None;
     }
 
     /// The number of output tokens before which the session must not leap.

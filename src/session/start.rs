@@ -118,6 +118,13 @@ pub struct Rules {
     pub margin: f64,
     /// To go on leaping, it must be expected to beat riding by this share.
     pub stay: f64,
+    /// A number for the kind of the request (its policy, its route): what is learnt of requests of one kind is expected
+    /// of the next one.
+    pub kind: u64,
+    /// Where a smaller share of first draft tokens is accepted and no gain is predicted, the acceptance gate is closed.
+    pub acceptance_least: f64,
+    /// Longest silence that a round may cause; `None` is without bound.
+    pub gap_most: Option<Duration>,
     /// The drafters that need no model, in order of preference.
     pub lookups: Vec<LookupSpec>,
     /// Whether a model drafter answers `Draft` and `Shadow`.
@@ -143,10 +150,13 @@ impl Default for Rules {
             plans: Vec::new(),
             rule: Rule::Exact,
             vocabulary: TokenId::MAX,
-            gamma_max: 8,
+            gamma_max: 32,
             gamma_fixed: None,
             margin: 0.10,
             stay: 0.05,
+            kind: 0,
+            acceptance_least: 0.0,
+            gap_most: None,
             lookups: Vec::new(),
             model: false,
             context_max: 8192,

@@ -4,5 +4,6 @@ mod client;
 mod errors;
 mod fake;
 mod identity;
+mod paced;
 mod serving;
 mod shapes;

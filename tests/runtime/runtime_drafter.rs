@@ -31,7 +31,8 @@ fn past(text: &[u32], prompt_len: usize) -> Past {
 /// The logits after a text, computed from nothing.
 fn logits(model: &mut Model, text: &[u32]) -> Vec<f32> {
     let lane = model.reserve().unwrap();
-    let rows = model.run(&[Feed { lane, tokens: text, parents: None, rows: Rows::Last }]).unwrap();
+    let rows =
+        model.run(&[Feed { lane, tokens: text, parents: None, rows: Rows::Last, draft: None }]).unwrap();
     model.release(lane);
     rows.row(0, 0).unwrap().to_vec()
 }

@@ -30,7 +30,7 @@ fn tokens(model: &Model, seed: u64, count: usize) -> Vec<u32> {
 }
 
 fn chain(lane: Lane, tokens: &[u32], rows: Rows) -> Feed<'_> {
-    Feed { lane, tokens, parents: None, rows }
+    Feed { lane, tokens, parents: None, rows, draft: None }
 }
 
 /// Logits after each token, fed one by one into a lane of its own.
@@ -141,7 +141,7 @@ fn a_tree_gives_every_branch_the_logits_of_its_own_chain() {
     let nodes = tokens(&model, 6, PARENTS.len());
     let lane = model.reserve().unwrap();
     model.run(&[chain(lane, &text, Rows::None)]).unwrap();
-    let tree = Feed { lane, tokens: &nodes, parents: Some(&PARENTS), rows: Rows::From(0) };
+    let tree = Feed { lane, tokens: &nodes, parents: Some(&PARENTS), rows: Rows::From(0), draft: None };
     let logits = model.run(&[tree]).unwrap();
     for leaf in [3, 4, 5] {
         let mut path: Vec<usize> = std::iter::successors(Some(leaf), |&node| PARENTS[node]).collect();
@@ -173,7 +173,9 @@ fn after_commit_of_a_side_branch_the_text_goes_on_as_if_only_it_had_been_there()
     let want = plain(&mut model, &whole);
     let lane = model.reserve().unwrap();
     model.run(&[chain(lane, &text, Rows::None)]).unwrap();
-    model.run(&[Feed { lane, tokens: &nodes, parents: Some(&PARENTS), rows: Rows::None }]).unwrap();
+    model
+        .run(&[Feed { lane, tokens: &nodes, parents: Some(&PARENTS), rows: Rows::None, draft: None }])
+        .unwrap();
     model.commit(lane, text.len(), &SIDE).unwrap();
     assert_eq!(model.len(lane), text.len() + SIDE.len());
     let logits = model.run(&[chain(lane, &more, Rows::From(0))]).unwrap();
@@ -234,7 +236,8 @@ fn what_cannot_be_run_is_refused_before_anything_changes() {
     assert!(model.run(&[chain(lane, &[], Rows::Last)]).is_err());
     assert!(model.run(&[chain(Lane(9), &[1], Rows::Last)]).is_err());
     assert!(model.run(&[chain(lane, &[1], Rows::Last), chain(lane, &[2], Rows::Last)]).is_err());
-    let backwards = Feed { lane, tokens: &[1, 2], parents: Some(&[Some(1), None]), rows: Rows::Last };
+    let backwards =
+        Feed { lane, tokens: &[1, 2], parents: Some(&[Some(1), None]), rows: Rows::Last, draft: None };
     assert!(model.run(&[backwards]).is_err());
     assert_eq!(model.len(lane), 0);
     assert!(model.run(&[chain(lane, &[1], Rows::Last)]).is_ok());

@@ -144,7 +144,7 @@ fn a_policy_file_is_understood() {
     assert_eq!(ide.drafters[0], Drafter::PromptLookup { ngram_min: 2, ngram_max: 8 });
     assert_eq!(ide.drafters[1], Drafter::Suffix { scope: Scope::Tenant });
     assert_eq!(ide.drafters[2].kind(), "model");
-    assert_eq!((ide.gamma.max, ide.gamma.fixed, ide.accept.rule), (8, None, Rule::Exact));
+    assert_eq!((ide.gamma.max, ide.gamma.fixed, ide.accept.rule), (32, None, Rule::Exact));
     assert_eq!(ide.gates.max_gap, Duration::from_millis(500));
     assert_eq!(ide.label(), format!("ide-code@{}", ide.revision));
     let lossy =
@@ -402,7 +402,7 @@ fn a_reload_is_taken_whole_or_not_at_all() {
 
     write(folder.path(), "policies/a.yaml", "version: 1\nname: x\ngamma: { max: 9 }\n");
     let failed = store.reload(|| load_policies(&process), |_| Err(problems));
-    assert!(failed.is_err() && store.current().policies()[0].gamma.max == 8);
+    assert!(failed.is_err() && store.current().policies()[0].gamma.max == 32);
 
     let taken = store.reload(|| load_policies(&process), |_| Ok(())).unwrap();
     assert!(store.synchronized());

@@ -466,7 +466,7 @@ fn everybody_who_proposed_a_token_is_credited() {
     assert_eq!((sent.path(1), sent.len()), (vec![1, 2], 2));
     desk.tell(*verify, rows(&[1, 7, 7]));
     for source in Source::ALL {
-        let seen = desk.control.with(|learnt| learnt.survival.first_tokens(source));
+        let seen = desk.control.with(|learnt| learnt.survival.first_tokens(Heat::Greedy, source));
         assert_eq!(seen, (1.0, 1.0), "{source:?}");
     }
 }
@@ -483,11 +483,11 @@ fn a_drafter_that_fails_is_left_alone_for_a_while() {
 /// Riding takes 10 ms a token, and the model drafter is right and quick.
 fn teach(control: &Control) {
     control.with(|learnt| {
-        (0..20).for_each(|_| learnt.costs.rode(0.010, 1));
+        (0..20).for_each(|_| learnt.costs.rode(0.010, 1, Tick(0)));
         for nodes in 0..9 {
             learnt.costs.verified(Way::by(Plan::Tree, 0), nodes, 0.010, Tick(1_000_000));
         }
-        learnt.costs.drafted(4, 0.001);
+        learnt.costs.drafted(4, 0.001, Tick(0));
         let vote = Vote::new(Source::Model, Features::default());
         (0..40).for_each(|_| learnt.survival.observe(Heat::Greedy, vote, 0, true));
     });

@@ -130,8 +130,12 @@ const POLICY_ACTS: &[(&str, &str, &str)] = &[
     ("gates.waiting", "policy/ruling.rs", "LoadGates { waiting"),
     ("gates.kv", "policy/ruling.rs", "kv, stale }"),
     ("gates.stale", "policy/ruling.rs", "kv, stale }"),
-    ("holdback.start", "drive/ruling.rs", "Holdback { start, floor }"),
-    ("holdback.floor", "drive/ruling.rs", "Holdback { start, floor }"),
+    ("gates.acceptance", "policy/ruling.rs", "policy.gates.acceptance"),
+    ("gates.latency", "drive/comparison.rs", "gates.latency"),
+    ("gates.max_gap", "policy/ruling.rs", "policy.gates.max_gap"),
+    ("gates.reprobe", "drive/comparison.rs", "gates.reprobe"),
+    ("holdback.start", "drive/comparison.rs", "Holdback { start, floor }"),
+    ("holdback.floor", "drive/comparison.rs", "Holdback { start, floor }"),
 ];
 
 /// Settings that are only allowed beside another one that has no effect (path, other path).

@@ -1,9 +1,13 @@
-//! The time of verify calls: a table over the number of draft nodes for every plan and size of the context.
+//! The time of verify calls: a table over the number of draft nodes for every plan, size of the context and crowd.
 //!
-//! A table is made monotone and interpolated. A context of a size that has not been measured is taken to cost what
-//! the nearest measured size does.
+//! A table is made monotone and interpolated. A place that has not been measured is taken to cost what the nearest
+//! measured one does.
 
-use super::{Mean, PRIOR_WEIGHT};
+use std::collections::BTreeMap;
+
+use super::pace::Crowd;
+use super::{Belief, PRIOR_WEIGHT};
+use crate::control::belief;
 use crate::control::prospect::Prior;
 use crate::units::Tick;
 use crate::words::Plan;
@@ -12,19 +16,25 @@ use crate::words::Plan;
 pub const NODES_MAX: usize = 32;
 /// Bounds between the sizes of contexts, in tokens: below the first, and from each one on.
 pub const CONTEXTS: [usize; 5] = [128, 512, 2_048, 8_192, 32_768];
-/// Number of sizes of contexts.
-const SIZES: usize = CONTEXTS.len() + 1;
+/// Share of what a call takes beyond a step that is taken to be the nodes', before two numbers of nodes are known.
+const NODES_SHARE: f64 = 0.25;
 
 /// Which table a call belongs to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Place {
     plan: usize,
     size: usize,
+    crowd: Crowd,
 }
 
 impl Place {
-    pub(super) fn new(plan: Plan, context: usize) -> Self {
-        Self { plan: plan.index(), size: size_of(context) }
+    pub(super) fn new(plan: Plan, context: usize, crowd: Crowd) -> Self {
+        Self { plan: plan.index(), size: size_of(context), crowd }
+    }
+
+    /// How far another place of the same plan is.
+    fn distance(self, other: Self) -> usize {
+        2 * self.crowd.distance(other.crowd) + self.size.abs_diff(other.size)
     }
 }
 
@@ -32,156 +42,140 @@ fn size_of(context: usize) -> usize {
     CONTEXTS.iter().filter(|&&edge| context >= edge).count()
 }
 
-/// Seconds of verify calls by plan, size of the context and draft nodes.
-#[derive(Debug)]
+/// Seconds of verify calls.
+#[derive(Debug, Default)]
 pub(super) struct Verify {
-    tables: [[Table; SIZES]; Plan::ALL.len()],
+    tables: BTreeMap<Place, Table>,
+    /// What a probe has found, by plan: size of the context, and seconds by draft nodes.
+    priors: Vec<(usize, usize, Points)>,
 }
 
-impl Default for Verify {
-    fn default() -> Self {
-        Self { tables: std::array::from_fn(|_| std::array::from_fn(|_| Table::default())) }
-    }
-}
+/// Draft nodes and seconds, both rising.
+type Points = Vec<(usize, f64)>;
 
 impl Verify {
-    /// Notes a call that took `took` seconds. `slope`: seconds per node before two numbers of nodes are known. Entries
-    /// that were measured last more than `keep` seconds ago are forgotten.
-    pub(super) fn observe(
-        &mut self,
-        place: Place,
-        nodes: usize,
-        took: f64,
-        slope: f64,
-        now: Tick,
-        keep: f64,
-    ) {
-        let lent = self.nearest(place).map(Table::points).unwrap_or_default();
-        let Some(table) = self.tables.get_mut(place.plan).and_then(|sizes| sizes.get_mut(place.size)) else {
-            return;
-        };
-        if table.curve.is_empty() {
-            table.lent = lent;
+    /// Notes a call that took `took` seconds; a ridden token takes `token`.
+    pub(super) fn observe(&mut self, place: Place, nodes: usize, took: f64, token: f64, now: Tick) {
+        if !self.tables.contains_key(&place) {
+            let lent = self.nearest(place).map(Table::points).unwrap_or_default();
+            self.tables.insert(place, Table { lent, ..Table::default() });
         }
+        let Some(table) = self.tables.get_mut(&place) else { return };
         table.observe(nodes, took, now);
-        table.drop_older(now, keep);
-        table.rebuild(slope);
+        table.rebuild(token, now);
     }
 
-    /// Takes what a probe has found: for each size, the curve of the nearest context that it has measured.
-    pub(super) fn take_prior(&mut self, prior: &Prior, slope: f64) {
-        for (sizes, curves) in self.tables.iter_mut().zip(&prior.verify) {
-            for (size, table) in sizes.iter_mut().enumerate() {
-                let nearest = curves.iter().min_by_key(|curve| size_of(curve.context).abs_diff(size));
-                table.prior = nearest.map(|curve| curve.points.clone()).unwrap_or_default();
-                table.rebuild(slope);
+    /// Takes what a probe has found. `token`: seconds per ridden token.
+    pub(super) fn take_prior(&mut self, prior: &Prior, token: f64, now: Tick) {
+        for (plan, curves) in prior.verify.iter().enumerate() {
+            for curve in curves {
+                self.priors.push((plan, size_of(curve.context), curve.points.clone()));
             }
         }
+        for (plan, size, points) in &self.priors {
+            let place = Place { plan: *plan, size: *size, crowd: Crowd::default() };
+            let table = self.tables.entry(place).or_default();
+            table.lent.clone_from(points);
+            table.rebuild(token, now);
+        }
     }
 
-    /// Expected seconds of a call; `None` if nothing is known of its plan.
-    pub(super) fn seconds(&self, place: Place, nodes: usize) -> Option<f64> {
-        self.nearest(place)?.curve.get(nodes.min(NODES_MAX)).copied()
+    /// Expected seconds of a call, and the place that says so; `None` if nothing is known of its plan.
+    pub(super) fn seconds(&self, place: Place, nodes: usize) -> Option<(f64, Crowd)> {
+        let (known, table) = self.nearest_place(place)?;
+        Some((*table.curve.get(nodes.min(NODES_MAX))?, known.crowd))
     }
 
-    /// Whether something is known of calls of just this plan and size.
+    /// Whether something is known of calls of just this place.
     pub(super) fn is_known(&self, place: Place) -> bool {
-        self.table(place).is_some_and(|table| !table.curve.is_empty())
+        self.tables.contains_key(&place)
     }
 
-    /// Whether a session has measured anything.
-    pub(super) fn is_measured(&self) -> bool {
-        self.tables.iter().flatten().any(Table::is_measured)
+    /// The largest number of nodes that was measured for this plan; `None` if none was.
+    pub(super) fn reach(&self, place: Place) -> Option<usize> {
+        let same = self.tables.iter().filter(|(known, _)| known.plan == place.plan);
+        same.filter_map(|(_, table)| table.reach()).max()
     }
 
-    /// Forgets every measurement; what a probe has found stays.
-    pub(super) fn forget(&mut self, slope: f64) {
-        self.tables.iter_mut().flatten().for_each(|table| table.forget(slope));
+    /// Relative spread of what is said of a call.
+    pub(super) fn spread(&self, place: Place, now: Tick) -> f64 {
+        let weight = self.nearest_place(place).map_or(0.0, |(known, table)| {
+            let weight = table.weight(now) + if table.lent.is_empty() { 0.0 } else { PRIOR_WEIGHT };
+            if known == place { weight } else { weight * 0.5 }
+        });
+        belief::spread(weight)
     }
 
-    fn table(&self, place: Place) -> Option<&Table> {
-        self.tables.get(place.plan)?.get(place.size)
-    }
-
-    /// The table of the size nearest to this one of which anything is known; of two the smaller.
     fn nearest(&self, place: Place) -> Option<&Table> {
-        let known =
-            self.tables.get(place.plan)?.iter().enumerate().filter(|(_, table)| !table.curve.is_empty());
-        known.min_by_key(|(size, _)| size.abs_diff(place.size)).map(|(_, table)| table)
+        self.nearest_place(place).map(|(_, table)| table)
+    }
+
+    /// The table nearest to this place; of two the smaller.
+    fn nearest_place(&self, place: Place) -> Option<(Place, &Table)> {
+        if let Some(table) = self.tables.get(&place) {
+            return Some((place, table));
+        }
+        let same = self.tables.iter().filter(|(known, _)| known.plan == place.plan);
+        same.min_by_key(|(known, _)| known.distance(place)).map(|(known, table)| (*known, table))
     }
 }
 
-/// Seconds of a verify call of one plan and size of the context, by draft nodes.
+/// Seconds of a verify call in one place, by draft nodes.
 #[derive(Debug, Default)]
 struct Table {
-    /// By number of nodes: the mean, and when it was last measured; empty before the first.
-    means: Vec<(Mean, Tick)>,
-    /// What a probe has found, by number of nodes.
-    prior: Vec<(usize, f64)>,
-    /// What was known of the nearest other size when this one was first measured.
-    lent: Vec<(usize, f64)>,
-    /// Expected seconds for every number of nodes, from means and prior; empty while nothing is known.
+    /// By number of nodes; empty before the first.
+    means: Vec<Belief>,
+    /// What was supposed before anything was measured here: by a probe, or by the nearest place.
+    lent: Points,
+    /// Expected seconds for every number of nodes.
     curve: Vec<f64>,
 }
 
 impl Table {
     fn observe(&mut self, nodes: usize, took: f64, now: Tick) {
-        self.means.resize(NODES_MAX + 1, (Mean::default(), Tick::default()));
-        if let Some((mean, at)) = self.means.get_mut(nodes.min(NODES_MAX)) {
-            mean.observe(took);
-            *at = now;
+        self.means.resize(NODES_MAX + 1, Belief::default());
+        if let Some(mean) = self.means.get_mut(nodes.min(NODES_MAX)) {
+            mean.observe(took, now);
         }
     }
 
-    /// The curve as points, to be lent to another size.
-    fn points(&self) -> Vec<(usize, f64)> {
+    /// The curve as points, to be lent to another place.
+    fn points(&self) -> Points {
         self.curve.iter().copied().enumerate().collect()
     }
 
-    fn is_measured(&self) -> bool {
-        self.means.iter().any(|(mean, _)| mean.known().is_some())
+    fn reach(&self) -> Option<usize> {
+        let measured = self.means.iter().rposition(|mean| mean.known().is_some());
+        measured.max(self.lent.last().map(|point| point.0))
     }
 
-    /// Forgets every measurement; what a probe has found stays.
-    fn forget(&mut self, slope: f64) {
-        *self = Self { prior: std::mem::take(&mut self.prior), ..Self::default() };
-        self.rebuild(slope);
+    /// Measurements that the table rests on now.
+    fn weight(&self, now: Tick) -> f64 {
+        self.means.iter().map(|mean| mean.weight(now)).sum()
     }
 
-    /// The prior where nothing is measured, else what another size of the context has shown; scaled by how far
-    /// measurements differ from it.
-    fn supposed(&self) -> Vec<Option<f64>> {
-        let points = if self.prior.is_empty() { &self.lent } else { &self.prior };
-        let prior = |nodes: usize| (!points.is_empty()).then(|| along(points, nodes, 0.0));
+    /// What was supposed, scaled by how far measurements differ from it.
+    fn supposed(&self, now: Tick) -> Vec<Option<f64>> {
         let (mut real, mut said) = (0.0, 0.0);
-        for (nodes, (mean, _)) in self.means.iter().enumerate() {
-            if let Some((value, prior)) = mean.known().zip(prior(nodes)) {
-                real += mean.weight * value;
-                said += mean.weight * prior;
+        for (nodes, mean) in self.means.iter().enumerate().filter(|_| !self.lent.is_empty()) {
+            if let Some(value) = mean.known() {
+                let weight = mean.weight(now);
+                real += weight * value;
+                said += weight * along(&self.lent, nodes, 0.0);
             }
         }
         let factor = if said > 0.0 { real / said } else { 1.0 };
-        let at = |nodes: usize| points.iter().find(|point| point.0 == nodes).map(|point| point.1 * factor);
+        let at = |nodes: usize| self.lent.iter().find(|point| point.0 == nodes).map(|point| point.1 * factor);
         (0..=NODES_MAX).map(at).collect()
     }
 
-    /// Forgets entries that were measured last more than `seconds` ago.
-    fn drop_older(&mut self, now: Tick, seconds: f64) {
-        for (mean, at) in &mut self.means {
-            if now.seconds_since(*at) > seconds {
-                *mean = Mean::default();
-            }
-        }
-    }
-
-    /// Monotone (pool adjacent violators), then linear between measured points; beyond the last the slope
-    /// of the last two, or the prior slope.
-    fn rebuild(&mut self, slope: f64) {
+    /// Monotone (pool adjacent violators), then linear between known points; beyond the last the slope of the last two.
+    /// While there is but one, a part of what the call takes beyond a step of `token` seconds is taken to be its nodes'.
+    fn rebuild(&mut self, token: f64, now: Tick) {
         let mut blocks: Vec<(f64, f64, usize, usize)> = Vec::new();
-        let supposed = self.supposed();
-        for (nodes, supposed) in supposed.into_iter().enumerate() {
-            let mean = self.means.get(nodes).map(|measured| measured.0).unwrap_or_default();
-            let known = mean.known().map(|value| (value, mean.weight));
+        for (nodes, supposed) in self.supposed(now).into_iter().enumerate() {
+            let mean = self.means.get(nodes).copied().unwrap_or_default();
+            let known = mean.known().map(|value| (value, mean.weight(now)));
             let Some((value, weight)) = known.or_else(|| Some((supposed?, PRIOR_WEIGHT))) else { continue };
             let mut block = (value, weight, nodes, nodes);
             while let Some(&(value, weight, first, _)) = blocks.last().filter(|last| last.0 > block.0) {
@@ -191,18 +185,19 @@ impl Table {
             }
             blocks.push(block);
         }
-        let points: Vec<(usize, f64)> = blocks
+        let points: Points = blocks
             .iter()
             .flat_map(|&(value, _, first, last)| {
                 let end = (last > first).then_some((last, value));
                 std::iter::once((first, value)).chain(end)
             })
             .collect();
-        self.curve = if points.is_empty() {
-            Vec::new()
-        } else {
-            (0..=NODES_MAX).map(|nodes| along(&points, nodes, slope)).collect()
+        let least = super::SLOPE * token;
+        let slope = match points.as_slice() {
+            [(nodes, seconds)] => ((seconds - token) * NODES_SHARE / (*nodes).max(1) as f64).max(least),
+            _ => least,
         };
+        self.curve = (0..=NODES_MAX).map(|nodes| along(&points, nodes, slope)).collect();
     }
 }
 
@@ -218,7 +213,7 @@ fn along(points: &[(usize, f64)], nodes: usize, slope: f64) -> f64 {
         (Some(&(x, y)), None) => {
             let measured =
                 points.first().filter(|first| first.0 < x).map(|&(x0, y0)| (y - y0) / (x - x0) as f64);
-            y + (nodes - x) as f64 * measured.unwrap_or(slope).max(slope * 0.25)
+            y + (nodes - x) as f64 * measured.unwrap_or(slope).max(slope * 0.05)
         }
         (None, Some(&(x, y))) => (y - (x - nodes) as f64 * slope).max(y * 0.5),
         (None, None) => 0.0,

@@ -159,6 +159,7 @@ impl Worker {
                 tokens,
                 parents: None,
                 rows: open.rows(taken.cached, tokens.len()),
+                draft: None,
             });
         }
         if feeds.is_empty() {

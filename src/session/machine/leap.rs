@@ -22,7 +22,7 @@ impl<W: Walk> Session<W> {
     pub(super) fn leap(&mut self, step: Step, began: Tick, now: Tick) {
         match step {
             Step::Ride(reason) => {
-                self.pilot.leave(self.output.tokens().len(), now);
+                self.pilot.leave(self.output.tokens().len());
                 self.ride_on(reason, true, now);
             }
             Step::Draft(gamma) => {
@@ -150,9 +150,9 @@ impl<W: Walk> Session<W> {
         self.summary.drift = self.judge.ledger();
         self.summary.accepted += accepted.nodes.len().min(delta.tokens.len()) as u32;
         self.emit(delta);
-        self.pilot.round(&draft, &accepted, modelled);
+        self.pilot.round(&draft, &accepted, modelled, now);
         if self.output.finish().is_some() {
-            self.pilot.leave(self.output.tokens().len(), now);
+            self.pilot.leave(self.output.tokens().len());
             return self.finish(self.output.finish());
         }
         let step = self.step(true, now);
@@ -160,8 +160,18 @@ impl<W: Walk> Session<W> {
     }
 
     pub(super) fn verify_failed(&mut self, now: Tick) {
-        self.pilot.verify_failed(self.output.tokens().len());
+        self.pilot.verify_failed(self.output.tokens().len(), now);
         self.fault_ride(RideReason::VerifyFault, now);
+    }
+
+    /// A verify call has not been answered in time. Where the engine computes other requests too it is busy, and that is
+    /// load; where it does not, something is wrong.
+    pub(super) fn verify_late(&mut self, late: &Verifying, now: Tick) {
+        if self.pilot.is_alone() {
+            return self.verify_failed(now);
+        }
+        self.pilot.verify_late(late.draft.len(), now.seconds_since(late.began), now);
+        self.fault_ride(RideReason::GateLoad, now);
     }
 
     pub(super) fn verify_paused(&mut self, pause: Duration, now: Tick) {

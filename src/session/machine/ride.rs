@@ -99,8 +99,8 @@ impl<W: Walk> Session<W> {
     pub(super) fn timed(&mut self, mut ride: Ride, tokens: usize, now: Tick) -> Ride {
         if tokens > 0 {
             self.pilot.control().with(|learnt| match ride.last {
-                Some(last) => learnt.costs.rode(now.seconds_since(last), tokens),
-                None if ride.after_leap => learnt.costs.left(now.seconds_since(ride.since)),
+                Some(last) => learnt.rode(now.seconds_since(last), tokens, now),
+                None if ride.after_leap => learnt.left(now.seconds_since(ride.since), now),
                 None => {}
             });
             ride.last = Some(now);

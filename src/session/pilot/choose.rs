@@ -3,11 +3,18 @@
 use std::sync::Arc;
 
 use super::seat::{Seat, leading};
-use super::{BITE, EVIDENCE, Pilot, Stand, Step};
-use crate::control::{Learnt, Quote, Run, Terms, best_cut, dither, pays};
+use super::{BITE, CLASS_TOKENS, EVIDENCE, Pilot, Stand, Step};
+use crate::control::{Class, Learnt, Outlook, Prices, Quote, Rounds, Value, best_cut, dither};
 use crate::draft::{Budget, Tree};
 use crate::units::{Tick, TokenId};
 use crate::words::RideReason;
+
+/// Share of the spread of a cost by which a trial may hope that it is lower than its mean.
+const HOPE: f64 = 0.7;
+/// First draft tokens, real and virtual, that the acceptance gate judges by.
+const REFUSED_OF: f64 = 200.0;
+/// A round may always take as long as so many ridden tokens.
+const GAP_TOKENS: f64 = 2.0;
 
 impl Pilot {
     /// Chooses the next step. The caller has checked that nothing forbids leaping.
@@ -16,61 +23,142 @@ impl Pilot {
             return self.forced(output, fixed, stand);
         }
         self.feed(output, stand.done, BITE);
-        if !self.caught_up(stand.done) || (!stand.leaping && stand.done < self.not_before) {
+        if !self.caught_up(stand.done) || (!stand.leaping && stand.done < self.not_before) || self.has_lost()
+        {
             return Step::Ride(RideReason::NoGain);
         }
-        if self.control.with(|learnt| learnt.costs.pace_is_old()) {
-            return Step::Ride(RideReason::Switchback);
-        }
-        let room = stand.room.nodes.min(self.gamma_max);
-        let budget = Budget { nodes: room, depth: stand.room.depth };
         let control = Arc::clone(&self.control);
-        let step = control.with(|learnt| {
-            learnt.costs.fade(now);
-            self.weigh(budget, stand, learnt)
+        let (step, budget) = control.with(|learnt| {
+            let budget = self.budget(stand, learnt);
+            (self.weigh(budget, stand, learnt, now), budget)
         });
         self.dithered(step, budget)
     }
 
-    fn weigh(&self, budget: Budget, stand: Stand, learnt: &Learnt) -> Step {
-        let rest = learnt.expected_rest(stand.done).min(stand.rest.map_or(f64::MAX, |rest| rest as f64));
-        let terms =
-            Terms { way: self.way(), margin: self.margin, stay: self.stay, leaping: stand.leaping, rest };
-        let (mut draft, quote) = self.cut(&self.looked_up(budget), budget, learnt);
+    /// The largest draft whose cost can be foretold and that keeps the client waiting no longer than it may.
+    fn budget(&self, stand: Stand, learnt: &Learnt) -> Budget {
+        let way = self.way();
+        let most = stand.room.nodes.min(self.gamma_max).min(learnt.costs.reach(way));
+        let gap = self.gap_most.max(GAP_TOKENS * learnt.costs.ride_token_expected());
+        let nodes = (0..=most).rev().find(|&nodes| learnt.costs.verify(way, nodes) <= gap);
+        Budget { nodes: nodes.unwrap_or(0), depth: stand.room.depth }
+    }
+
+    fn weigh(&self, budget: Budget, stand: Stand, learnt: &Learnt, now: Tick) -> Step {
+        let Some(token) = learnt.costs.ride_token() else { return Step::Ride(RideReason::NoGain) };
+        let pace = if stand.leaping { learnt.costs.pace_is_overdue() } else { learnt.costs.pace_is_old() };
+        if pace {
+            return Step::Ride(RideReason::Switchback);
+        }
+        if !learnt.account.is_open() || (budget.nodes == 0 && stand.room.nodes > 0) {
+            return Step::Ride(RideReason::GateLatency);
+        }
+        let outlook = |seat: Option<&Seat>| self.outlook(seat, token, stand, learnt, now);
+        let first = self.seats.iter().find(|seat| seat.inline().is_some());
+        let lookups = self.looked_up(budget);
+        let rate = outlook(first).rate();
+        let (mut draft, quote) = self.cut(&lookups, budget, rate, learnt);
         let nothing = draft.is_empty();
-        let known =
-            |seat: &Seat| stand.leaping || learnt.survival.evidence(self.heat, seat.id.source) >= EVIDENCE;
         let led = leading(&self.seats, &draft, 0).and_then(|place| self.seats.get(place));
-        // Without anybody who answers at once, an empty round may still be the cheapest way to stay in a leap.
-        let nobody = Run::default();
-        let run = match led {
-            Some(seat) => known(seat).then_some(&seat.run),
-            None => stand.leaping.then_some(&nobody),
-        };
-        let lookup = run.filter(|run| self.worth(quote, run, learnt, terms)).map(|_| quote);
-        let model =
-            self.model().filter(|(seat, asked)| asked.warm && seat.health.is_well(stand.done) && known(seat));
+        let lookup = (led.is_some() || stand.leaping)
+            .then(|| (quote, outlook(led)))
+            .filter(|(quote, outlook)| self.worth(*quote, led, outlook, stand, learnt));
+        let model = self.model().filter(|(seat, asked)| asked.warm && seat.health.is_well(stand.done));
         let asks = model.is_some();
         let model = model.and_then(|(seat, _)| {
-            let offer = self.model_offer(budget.nodes.min(budget.depth), learnt)?;
-            self.worth(offer, &seat.run, learnt, terms).then_some(offer)
+            let outlook = outlook(Some(seat));
+            let offer = self.model_offer(budget.nodes.min(budget.depth), outlook.rate(), learnt)?;
+            self.worth(offer, Some(seat), &outlook, stand, learnt).then_some((offer, outlook))
         });
         match (lookup, model) {
-            (Some(lookup), Some(model)) if model.rate() > lookup.rate() => Step::Draft(model.nodes),
-            (None, Some(model)) => Step::Draft(model.nodes),
-            (Some(lookup), _) => {
+            (Some((lookup, known)), Some((model, other))) => {
+                let rate = known.rate().max(other.rate());
+                if model.surplus(rate) > lookup.surplus(rate) {
+                    return Step::Draft(model.nodes);
+                }
+                draft.truncate(lookup.nodes);
+                Step::Verify(draft)
+            }
+            (None, Some((model, _))) => Step::Draft(model.nodes),
+            (Some((lookup, _)), None) => {
                 draft.truncate(lookup.nodes);
                 Step::Verify(draft)
             }
             (None, None) if nothing && !asks => Step::Ride(RideReason::NoDraft),
+            (None, None) if self.refused(learnt) => Step::Ride(RideReason::GateAcceptance),
             (None, None) => Step::Ride(RideReason::NoGain),
         }
     }
 
-    /// Whether a quote pays; a first trial gets a second round, because the first one also paid for the switch.
-    fn worth(&self, quote: Quote, run: &Run, learnt: &Learnt, terms: Terms) -> bool {
-        let second = self.streak.is_some_and(|streak| streak.trial && streak.rounds < 2);
-        (second && quote.nodes > 0) || pays(quote, run, learnt, terms)
+    /// Whether hardly any first token of any drafter is accepted. Virtual rounds go on, so it is seen when that changes.
+    fn refused(&self, learnt: &Learnt) -> bool {
+        let refused = |seat: &Seat| {
+            let (accepted, tried) = learnt.survival.first_tokens(self.heat, seat.id.source);
+            tried >= REFUSED_OF && accepted < self.acceptance_least * tried
+        };
+        !self.seats.is_empty() && self.seats.iter().all(refused)
+    }
+
+    /// Whether a round of the drafter in this seat pays, as far as is known.
+    fn worth(
+        &self,
+        quote: Quote,
+        seat: Option<&Seat>,
+        outlook: &Outlook,
+        stand: Stand,
+        learnt: &Learnt,
+    ) -> bool {
+        if stand.leaping {
+            return outlook.goes_on(quote, self.stay, self.streak.map_or(0, |streak| streak.gap));
+        }
+        let known = |seat: &Seat| learnt.survival.evidence(self.heat, seat.id.source) >= EVIDENCE;
+        seat.is_some_and(known) && outlook.begins(quote, self.margin)
+    }
+
+    /// What leaping with the drafter in a seat is judged by.
+    fn outlook(&self, seat: Option<&Seat>, token: f64, stand: Stand, learnt: &Learnt, now: Tick) -> Outlook {
+        let costs = &learnt.costs;
+        let hope =
+            if learnt.account.allows_trials() { HOPE * costs.verify_spread(self.way(), now) } else { 0.0 };
+        Outlook {
+            token,
+            value: self.value(seat, learnt),
+            empty: self.round_cost(0, learnt),
+            switch_in: costs.switch_in(),
+            switch_out: costs.switch_out(),
+            rest: learnt.expected_rest(stand.done).min(stand.rest.map_or(f64::MAX, |rest| rest as f64)),
+            hope,
+        }
+    }
+
+    /// The rounds of the drafter in this seat: the session's own, and its class's beside them.
+    fn value(&self, seat: Option<&Seat>, learnt: &Learnt) -> Value {
+        let Some(seat) = seat else { return Value::default() };
+        let costs = &learnt.costs;
+        let prices = Prices {
+            verify: &|nodes| self.round_cost(nodes, learnt),
+            draft: costs.draft_token(),
+            token: costs.ride_token_expected(),
+            switches: costs.switch_in() + costs.switch_out(),
+        };
+        let class = Class { source: seat.id.source, heat: self.heat, kind: self.kind };
+        let others =
+            learnt.classes.of(class).map(|rounds: &Rounds| rounds.value(&prices)).unwrap_or_default();
+        let per_round = others.tokens / others.rounds.max(1e-6);
+        seat.rounds.value(&prices).with(&others, (CLASS_TOKENS / per_round.max(1.0)).max(2.0))
+    }
+
+    /// The tokens per second that leaping with this drafter reaches in the long run, at least those of riding.
+    pub(super) fn rate(&self, seat: Option<&Seat>, learnt: &Learnt) -> f64 {
+        let riding = 1.0 / learnt.costs.ride_token_expected();
+        self.value(seat, learnt).rate().unwrap_or(0.0).max(riding)
+    }
+
+    /// Seconds of a round with so many nodes, and those that it costs the other requests that the engine computes.
+    pub(super) fn round_cost(&self, nodes: usize, learnt: &Learnt) -> f64 {
+        let neighbours = learnt.crowd.requests().saturating_sub(1) as f64;
+        let slowdown = learnt.costs.per_node(self.way()) * nodes as f64;
+        learnt.costs.verify(self.way(), nodes) + neighbours * slowdown
     }
 
     fn dithered(&mut self, step: Step, budget: Budget) -> Step {
@@ -109,12 +197,15 @@ impl Pilot {
         let budget = Budget { nodes: most.min(stand.room.nodes), depth: stand.room.depth };
         let drafts: Vec<Tree> = std::iter::once(model).chain(self.looked_up(budget)).collect();
         self.control.with(|learnt| {
-            let merged = self.merged(&drafts, budget, learnt);
-            let mut draft = merged.tree;
-            if self.gamma_fixed.is_none() {
-                let quote = best_cut(&merged.survival, |nodes| learnt.costs.verify(self.way(), nodes));
-                draft.truncate(quote.nodes.max(1));
+            if self.gamma_fixed.is_some() {
+                return self.merged(&drafts, budget, learnt).tree;
             }
+            let budget = self.budget(Stand { room: budget, ..stand }, learnt);
+            let merged = self.merged(&drafts, budget, learnt);
+            let rate = self.rate(self.model().map(|(seat, _)| seat), learnt);
+            let quote = best_cut(&merged.survival, rate, |nodes| self.round_cost(nodes, learnt));
+            let mut draft = merged.tree;
+            draft.truncate(quote.nodes.max(1));
             draft
         })
     }

@@ -4,7 +4,7 @@ use super::{EVIDENCE, Pilot, score};
 use crate::control::{Learnt, Quote, best_cut};
 use crate::draft::{Features, Source, Tree, Vote};
 use crate::session::shadow::ShadowPlan;
-use crate::units::TokenId;
+use crate::units::{Tick, TokenId};
 
 impl Pilot {
     /// The first output index that the model drafter is to be asked for, if a pass is due. The first pass
@@ -43,22 +43,38 @@ impl Pilot {
 
     /// Whether the model drafter is expected to be more than `times` as fast as riding.
     fn promising(&self, times: f64, learnt: &Learnt) -> bool {
-        let offer = self.model_offer(self.gamma_max, learnt);
-        offer.zip(learnt.costs.ride_token()).is_some_and(|(offer, token)| offer.rate() * token > times)
+        let offer = self.model_offer(self.gamma_max, self.model_rate(learnt), learnt);
+        let token = learnt.costs.ride_token();
+        offer.zip(token).is_some_and(|(offer, token)| offer.tokens * token > times * offer.seconds)
     }
 
     /// Whether the model drafter could not pay even if nine of ten of its tokens were accepted.
     fn hopeless(&self, learnt: &Learnt) -> bool {
         let survival: Vec<f64> = (1..=self.gamma_max).map(|depth| 0.9_f64.powi(depth as i32)).collect();
-        let quote = self.model_quote(&survival, learnt);
-        learnt.costs.ride_token().is_some_and(|token| quote.rate() * token < 1.0 + self.margin)
+        let riding = 1.0 / learnt.costs.ride_token_expected();
+        let quote = self.model_quote(&survival, riding, learnt);
+        let token = learnt.costs.ride_token();
+        token.is_some_and(|token| quote.tokens * token < (1.0 + self.margin) * quote.seconds)
+    }
+
+    /// The tokens per second that leaping with the model drafter reaches in the long run.
+    fn model_rate(&self, learnt: &Learnt) -> f64 {
+        self.rate(self.model().map(|(seat, _)| seat), learnt)
     }
 
     /// Learns from a shadow pass of `seconds`: the model drafter's own choices at the output places `from..`.
-    pub fn shadowed(&mut self, output: &[TokenId], from: usize, choices: &[TokenId], seconds: f64) {
+    pub fn shadowed(
+        &mut self,
+        output: &[TokenId],
+        from: usize,
+        choices: &[TokenId],
+        seconds: f64,
+        now: Tick,
+    ) {
         let gamma = self
             .control
-            .with(|learnt| self.model_offer(self.gamma_max, learnt).map_or(0, |quote| quote.nodes))
+            .with(|learnt| self.model_offer(self.gamma_max, self.model_rate(learnt), learnt))
+            .map_or(0, |quote| quote.nodes)
             .clamp(1, self.gamma_max.max(1));
         let pairs: Vec<(TokenId, TokenId)> =
             choices.iter().copied().zip(output.iter().skip(from).copied()).collect();
@@ -73,13 +89,14 @@ impl Pilot {
                 }
                 run += 1;
             }
-            if let Some(seat) = self.model_mut() {
-                seat.run.push(gamma, gamma, run + 1);
+            let place = self.seats.iter().position(|seat| seat.asked().is_some());
+            if let Some(place) = place {
+                self.note(place, gamma, gamma, run + 1);
             }
             at += run + 1;
         }
         let (promising, earned) = self.control.with(|learnt| {
-            learnt.costs.shadowed(seconds, self.has_read());
+            learnt.costs.shadowed(seconds, self.has_read(), now);
             let earned = ShadowPlan::earned_by(learnt.costs.shadow_pass(), learnt.costs.ride_token());
             (self.promising(1.0, learnt), earned)
         });
@@ -89,8 +106,9 @@ impl Pilot {
         }
     }
 
-    /// The best length of a model draft by what is expected of it; `None` if no length is.
-    pub(super) fn model_offer(&self, gamma_max: usize, learnt: &Learnt) -> Option<Quote> {
+    /// The best length of a model draft by what is expected of it, where a second is worth `rate` tokens; `None` if no
+    /// length is.
+    pub(super) fn model_offer(&self, gamma_max: usize, rate: f64, learnt: &Learnt) -> Option<Quote> {
         if self.model().is_none() || gamma_max == 0 {
             return None;
         }
@@ -101,11 +119,11 @@ impl Pilot {
             alive *= self.tuning.adjust(Source::Model, learnt.survival.conditional(self.heat, vote, depth));
             survival.push(alive);
         }
-        Some(self.model_quote(&survival, learnt)).filter(|quote| quote.nodes > 0)
+        Some(self.model_quote(&survival, rate, learnt)).filter(|quote| quote.nodes > 0)
     }
 
-    fn model_quote(&self, survival: &[f64], learnt: &Learnt) -> Quote {
-        let costs = &learnt.costs;
-        best_cut(survival, |nodes| costs.verify(self.way(), nodes) + nodes as f64 * costs.draft_token())
+    fn model_quote(&self, survival: &[f64], rate: f64, learnt: &Learnt) -> Quote {
+        let draft = learnt.costs.draft_token();
+        best_cut(survival, rate, |nodes| self.round_cost(nodes, learnt) + nodes as f64 * draft)
     }
 }

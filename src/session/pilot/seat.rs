@@ -1,6 +1,6 @@
 //! The drafters of a session, one seat each: who it is, how its rounds went, and whether it is well.
 
-use crate::control::Run;
+use crate::control::Rounds;
 use crate::draft::{DrafterId, Lookup, Source, Tree};
 use crate::session::shadow::{ShadowPlan, VirtualRound};
 use crate::session::start::Rules;
@@ -16,7 +16,7 @@ pub(super) struct Seat {
     pub id: DrafterId,
     pub kind: Kind,
     /// Its last rounds, real and virtual.
-    pub run: Run,
+    pub rounds: Rounds,
     pub health: Health,
 }
 
@@ -67,7 +67,7 @@ impl Health {
 
 impl Seat {
     fn new(id: DrafterId, kind: Kind) -> Self {
-        Self { id, kind, run: Run::default(), health: Health::default() }
+        Self { id, kind, rounds: Rounds::remembering(super::MEMORY), health: Health::default() }
     }
 
     /// A seat for each drafter of `rules`, in the policy's order; those of one kind are numbered.

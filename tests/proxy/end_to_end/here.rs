@@ -52,7 +52,7 @@ async fn a_model_in_the_proxy_says_what_it_says_on_a_server_of_its_own() {
         threads: 2,
         ..ServedModel::of(folder())
     };
-    let opened = open_as(&model).expect("the model opens (make fetches ONNX Runtime)");
+    let opened = open_as(&model, None).expect("the model opens (make fetches ONNX Runtime)");
     let target = LocalTarget::start(opened.app).await.unwrap();
     let proxy = proxy_with_the_model().await;
     let front = proxy.gateway.addresses[0];

@@ -6,7 +6,6 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 use foretell::app::Running;
 use foretell::lab::local::{self, LocalTarget};
@@ -16,55 +15,17 @@ use foretell::onnx_server::scheduler::Engine;
 use foretell::onnx_server::server::App;
 use foretell::openai::Route;
 use foretell::runtime::device::DeviceChoice;
-use foretell::runtime::forward::{Feed, Forward, Lane, Logits, ModelConfig, ModelError};
 use foretell::runtime::model::{Model, Options};
+use foretell::runtime::pace::Paced;
 use futures_util::future::join_all;
 use serde_json::json;
 
 use super::house::House;
 use crate::client::{Answer, Ask, metric, watch_panics};
 
-const STEP: Duration = Duration::from_millis(60);
+const PACE: &str = "step=60ms";
 const REQUESTS: usize = 20;
 const MAX_TOKENS: usize = 64;
-
-/// A model each of whose runs takes [`STEP`] and its own time.
-struct Paced(Model);
-
-impl Forward for Paced {
-    fn config(&self) -> &ModelConfig {
-        self.0.config()
-    }
-
-    fn reserve(&mut self) -> Option<Lane> {
-        self.0.reserve()
-    }
-
-    fn release(&mut self, lane: Lane) {
-        self.0.release(lane);
-    }
-
-    fn len(&self, lane: Lane) -> usize {
-        self.0.len(lane)
-    }
-
-    fn rewind(&mut self, lane: Lane, len: usize) {
-        self.0.rewind(lane, len);
-    }
-
-    fn commit(&mut self, lane: Lane, base: usize, path: &[usize]) -> Result<(), ModelError> {
-        self.0.commit(lane, base, path)
-    }
-
-    fn fork(&mut self, from: Lane, to: Lane, len: usize) -> Result<(), ModelError> {
-        self.0.fork(from, to, len)
-    }
-
-    fn run(&mut self, feeds: &[Feed<'_>]) -> Result<Logits, ModelError> {
-        std::thread::sleep(STEP);
-        self.0.run(feeds)
-    }
-}
 
 fn folder(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("onnx/models").join(name)
@@ -76,7 +37,9 @@ async fn target() -> LocalTarget {
     let folder = folder("target");
     let model = Model::open(&folder, &options).expect("the model opens (make fetches ONNX Runtime)");
     let metrics = Arc::new(Metrics::new().unwrap());
-    let engine = Engine::start(Box::new(Paced(model)), Arc::clone(&metrics)).unwrap();
+    let engine =
+        Engine::start(Box::new(Paced::new(Box::new(model), PACE.parse().unwrap())), Arc::clone(&metrics))
+            .unwrap();
     let words = Arc::new(FolderWords::read(&folder).unwrap());
     LocalTarget::start(App::new("toy".into(), engine, words, metrics)).await.unwrap()
 }

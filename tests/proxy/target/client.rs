@@ -37,8 +37,12 @@ impl Drop for Server {
 
 pub async fn serve(model: Fake) -> Server {
     let watch = model.watch.clone();
+    serve_as(Box::new(model), watch).await
+}
+
+/// Serves a fake inside of something else.
+pub async fn serve_as(model: Box<dyn Forward>, watch: Watch) -> Server {
     let metrics = Arc::new(Metrics::new().unwrap());
-    let model: Box<dyn Forward> = Box::new(model);
     let engine = Engine::start(model, Arc::clone(&metrics)).unwrap();
     let app = App::new("toy".into(), engine, Arc::new(ByteWords), metrics);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

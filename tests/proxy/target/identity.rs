@@ -6,7 +6,7 @@ use super::client::{Server, choices, ids, ids_of, serve, text_of};
 use super::fake::Fake;
 
 /// Sampling settings that must all be carried through every way of computing.
-fn settings() -> Vec<Value> {
+pub fn settings() -> Vec<Value> {
     vec![
         json!({"temperature": 0}),
         json!({"temperature": 0.8, "top_p": 0.9, "seed": 42}),
@@ -22,11 +22,11 @@ fn with(base: &Value, more: Value) -> Value {
     body
 }
 
-fn prompt() -> Vec<u32> {
+pub fn prompt() -> Vec<u32> {
     "def main():".bytes().map(u32::from).collect()
 }
 
-async fn plain(server: &Server, setting: &Value, tokens: usize) -> Vec<u32> {
+pub async fn plain(server: &Server, setting: &Value, tokens: usize) -> Vec<u32> {
     let body = json!({"model": "toy", "prompt": prompt(), "max_tokens": tokens, "return_token_ids": true, "ignore_eos": true});
     ids(&server.ask("/v1/completions", &with(setting, body)).await["choices"][0]["token_ids"])
 }
@@ -63,7 +63,7 @@ async fn a_fan_out_samples_what_the_plain_run_does() {
 }
 
 /// Runs a whole output through `/v1/verify`, the drafts being right for some tokens and wrong for others.
-async fn by_verify(server: &Server, setting: &Value, want: &[u32], tree: bool) -> (Vec<u32>, u64) {
+pub async fn by_verify(server: &Server, setting: &Value, want: &[u32], tree: bool) -> (Vec<u32>, u64) {
     let (mut out, mut round, mut uncached) = (Vec::new(), 0_usize, 0);
     while out.len() < want.len() {
         round += 1;

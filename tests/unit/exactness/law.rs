@@ -207,19 +207,19 @@ fn every_plan_and_every_way_to_the_next_keeps_the_law(
 fn confident(plans: &[Plan]) -> Control {
     let control = Control::new();
     control.with(|learnt| {
-        (0..20).for_each(|_| learnt.costs.rode(0.010, 1));
+        (0..20).for_each(|_| learnt.costs.rode(0.010, 1, Tick(0)));
         for &plan in plans {
             for nodes in 0..4 {
                 learnt.costs.verified(control::Way::by(plan, 0), nodes, 0.004, Tick(1));
             }
             learnt.costs.entered(control::Way::by(plan, 0), 1, 0.004, Tick(1));
         }
-        learnt.costs.left(0.010);
+        learnt.costs.left(0.010, Tick(0));
         let lookup = Vote::new(Source::PromptLookup, Features { match_len: 2, margin: 0.0 });
         for vote in [lookup, Vote::new(Source::Model, Features::default())] {
             (0..20).for_each(|_| learnt.survival.observe(Heat::Greedy, vote, 0, true));
         }
-        learnt.costs.drafted(4, 0.001);
+        learnt.costs.drafted(4, 0.001, Tick(0));
     });
     control
 }

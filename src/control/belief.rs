@@ -1,0 +1,109 @@
+//! A mean with a spread: what is believed of one quantity, and how far that may be wrong.
+//!
+//! Measurements pull the mean, and the more of them there were lately the less each one does. Rest widens the spread
+//! and never moves the mean: after an hour without a call the last figure is still the best guess, but a weak one,
+//! and the next measurement counts for much.
+
+use crate::units::Tick;
+
+/// Measurements that a mean remembers: it adapts within a handful.
+const MEMORY: f64 = 8.0;
+/// A measurement counts at most this multiple of a settled mean: one hiccup is not a trend.
+const OUTLIER: f64 = 3.0;
+/// Measurements that make a mean a settled one.
+const SETTLED: f64 = 3.0;
+/// Seconds of rest after which what was measured weighs half.
+const REST: f64 = 120.0;
+/// Relative spread of a single measurement.
+const NOISE: f64 = 0.10;
+/// Relative spread of a mean that nothing supports any more.
+const IGNORANCE: f64 = 0.50;
+
+/// The mean of a quantity (seconds, or a share) that forgets what is old.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Belief {
+    mean: f64,
+    /// Measurements that the mean rests on, at the time of the last one.
+    weight: f64,
+    /// When it was last measured.
+    at: Tick,
+}
+
+impl Belief {
+    /// Notes a measured time, seconds. What is no time is ignored.
+    pub fn observe(&mut self, seconds: f64, now: Tick) {
+        if !seconds.is_finite() || seconds < 0.0 {
+            return;
+        }
+        let settled = self.weight(now) >= SETTLED;
+        self.count(if settled { seconds.min(self.mean * OUTLIER) } else { seconds }, now);
+    }
+
+    /// Notes a measured value that has no outliers, for instance a share.
+    pub fn count(&mut self, value: f64, now: Tick) {
+        self.weight = (self.weight(now) + 1.0).min(MEMORY);
+        self.mean += (value - self.mean) / self.weight;
+        self.at = self.at.max(now);
+    }
+
+    /// The mean; `None` before the first measurement.
+    pub fn known(&self) -> Option<f64> {
+        (self.weight > 0.0).then_some(self.mean)
+    }
+
+    /// Measurements that the mean rests on now: rest makes them fewer, never none.
+    pub fn weight(&self, now: Tick) -> f64 {
+        self.weight * REST / (REST + now.seconds_since(self.at))
+    }
+
+    /// Relative spread of the mean now.
+    pub fn spread(&self, now: Tick) -> f64 {
+        spread(self.weight(now))
+    }
+}
+
+/// Relative spread of a mean that rests on so many measurements.
+pub fn spread(weight: f64) -> f64 {
+    (NOISE * NOISE / (weight + 1e-9) + (IGNORANCE / (1.0 + weight)).powi(2)).sqrt().min(IGNORANCE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn at(seconds: u64) -> Tick {
+        Tick(seconds * 1_000_000)
+    }
+
+    #[test]
+    fn rest_widens_the_spread_and_keeps_the_mean() {
+        let mut belief = Belief::default();
+        assert_eq!((belief.known(), belief.spread(at(0))), (None, IGNORANCE));
+        (0..20).for_each(|_| belief.observe(0.040, at(0)));
+        let fresh = belief.spread(at(0));
+        assert!(fresh < 0.08, "{fresh}");
+        assert!((belief.known().unwrap() - 0.040).abs() < 1e-12);
+        let hour = belief.spread(at(3_600));
+        assert!(hour > 0.3 && (belief.known().unwrap() - 0.040).abs() < 1e-12, "{hour}");
+    }
+
+    #[test]
+    fn after_a_rest_a_measurement_counts_for_much_and_before_it_for_little() {
+        let mut steady = Belief::default();
+        (0..20).for_each(|_| steady.observe(0.040, at(0)));
+        let mut rested = steady;
+        steady.observe(0.080, at(1));
+        rested.observe(0.080, at(3_600));
+        assert!(steady.known().unwrap() < 0.046 && rested.known().unwrap() > 0.070, "{steady:?} {rested:?}");
+    }
+
+    #[test]
+    fn a_change_is_learnt_within_a_handful_and_one_hiccup_is_no_trend() {
+        let mut belief = Belief::default();
+        (0..20).for_each(|_| belief.observe(0.010, at(0)));
+        belief.observe(5.0, at(0));
+        assert!(belief.known().unwrap() < 0.014, "{belief:?}");
+        (0..12).for_each(|_| belief.observe(0.030, at(1)));
+        assert!(belief.known().unwrap() > 0.025, "{belief:?}");
+    }
+}

@@ -1,0 +1,210 @@
+//! The control group of a policy: is leaping really faster than riding, for the clients?
+//!
+//! A share of the requests is held back by lot and only rides. Both groups are compared by the logarithm of the seconds per
+//! token that their clients saw, so that long and short, fast and slow requests count alike. The interval of the
+//! difference is valid at every moment, however often it is looked at (a confidence sequence: Waudby-Smith, Arbour,
+//! Sinha, Kennedy, Ramdas, arXiv 2103.06476, Theorem 2.2): an ordinary interval that is looked at after every request
+//! sooner or later shows a loss that is not there. Where a loss is shown the gate closes, and is tried again after a
+//! while: never for good.
+
+use std::time::Duration;
+
+use crate::units::{Dice, Tick};
+
+/// Error of one interval: the two of a difference together miss the truth once in twenty comparisons.
+const ALPHA: f64 = 0.025;
+/// Where the interval is narrowest for its size, in requests.
+const TUNED: f64 = 100.0;
+/// Requests in each group before anything is said.
+const LEAST: f64 = 10.0;
+/// Half-width of the interval of the logarithm below which the group may be as small as it gets.
+const NARROW: f64 = 0.05;
+/// A gate that closes again at once waits longer every time, up to so many times as long.
+const LONGEST: u32 = 32;
+/// Variance that is assumed at least: nobody's requests are that much alike.
+const VARIANCE: f64 = 1e-4;
+
+/// Mean and variance of a sample (Welford).
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Sample {
+    n: f64,
+    mean: f64,
+    squares: f64,
+}
+
+impl Sample {
+    fn add(&mut self, value: f64) {
+        self.n += 1.0;
+        let off = value - self.mean;
+        self.mean += off / self.n;
+        self.squares += off * (value - self.mean);
+    }
+
+    /// Half of the width of the interval of the mean.
+    fn half_width(&self) -> f64 {
+        let variance = (self.squares / (self.n - 1.0)).max(VARIANCE);
+        // The value of rho that makes it narrowest at [`TUNED`] requests.
+        let log = -2.0 * ALPHA.ln();
+        let rho = (log + (1.0 + log).ln()) / TUNED;
+        let inside = self.n * rho + 1.0;
+        (variance * 2.0 * inside / (self.n * self.n * rho) * (inside.sqrt() / ALPHA).ln()).sqrt()
+    }
+}
+
+/// The ratio of two times per token, and where it surely lies.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Interval {
+    /// Lower bound.
+    pub low: f64,
+    /// Best guess.
+    pub middle: f64,
+    /// Upper bound.
+    pub high: f64,
+}
+
+/// A gate that closes on a loss, and opens again to try.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Gate {
+    /// Until when it is closed; `None` while it is open.
+    until: Option<Tick>,
+    /// How many times in a row it has closed.
+    times: u32,
+}
+
+/// Both groups of one policy at one backend.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Groups {
+    leaping: Sample,
+    held: Sample,
+    gate: Gate,
+}
+
+/// What the gate of a policy asks for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LatencyGate {
+    /// It closes where leaping surely takes more than so many times the control group's time per token.
+    pub limit: f64,
+    /// How long it is closed for the first time.
+    pub reprobe: Duration,
+}
+
+impl Groups {
+    /// Draws whether the next request is held back: a share that begins at `start` and falls to `floor` as the interval
+    /// narrows.
+    pub fn holds_back(&self, start: f64, floor: f64, dice: &mut Dice) -> bool {
+        dice.unit() < self.share(start, floor)
+    }
+
+    fn share(&self, start: f64, floor: f64) -> f64 {
+        let width =
+            self.half_width().map_or(1.0, |width| ((width - NARROW) / (4.0 * NARROW)).clamp(0.0, 1.0));
+        floor.max(start * width)
+    }
+
+    /// Notes a finished request: `seconds` per token after the first. What is no time is ignored.
+    pub fn note(&mut self, held_back: bool, seconds: f64, gate: LatencyGate, now: Tick) {
+        if !(seconds.is_finite() && seconds > 0.0) {
+            return;
+        }
+        let group = if held_back { &mut self.held } else { &mut self.leaping };
+        group.add(seconds.ln());
+        if self.ratio().is_some_and(|ratio| ratio.low > gate.limit) {
+            let wait = gate.reprobe.saturating_mul((1 << self.gate.times.min(16)).min(LONGEST));
+            *self = Self {
+                gate: Gate { until: Some(now.after(wait)), times: self.gate.times + 1 },
+                ..Self::default()
+            };
+        } else if self.half_width().is_some_and(|width| width < NARROW) {
+            self.gate.times = 0;
+        }
+    }
+
+    /// Whether leaping is closed now because it was slower than riding.
+    pub fn is_closed(&mut self, now: Tick) -> bool {
+        self.gate.until.take_if(|until| *until <= now);
+        self.gate.until.is_some()
+    }
+
+    /// Time per token of leaping ÷ that of the control group; `None` before there are enough requests of both.
+    pub fn ratio(&self) -> Option<Interval> {
+        let width = self.half_width()?;
+        let middle = self.leaping.mean - self.held.mean;
+        Some(Interval { low: (middle - width).exp(), middle: middle.exp(), high: (middle + width).exp() })
+    }
+
+    fn half_width(&self) -> Option<f64> {
+        let enough = self.leaping.n >= LEAST && self.held.n >= LEAST;
+        enough.then(|| self.leaping.half_width() + self.held.half_width())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GATE: LatencyGate = LatencyGate { limit: 1.02, reprobe: Duration::from_secs(30) };
+
+    /// Seconds per token with a spread of a third, `times` as long.
+    fn seconds(dice: &mut Dice, times: f64) -> f64 {
+        let normal = (0..12).map(|_| dice.unit()).sum::<f64>() - 6.0;
+        0.02 * times * (0.33 * normal).exp()
+    }
+
+    fn fed(groups: &mut Groups, dice: &mut Dice, times: f64, requests: usize) -> bool {
+        (0..requests).any(|index| {
+            let held = groups.holds_back(0.2, 0.01, dice);
+            let spent = seconds(dice, if held { 1.0 } else { times });
+            groups.note(held, spent, GATE, Tick(index as u64));
+            groups.gate.until.is_some()
+        })
+    }
+
+    #[test]
+    fn where_leaping_is_no_slower_the_gate_does_not_close_however_often_it_is_looked_at() {
+        let closed =
+            (0..100).filter(|&seed| fed(&mut Groups::default(), &mut Dice::new(seed), 1.0, 2_000)).count();
+        assert!(closed <= 5, "{closed} of 100");
+    }
+
+    #[test]
+    fn a_loss_closes_it_and_a_gain_narrows_the_group_to_its_floor() {
+        assert!(fed(&mut Groups::default(), &mut Dice::new(3), 1.5, 2_000));
+        let (mut groups, mut dice) = (Groups::default(), Dice::new(4));
+        assert!(!fed(&mut groups, &mut dice, 0.6, 20_000));
+        let ratio = groups.ratio().expect("enough requests");
+        assert!(ratio.low < 0.6 && 0.6 < ratio.high && ratio.high < 0.7, "{ratio:?}");
+        assert!(groups.share(0.2, 0.01) < 0.03, "{}", groups.share(0.2, 0.01));
+        assert!((Groups::default().share(0.2, 0.01) - 0.2).abs() < 1e-12);
+    }
+
+    #[test]
+    fn a_closed_gate_opens_to_try_again_and_waits_longer_each_time_that_it_fails() {
+        let (mut groups, mut dice) = (Groups::default(), Dice::new(5));
+        let mut now = Tick(0);
+        let mut waits = Vec::new();
+        for _ in 0..3 {
+            for _ in 0..2_000 {
+                let held = groups.holds_back(0.2, 0.01, &mut dice);
+                groups.note(held, seconds(&mut dice, if held { 1.0 } else { 2.0 }), GATE, now);
+                if groups.is_closed(now) {
+                    break;
+                }
+            }
+            let until = groups.gate.until.expect("closed");
+            waits.push(until.seconds_since(now) as u64);
+            assert!(groups.is_closed(Tick(until.0 - 1)));
+            now = until;
+            assert!(!groups.is_closed(now) && groups.ratio().is_none(), "it begins anew");
+        }
+        assert_eq!(waits, [30, 60, 120]);
+    }
+
+    #[test]
+    fn what_is_no_time_is_not_counted() {
+        let mut groups = Groups::default();
+        for seconds in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+            groups.note(false, seconds, GATE, Tick(0));
+        }
+        assert_eq!(groups, Groups::default());
+    }
+}

@@ -1,0 +1,192 @@
+//! Rounds, real and virtual, of a class of requests or of one: what leaping brings over a stretch.
+//!
+//! Rounds are kept as what they computed and brought, not as how long they took: a virtual round took no time, and a
+//! cost that is learnt later revalues the rounds before it. Places without a draft are told apart from rounds with
+//! one: a session may stay through them with empty rounds, or ride until there is a draft again, whichever is cheaper.
+
+/// Most draft nodes with an entry of their own; larger drafts share the last.
+const NODES: usize = 32;
+
+/// Decayed sums over rounds with the same number of nodes.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Sum {
+    rounds: f64,
+    tokens: f64,
+    /// Tokens that the model drafter computed for them.
+    modelled: f64,
+}
+
+/// What is remembered of rounds.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rounds {
+    /// By number of nodes. The first stands for places without a draft: one token each.
+    sums: Vec<Sum>,
+    /// Stretches of places without a draft.
+    gaps: f64,
+    /// The last round was such a place.
+    in_gap: bool,
+    /// Weight of what was remembered when one more round is added.
+    keep: f64,
+}
+
+/// Prices by which rounds are valued, in seconds.
+pub struct Prices<'a> {
+    /// Of a verify call with so many nodes.
+    pub verify: &'a dyn Fn(usize) -> f64,
+    /// Of a token of the model drafter.
+    pub draft: f64,
+    /// Of a ridden token.
+    pub token: f64,
+    /// Of going from leap to ride and back again.
+    pub switches: f64,
+}
+
+/// Rounds at given prices.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Value {
+    /// Rounds and places without a draft, decayed.
+    pub rounds: f64,
+    /// Tokens that they brought.
+    pub tokens: f64,
+    /// Seconds that they would take.
+    pub seconds: f64,
+    /// Tokens of rounds with a draft, and their seconds.
+    pub drafted: (f64, f64),
+    /// Mean number of rounds with a draft between two gaps.
+    pub between_gaps: f64,
+    /// Mean length of a gap, tokens.
+    pub gap: f64,
+}
+
+impl Rounds {
+    /// Remembers about so many rounds.
+    pub fn remembering(rounds: f64) -> Self {
+        Self {
+            sums: vec![Sum::default(); NODES + 1],
+            gaps: 0.0,
+            in_gap: false,
+            keep: 1.0 - 1.0 / rounds.max(2.0),
+        }
+    }
+
+    /// Notes a round: nodes verified, tokens that the model drafter computed for it, tokens that became the past. Without
+    /// nodes it is a place for which there was no draft.
+    pub fn push(&mut self, nodes: usize, modelled: usize, tokens: usize) {
+        for sum in &mut self.sums {
+            sum.rounds *= self.keep;
+            sum.tokens *= self.keep;
+            sum.modelled *= self.keep;
+        }
+        self.gaps *= self.keep;
+        if nodes == 0 && !self.in_gap {
+            self.gaps += 1.0;
+        }
+        self.in_gap = nodes == 0;
+        if let Some(sum) = self.sums.get_mut(nodes.min(NODES)) {
+            sum.rounds += 1.0;
+            sum.tokens += tokens as f64;
+            sum.modelled += modelled as f64;
+        }
+    }
+
+    /// Rounds remembered, decayed.
+    pub fn count(&self) -> f64 {
+        self.sums.iter().map(|sum| sum.rounds).sum()
+    }
+
+    /// What the rounds are worth at `prices`.
+    pub fn value(&self, prices: &Prices<'_>) -> Value {
+        let mut value = Value::default();
+        let mut drafted = 0.0;
+        for (nodes, sum) in self.sums.iter().enumerate().skip(1).filter(|(_, sum)| sum.rounds > 1e-6) {
+            drafted += sum.rounds;
+            value.drafted.0 += sum.tokens;
+            value.drafted.1 += sum.rounds * (prices.verify)(nodes) + sum.modelled * prices.draft;
+        }
+        let empty = self.sums.first().map_or(0.0, |sum| sum.rounds);
+        let staying = empty * ((prices.verify)(0) - prices.token).max(0.0);
+        let leaving = self.gaps * prices.switches;
+        value.rounds = drafted + empty;
+        value.tokens = value.drafted.0 + empty;
+        value.seconds = value.drafted.1 + empty * prices.token + staying.min(leaving);
+        value.between_gaps = if self.gaps > 1e-6 { drafted / self.gaps } else { f64::MAX };
+        value.gap = if self.gaps > 1e-6 { empty / self.gaps } else { 0.0 };
+        value
+    }
+}
+
+impl Value {
+    /// Tokens per second; `None` for no rounds.
+    pub fn rate(&self) -> Option<f64> {
+        (self.rounds > 1e-6).then(|| self.tokens / self.seconds.max(1e-9))
+    }
+
+    /// This value, with another that weighs `weight` rounds beside it.
+    #[must_use]
+    pub fn with(&self, other: &Self, weight: f64) -> Self {
+        let share = if other.rounds > 1e-6 { (weight / other.rounds).min(1.0) } else { 0.0 };
+        let add = |own: f64, other: f64| own + share * other;
+        let mean = |own: f64, theirs: f64| {
+            let (own, theirs) = (own.min(1e6), theirs.min(1e6));
+            let theirs_weigh = share * other.rounds;
+            let all = self.rounds + theirs_weigh;
+            if all > 1e-6 { (own * self.rounds + theirs * theirs_weigh) / all } else { own }
+        };
+        Self {
+            rounds: add(self.rounds, other.rounds),
+            tokens: add(self.tokens, other.tokens),
+            seconds: add(self.seconds, other.seconds),
+            drafted: (add(self.drafted.0, other.drafted.0), add(self.drafted.1, other.drafted.1)),
+            between_gaps: mean(self.between_gaps, other.between_gaps),
+            gap: mean(self.gap, other.gap),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn prices(verify: &dyn Fn(usize) -> f64, switches: f64) -> Prices<'_> {
+        Prices { verify, draft: 0.001, token: 0.1, switches }
+    }
+
+    #[test]
+    fn rounds_are_valued_at_the_prices_of_the_day() {
+        let mut rounds = Rounds::remembering(1e9);
+        rounds.push(4, 4, 5);
+        rounds.push(4, 0, 3);
+        let cheap = rounds.value(&prices(&|_| 0.1, 0.2));
+        assert!((cheap.tokens - 8.0).abs() < 1e-6 && (cheap.seconds - 0.204).abs() < 1e-6, "{cheap:?}");
+        let dear = rounds.value(&prices(&|nodes| 0.1 * nodes as f64, 0.2));
+        assert!((dear.rate().unwrap() - 8.0 / 0.804).abs() < 1e-6, "{dear:?}");
+    }
+
+    #[test]
+    fn places_without_a_draft_cost_the_cheaper_of_staying_and_leaving() {
+        let mut rounds = Rounds::remembering(1e9);
+        for _ in 0..2 {
+            rounds.push(4, 0, 5);
+            (0..10).for_each(|_| rounds.push(0, 0, 1));
+        }
+        let value = rounds.value(&prices(&|_| 0.15, 0.2));
+        assert!((value.between_gaps - 1.0).abs() < 1e-6 && (value.gap - 10.0).abs() < 1e-6, "{value:?}");
+        assert!((value.seconds - (0.3 + 2.0 + 0.4)).abs() < 1e-6, "leaving twice costs less: {value:?}");
+        let staying = rounds.value(&prices(&|_| 0.101, 0.2));
+        assert!((staying.seconds - (0.202 + 2.0 + 0.02)).abs() < 1e-6, "{staying:?}");
+    }
+
+    #[test]
+    fn the_past_fades_and_a_class_weighs_no_more_than_it_is_given() {
+        let mut own = Rounds::remembering(16.0);
+        (0..200).for_each(|_| own.push(4, 0, 5));
+        (0..40).for_each(|_| own.push(4, 0, 1));
+        let flat = |_: usize| 0.1;
+        let own = own.value(&prices(&flat, 0.0));
+        assert!(own.tokens / own.rounds < 1.4, "{own:?}");
+        let mut class = Rounds::remembering(300.0);
+        (0..1_000).for_each(|_| class.push(4, 0, 5));
+        let both = Value::default().with(&class.value(&prices(&flat, 0.0)), 8.0);
+        assert!((both.rounds - 8.0).abs() < 1e-6 && (both.tokens - 40.0).abs() < 1e-6, "{both:?}");
+    }
+}

@@ -1,0 +1,74 @@
+//! The control groups of the policies: who is held back, and how the two groups compare.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use crate::clock::Clock;
+use crate::control::Shelf;
+use crate::control::groups::{Groups, Interval, LatencyGate};
+use crate::policy::{Holdback, Policy};
+use crate::units::Dice;
+
+/// Most pairs of policy and backend whose groups are kept; the longest unused one makes room for a new one.
+const KEPT: usize = 1_024;
+/// Groups without a request for this long may be dropped.
+const KEPT_FOR: Duration = Duration::from_hours(24);
+
+/// The groups of each policy at each backend. An edited policy keeps its name, and with it its groups.
+pub struct Comparisons {
+    groups: Mutex<(Shelf<(String, String), Groups>, Dice)>,
+    clock: Clock,
+}
+
+/// The group that a request was drawn into.
+pub struct Drawn {
+    all: Arc<Comparisons>,
+    policy: Arc<Policy>,
+    backend: String,
+    /// It is in the control group, and only rides.
+    pub held_back: bool,
+    /// Leaping was found slower than riding, and is closed for a while.
+    pub closed: bool,
+}
+
+impl Comparisons {
+    /// No groups yet; `dice` draw them.
+    pub fn new(dice: Dice) -> Self {
+        Self { groups: Mutex::new((Shelf::new(KEPT, KEPT_FOR), dice)), clock: Clock::start() }
+    }
+
+    /// Draws the group of a request.
+    pub fn draw(self: &Arc<Self>, policy: &Arc<Policy>, backend: &str) -> Drawn {
+        let Holdback { start, floor } = policy.holdback;
+        let now = self.clock.now();
+        let (held_back, closed) = {
+            let (shelf, dice) = &mut *self.groups.lock();
+            let groups = shelf.get(&(policy.name.clone(), backend.to_owned()), now);
+            (groups.holds_back(start, floor, dice), groups.is_closed(now))
+        };
+        let (all, policy, backend) = (Arc::clone(self), Arc::clone(policy), backend.to_owned());
+        Drawn { all, policy, backend, held_back, closed }
+    }
+
+    /// Time per token of leaping ÷ that of the control group of a policy at a backend; `None` before there are enough
+    /// requests of both.
+    pub fn ratio(&self, policy: &str, backend: &str) -> Option<Interval> {
+        let now = self.clock.now();
+        self.groups.lock().0.get(&(policy.to_owned(), backend.to_owned()), now).ratio()
+    }
+}
+
+impl Drawn {
+    /// Notes how the request went: `seconds` per token after the first. What was closed is in neither group.
+    pub fn ended(&self, seconds: f64) {
+        if self.closed {
+            return;
+        }
+        let gate = LatencyGate { limit: self.policy.gates.latency, reprobe: self.policy.gates.reprobe };
+        let now = self.all.clock.now();
+        let key = (self.policy.name.clone(), self.backend.clone());
+        self.all.groups.lock().0.get(&key, now).note(self.held_back, seconds, gate, now);
+    }
+}
