@@ -57,6 +57,8 @@ pub struct EngineSpec {
     pub jitter: Jitter,
     /// Whether what has been computed for a text is kept for its next call.
     pub prefix_cache: bool,
+    /// From these moments on it has another pace.
+    pub changes: Vec<(Tick, Curve)>,
     /// Seconds from a cancel's arrival until the sequence is gone.
     pub cancel: f64,
 }
@@ -65,7 +67,7 @@ impl EngineSpec {
     /// A paced server: no jitter, a prefix cache of single tokens, and room for everything.
     pub fn paced(paced: Paced) -> Self {
         let shape = Shape { pace: Curve::Paced(paced), sequences: 64, kv: 1 << 24, chunk: 1 << 20, block: 1 };
-        Self { shape, jitter: Jitter::NONE, prefix_cache: true, cancel: 0.0 }
+        Self { shape, jitter: Jitter::NONE, prefix_cache: true, changes: Vec::new(), cancel: 0.0 }
     }
 }
 
@@ -209,7 +211,9 @@ impl Engine {
         self.stepping = true;
         self.computed.steps += 1;
         self.computed.all += batch.tokens as u64;
-        let seconds = self.spec.shape.pace.seconds(batch) * self.spec.jitter.factor(self.seed, now);
+        let changed = self.spec.changes.iter().rev().find(|change| change.0 <= now);
+        let pace = changed.map_or(&self.spec.shape.pace, |change| &change.1);
+        let seconds = pace.seconds(batch) * self.spec.jitter.factor(self.seed, now);
         Some(later(now, seconds))
     }
 

@@ -9,6 +9,8 @@ use crate::lab::stats;
 pub enum Figure {
     /// Tokens per second that one of our clients gets.
     Ratio,
+    /// The ratio of the seed in which it is least: what bad luck costs.
+    LeastRatio,
     /// Our ratio ÷ that of the best fixed gamma (riding is gamma 0).
     OfBest,
     /// Median of a request's time, all traffic.
@@ -39,8 +41,9 @@ pub enum Figure {
 
 impl Figure {
     /// Every figure.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::Ratio,
+        Self::LeastRatio,
         Self::OfBest,
         Self::P50,
         Self::P95,
@@ -60,6 +63,7 @@ impl Figure {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Ratio => "ratio",
+            Self::LeastRatio => "least_ratio",
             Self::OfBest => "of_best",
             Self::P50 => "p50",
             Self::P95 => "p95",
@@ -99,23 +103,36 @@ enum Which {
     Others,
 }
 
+/// The requests of some records.
+fn served<'a>(
+    records: impl Iterator<Item = &'a Record>,
+    streams: &'a [Whose],
+    which: Which,
+) -> impl Iterator<Item = &'a Served> {
+    let wanted = move |served: &&Served| match (which, streams.get(served.stream)) {
+        (Which::All, _) => true,
+        (Which::Ours, whose) => whose == Some(&Whose::Ours),
+        (Which::Others, whose) => whose == Some(&Whose::Others),
+    };
+    records.flat_map(|record| &record.served).filter(wanted)
+}
+
+/// Mean tokens per second of a client.
+fn speed<'a>(requests: impl Iterator<Item = &'a Served>) -> Option<f64> {
+    let (tokens, seconds) = requests.fold((0.0, 0.0), |(tokens, seconds), served| {
+        (tokens + served.tokens as f64, seconds + served.seconds())
+    });
+    (seconds > 0.0).then(|| tokens / seconds)
+}
+
 impl Played {
     fn served<'a>(&'a self, streams: &'a [Whose], which: Which) -> impl Iterator<Item = &'a Served> {
-        let wanted = move |served: &&Served| match (which, streams.get(served.stream)) {
-            (Which::All, _) => true,
-            (Which::Ours, whose) => whose == Some(&Whose::Ours),
-            (Which::Others, whose) => whose == Some(&Whose::Others),
-        };
-        self.0.iter().flat_map(|record| &record.served).filter(wanted)
+        served(self.0.iter(), streams, which)
     }
 
     /// Mean tokens per second of one of our clients.
     fn speed(&self, streams: &[Whose]) -> Option<f64> {
-        let (tokens, seconds) =
-            self.served(streams, Which::Ours).fold((0.0, 0.0), |(tokens, seconds), served| {
-                (tokens + served.tokens as f64, seconds + served.seconds())
-            });
-        (seconds > 0.0).then(|| tokens / seconds)
+        speed(self.served(streams, Which::Ours))
     }
 
     fn quantile(&self, streams: &[Whose], which: Which, q: f64, of: impl Fn(&Served) -> f64) -> Option<f64> {
@@ -192,6 +209,7 @@ impl Outcome {
         let first = |q| self.by(|played| played.quantile(&self.streams, Which::All, q, Served::first_token));
         match figure {
             Figure::Ratio => self.by(|played| played.speed(&self.streams)),
+            Figure::LeastRatio => self.least_ratio(),
             Figure::OfBest => self.best().and_then(|(_, best)| Some(self.figure(Figure::Ratio)? / best)),
             Figure::P50 => latency(Which::All, 0.5),
             Figure::P95 => latency(Which::All, 0.95),
@@ -217,6 +235,14 @@ impl Outcome {
         let fixed = self.fixed.iter().filter_map(ratio);
         let best = fixed.fold((0, 1.0), |best, one| if one.1 > best.1 { one } else { best });
         (!self.fixed.is_empty()).then_some(best)
+    }
+
+    fn least_ratio(&self) -> Option<f64> {
+        let speed = |record: &Record| speed(served(std::iter::once(record), &self.streams, Which::Ours));
+        let pairs = self.auto.0.iter().zip(&self.direct.0);
+        pairs
+            .map(|(auto, direct)| Some(speed(auto)? / speed(direct)?))
+            .try_fold(f64::MAX, |least, ratio| Some(least.min(ratio?)))
     }
 
     fn by(&self, of: impl Fn(&Played) -> Option<f64>) -> Option<f64> {

@@ -15,9 +15,17 @@ pub const GAMMAS: [usize; 5] = [2, 4, 8, 16, 31];
 /// # Errors
 /// What [`World::play`] finds broken.
 pub fn play(table: &Table, seed: u64) -> Result<Outcome, Broken> {
+    play_as(table, seed, Mode::Auto)
+}
+
+/// As [`play`], with Foretell in this mode.
+///
+/// # Errors
+/// What [`World::play`] finds broken.
+pub fn play_as(table: &Table, seed: u64, through: Mode) -> Result<Outcome, Broken> {
     let compares = table.expected.iter().any(|expected| expected.figure == Figure::OfBest);
     let fixed = GAMMAS.into_iter().filter(|_| compares).map(Mode::Fixed);
-    let modes: Vec<Mode> = [Mode::Direct, Mode::Auto].into_iter().chain(fixed).collect();
+    let modes: Vec<Mode> = [Mode::Direct, through].into_iter().chain(fixed).collect();
     let seeds = table.seeds.max(1) as usize;
     let one = |number: usize| {
         let mode = modes.get(number / seeds).copied().unwrap_or(Mode::Direct);

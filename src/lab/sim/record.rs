@@ -76,6 +76,8 @@ pub struct Record {
     pub course: Vec<Interval>,
     /// What the engine computed.
     pub computed: Computed,
+    /// Seconds that the drafter has computed.
+    pub drafting: f64,
     /// When the last thing happened.
     pub ended: Tick,
 }

@@ -289,6 +289,7 @@ impl World {
 
     fn start_drafter(&mut self) {
         if let Some(seconds) = self.drafter.as_mut().and_then(Drafter::start) {
+            self.record.drafting += seconds;
             self.agenda.put(later(self.now, seconds), Happening::Drafted);
         }
     }

@@ -6,7 +6,7 @@ fn engine(sequences: usize, kv: usize, prefix_cache: bool) -> Engine {
     let points = vec![(1, 1.0), (101, 2.0)];
     let table = Table { points, stairs: false, sequence: 0.0, context: 0.0 };
     let shape = Shape { pace: Curve::Table(table), sequences, kv, chunk: 100, block: 16 };
-    Engine::new(EngineSpec { shape, jitter: Jitter::NONE, prefix_cache, cancel: 0.0 }, 1)
+    Engine::new(EngineSpec { shape, jitter: Jitter::NONE, prefix_cache, changes: Vec::new(), cancel: 0.0 }, 1)
 }
 
 fn ride(id: JobId, context: usize, tokens: usize) -> Job {
