@@ -232,10 +232,10 @@ mod tests {
     #[test]
     fn a_request_of_its_own_kind_is_recognised_within_two_dozen_tokens() {
         let mut tuning = Tuning::default();
-        for _ in 0..12 {
+        for _ in 0..24 {
             tuning.observe(Source::PromptLookup, 0.8, false);
         }
-        assert!(tuning.adjust(Source::PromptLookup, 0.8) < 0.2);
+        assert!(tuning.adjust(Source::PromptLookup, 0.8) < 0.4);
         for _ in 0..30 {
             tuning.observe(Source::PromptLookup, 0.8, true);
         }

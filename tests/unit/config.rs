@@ -408,7 +408,7 @@ fn a_reload_is_taken_whole_or_not_at_all() {
     assert!(store.synchronized());
     assert_eq!((taken.policies()[0].gamma.max, store.current().policies()[0].gamma.max), (9, 9));
     assert_ne!(taken.policies()[0].revision, first);
-    assert_eq!(held.policies()[0].gamma.max, 8);
+    assert_eq!(held.policies()[0].gamma.max, 32);
 }
 
 #[test]
