@@ -6,6 +6,7 @@
 
 pub mod account;
 pub mod belief;
+pub mod budget;
 pub mod chooser;
 pub mod costs;
 pub mod gates;
@@ -18,6 +19,7 @@ pub mod survival;
 
 pub use account::Account;
 pub use belief::Belief;
+pub use budget::Budget;
 pub use chooser::{Outlook, Quote, best_cut, dither};
 pub use costs::{Costs, Way};
 pub use prospect::Prior;
@@ -41,6 +43,8 @@ pub struct Learnt<'a> {
     pub account: &'a mut Account,
     /// The requests that the engine computes.
     pub crowd: &'a mut Crowd,
+    /// What may be computed for nothing while others wait for the engine.
+    pub budget: &'a mut Budget,
     /// Rounds by class of requests.
     pub classes: &'a mut state::Classes,
     length: &'a mut state::Length,
@@ -55,8 +59,14 @@ impl Learnt<'_> {
 
     /// Notes that a ride brought `tokens` tokens `seconds` after the ones before.
     pub fn rode(&mut self, seconds: f64, tokens: usize, now: Tick) {
-        self.costs.rode(seconds, tokens, now);
+        // Beside verify calls riding is slower than by itself; leaping has to beat what it would be without them.
+        if self.crowd.rides() {
+            self.costs.rode(seconds, tokens, now);
+        } else {
+            self.costs.rode_beside(tokens);
+        }
         self.account.rode(tokens);
+        self.budget.generated(tokens);
     }
 
     /// Notes the first token of a ride that followed a leap, `seconds` after it was asked for.
@@ -67,9 +77,10 @@ impl Learnt<'_> {
         }
     }
 
-    /// Notes that leaping brought `tokens` in `seconds`. Returns the ridden tokens won, negative if lost.
+    /// Notes that leaping brought `tokens` in `seconds`, which the neighbours' tokens waited for included. Returns the
+    /// ridden tokens won, negative if lost.
     pub fn leapt(&mut self, tokens: usize, seconds: f64) -> f64 {
-        self.costs.leapt(seconds);
+        self.costs.leapt(seconds / self.crowd.requests() as f64);
         let Some(token) = self.costs.ride_token() else { return 0.0 };
         self.account.leapt(tokens as f64, seconds, token)
     }
@@ -105,6 +116,7 @@ impl Control {
             costs: &mut replica.costs,
             account: &mut replica.account,
             crowd: &mut replica.crowd,
+            budget: &mut replica.budget,
             classes: &mut epoch.classes,
             length: &mut epoch.length,
         })
@@ -113,18 +125,29 @@ impl Control {
 
 /// A request of ours that the engine computes: it counts as one of the crowd until this is dropped.
 #[derive(Debug)]
-pub struct Presence(std::sync::Arc<Control>);
+pub struct Presence {
+    control: std::sync::Arc<Control>,
+    leaps: bool,
+}
 
 impl Presence {
     /// Adds one request to the crowd.
     pub fn new(control: std::sync::Arc<Control>) -> Self {
         control.with(|learnt| learnt.crowd_changes(Crowd::enter));
-        Self(control)
+        Self { control, leaps: false }
+    }
+
+    /// It leaps from now on, or rides.
+    pub fn leaps(&mut self, leaps: bool) {
+        if std::mem::replace(&mut self.leaps, leaps) != leaps {
+            self.control.with(|learnt| learnt.crowd.leaps(leaps));
+        }
     }
 }
 
 impl Drop for Presence {
     fn drop(&mut self) {
-        self.0.with(|learnt| learnt.crowd_changes(Crowd::leave));
+        self.leaps(false);
+        self.control.with(|learnt| learnt.crowd_changes(Crowd::leave));
     }
 }

@@ -201,6 +201,9 @@ impl Pump {
         if let Some(seconds) = summary.token_seconds {
             self.drawn.ended(seconds);
         }
+        if let Some((gain, basis)) = summary.would_gain {
+            self.drawn.would_have(gain, basis);
+        }
         let answer = self.sink.finish(&end, self.slot.record.so_far()).await;
         if summary.finish.is_none() && answer.is_ok() {
             let cause =

@@ -217,6 +217,9 @@ impl<W: Walk> Session<W> {
             self.pilot.control().with(|learnt| learnt.output_ended(tokens));
         }
         self.summary.finish = finish;
+        if finish.is_some() && !self.summary.speculated {
+            self.summary.would_gain = self.pilot.would_gain(self.output.tokens().len());
+        }
         self.summary.token_seconds = finish.and_then(|_| self.token_seconds());
         let summary = self.summary.clone();
         self.act(Action::Finish(summary));
