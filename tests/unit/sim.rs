@@ -1,9 +1,14 @@
 //! The simulated fleet: known truths of speculative decoding, and the grid of known costs.
 
+use foretell::lab::sim::drafter::DrafterSpec;
+use foretell::lab::sim::engine::EngineSpec;
 use foretell::lab::sim::grid::{self, Cell, Drafters, GAMMAS, Size, Workload};
 use foretell::lab::sim::profile::Paced;
+use foretell::lab::sim::synthetic::{Agreement, Copied, Kind};
+use foretell::lab::sim::traffic::Stream;
 use foretell::lab::sim::workloads;
-use foretell::lab::sim::world::Mode;
+use foretell::lab::sim::world::{Mode, Net, Setup, World};
+use rstest::rstest;
 
 fn workload(name: &str) -> Workload {
     Workload { name: name.to_owned(), scripts: workloads::made(name).scripts(6, 7) }
@@ -49,4 +54,31 @@ fn riding_through_foretell_costs_its_calls_and_nothing_else() {
     let (direct, ride) = (cell.play(Mode::Direct, size), cell.play(Mode::Ride, size));
     let more = ride.expect("exact").1 - direct.expect("exact").1;
     assert!((more - 6.0 * 0.3e-3).abs() < 1e-9, "{more}");
+}
+
+/// Leviathan et al., theorem 3.8: with i.i.d. acceptance α, a verify call as long as a step and c steps a drafted token,
+/// gamma drafted tokens a round make (1 − α^(γ+1)) / ((1 − α)(γc + 1)) times as fast.
+#[rstest]
+fn speed_is_as_the_formula_says(#[values(0.5, 0.7, 0.85)] alpha: f64, #[values(1, 3, 7)] gamma: usize) {
+    let expected = |c: f64| (1.0 - alpha.powi(gamma as i32 + 1)) / ((1.0 - alpha) * (gamma as f64 * c + 1.0));
+    let output = 40_000;
+    let kind = Kind { prompt: 8, output, copied: Copied::Fresh, agreement: Agreement::Even(alpha) };
+    let scripts = kind.scripts(1, 11);
+    for c in [0.0, 0.05, 0.2] {
+        let paced = Paced { step: 0.02, base: 1.0, node: 0.0, growth: 0.0, prefill: 0.0 };
+        let drafter = DrafterSpec { token: c * paced.step, read: 0.0, growth: 0.0, seats: 1, shared: false };
+        let setup = Setup {
+            drafter: Some(drafter),
+            net: Net::default(),
+            rules: Drafters::Model.rules(),
+            mode: Mode::Fixed(gamma),
+            ..Setup::plain(EngineSpec::paced(paced), vec![Stream::one_client(scripts.clone())])
+        };
+        let record = World::play(setup).expect("exact");
+        let served = &record.served[0];
+        let rounds = f64::from(served.summary.as_ref().expect("a session").rounds);
+        let seen = paced.step * (served.tokens - 1) as f64 / (served.ended.seconds_since(served.first));
+        println!("alpha {alpha}, gamma {gamma}, c {c}: {seen} of {}, {rounds} rounds", expected(c));
+        assert!((seen / expected(c) - 1.0).abs() < 0.01, "alpha {alpha}, gamma {gamma}, c {c}: {seen}");
+    }
 }

@@ -61,6 +61,15 @@ pub struct EngineSpec {
     pub cancel: f64,
 }
 
+impl EngineSpec {
+    /// A paced server: no jitter, a prefix cache of single tokens, and room for everything.
+    pub fn paced(paced: Paced) -> Self {
+        let pace = Pace::Alone(paced);
+        let shape = Shape { pace, sequences: 64, kv: 1 << 24, chunk: 1 << 20, block: 1 };
+        Self { shape, jitter: Jitter::NONE, prefix_cache: true, cancel: 0.0 }
+    }
+}
+
 /// A token or a verdict that the engine has produced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Produced {

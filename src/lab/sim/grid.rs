@@ -10,9 +10,8 @@ use std::sync::Mutex;
 
 use super::drafter::DrafterSpec;
 use super::engine::EngineSpec;
-use super::profile::{Jitter, Pace, Paced, Shape};
+use super::profile::Paced;
 use super::record::Record;
-use super::sidecar::{GATES, SignalSpec};
 use super::source::Scripts;
 use super::traffic::Stream;
 use super::world::{Broken, Mode, Net, Setup, World};
@@ -155,24 +154,14 @@ pub fn cells<'a>(servers: &[Paced], workloads: &'a [Workload]) -> Vec<Cell<'a>> 
 
 impl Cell<'_> {
     fn setup(&self, mode: Mode, size: Size) -> Setup {
-        let shape =
-            Shape { pace: Pace::Alone(self.paced), sequences: 64, kv: 1 << 24, chunk: 1 << 20, block: 1 };
         let wanted = size.first + size.rest;
         let requests = self.workload.scripts.iter().cycle().take(wanted).cloned().collect();
         Setup {
-            engine: EngineSpec { shape, jitter: Jitter::NONE, prefix_cache: true, cancel: 0.0 },
             drafter: Some(DrafterSpec::BUNDLED),
             net: Net { rtt: 0.5e-3, call: 0.3e-3 },
-            sidecars: 1,
-            signal: SignalSpec::ABSENT,
-            gates: GATES,
             rules: self.drafters.rules(),
-            holdback: 0.0,
             mode,
-            streams: vec![Stream::one_client(requests)],
-            until: None,
-            interval: 1e9,
-            seed: 1,
+            ..Setup::plain(EngineSpec::paced(self.paced), vec![Stream::one_client(requests)])
         }
     }
 

@@ -10,7 +10,7 @@ use super::drafter::{Drafter, DrafterSpec, Question};
 use super::engine::{Engine, EngineSpec, Job, JobId, Produced, Verify, Wake, Work};
 use super::record::{Record, Served};
 use super::request::{Asked, Call, CallKind, Request, What, session};
-use super::sidecar::{Reported, Sidecar, SignalSpec};
+use super::sidecar::{GATES, Reported, Sidecar, SignalSpec};
 use super::traffic::{Arrivals, Stream, Whose};
 use super::{at, later};
 use crate::control::gates::LoadGates;
@@ -70,6 +70,27 @@ pub struct Setup {
     pub interval: f64,
     /// Seeds everything.
     pub seed: u64,
+}
+
+impl Setup {
+    /// One Foretell without drafters before an engine that reports no load; it decides by itself.
+    pub fn plain(engine: EngineSpec, streams: Vec<Stream>) -> Self {
+        Self {
+            engine,
+            drafter: None,
+            net: Net::default(),
+            sidecars: 1,
+            signal: SignalSpec::ABSENT,
+            gates: GATES,
+            rules: Rules { plans: vec![Plan::Tree], ..Rules::default() },
+            holdback: 0.0,
+            mode: Mode::Auto,
+            streams,
+            until: None,
+            interval: 60.0,
+            seed: 1,
+        }
+    }
 }
 
 /// A session said what is not so. No expectation of a table: a defect of Foretell.
