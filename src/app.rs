@@ -24,9 +24,10 @@ use crate::admin::{Configured, Known};
 use crate::app::signals::Signals;
 use crate::config::process::{
     self, Backend, ClientControl, Connect, Dialect, HostHeader, HttpVersion, Listen, PlanName, Process,
-    Replicas, TokenizerSource,
+    Replicas, Switchback, TokenizerSource,
 };
 use crate::config::store::PolicyStore;
+use crate::control::{Imposed, Windows};
 use crate::drive::comparison::{Comparisons, GroupMetrics};
 use crate::drive::drafters::{DrafterError, Drafters};
 use crate::drive::exchange::Drive;
@@ -137,6 +138,7 @@ pub async fn start_with(
         drafters: Arc::clone(&drafters),
         verify_timeout: timeouts.verify,
         draft_timeout: timeouts.draft,
+        costs: process.backends.iter().map(|backend| (backend.name.clone(), imposed(backend))).collect(),
     });
     let known = Known {
         policies: store,
@@ -154,6 +156,13 @@ pub async fn start_with(
     // A backend that is not reachable yet does not prevent the start: its requests are relayed.
     let _ = tokio::time::timeout(KNOWN_WITHIN, identities.asked()).await;
     Ok(Running { gateway, identities, drafters, _asking: watching.drop_guard() })
+}
+
+/// What leaping may cost the other requests of a backend.
+fn imposed(backend: &Backend) -> Imposed {
+    let budget = &backend.budget;
+    let windows = budget.switchback.map(|Switchback { window, every }| Windows { window, every });
+    Imposed { extra_tokens: budget.extra_tokens, windows }
 }
 
 /// Stops the identification of the backends once the process drains.

@@ -16,6 +16,7 @@ pub mod rounds;
 pub mod shelf;
 pub mod state;
 pub mod survival;
+pub mod switchback;
 
 pub use account::Account;
 pub use belief::Belief;
@@ -27,6 +28,7 @@ pub use rounds::{Prices, Rounds, Value};
 pub use shelf::Shelf;
 pub use state::{Class, Crowd, EpochState, ReplicaState};
 pub use survival::{Heat, Survival, Tuning};
+pub use switchback::{Switchback, Windows};
 
 use parking_lot::Mutex;
 
@@ -45,12 +47,29 @@ pub struct Learnt<'a> {
     pub crowd: &'a mut Crowd,
     /// What may be computed for nothing while others wait for the engine.
     pub budget: &'a mut Budget,
+    /// Its ride-only windows.
+    pub switchback: &'a mut Switchback,
     /// Rounds by class of requests.
     pub classes: &'a mut state::Classes,
     length: &'a mut state::Length,
 }
 
+/// What leaping may cost the other requests of a replica.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Imposed {
+    /// Refused draft tokens ÷ generated tokens.
+    pub extra_tokens: f64,
+    /// Ride-only windows; `None` for none.
+    pub windows: Option<Windows>,
+}
+
 impl Learnt<'_> {
+    /// Sets what leaping may cost other requests.
+    pub fn impose(&mut self, imposed: Imposed) {
+        self.budget.allow(imposed.extra_tokens);
+        self.switchback.plan(imposed.windows);
+    }
+
     /// Notes that the engine computes one request of ours more or less, or that it has reported its load.
     pub fn crowd_changes(&mut self, change: impl FnOnce(&mut Crowd)) {
         change(self.crowd);
@@ -66,6 +85,7 @@ impl Learnt<'_> {
             self.costs.rode_beside(tokens);
         }
         self.account.rode(tokens);
+        self.switchback.emitted(tokens, seconds, now);
         self.budget.generated(tokens);
     }
 
@@ -77,9 +97,11 @@ impl Learnt<'_> {
         }
     }
 
-    /// Notes that leaping brought `tokens` in `seconds`, which the neighbours' tokens waited for included. Returns the
-    /// ridden tokens won, negative if lost.
-    pub fn leapt(&mut self, tokens: usize, seconds: f64) -> f64 {
+    /// Notes that leaping brought `tokens` in `seconds`, while its neighbours `waited` so many seconds all together. Returns
+    /// the ridden tokens won, negative if lost.
+    pub fn leapt(&mut self, tokens: usize, seconds: f64, waited: f64, now: Tick) -> f64 {
+        self.switchback.emitted(tokens, seconds, now);
+        let seconds = seconds + waited;
         self.costs.leapt(seconds / self.crowd.requests() as f64);
         let Some(token) = self.costs.ride_token() else { return 0.0 };
         self.account.leapt(tokens as f64, seconds, token)
@@ -117,6 +139,7 @@ impl Control {
             account: &mut replica.account,
             crowd: &mut replica.crowd,
             budget: &mut replica.budget,
+            switchback: &mut replica.switchback,
             classes: &mut epoch.classes,
             length: &mut epoch.length,
         })

@@ -10,6 +10,7 @@ use super::costs::Costs;
 use super::gates::Signal;
 use super::rounds::Rounds;
 use super::survival::{Heat, Survival};
+use super::switchback::Switchback;
 use crate::draft::Source;
 
 /// What has been learnt about one replica.
@@ -23,6 +24,8 @@ pub struct ReplicaState {
     pub crowd: Crowd,
     /// What may be computed for nothing while others wait for the engine.
     pub budget: Budget,
+    /// Its ride-only windows.
+    pub switchback: Switchback,
 }
 
 /// How many requests an engine computes at once: ours, and those of others that it reports.

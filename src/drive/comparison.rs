@@ -23,9 +23,12 @@ const KEPT_FOR: Duration = Duration::from_hours(24);
 
 /// The groups of each policy at each backend. An edited policy keeps its name, and with it its groups.
 pub struct Comparisons {
-    groups: Mutex<(Shelf<(String, String), Groups>, Dice)>,
+    groups: Mutex<Kept>,
     clock: Clock,
 }
+
+/// The groups by names of policy and backend, and the dice that draw them.
+type Kept = (Shelf<(String, String), Groups>, Dice);
 
 /// The groups of a policy at a backend.
 pub struct Compared {

@@ -286,7 +286,7 @@ impl Pilot {
     fn booked(&mut self, tokens: usize, waited: f64, now: Tick) {
         let Some(streak) = &mut self.streak else { return };
         let seconds = now.seconds_since(std::mem::replace(&mut streak.since, now));
-        let won = self.control.with(|learnt| learnt.leapt(tokens, seconds + waited));
+        let won = self.control.with(|learnt| learnt.leapt(tokens, seconds, waited, now));
         streak.lost = (streak.lost - won).max(0.0);
     }
 

@@ -377,7 +377,6 @@ fn every_setting_without_effect_that_a_file_sets_is_warned_of_at_its_line() {
             "/policies/a.yaml:5: drafters[1].kind: suffix is not built yet: it drafts nothing",
             "/policies/a.yaml:8: drafters[2].vocabulary: slem is not built yet: the model drafts nothing",
             "/policies/a.yaml:9: accept.rule: typical is not built yet: the exact rule holds",
-            "/policies/a.yaml:12: gates.max_gap: 1s has no effect yet: the silence of a leap is bounded by timeouts.verify alone",
             "/policies/a.yaml:13: gamma.fixed: 4 leaps whatever it costs: it is for tests and sweeps",
             "tenant.header: x-t is never believed: tenant.trusted_peers names nobody",
         ]

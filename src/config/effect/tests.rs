@@ -93,6 +93,8 @@ const PROCESS_ACTS: &[(&str, &str, &str)] = &[
     ("backends[].plans.allow", "drive/ruling.rs", "plans.allow"),
     ("backends[].plans.context_max", "drive/ruling.rs", "plans.context_max"),
     ("backends[].plans.bytes_max", "drive/ruling.rs", "plans.bytes_max"),
+    ("backends[].budget.extra_tokens", "app.rs", "budget.extra_tokens"),
+    ("backends[].budget.switchback", "app.rs", "budget.switchback"),
     ("backends[].probe.when", "app.rs", "backend.probe.when"),
     ("backends[].probe.calls", "app.rs", "backend.probe.calls"),
     ("backends[].probe.within", "app.rs", "backend.probe.within"),

@@ -33,6 +33,9 @@ impl Pilot {
         let control = Arc::clone(&self.control);
         let (step, budget) = control.with(|learnt| {
             let budget = self.budget(stand, learnt);
+            if learnt.switchback.rides(now, &mut self.dice) {
+                return (Step::Ride(RideReason::Switchback), budget);
+            }
             (self.weigh(budget, stand, learnt, now), budget)
         });
         self.dithered(step, budget)
@@ -47,7 +50,7 @@ impl Pilot {
         Budget { nodes: nodes.unwrap_or(0), depth: stand.room.depth }
     }
 
-    fn weigh(&self, budget: Budget, stand: Stand, learnt: &Learnt, now: Tick) -> Step {
+    fn weigh(&self, budget: Budget, stand: Stand, learnt: &mut Learnt, now: Tick) -> Step {
         let Some(token) = learnt.costs.ride_token() else { return Step::Ride(RideReason::NoGain) };
         let alone = learnt.crowd.requests() <= 1;
         let pace =
@@ -58,7 +61,10 @@ impl Pilot {
         if learnt.crowd.has_riders_beside(stand.leaping) && !learnt.budget.is_open() {
             return Step::Ride(RideReason::Budget);
         }
-        if !learnt.account.is_open() || (budget.nodes == 0 && stand.room.nodes > 0) {
+        if learnt.switchback.is_closed(now)
+            || !learnt.account.is_open()
+            || (budget.nodes == 0 && stand.room.nodes > 0)
+        {
             return Step::Ride(RideReason::GateLatency);
         }
         let outlook = |seat: Option<&Seat>| self.outlook(seat, token, stand, learnt, now);
