@@ -262,7 +262,7 @@ fn what_asks_for_nothing_is_not_warned_of() {
     assert_eq!(
         told(Kind::Process, process),
         [
-            "f:4: backends[0].budget.slots: 0.2 has no effect yet: no budget is kept",
+            "f:4: backends[0].budget.slots: 0.2 has no effect yet: the engine's free slots are not counted",
             "f:6: backends[1].models[0].base: y has no effect: an adapter is routed and verified like every other model",
         ]
     );
