@@ -29,7 +29,13 @@ pub fn run(args: &SimArgs, out: &mut impl Write) -> Exit {
             return Exit::Usage;
         }
     };
-    let mut cells = grid::cells(&grid::servers(), &workloads);
+    let mut cells = match grid::cells(&grid::servers(), &workloads) {
+        Ok(cells) => cells,
+        Err(error) => {
+            super::complain(&format_args!("foretell sim: {error}"));
+            return Exit::Usage;
+        }
+    };
     cells.retain(|cell| {
         let name = cell.name();
         args.only.iter().all(|word| name.split_whitespace().any(|part| part.trim_end_matches('*') == word))

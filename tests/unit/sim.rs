@@ -22,15 +22,15 @@ fn the_grid_knows_what_pays_and_plays_the_same_twice() {
         base,
         node,
         growth: 0.0,
-        prefill: 0.0001,
+        prompt: 0.0001,
     });
-    let cells = grid::cells(&servers, &workloads);
+    let cells = grid::cells(&servers, &workloads).expect("policies");
     let size = Size { first: 2, rest: 4 };
     let outcomes = grid::play(&cells, size).expect("exact");
     assert_eq!(outcomes.len(), 2 * 2 * Drafters::ALL.len());
     for outcome in &outcomes {
         let (gamma, best) = outcome.best();
-        let Cell { paced, workload, drafters } = outcome.cell;
+        let Cell { paced, workload, drafters, .. } = &outcome.cell;
         match (workload.name.as_str(), drafters, paced.base < 2.0) {
             ("rewrite", Drafters::Lookup, true) => assert!(gamma >= 8 && best > 3.0, "{gamma}: {best}"),
             ("rewrite", Drafters::Model, true) => assert!(gamma >= 4 && best > 1.3, "{gamma}: {best}"),
@@ -48,8 +48,9 @@ fn the_grid_knows_what_pays_and_plays_the_same_twice() {
 #[test]
 fn riding_through_foretell_costs_its_calls_and_nothing_else() {
     let rewrite = workload("rewrite");
-    let paced = Paced { step: 0.02, base: 1.1, node: 0.005, growth: 0.0, prefill: 0.0001 };
-    let cell = Cell { paced, workload: &rewrite, drafters: Drafters::Both };
+    let paced = Paced { step: 0.02, base: 1.1, node: 0.005, growth: 0.0, prompt: 0.0001 };
+    let permit = Drafters::Both.permit().expect("a policy");
+    let cell = Cell { paced, workload: &rewrite, drafters: Drafters::Both, permit };
     let size = Size { first: 0, rest: 6 };
     let (direct, ride) = (cell.play(Mode::Direct, size), cell.play(Mode::Ride, size));
     let more = ride.expect("exact").1 - direct.expect("exact").1;
@@ -61,18 +62,23 @@ fn riding_through_foretell_costs_its_calls_and_nothing_else() {
 #[rstest]
 fn speed_is_as_the_formula_says(#[values(0.5, 0.7, 0.85)] alpha: f64, #[values(1, 3, 7)] gamma: usize) {
     let expected = |c: f64| (1.0 - alpha.powi(gamma as i32 + 1)) / ((1.0 - alpha) * (gamma as f64 * c + 1.0));
-    let output = 40_000;
-    let kind = Kind { prompt: 8, output, copied: Copied::Fresh, agreement: Agreement::Even(alpha) };
+    let output = 25_000;
+    let kind =
+        Kind { prompt: 8, output, vary: 0.0, copied: Copied::Fresh, agreement: Agreement::Even(alpha) };
     let scripts = kind.scripts(1, 11);
-    for c in [0.0, 0.05, 0.2] {
-        let paced = Paced { step: 0.02, base: 1.0, node: 0.0, growth: 0.0, prefill: 0.0 };
+    let permit = Drafters::Model.permit().expect("a policy");
+    for c in [0.0, 0.2] {
+        let paced = Paced { step: 0.02, base: 1.0, node: 0.0, growth: 0.0, prompt: 0.0 };
         let drafter = DrafterSpec { token: c * paced.step, read: 0.0, growth: 0.0, seats: 1, shared: false };
         let setup = Setup {
             drafter: Some(drafter),
             net: Net::default(),
-            rules: Drafters::Model.rules(),
             mode: Mode::Fixed(gamma),
-            ..Setup::plain(EngineSpec::paced(paced), vec![Stream::one_client(scripts.clone())])
+            ..Setup::plain(
+                EngineSpec::paced(paced),
+                permit.clone(),
+                vec![Stream::one_client(scripts.clone())],
+            )
         };
         let record = World::play(setup).expect("exact");
         let served = &record.served[0];

@@ -7,7 +7,7 @@
 use std::collections::{HashMap, VecDeque};
 
 use super::later;
-use super::profile::{Batch, Jitter, Pace, Paced, Shape};
+use super::profile::{Batch, Curve, Jitter, Paced, Shape};
 use crate::units::{Dice, Tick};
 
 /// Names a job.
@@ -64,8 +64,7 @@ pub struct EngineSpec {
 impl EngineSpec {
     /// A paced server: no jitter, a prefix cache of single tokens, and room for everything.
     pub fn paced(paced: Paced) -> Self {
-        let pace = Pace::Alone(paced);
-        let shape = Shape { pace, sequences: 64, kv: 1 << 24, chunk: 1 << 20, block: 1 };
+        let shape = Shape { pace: Curve::Paced(paced), sequences: 64, kv: 1 << 24, chunk: 1 << 20, block: 1 };
         Self { shape, jitter: Jitter::NONE, prefix_cache: true, cancel: 0.0 }
     }
 }
@@ -77,15 +76,8 @@ pub struct Produced {
     pub job: JobId,
     /// Which token of its ride, counted from 0; 0 for a verdict.
     pub number: usize,
-}
-
-/// When the engine must be looked at again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wake {
-    /// The step ends.
-    Step,
-    /// This call, which runs by itself, has its next token.
-    Job(JobId),
+    /// Nothing more comes of the job.
+    pub last: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -164,7 +156,6 @@ impl Engine {
                 running.gone = true;
             }
         } else {
-            self.computed.wasted += u64::from(matches!(self.spec.shape.pace, Pace::Alone(_)));
             self.end(place, now);
         }
     }
@@ -199,49 +190,22 @@ impl Engine {
         !self.stepping && (!self.running.is_empty() || !self.waiting.is_empty())
     }
 
-    /// Admits what there is room for, and begins what can begin: the moments at which it is to be woken.
-    pub fn start(&mut self, now: Tick, wakes: &mut Vec<(Tick, Wake)>) {
+    /// Admits what there is room for and begins a step, if none is running and there is something to compute: when it
+    /// ends.
+    pub fn start(&mut self, now: Tick) -> Option<Tick> {
         if self.stepping {
-            return;
+            return None;
         }
-        let before = self.running.len();
         while let Some(job) = self.waiting.front().copied().filter(|job| self.has_room(job)) {
             self.waiting.pop_front();
             self.admit(job);
         }
-        match self.spec.shape.pace.clone() {
-            Pace::Together(curve) => {
-                if let Some(batch) = self.take() {
-                    self.stepping = true;
-                    self.computed.steps += 1;
-                    self.computed.all += batch.tokens as u64;
-                    let seconds = curve.seconds(batch) * self.spec.jitter.draw(&mut self.dice);
-                    wakes.push((later(now, seconds), Wake::Step));
-                }
-            }
-            Pace::Alone(paced) => {
-                for place in before..self.running.len() {
-                    self.go_on(place, &paced, now, wakes);
-                }
-            }
-        }
-    }
-
-    /// Something has come to its end: what was produced goes to `out`. Call [`Engine::start`] then.
-    pub fn wake(&mut self, wake: Wake, now: Tick, out: &mut Vec<Produced>, wakes: &mut Vec<(Tick, Wake)>) {
-        match wake {
-            Wake::Step => self.step_ended(now, out),
-            Wake::Job(id) => {
-                let Some(place) = self.running.iter().position(|running| running.job.id == id) else {
-                    return;
-                };
-                if self.produce(place, out) {
-                    self.end(place, now);
-                } else if let Pace::Alone(paced) = self.spec.shape.pace {
-                    self.go_on(place, &paced, now, wakes);
-                }
-            }
-        }
+        let batch = self.take()?;
+        self.stepping = true;
+        self.computed.steps += 1;
+        self.computed.all += batch.tokens as u64;
+        let seconds = self.spec.shape.pace.seconds(batch) * self.spec.jitter.draw(&mut self.dice);
+        Some(later(now, seconds))
     }
 
     fn has_room(&self, job: &Job) -> bool {
@@ -301,15 +265,16 @@ impl Engine {
                 }
                 running.taken = running.left.min(budget);
                 budget -= running.taken;
-                batch.tokens += running.taken;
-                batch.sequences += if running.taken > 0 { sequences(&running.job) } else { 0 };
-                batch.context += if running.taken > 0 { running.job.context + running.made } else { 0 };
+                if running.taken > 0 {
+                    running.join(&mut batch);
+                }
             }
         }
         (batch.tokens > 0).then_some(batch)
     }
 
-    fn step_ended(&mut self, now: Tick, out: &mut Vec<Produced>) {
+    /// The step that is running has ended: what it has produced goes to `out`. Call [`Engine::start`] then.
+    pub fn step_ended(&mut self, now: Tick, out: &mut Vec<Produced>) {
         self.stepping = false;
         let mut place = 0;
         while let Some(running) = self.running.get_mut(place) {
@@ -326,33 +291,15 @@ impl Engine {
     /// One more output of this job; whether it was the last.
     fn produce(&mut self, place: usize, out: &mut Vec<Produced>) -> bool {
         let Some(running) = self.running.get_mut(place) else { return true };
-        out.push(Produced { job: running.job.id, number: running.made });
+        let number = running.made;
         running.made += 1;
         running.left = 1;
-        match running.job.work {
+        let last = match running.job.work {
             Work::Stream(tokens) => running.made >= tokens,
             Work::Verify(_) => true,
-        }
-    }
-
-    /// The next token of a call that runs by itself.
-    fn go_on(&mut self, place: usize, paced: &Paced, now: Tick, wakes: &mut Vec<(Tick, Wake)>) {
-        let crowd = 1.0 + paced.growth * self.sequences.saturating_sub(1) as f64;
-        let jitter = self.spec.jitter.draw(&mut self.dice);
-        let Some(running) = self.running.get_mut(place) else { return };
-        let steps = match running.job.work {
-            Work::Stream(_) => 1.0,
-            Work::Verify(verify) => paced.base + paced.node * verify.nodes as f64,
         };
-        let drafted = match running.job.work {
-            Work::Stream(_) => 0,
-            Work::Verify(verify) => verify.computed,
-        };
-        let fresh = running.left.saturating_sub(1 + drafted);
-        self.computed.all += running.left as u64;
-        self.computed.steps += 1;
-        let seconds = (paced.step * steps + paced.prefill * fresh as f64) * crowd * jitter;
-        wakes.push((later(now, seconds), Wake::Job(running.job.id)));
+        out.push(Produced { job: running.job.id, number, last });
+        last
     }
 
     fn end(&mut self, place: usize, now: Tick) {
@@ -369,6 +316,25 @@ impl Engine {
 }
 
 impl Running {
+    /// Adds its part of a step.
+    fn join(&self, batch: &mut Batch) {
+        let sequences = sequences(&self.job);
+        batch.tokens += self.taken;
+        batch.sequences += sequences;
+        batch.context += self.job.context + self.made;
+        if self.taken < self.left {
+            return;
+        }
+        batch.outputs += sequences;
+        match self.job.work {
+            // A fan-out is so many plain sequences.
+            Work::Verify(verify) if verify.sequences == 1 => {
+                batch.drafted = Some(batch.drafted.unwrap_or(0).max(verify.nodes));
+            }
+            Work::Verify(_) | Work::Stream(_) => {}
+        }
+    }
+
     /// Tokens of the true text whose KV rows it has computed or taken over.
     fn in_memory(&self) -> usize {
         match (self.made, self.job.work) {

@@ -5,18 +5,17 @@
 //! The first requests show what learning costs, the rest what was learnt.
 
 use std::fmt::Write;
-use std::num::NonZero;
 use std::sync::Mutex;
 
 use super::drafter::DrafterSpec;
 use super::engine::EngineSpec;
+use super::permit::{self, Permit, Refused};
+use super::pool;
 use super::profile::Paced;
 use super::record::Record;
 use super::source::Scripts;
 use super::traffic::Stream;
 use super::world::{Broken, Mode, Net, Setup, World};
-use crate::draft::{LookupSpec, Ngram};
-use crate::session::Rules;
 use crate::words::Plan;
 
 /// Steps of a verify call without a draft, and for every drafted token.
@@ -25,8 +24,6 @@ pub const COSTS: [(f64, f64); 5] = [(1.1, 0.005), (1.35, 0.01), (1.35, 0.025), (
 pub const STEPS: [f64; 2] = [0.020, 0.060];
 /// The fixed gammas.
 pub const GAMMAS: [usize; 5] = [2, 4, 8, 16, 31];
-/// Longest draft that the controller may choose, and the session's largest.
-const GAMMA_MAX: usize = 32;
 
 /// Which drafters a session has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,16 +50,16 @@ impl Drafters {
     }
 
     /// What a session with them may do.
-    pub fn rules(self) -> Rules {
-        let lookup = LookupSpec::PromptLookup(Ngram::default());
-        Rules {
-            plans: vec![Plan::Tree],
-            lookups: if self == Self::Model { Vec::new() } else { vec![lookup] },
-            model: self != Self::Lookup,
-            gamma_max: GAMMA_MAX,
-            context_max: 1 << 20,
-            ..Rules::default()
-        }
+    ///
+    /// # Errors
+    /// A policy that is refused; this one is not.
+    pub fn permit(self) -> Result<Permit, Refused> {
+        permit::of(
+            "policy",
+            &permit::policy(self != Self::Model, self != Self::Lookup),
+            &[Plan::Tree],
+            1 << 20,
+        )
     }
 }
 
@@ -90,7 +87,7 @@ impl Size {
 }
 
 /// One server with one kind of text and one set of drafters.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Cell<'a> {
     /// The server.
     pub paced: Paced,
@@ -98,6 +95,8 @@ pub struct Cell<'a> {
     pub workload: &'a Workload,
     /// The drafters.
     pub drafters: Drafters,
+    /// What sessions may do with them.
+    pub permit: Permit,
 }
 
 /// Tokens per second as multiples of riding.
@@ -137,31 +136,45 @@ impl Outcome<'_> {
 
 /// The servers of [`COSTS`] and [`STEPS`].
 pub fn servers() -> Vec<Paced> {
-    let of = |(base, node), step: f64| Paced { step, base, node, growth: 0.0, prefill: step / 200.0 };
+    let of = |(base, node), step: f64| Paced { step, base, node, growth: 0.0, prompt: step / 200.0 };
     STEPS.into_iter().flat_map(|step| COSTS.into_iter().map(move |costs| of(costs, step))).collect()
 }
 
 /// Every cell of these servers and workloads.
-pub fn cells<'a>(servers: &[Paced], workloads: &'a [Workload]) -> Vec<Cell<'a>> {
+///
+/// # Errors
+/// A policy that is refused; those used here are not.
+pub fn cells<'a>(servers: &[Paced], workloads: &'a [Workload]) -> Result<Vec<Cell<'a>>, Refused> {
+    let permits = Drafters::ALL.map(|drafters| drafters.permit().map(|permit| (drafters, permit)));
+    let permits: Vec<(Drafters, Permit)> = permits.into_iter().collect::<Result<_, _>>()?;
     let mut cells = Vec::new();
     for &paced in servers {
         for workload in workloads {
-            cells.extend(Drafters::ALL.map(|drafters| Cell { paced, workload, drafters }));
+            let with = |(drafters, permit): &(Drafters, Permit)| Cell {
+                paced,
+                workload,
+                drafters: *drafters,
+                permit: permit.clone(),
+            };
+            cells.extend(permits.iter().map(with));
         }
     }
-    cells
+    Ok(cells)
 }
 
-impl Cell<'_> {
+impl<'a> Cell<'a> {
     fn setup(&self, mode: Mode, size: Size) -> Setup {
         let wanted = size.first + size.rest;
         let requests = self.workload.scripts.iter().cycle().take(wanted).cloned().collect();
         Setup {
             drafter: Some(DrafterSpec::BUNDLED),
             net: Net { rtt: 0.5e-3, call: 0.3e-3 },
-            rules: self.drafters.rules(),
             mode,
-            ..Setup::plain(EngineSpec::paced(self.paced), vec![Stream::one_client(requests)])
+            ..Setup::plain(
+                EngineSpec::paced(self.paced),
+                self.permit.clone(),
+                vec![Stream::one_client(requests)],
+            )
         }
     }
 
@@ -178,12 +191,12 @@ impl Cell<'_> {
     }
 
     /// Plays all settings. `ride` is what riding took.
-    fn outcome(&self, ride: (f64, f64), size: Size) -> Result<Outcome<'_>, Broken> {
+    fn outcome(&self, ride: (f64, f64), size: Size) -> Result<Outcome<'a>, Broken> {
         let speed =
             |mode| self.play(mode, size).map(|took| Speed { first: ride.0 / took.0, rest: ride.1 / took.1 });
         let auto = speed(Mode::Auto)?;
         let fixed = GAMMAS.into_iter().map(|gamma| speed(Mode::Fixed(gamma))).collect::<Result<_, _>>()?;
-        Ok(Outcome { cell: *self, auto, fixed })
+        Ok(Outcome { cell: self.clone(), auto, fixed })
     }
 
     /// The cell's name: costs, step in milliseconds, text and drafters.
@@ -199,30 +212,12 @@ impl Cell<'_> {
 /// # Errors
 /// What [`World::play`] finds broken.
 pub fn play<'a>(cells: &[Cell<'a>], size: Size) -> Result<Vec<Outcome<'a>>, Broken> {
-    let next = Mutex::new(0..cells.len());
     let rides: Mutex<Vec<Ride>> = Mutex::default();
-    let outcomes: Mutex<Vec<(usize, Result<Outcome<'a>, Broken>)>> = Mutex::default();
-    let work = || {
-        while let Some(number) = next.lock().ok().and_then(|mut next| next.next()) {
-            let Some(cell) = cells.get(number) else { return };
-            let outcome = ride(cell, size, &rides).and_then(|ride| {
-                let Outcome { auto, fixed, .. } = cell.outcome(ride, size)?;
-                Ok(Outcome { cell: *cell, auto, fixed })
-            });
-            if let Ok(mut outcomes) = outcomes.lock() {
-                outcomes.push((number, outcome));
-            }
-        }
-    };
-    let threads = std::thread::available_parallelism().map_or(1, NonZero::get);
-    std::thread::scope(|scope| {
-        for _ in 0..threads {
-            scope.spawn(work);
-        }
+    let outcomes = pool::each(cells.len(), |number| {
+        let cell = cells.get(number)?;
+        Some(ride(cell, size, &rides).and_then(|ride| cell.outcome(ride, size)))
     });
-    let mut outcomes = outcomes.into_inner().unwrap_or_default();
-    outcomes.sort_by_key(|outcome| outcome.0);
-    outcomes.into_iter().map(|outcome| outcome.1).collect()
+    outcomes.into_iter().flatten().collect()
 }
 
 /// How long riding took on a server with these steps, for this text. It takes no draft and no verify call, so that it is

@@ -26,15 +26,10 @@ pub struct Batch {
     pub tokens: usize,
     /// Tokens of context that are read, over all sequences.
     pub context: usize,
-}
-
-/// How calls share the engine.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Pace {
-    /// All that runs takes its steps together.
-    Together(Curve),
-    /// Every call takes its own time, as before a server that only waits.
-    Alone(Paced),
+    /// Sequences that get an output in it.
+    pub outputs: usize,
+    /// Drafted tokens of the longest verify call that is answered in it; `None` without one.
+    pub drafted: Option<usize>,
 }
 
 /// Seconds of a step by what is in it.
@@ -44,6 +39,8 @@ pub enum Curve {
     Roofline(Roofline),
     /// From measured times.
     Table(Table),
+    /// As our own target paces itself (`foretell target --pace`).
+    Paced(Paced),
 }
 
 /// Figures of hardware and model.
@@ -76,8 +73,8 @@ pub struct Table {
     pub context: f64,
 }
 
-/// A server that waits: a plain step takes `step`, a verify call of n drafted tokens `step · (base + node · n)`.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// A step takes `step`, one that answers a verify call of n drafted tokens `step · (base + node · n)`.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Paced {
     /// Seconds of a plain step.
     pub step: f64,
@@ -85,10 +82,10 @@ pub struct Paced {
     pub base: f64,
     /// Steps for every drafted token.
     pub node: f64,
-    /// By how much everything gets longer for each sequence that runs beside.
+    /// By how much it gets longer for each further sequence that gets an output.
     pub growth: f64,
-    /// Seconds per token of a context that is not cached.
-    pub prefill: f64,
+    /// Seconds for each token that is only read.
+    pub prompt: f64,
 }
 
 /// What makes a step longer than it is on average.
@@ -127,6 +124,7 @@ impl Curve {
         match self {
             Self::Roofline(roofline) => roofline.seconds(batch),
             Self::Table(table) => table.seconds(batch),
+            Self::Paced(paced) => paced.seconds(batch),
         }
     }
 }
@@ -174,6 +172,17 @@ impl Table {
     }
 }
 
+impl Paced {
+    fn seconds(&self, batch: Batch) -> f64 {
+        // The costliest of its sequences counts, and that is a verify call where there is one.
+        let plain = if batch.outputs > 0 { 1.0 } else { 0.0 };
+        let steps = batch.drafted.map_or(plain, |nodes| self.base + self.node * nodes as f64);
+        let crowd = 1.0 + self.growth * batch.outputs.saturating_sub(1) as f64;
+        let read = batch.tokens.saturating_sub(batch.outputs + batch.drafted.unwrap_or(0));
+        self.step * steps * crowd + self.prompt * read as f64
+    }
+}
+
 /// A named engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Profile {
@@ -197,7 +206,7 @@ pub enum Profile {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shape {
     /// Its pace.
-    pub pace: Pace,
+    pub pace: Curve,
     /// Most sequences in a step.
     pub sequences: usize,
     /// Tokens that its KV memory holds.
@@ -290,7 +299,7 @@ impl std::str::FromStr for Profile {
 }
 
 fn gpu(roofline: Roofline, kv: usize) -> Shape {
-    let pace = Pace::Together(Curve::Roofline(roofline));
+    let pace = Curve::Roofline(roofline);
     Shape { pace, sequences: 256, kv, chunk: 2048, block: 16 }
 }
 
@@ -298,7 +307,7 @@ fn gpu(roofline: Roofline, kv: usize) -> Shape {
 fn cpu(points: &[(usize, f64)], block: usize, sequence: f64) -> Shape {
     let points = points.iter().map(|&(tokens, ms)| (tokens, ms * 1e-3)).collect();
     let table = Table { points, stairs: false, sequence: sequence * 1e-3, context: 0.0 };
-    Shape { pace: Pace::Together(Curve::Table(table)), sequences: 9, kv: 16_384, chunk: 128, block }
+    Shape { pace: Curve::Table(table), sequences: 9, kv: 16_384, chunk: 128, block }
 }
 
 #[cfg(test)]
@@ -306,8 +315,7 @@ mod tests {
     use super::*;
 
     fn step(profile: Profile, sequences: usize, tokens: usize, context: usize) -> f64 {
-        let Pace::Together(curve) = profile.shape().pace else { panic!("steps together") };
-        curve.seconds(Batch { sequences, tokens, context })
+        profile.shape().pace.seconds(Batch { sequences, tokens, context, ..Batch::default() })
     }
 
     #[test]
@@ -327,7 +335,10 @@ mod tests {
         assert!(line(256) > 250.0);
         let points = vec![(1, 1.0), (4, 2.0), (16, 8.0)];
         let stairs = Table { points, stairs: true, sequence: 0.5, context: 0.0 };
-        let ms = |tokens| (stairs.seconds(Batch { sequences: 3, tokens, context: 9 }) * 1e3).round() as u64;
+        let ms = |tokens| {
+            (stairs.seconds(Batch { sequences: 3, tokens, context: 9, ..Batch::default() }) * 1e3).round()
+                as u64
+        };
         assert_eq!([ms(1), ms(2), ms(4), ms(5)], [2000, 3000, 3000, 9000]);
     }
 

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::engine::JobId;
+use super::sidecar::Drawn;
 use super::source::{ASTRAY, Script};
 use crate::control::Control;
 use crate::draft::Tree;
@@ -34,6 +35,8 @@ pub struct Request {
     pub first: Option<Tick>,
     /// The earliest deadline that is on the agenda.
     pub alarm: Option<Tick>,
+    /// Its group.
+    pub drawn: Drawn,
     /// The gate that its session was told of last.
     pub told: Option<RideReason>,
 }

@@ -1,11 +1,13 @@
-//! What one Foretell knows: its controller, and the load that the engine reported to it last.
+//! What one Foretell knows: its controller, its control group, and the load that the engine reported to it last.
 
 use std::sync::Arc;
-use std::time::Duration;
 
+use super::permit::Permit;
 use crate::control::Control;
-use crate::control::gates::{LoadGates, Signal};
-use crate::units::Tick;
+use crate::control::gates::Signal;
+use crate::control::groups::Groups;
+use crate::session::{Permission, Rules, Summary};
+use crate::units::{Dice, Tick};
 use crate::words::RideReason;
 
 /// How the engine reports its load.
@@ -39,12 +41,21 @@ pub struct Reported {
     pub kv: f64,
 }
 
+/// The group that a request was drawn into.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Drawn {
+    held_back: bool,
+    closed: bool,
+}
+
 /// One Foretell before the engine.
 #[derive(Debug)]
 pub struct Sidecar {
     /// What it has learnt.
     pub control: Arc<Control>,
-    gates: LoadGates,
+    permit: Permit,
+    groups: Groups,
+    dice: Dice,
     /// The last report, and how many sequences of its own verify calls were under way then.
     reported: Option<(Reported, usize)>,
     /// Sequences of its verify calls that are under way.
@@ -52,9 +63,30 @@ pub struct Sidecar {
 }
 
 impl Sidecar {
-    /// One that knows nothing.
-    pub fn new(gates: LoadGates) -> Self {
-        Self { control: Arc::new(Control::new()), gates, reported: None, verifying: 0 }
+    /// One that knows nothing; `seed` draws its control group.
+    pub fn new(permit: Permit, seed: u64) -> Self {
+        let control = Arc::new(Control::new());
+        let (groups, dice) = (Groups::default(), Dice::new(Dice::mix(seed)));
+        Self { control, permit, groups, dice, reported: None, verifying: 0 }
+    }
+
+    /// The rules of the next request, and its group.
+    pub fn rules(&mut self, now: Tick) -> (Rules, Drawn) {
+        let (start, floor) = (self.permit.holdback.start, self.permit.holdback.floor);
+        let held_back = self.groups.holds_back(start, floor, &mut self.dice);
+        let closed = self.groups.is_closed(now);
+        let mut rules = Rules { holdback: held_back, ..self.permit.rules.clone() };
+        if closed && rules.gamma_fixed.is_none() && rules.permission == Permission::Leap {
+            rules.permission = Permission::Shadow(RideReason::GateLatency);
+        }
+        (rules, Drawn { held_back, closed })
+    }
+
+    /// Compares a request that has ended with those of the other group.
+    pub fn ended(&mut self, drawn: Drawn, summary: &Summary, now: Tick) {
+        if let Some(seconds) = summary.token_seconds.filter(|_| !drawn.closed) {
+            self.groups.note(drawn.held_back, seconds, self.permit.latency, now);
+        }
     }
 
     /// Takes a report.
@@ -71,9 +103,9 @@ impl Sidecar {
             own: own as u32,
             age: now - report.at,
         });
-        self.gates.closed(signal.as_ref())
+        if let Some(signal) = &signal {
+            self.control.with(|learnt| learnt.crowd_changes(|crowd| crowd.hear(signal)));
+        }
+        self.permit.gates.closed(true, signal.as_ref())
     }
 }
-
-/// The gates of a policy that sets none.
-pub const GATES: LoadGates = LoadGates { waiting: 0, kv: 0.9, stale: Duration::from_secs(2) };

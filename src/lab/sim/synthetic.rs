@@ -57,8 +57,10 @@ pub enum Agreement {
 pub struct Kind {
     /// Tokens of the prompt.
     pub prompt: usize,
-    /// Tokens of the output.
+    /// Mean tokens of the output.
     pub output: usize,
+    /// Outputs are shorter and longer by up to this share of it.
+    pub vary: f64,
     /// What of it was there before.
     pub copied: Copied,
     /// How often the model drafter is right.
@@ -77,7 +79,8 @@ impl Kind {
         let mut dice = Dice::new(Dice::mix(seed));
         let prompt: Vec<TokenId> = (0..self.prompt.max(1)).map(|_| word(&mut dice)).collect();
         let mut output: Vec<TokenId> = Vec::with_capacity(self.output);
-        for place in 0..self.output.max(1) {
+        let length = self.output as f64 * (1.0 + self.vary * (2.0 * dice.unit() - 1.0));
+        for place in 0..(length.round() as usize).max(1) {
             let fresh = word(&mut dice);
             let edited = dice.unit();
             let earlier = prompt.get(place % prompt.len()).copied();
@@ -148,7 +151,7 @@ mod tests {
     use super::*;
 
     fn right(agreement: Agreement, places: std::ops::Range<usize>) -> f64 {
-        let kind = Kind { prompt: 10, output: 20_000, copied: Copied::Fresh, agreement };
+        let kind = Kind { prompt: 10, output: 20_000, vary: 0.0, copied: Copied::Fresh, agreement };
         let script = kind.script(3);
         let hits = places.clone().filter(|&place| script.choice(place, 0) == script.truth(place)).count();
         hits as f64 / places.len() as f64
@@ -166,7 +169,7 @@ mod tests {
 
     #[test]
     fn copies_are_copies_and_the_same_seed_is_the_same_text() {
-        let kind = |copied| Kind { prompt: 100, output: 400, copied, agreement: Agreement::Never };
+        let kind = |copied| Kind { prompt: 100, output: 400, vary: 0.0, copied, agreement: Agreement::Never };
         let same = |script: &Script, place: usize| script.output[place] == script.prompt[place % 100];
         let rewrite = kind(Copied::Rewrite(0.05)).script(1);
         assert!((360..400).contains(&(0..400).filter(|&place| same(&rewrite, place)).count()));
@@ -174,6 +177,9 @@ mod tests {
         assert!((0..50).all(|place| same(&until, place)));
         let plateau = kind(Copied::Plateau { after: 100, period: 7 }).script(1);
         assert!((107..400).all(|place| plateau.output[place] == plateau.output[place - 7]));
+        let varied = Kind { vary: 0.5, ..kind(Copied::Fresh) }.scripts(50, 9);
+        let lengths = varied.iter().map(|script| script.output.len());
+        assert!(lengths.clone().all(|len| (200..=600).contains(&len)) && lengths.max() > Some(500));
         assert_eq!(kind(Copied::Fresh).scripts(3, 9), kind(Copied::Fresh).scripts(3, 9));
         assert_ne!(kind(Copied::Fresh).script(1), kind(Copied::Fresh).script(2));
     }

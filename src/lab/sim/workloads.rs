@@ -30,7 +30,7 @@ fn one(folder: &Path, name: &str) -> Result<Workload, Unreadable> {
 /// Text with about the acceptance that the bundled models were measured to have on the workload.
 pub fn made(name: &str) -> Kind {
     let mixed = |easy, hard| Agreement::Mixed { easy, hard, stretch: 12.0 };
-    let kind = |copied, agreement| Kind { prompt: 300, output: 128, copied, agreement };
+    let kind = |copied, agreement| Kind { prompt: 300, output: 128, vary: 0.0, copied, agreement };
     match name {
         "rewrite" => kind(Copied::Rewrite(0.05), mixed(0.85, 0.4)),
         "completion" => kind(Copied::Rewrite(0.45), mixed(0.9, 0.4)),

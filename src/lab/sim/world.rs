@@ -7,15 +7,15 @@ use std::collections::HashMap;
 
 use super::agenda::Agenda;
 use super::drafter::{Drafter, DrafterSpec, Question};
-use super::engine::{Engine, EngineSpec, Job, JobId, Produced, Verify, Wake, Work};
+use super::engine::{Engine, EngineSpec, Job, JobId, Produced, Verify, Work};
+use super::permit::Permit;
 use super::record::{Record, Served};
 use super::request::{Asked, Call, CallKind, Request, What, session};
-use super::sidecar::{GATES, Reported, Sidecar, SignalSpec};
+use super::sidecar::{Drawn, Reported, Sidecar, SignalSpec};
 use super::traffic::{Arrivals, Stream, Whose};
 use super::{at, later};
-use crate::control::gates::LoadGates;
 use crate::draft::Tree;
-use crate::session::{Action, ActionId, Event, Fault, Finish, Permission, RidePlan, Rules, Tail};
+use crate::session::{Action, ActionId, Event, Fault, Finish, Permission, RidePlan, Tail};
 use crate::units::{Dice, Tick};
 use crate::words::{Plan, RideReason};
 
@@ -54,12 +54,8 @@ pub struct Setup {
     pub sidecars: usize,
     /// How the engine reports its load.
     pub signal: SignalSpec,
-    /// The policy's load gates.
-    pub gates: LoadGates,
     /// What sessions may do.
-    pub rules: Rules,
-    /// Share of our requests that are held back.
-    pub holdback: f64,
+    pub permit: Permit,
     /// How our requests are served.
     pub mode: Mode,
     /// Who asks.
@@ -73,17 +69,15 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// One Foretell without drafters before an engine that reports no load; it decides by itself.
-    pub fn plain(engine: EngineSpec, streams: Vec<Stream>) -> Self {
+    /// One Foretell without a model drafter before an engine that reports no load; it decides by itself.
+    pub fn plain(engine: EngineSpec, permit: Permit, streams: Vec<Stream>) -> Self {
         Self {
             engine,
             drafter: None,
             net: Net::default(),
             sidecars: 1,
             signal: SignalSpec::ABSENT,
-            gates: GATES,
-            rules: Rules { plans: vec![Plan::Tree], ..Rules::default() },
-            holdback: 0.0,
+            permit,
             mode: Mode::Auto,
             streams,
             until: None,
@@ -130,7 +124,8 @@ enum Happening {
     Reach(Job),
     /// A cancel has taken effect there.
     Leave(JobId),
-    Engine(Wake),
+    /// The engine's step ends.
+    Stepped,
     /// The drafter's work ends.
     Drafted,
     /// An output of the engine reaches whoever asked for it.
@@ -170,9 +165,7 @@ pub struct World {
     under_way: usize,
     callers: HashMap<JobId, Caller>,
     next_job: JobId,
-    held: Dice,
     produced: Vec<Produced>,
-    wakes: Vec<(Tick, Wake)>,
     record: Record,
 }
 
@@ -207,7 +200,9 @@ impl World {
             engine: Engine::new(setup.engine.clone(), seed),
             drafter: setup.drafter.map(Drafter::new),
             engine_last: false,
-            sidecars: (0..setup.sidecars.max(1)).map(|_| Sidecar::new(setup.gates)).collect(),
+            sidecars: (0..setup.sidecars.max(1))
+                .map(|number| Sidecar::new(setup.permit.clone(), seed ^ number as u64))
+                .collect(),
             loops: (0..setup.streams.len()).map(a_loop).collect(),
             agenda: Agenda::default(),
             now: Tick(0),
@@ -215,9 +210,7 @@ impl World {
             under_way: 0,
             callers: HashMap::new(),
             next_job: 0,
-            held: Dice::new(Dice::mix(seed ^ 0x401D)),
             produced: Vec::new(),
-            wakes: Vec::new(),
             record: Record::new(setup.interval),
             setup,
         }
@@ -257,7 +250,7 @@ impl World {
                 self.callers.remove(&job);
                 self.engine.cancel(job, self.now);
             }
-            Happening::Engine(wake) => self.engine_woke(wake),
+            Happening::Stepped => self.stepped(),
             Happening::Drafted => self.drafted()?,
             Happening::Answer(caller, number) => self.answered(caller, number)?,
             Happening::Deadline(number) => self.deadline(number)?,
@@ -301,21 +294,26 @@ impl World {
     }
 
     fn start_engine(&mut self) {
-        self.engine.start(self.now, &mut self.wakes);
-        for (at, wake) in self.wakes.drain(..) {
-            self.agenda.put(at, Happening::Engine(wake));
+        if let Some(ends) = self.engine.start(self.now) {
+            self.agenda.put(ends, Happening::Stepped);
         }
     }
 
-    fn engine_woke(&mut self, wake: Wake) {
-        self.engine.wake(wake, self.now, &mut self.produced, &mut self.wakes);
-        for (at, wake) in self.wakes.drain(..) {
-            self.agenda.put(at, Happening::Engine(wake));
-        }
+    fn stepped(&mut self) {
+        self.engine.step_ended(self.now, &mut self.produced);
         let arrives = later(self.now, self.setup.net.rtt / 2.0);
-        for produced in self.produced.drain(..) {
-            if let Some(&caller) = self.callers.get(&produced.job) {
-                self.agenda.put(arrives, Happening::Answer(caller, produced.number));
+        for Produced { job, number, last } in self.produced.drain(..) {
+            let Some(&caller) = self.callers.get(&job) else { continue };
+            if last {
+                self.callers.remove(&job);
+            }
+            // Of a direct call nothing but its first and its last token is looked at.
+            let direct = caller.action == ActionId::WORLD;
+            if direct {
+                self.record.emitted(arrives, 1);
+            }
+            if !direct || last || number == 0 {
+                self.agenda.put(arrives, Happening::Answer(caller, number));
             }
         }
     }
@@ -393,6 +391,7 @@ impl World {
             began: self.now,
             first: None,
             alarm: None,
+            drawn: Drawn::default(),
             told: None,
         };
         self.under_way += 1;
@@ -409,20 +408,20 @@ impl World {
             self.put_back(number, request);
             return Ok(());
         }
-        let mut rules = self.setup.rules.clone();
+        let mode = self.setup.mode;
+        let Some(sidecar) = self.sidecars.get_mut(request.sidecar) else { return Ok(()) };
+        let (mut rules, drawn) = sidecar.rules(self.now);
         rules.model = rules.model && request.script.has_model() && self.drafter.is_some();
-        match self.setup.mode {
-            Mode::Direct | Mode::Auto => rules.holdback |= self.held.unit() < self.setup.holdback,
+        match mode {
+            Mode::Direct | Mode::Auto => request.drawn = drawn,
             Mode::Ride => rules.permission = Permission::Ride(RideReason::Policy),
             Mode::Fixed(gamma) => {
                 rules.gamma_max = rules.gamma_max.max(gamma);
                 rules.gamma_fixed = Some(gamma);
             }
         }
-        if let Some(sidecar) = self.sidecars.get(request.sidecar) {
-            let seed = self.setup.seed ^ Dice::mix(number as u64);
-            request.session = Some(session(&request.script, rules, &sidecar.control, seed, self.now));
-        }
+        let seed = self.setup.seed ^ Dice::mix(number as u64);
+        request.session = Some(session(&request.script, rules, &sidecar.control, seed, self.now));
         self.carry_out(number, request)
     }
 
@@ -628,15 +627,12 @@ impl World {
         };
         let CallKind::Ride { from, tokens, first } = call.kind else {
             self.no_longer_verifying(request.sidecar, &call);
-            self.callers.remove(&call.job);
             let CallKind::Verify { verdict, .. } = call.kind else { return Ok(()) };
             return self.tell(caller.request, request, caller.action, [Event::Verdict(verdict)]);
         };
         let token = request.script.truth(from + number);
         let last = number + 1 == tokens;
-        if last {
-            self.callers.remove(&call.job);
-        } else {
+        if !last {
             request.calls.push(call);
         }
         let prompt = (first && number == 0).then(|| Event::Prompt(request.script.prompt.clone()));
@@ -651,7 +647,6 @@ impl World {
     fn direct(&mut self, number: usize, mut request: Box<Request>, token: usize) {
         request.first.get_or_insert(self.now);
         request.done = token + 1;
-        self.record.emitted(self.now, 1);
         if request.done == request.script.output.len() {
             self.ended(&request, None);
         } else {
@@ -661,6 +656,9 @@ impl World {
 
     fn ended(&mut self, request: &Request, summary: Option<crate::session::Summary>) {
         self.under_way -= 1;
+        if let Some((summary, sidecar)) = summary.as_ref().zip(self.sidecars.get_mut(request.sidecar)) {
+            sidecar.ended(request.drawn, summary, self.now);
+        }
         self.record.add(Served {
             stream: request.stream,
             began: request.began,

@@ -5,8 +5,7 @@ use super::*;
 fn engine(sequences: usize, kv: usize, prefix_cache: bool) -> Engine {
     let points = vec![(1, 1.0), (101, 2.0)];
     let table = Table { points, stairs: false, sequence: 0.0, context: 0.0 };
-    let pace = Pace::Together(Curve::Table(table));
-    let shape = Shape { pace, sequences, kv, chunk: 100, block: 16 };
+    let shape = Shape { pace: Curve::Table(table), sequences, kv, chunk: 100, block: 16 };
     Engine::new(EngineSpec { shape, jitter: Jitter::NONE, prefix_cache, cancel: 0.0 }, 1)
 }
 
@@ -20,15 +19,18 @@ fn verify(id: JobId, text: u64, context: usize, nodes: usize) -> Job {
 }
 
 /// Runs the engine until it has nothing to do: milliseconds and job of everything produced.
-fn played(engine: &mut Engine, mut now: Tick) -> Vec<(u64, JobId)> {
-    let (mut out, mut wakes, mut seen) = (Vec::new(), Vec::new(), Vec::new());
-    engine.start(now, &mut wakes);
-    while let Some(place) = (0..wakes.len()).min_by_key(|&place| wakes[place].0) {
-        let (at, wake) = wakes.remove(place);
-        now = at;
-        engine.wake(wake, now, &mut out, &mut wakes);
+fn played(engine: &mut Engine, now: Tick) -> Vec<(u64, JobId)> {
+    let next = engine.start(now);
+    finished(engine, next)
+}
+
+/// As [`played`], from the end of a step that is running.
+fn finished(engine: &mut Engine, mut next: Option<Tick>) -> Vec<(u64, JobId)> {
+    let (mut out, mut seen) = (Vec::new(), Vec::new());
+    while let Some(now) = next {
+        engine.step_ended(now, &mut out);
         seen.extend(out.drain(..).map(|produced| (now.0 / 1000, produced.job)));
-        engine.start(now, &mut wakes);
+        next = engine.start(now);
     }
     seen
 }
@@ -72,14 +74,11 @@ fn the_memory_bounds_what_runs_and_is_freed_of_what_was_used_longest_ago() {
     let mut engine = engine(9, 100, true);
     engine.submit(ride(1, 50, 10));
     engine.submit(ride(2, 50, 10));
-    let mut wakes = Vec::new();
-    engine.start(Tick(0), &mut wakes);
+    let next = engine.start(Tick(0));
     assert_eq!((engine.running(), engine.waiting()), (1, 1), "60 of 100 tokens are reserved");
     assert!((engine.kv_usage() - 0.6).abs() < 1e-9);
     engine.cancel(1, Tick(0));
-    let (at, wake) = wakes.remove(0);
-    engine.wake(wake, at, &mut Vec::new(), &mut wakes);
-    played(&mut engine, at);
+    finished(&mut engine, next);
     let again = |engine: &mut Engine, text: u64| {
         engine.submit(verify(text + 10, text, 50, 0));
         let before = engine.computed().all;
@@ -93,15 +92,13 @@ fn the_memory_bounds_what_runs_and_is_freed_of_what_was_used_longest_ago() {
 fn a_cancelled_sequence_is_computed_to_the_end_of_its_step_and_brings_nothing() {
     let mut engine = engine(4, 10_000, true);
     engine.submit(ride(1, 1, 9));
-    let (mut wakes, mut out) = (Vec::new(), Vec::new());
-    engine.start(Tick(0), &mut wakes);
+    let next = engine.start(Tick(0));
     engine.cancel(1, Tick(5));
     assert_eq!(engine.running(), 1);
-    let (at, wake) = wakes.remove(0);
-    engine.wake(wake, at, &mut out, &mut wakes);
-    assert_eq!((out.len(), engine.running(), engine.computed().wasted), (0, 0, 1));
+    assert_eq!(finished(&mut engine, next), []);
+    assert_eq!((engine.running(), engine.computed().wasted), (0, 1));
     engine.submit(ride(2, 1, 9));
-    engine.cancel(2, at);
+    engine.cancel(2, Tick(9));
     assert_eq!(engine.waiting(), 0, "what waits is gone at once");
 }
 
@@ -109,28 +106,21 @@ fn a_cancelled_sequence_is_computed_to_the_end_of_its_step_and_brings_nothing() 
 fn a_call_that_comes_in_the_middle_of_a_step_waits_for_the_next() {
     let mut engine = engine(4, 10_000, true);
     engine.submit(ride(1, 1, 2));
-    let mut wakes = Vec::new();
-    engine.start(Tick(0), &mut wakes);
+    let next = engine.start(Tick(0));
     engine.submit(verify(2, 9, 1, 3));
-    engine.start(Tick(500_000), &mut wakes);
-    assert_eq!(wakes.len(), 1, "the step goes on as it is");
-    let (at, wake) = wakes.remove(0);
-    let mut out = Vec::new();
-    engine.wake(wake, at, &mut out, &mut wakes);
-    assert_eq!(played(&mut engine, at), [(2040, 1), (2040, 2)]);
+    assert_eq!(engine.start(Tick(500_000)), None, "the step goes on as it is");
+    assert_eq!(finished(&mut engine, next), [(1000, 1), (2040, 1), (2040, 2)]);
 }
 
 #[test]
-fn a_paced_server_serves_every_call_by_itself() {
-    let paced = Paced { step: 1.0, base: 1.5, node: 0.1, growth: 0.5, prefill: 0.01 };
-    let shape = Shape { pace: Pace::Alone(paced), sequences: 9, kv: 1 << 20, chunk: 1, block: 1 };
-    let spec = EngineSpec { shape, jitter: Jitter::NONE, prefix_cache: true, cancel: 0.0 };
-    let mut engine = Engine::new(spec, 1);
+fn a_paced_server_takes_as_long_as_its_costliest_sequence() {
+    let paced = Paced { step: 1.0, base: 1.5, node: 0.1, growth: 0.5, prompt: 0.01 };
+    let mut engine = Engine::new(EngineSpec::paced(paced), 1);
     engine.submit(ride(1, 101, 2));
     assert_eq!(played(&mut engine, Tick(0)), [(2000, 1), (3000, 1)], "a hundred tokens are read before");
     engine.submit(verify(2, 1, 102, 5));
     assert_eq!(played(&mut engine, Tick(0)), [(2000, 2)]);
     engine.submit(verify(3, 1, 103, 5));
-    engine.submit(ride(4, 1, 1));
-    assert_eq!(played(&mut engine, Tick(0)), [(1500, 4), (3000, 3)], "two at a time take half as long again");
+    engine.submit(ride(4, 1, 2));
+    assert_eq!(played(&mut engine, Tick(0)), [(3000, 3), (3000, 4), (4000, 4)], "half as long again for two");
 }

@@ -1,0 +1,156 @@
+//! What the sessions of a simulated fleet may do, by a real policy file and the real decision.
+
+use http::HeaderMap;
+
+use crate::config::problem::Problem;
+use crate::config::{load, process};
+use crate::control::groups::LatencyGate;
+use crate::dialect::{Dialect, Engine, Noise};
+use crate::openai::{Defaults, Judgement, Route, judge};
+use crate::policy::part::ModelState;
+use crate::policy::{
+    Backend, Body, Fact, Facts, Holdback, LiveGates, Outcome, Ruling, Server, ServerState, Terms, Wish,
+    decide,
+};
+use crate::session::Rules;
+use crate::words::{Mode, Plan};
+
+/// What the policy and the server allow a request.
+#[derive(Clone, Debug)]
+pub struct Permit {
+    /// The rules of its session.
+    pub rules: Rules,
+    /// The gates that may close while it runs.
+    pub gates: LiveGates,
+    /// The control group of its policy.
+    pub holdback: Holdback,
+    /// When the comparison with the control group closes the policy.
+    pub latency: LatencyGate,
+}
+
+/// A policy under which a simulation has nothing to simulate.
+#[derive(Debug, thiserror::Error)]
+pub enum Refused {
+    /// The policy file has errors.
+    #[error("{}", lines(.0))]
+    Policy(Vec<Problem>),
+    /// Its requests are relayed.
+    #[error(
+        "policy: allowed one under which requests get a session, got one under which they are relayed ({0})"
+    )]
+    Relayed(String),
+}
+
+fn lines(problems: &[Problem]) -> String {
+    problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
+}
+
+/// The drafter model that policies of simulations may name.
+pub const MODEL: &str = "draft";
+
+/// A policy with these drafters, and without a control group: what it costs is not what is looked for.
+pub fn policy(lookup: bool, model: bool) -> String {
+    let mut text = String::from("version: 1\nname: sim\nholdback: { start: 0, floor: 0 }\ndrafters:\n");
+    if lookup {
+        text.push_str("  - { kind: prompt_lookup, ngram: { min: 2, max: 8 } }\n");
+    }
+    if model {
+        text.push_str("  - { kind: model, model: draft, vocabulary: same }\n");
+    }
+    text
+}
+
+/// What the policy file `text` allows a greedy request on a server with these plans and a context of so many tokens.
+/// Problems are reported as of `file`.
+///
+/// # Errors
+/// Every problem of the policy, or the reason for which it relays.
+pub fn of(file: &str, text: &str, plans: &[Plan], context: usize) -> Result<Permit, Refused> {
+    let process = format!("version: 1\ndrafters:\n  {MODEL}: {{ path: draft }}\n");
+    let process = process::parse("process", &process).map_err(Refused::Policy)?;
+    let sources = [(file.to_owned(), text.to_owned())];
+    let policies = load::parse_policies(&sources, &process).map_err(Refused::Policy)?;
+    let judged = judge(Route::Completions, br#"{"model":"m","prompt":"a","temperature":0,"max_tokens":64}"#);
+    let engine = engine(plans, context);
+    let terms = Terms { allow: plans.to_vec(), context_max: context, bytes_max: usize::MAX };
+    let server = Server { engine: &engine, single: Fact::Known(true), nothing_pays: None, terms: &terms };
+    let headers = HeaderMap::new();
+    let facts = Facts {
+        route: Route::Completions,
+        headers: &headers,
+        tenant: None,
+        wish: Wish::Said(None),
+        mode: Mode::Auto,
+        leaps: true,
+        encoded: false,
+        body: body(&judged),
+        backend: Fact::Known(Some(Backend {
+            name: "sim",
+            mode: Mode::Auto,
+            predicts: false,
+            billed: false,
+            speculates: true,
+        })),
+        session: Fact::Known(true),
+        server: Fact::Known(ServerState::Known(server)),
+        policies: Fact::Known(&policies),
+        models: &|_| ModelState::Ready,
+    };
+    match decide(&facts) {
+        Outcome::Drive(ruling) => Ok(permit(*ruling)),
+        other => Err(Refused::Relayed(format!("{other:?}"))),
+    }
+}
+
+fn body(judged: &Judgement) -> Fact<Body<'_>> {
+    Fact::Known(Body::from(judged))
+}
+
+/// The engine of the first dialect that serves these plans.
+fn engine(plans: &[Plan], context: usize) -> Engine {
+    let dialect = if plans.contains(&Plan::Tree) { Dialect::Onnx } else { Dialect::Vllm };
+    Engine {
+        plans: plans.to_vec(),
+        defaults: Some(Defaults::OPENAI),
+        context: Some(context),
+        noise: Noise::Place,
+        tells_cached: true,
+        // It is known which tokens are no text: vLLM's scores are read only then.
+        special: vec![0],
+        ..Engine::new(dialect, "m", "1")
+    }
+}
+
+fn permit(ruling: Ruling) -> Permit {
+    let Ruling { policy, rules, model, gates, .. } = ruling;
+    let latency = LatencyGate { limit: policy.gates.latency, reprobe: policy.gates.reprobe };
+    Permit { rules: Rules { model: model.is_some(), ..rules }, gates, holdback: policy.holdback, latency }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::session::Permission;
+
+    #[test]
+    fn every_plan_that_a_simulated_engine_can_have_is_allowed() {
+        for plans in
+            [&[Plan::Tree][..], &[Plan::Score, Plan::FanOut], &[Plan::FanOut], &[Plan::Tree, Plan::FanOut]]
+        {
+            let permit = of("p", &policy(true, true), plans, 4096).expect("a permit");
+            assert_eq!(permit.rules.plans, plans);
+            assert_eq!((permit.rules.permission, permit.rules.gamma_max), (Permission::Leap, 32));
+            assert!(permit.rules.model && permit.rules.lookups.len() == 1);
+        }
+        assert!(!of("p", &policy(true, false), &[Plan::Tree], 9).expect("a permit").rules.model);
+    }
+
+    #[test]
+    fn a_policy_with_an_error_is_refused_by_its_line() {
+        let text = policy(true, false).replace("min: 2", "min: 0");
+        let refused = of("t.yaml policy", &text, &[Plan::Tree], 9).expect_err("an error").to_string();
+        assert!(refused.starts_with("t.yaml policy:5: drafters[0].ngram.min: "), "{refused}");
+        let off = format!("mode: off\n{}", policy(true, false));
+        assert!(of("p", &off, &[Plan::Tree], 9).expect_err("relayed").to_string().contains("relayed"));
+    }
+}

@@ -1,0 +1,39 @@
+//! Plays a table: without Foretell, as the controller decides, and with fixed gammas where it is compared with them.
+
+use super::figures::{Figure, Outcome, Played};
+use super::pool;
+use super::record::Record;
+use super::table::Table;
+use super::world::{Broken, Mode, Setup, World};
+use crate::units::Dice;
+
+/// The fixed gammas that the controller is compared with.
+pub const GAMMAS: [usize; 5] = [2, 4, 8, 16, 31];
+
+/// Plays a table with its seeds, on all processors.
+///
+/// # Errors
+/// What [`World::play`] finds broken.
+pub fn play(table: &Table, seed: u64) -> Result<Outcome, Broken> {
+    let compares = table.expected.iter().any(|expected| expected.figure == Figure::OfBest);
+    let fixed = GAMMAS.into_iter().filter(|_| compares).map(Mode::Fixed);
+    let modes: Vec<Mode> = [Mode::Direct, Mode::Auto].into_iter().chain(fixed).collect();
+    let seeds = table.seeds.max(1) as usize;
+    let one = |number: usize| {
+        let mode = modes.get(number / seeds).copied().unwrap_or(Mode::Direct);
+        let seed = Dice::mix(seed ^ Dice::mix((number % seeds) as u64));
+        World::play(Setup { mode, seed, ..table.setup.clone() })
+    };
+    let records = pool::each(modes.len() * seeds, one);
+    let mut records = records.into_iter().collect::<Result<Vec<Record>, Broken>>()?.into_iter();
+    let mut of_seeds = || Played(records.by_ref().take(seeds).collect());
+    let (direct, auto) = (of_seeds(), of_seeds());
+    Ok(Outcome {
+        streams: table.setup.streams.iter().map(|stream| stream.whose).collect(),
+        seconds: table.seconds,
+        overload: table.overload,
+        direct,
+        auto,
+        fixed: GAMMAS.into_iter().filter(|_| compares).map(|gamma| (gamma, of_seeds())).collect(),
+    })
+}

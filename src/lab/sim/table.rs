@@ -1,0 +1,128 @@
+//! Workload tables: a whole setting with what is expected of it, as a YAML file.
+//!
+//! Every key that is not known, every value out of range is an error with its line, and all of them are found at once.
+//!
+//! ```yaml
+//! version: 1
+//! name: rewrite-h100
+//! about: Rewriting by eight clients, drafted from the prompt
+//! held_out: false                  # a profile that nothing was tuned on
+//! for: 60s                         # no request begins later
+//! seeds: 2                         # played so often, with other dice
+//! interval: 1s                     # of the course of time
+//! engine: { profile: 8b-h100, sequences: 256, kv: 400000, prefix_cache: true, cancel: 0ms, jitter: usual }
+//!                                  # or paced: { step: 20ms, base: 1.1, node: 0.005, growth: 0, prompt: 0.1ms }
+//! network: { rtt: 500us, call: 300us }
+//! signal: { every: 500ms, age: 0ms, until: 30s }            # or none
+//! drafter: { token: 2ms, read: 10us, growth: 0.1, seats: 64, shared: false }     # or none
+//! plans: [score, fan_out]
+//! sidecars: 1
+//! drafters: both                   # lookup|model|both: a policy with these and no control group; or
+//! policy: |                        # a whole policy file, in which the drafter model is called draft
+//!   version: 1
+//!   name: mine
+//! traffic:
+//!   - { whose: ours, clients: { 0s: 1, 30s: 64 }, think: 0s, text: rewrite }
+//!   - { whose: others, rate: 2.5, text: { prompt: 300, output: 128, vary: 0.5, copied: fresh, agreement: { even: 0.7 } } }
+//! overload: { from: 20s, until: 40s }
+//! expect:
+//!   p50: { max: 1.01 }
+//!   ratio: { min: 1.5, max: 4 }
+//! ```
+//!
+//! A text is the name of a recording, `traces/NAME.jsonl` beside the table, or made from a seed.
+
+mod engine;
+mod read;
+mod text;
+
+use std::path::Path;
+
+use super::figures::Figure;
+use super::permit;
+use super::world::Setup;
+use crate::config::problem::Problem;
+
+/// A setting and what is expected of it.
+#[derive(Clone, Debug)]
+pub struct Table {
+    /// Its name.
+    pub name: String,
+    /// What it is, in one line.
+    pub about: String,
+    /// Nothing was tuned on its engine.
+    pub held_out: bool,
+    /// The setting, as the controller decides.
+    pub setup: Setup,
+    /// How often it is played, with other dice.
+    pub seeds: u64,
+    /// No request begins after this second.
+    pub seconds: f64,
+    /// The seconds between which the engine has more to do than it can.
+    pub overload: Option<(f64, f64)>,
+    /// What is expected, in the order of the file.
+    pub expected: Vec<Expected>,
+}
+
+/// The range that a figure is expected in.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Expected {
+    /// The figure.
+    pub figure: Figure,
+    /// Least value.
+    pub min: Option<f64>,
+    /// Greatest value.
+    pub max: Option<f64>,
+}
+
+impl Expected {
+    /// Whether a value is in the range. What could not be measured is in none.
+    pub fn holds(&self, value: Option<f64>) -> bool {
+        let above = |value: f64| self.min.is_none_or(|min| value >= min);
+        let below = |value: f64| self.max.is_none_or(|max| value <= max);
+        value.is_some_and(|value| above(value) && below(value))
+    }
+}
+
+/// Why a table cannot be played.
+#[derive(Debug, thiserror::Error)]
+pub enum Unusable {
+    /// The file cannot be read.
+    #[error("{path}: {source}")]
+    File {
+        /// Its path.
+        path: std::path::PathBuf,
+        /// The system's error.
+        source: std::io::Error,
+    },
+    /// Its settings have errors.
+    #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))]
+    Settings(Vec<Problem>),
+    /// Its policy has errors, or relays.
+    #[error("{0}")]
+    Policy(#[from] permit::Refused),
+}
+
+impl Table {
+    /// Reads a table and the recordings that it names.
+    ///
+    /// # Errors
+    /// Every error of the file.
+    pub fn read(path: &Path) -> Result<Self, Unusable> {
+        let source = std::fs::read_to_string(path)
+            .map_err(|source| Unusable::File { path: path.to_owned(), source })?;
+        let folder = path.parent().unwrap_or(Path::new(""));
+        Self::parse(&path.display().to_string(), &source, &folder.join("traces"))
+    }
+
+    /// As [`Table::read`], from a text; recordings are in the folder `traces`.
+    ///
+    /// # Errors
+    /// Every error of the text.
+    pub fn parse(file: &str, source: &str, traces: &Path) -> Result<Self, Unusable> {
+        read::table(file, source, traces)
+    }
+}
+
+#[cfg(test)]
+mod tests;
