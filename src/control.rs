@@ -5,6 +5,7 @@
 //! rounds; and what being wrong may cost in all is bounded by an [`Account`].
 
 pub mod account;
+pub mod alarm;
 pub mod belief;
 pub mod budget;
 pub mod chooser;
@@ -19,6 +20,7 @@ pub mod survival;
 pub mod switchback;
 
 pub use account::Account;
+pub use alarm::Alarm;
 pub use belief::Belief;
 pub use budget::Budget;
 pub use chooser::{Outlook, Quote, best_cut, dither};

@@ -199,6 +199,8 @@ pub struct Summary {
     /// Seconds per token from the first piece of output to the last; `None` where leaping was not free to choose, or for a
     /// short output.
     pub token_seconds: Option<f64>,
+    /// Its output repeats itself.
+    pub loops: bool,
     /// How many times as fast leaping would have been by what was drafted in the shadow, and what that rests on; `None`
     /// where it leapt, drafted nothing or was too short to tell.
     pub would_gain: Option<(f64, Basis)>,
