@@ -191,7 +191,9 @@ impl Metrics {
         };
         metrics.synchronized.set(1);
         // Known from the start, so that a rule that watches its rise has a zero to begin with.
-        Alarm::ALL.map(|alarm| metrics.alarms.with_label_values(&[alarm.name()]));
+        for alarm in Alarm::ALL {
+            metrics.alarms.with_label_values(&[alarm.name()]);
+        }
         metrics.register(DroppedLines::new()?)?;
         Ok(metrics)
     }
