@@ -1,54 +1,118 @@
 //! `foretell sim`: a fleet in virtual time.
 
+use std::fs::File;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::lab::Exit;
-use crate::lab::sim::{grid, workloads};
+use crate::lab::sim::report::Report;
+use crate::lab::sim::table::{self, Table};
+use crate::lab::sim::world::Broken;
+use crate::lab::sim::{grid, html, permit, play, report, source, workloads};
 
 /// Simulate a fleet in virtual time.
 #[derive(Clone, Debug, clap::Args)]
+#[command(group = clap::ArgGroup::new("what").required(true).args(["workload", "grid"]))]
 pub struct SimArgs {
+    /// Workload tables, one YAML file each; exits 2 if one is not as it is expected.
+    #[arg(long, value_name = "F", num_args = 1.., value_delimiter = ',')]
+    pub workload: Vec<PathBuf>,
+    /// Write the figures and the course of time as JSON.
+    #[arg(long, value_name = "F", conflicts_with = "grid")]
+    pub json: Option<PathBuf>,
+    /// Write a page with plots of gamma, load, ratio and regret over time.
+    #[arg(long, value_name = "F", conflicts_with = "grid")]
+    pub html: Option<PathBuf>,
+    /// Seeds all dice: the same number gives the same figures.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
     /// Compare the controller with fixed gammas on servers of known costs
     #[arg(long)]
     pub grid: bool,
-    /// Recorded texts, one file NAME.jsonl for each workload; one that is missing is made from a seed.
-    #[arg(long, value_name = "DIR", default_value = "tests/control/traces")]
+    /// Recorded texts for the grid, one file NAME.jsonl for each workload; one that is missing is made from a seed.
+    #[arg(long, value_name = "DIR", default_value = "tests/control/traces", requires = "grid")]
     pub traces: PathBuf,
-    /// Only cells whose line contains all of these words, such as rewrite,model.
-    #[arg(long, value_name = "WORD,WORD", value_delimiter = ',')]
+    /// Only cells of the grid whose line contains all of these words, such as rewrite,model.
+    #[arg(long, value_name = "WORD,WORD", value_delimiter = ',', requires = "grid")]
     pub only: Vec<String>,
+}
+
+/// A reason why nothing was simulated, or nothing came of it.
+#[derive(Debug, thiserror::Error)]
+enum Stopped {
+    #[error("{0}")]
+    Table(#[from] table::Unusable),
+    #[error("{0}")]
+    Texts(#[from] source::Unreadable),
+    #[error("{0}")]
+    Policy(#[from] permit::Refused),
+    #[error("{path}: {source}")]
+    File { path: PathBuf, source: std::io::Error },
+    #[error("{0}")]
+    Broken(#[from] Broken),
+}
+
+impl Stopped {
+    fn exit(&self) -> Exit {
+        match self {
+            Self::Table(_) | Self::Texts(_) | Self::Policy(_) | Self::File { .. } => Exit::Usage,
+            Self::Broken(_) => Exit::FellShort,
+        }
+    }
 }
 
 /// Runs the simulation; tables go to `out`, errors to standard error.
 pub fn run(args: &SimArgs, out: &mut impl Write) -> Exit {
-    let workloads = match workloads::all(&args.traces) {
-        Ok(workloads) => workloads,
-        Err(error) => {
-            super::complain(&format_args!("foretell sim: {error}"));
-            return Exit::Usage;
-        }
-    };
-    let mut cells = match grid::cells(&grid::servers(), &workloads) {
-        Ok(cells) => cells,
-        Err(error) => {
-            super::complain(&format_args!("foretell sim: {error}"));
-            return Exit::Usage;
-        }
-    };
+    let done = if args.grid { grid(args, out) } else { tables(args, out) };
+    done.unwrap_or_else(|stopped| {
+        super::complain(&format_args!("foretell sim: {stopped}"));
+        stopped.exit()
+    })
+}
+
+fn grid(args: &SimArgs, out: &mut impl Write) -> Result<Exit, Stopped> {
+    let workloads = workloads::all(&args.traces)?;
+    let mut cells = grid::cells(&grid::servers(), &workloads)?;
     cells.retain(|cell| {
         let name = cell.name();
         args.only.iter().all(|word| name.split_whitespace().any(|part| part.trim_end_matches('*') == word))
     });
-    match grid::play(&cells, grid::Size::USUAL) {
-        Ok(outcomes) => {
-            // A closed pipe is not an error.
-            let _ = out.write_all(grid::table(&outcomes).as_bytes());
-            Exit::Done
-        }
-        Err(broken) => {
-            super::complain(&format_args!("foretell sim: {broken}"));
-            Exit::FellShort
-        }
+    let outcomes = grid::play(&cells, grid::Size::USUAL)?;
+    // A closed pipe is not an error.
+    let _ = out.write_all(grid::table(&outcomes).as_bytes());
+    Ok(Exit::Done)
+}
+
+fn tables(args: &SimArgs, out: &mut impl Write) -> Result<Exit, Stopped> {
+    let tables = args.workload.iter().map(|path| Table::read(path)).collect::<Result<Vec<_>, _>>()?;
+    // They are opened first, so that a wrong path fails at once.
+    let (json, page) = (create(args.json.as_deref())?, create(args.html.as_deref())?);
+    let mut reports = Vec::with_capacity(tables.len());
+    for table in tables {
+        let outcome = play::play(&table, args.seed)?;
+        let report = Report { table, outcome };
+        let _ = out.write_all(report.text().as_bytes());
+        reports.push(report);
     }
+    write(json, || report::json(&reports))?;
+    write(page, || html::page(&reports))?;
+    let short = reports.iter().filter(|report| !report.shortfalls().is_empty()).count();
+    if short > 0 {
+        let _ = writeln!(out, "{short} of {} tables fell short", reports.len());
+        return Ok(Exit::FellShort);
+    }
+    Ok(Exit::Done)
+}
+
+fn create(path: Option<&Path>) -> Result<Option<(PathBuf, File)>, Stopped> {
+    let create = |path: &Path| match File::create(path) {
+        Ok(file) => Ok((path.to_owned(), file)),
+        Err(source) => Err(Stopped::File { path: path.to_owned(), source }),
+    };
+    path.map(create).transpose()
+}
+
+fn write(to: Option<(PathBuf, File)>, text: impl FnOnce() -> String) -> Result<(), Stopped> {
+    let Some((path, mut file)) = to else { return Ok(()) };
+    file.write_all(text().as_bytes()).map_err(|source| Stopped::File { path, source })
 }

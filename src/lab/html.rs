@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use super::report::{ends, label, latency, number, speed};
 use super::tally::{Figures, Run};
 
-const STYLE: &str = "\
+pub(super) const STYLE: &str = "\
 :root{--ink:#1f2933;--soft:#66727f;--line:#d9dee4;--ground:#fff;--direct:#8593a3;--through:#0b7a75;--mark:#c2410c}
 @media(prefers-color-scheme:dark){:root{--ink:#e6e9ed;--soft:#9aa5b1;--line:#38424d;--ground:#14181d;
 --direct:#8a97a6;--through:#3fc1b8;--mark:#fb923c}}
@@ -85,7 +85,7 @@ pub fn page(runs: &[Run]) -> String {
     page
 }
 
-fn section(page: &mut String, title: &str, says: &str, content: &str) {
+pub(super) fn section(page: &mut String, title: &str, says: &str, content: &str) {
     let _ = writeln!(page, "<h2>{title}</h2><p>{says}</p><div class=\"scroll\">{content}</div>");
 }
 
@@ -173,7 +173,7 @@ fn draw(svg: &mut String, bar: &Bar, y: f64, x: &impl Fn(f64) -> f64) {
 }
 
 /// A round step width that divides `top` into four to ten parts.
-fn tick(top: f64) -> f64 {
+pub(super) fn tick(top: f64) -> f64 {
     if top <= 0.0 {
         return 1.0;
     }
@@ -186,12 +186,12 @@ fn tick(top: f64) -> f64 {
         .unwrap_or(rough)
 }
 
-fn trimmed(value: f64) -> String {
+pub(super) fn trimmed(value: f64) -> String {
     let text = format!("{value:.3}");
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
-fn table(rows: &[Vec<String>]) -> String {
+pub(super) fn table(rows: &[Vec<String>]) -> String {
     let mut html = String::from("<table>");
     for (at, row) in rows.iter().enumerate() {
         let cell = if at == 0 { "th" } else { "td" };
@@ -204,7 +204,7 @@ fn table(rows: &[Vec<String>]) -> String {
     html + "</table>"
 }
 
-fn escape(text: &str) -> String {
+pub(super) fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 

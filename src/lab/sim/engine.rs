@@ -8,7 +8,7 @@ use std::collections::{HashMap, VecDeque};
 
 use super::later;
 use super::profile::{Batch, Curve, Jitter, Paced, Shape};
-use crate::units::{Dice, Tick};
+use crate::units::Tick;
 
 /// Names a job.
 pub type JobId = u64;
@@ -112,7 +112,7 @@ pub struct Computed {
 #[derive(Debug)]
 pub struct Engine {
     spec: EngineSpec,
-    dice: Dice,
+    seed: u64,
     waiting: VecDeque<Job>,
     running: Vec<Running>,
     /// Prefixes of texts that nothing runs for.
@@ -122,6 +122,8 @@ pub struct Engine {
     sequences: usize,
     kv: usize,
     stepping: bool,
+    /// Calls that the last step left waiting.
+    left_waiting: usize,
     computed: Computed,
 }
 
@@ -130,7 +132,7 @@ impl Engine {
     pub fn new(spec: EngineSpec, seed: u64) -> Self {
         Self {
             spec,
-            dice: Dice::new(Dice::mix(seed ^ 0xE9)),
+            seed,
             waiting: VecDeque::new(),
             running: Vec::new(),
             cached: HashMap::new(),
@@ -138,6 +140,7 @@ impl Engine {
             sequences: 0,
             kv: 0,
             stepping: false,
+            left_waiting: 0,
             computed: Computed::default(),
         }
     }
@@ -165,9 +168,10 @@ impl Engine {
         self.sequences
     }
 
-    /// Calls that wait.
+    /// Calls that found no room when the last step began. Those that have come since are not counted yet, as an engine
+    /// that reports after each step counts.
     pub fn waiting(&self) -> usize {
-        self.waiting.len()
+        self.left_waiting
     }
 
     /// Share of the KV memory that running sequences use.
@@ -200,11 +204,12 @@ impl Engine {
             self.waiting.pop_front();
             self.admit(job);
         }
+        self.left_waiting = self.waiting.len();
         let batch = self.take()?;
         self.stepping = true;
         self.computed.steps += 1;
         self.computed.all += batch.tokens as u64;
-        let seconds = self.spec.shape.pace.seconds(batch) * self.spec.jitter.draw(&mut self.dice);
+        let seconds = self.spec.shape.pace.seconds(batch) * self.spec.jitter.factor(self.seed, now);
         Some(later(now, seconds))
     }
 

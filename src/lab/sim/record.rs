@@ -53,6 +53,18 @@ pub struct Interval {
     pub waiting: usize,
 }
 
+impl Interval {
+    /// Mean number of sequences that ran; 0 without a report.
+    pub fn running(&self) -> f64 {
+        self.running as f64 / self.reports.max(1) as f64
+    }
+
+    /// Mean number of calls that waited; 0 without a report.
+    pub fn waiting(&self) -> f64 {
+        self.waiting as f64 / self.reports.max(1) as f64
+    }
+}
+
 /// All that a simulation has seen.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Record {

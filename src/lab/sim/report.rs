@@ -1,0 +1,139 @@
+//! The result of a table for a terminal and as JSON.
+
+use std::fmt::Write;
+
+use serde_json::{Value, json};
+
+use super::figures::{Figure, Outcome, Played};
+use super::record::{Interval, Record};
+use super::table::{Expected, Table};
+
+/// A table that was played.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// The table.
+    pub table: Table,
+    /// What was measured.
+    pub outcome: Outcome,
+}
+
+impl Report {
+    /// The expectations that were not met, with what was measured instead.
+    pub fn shortfalls(&self) -> Vec<(Expected, Option<f64>)> {
+        let measured = |expected: &Expected| (*expected, self.outcome.figure(expected.figure));
+        let short = |(expected, value): &(Expected, Option<f64>)| !expected.holds(*value);
+        self.table.expected.iter().map(measured).filter(short).collect()
+    }
+
+    /// For a terminal.
+    pub fn text(&self) -> String {
+        let Self { table, outcome } = self;
+        let held_out = if table.held_out { " (held out)" } else { "" };
+        let mut text = format!("{}{held_out}: {}\n", table.name, table.about);
+        for expected in &table.expected {
+            let value = outcome.figure(expected.figure);
+            let met = if expected.holds(value) { "" } else { "   FELL SHORT" };
+            let name = expected.figure.name();
+            let _ = writeln!(text, "  {name:<11} {:>8}   expected {}{met}", number(value), range(expected));
+        }
+        let _ = writeln!(text, "  {}", self.asides().join(", "));
+        text
+    }
+
+    /// Figures that nothing is expected of, and how sessions ended.
+    fn asides(&self) -> Vec<String> {
+        let Self { table, outcome } = self;
+        let expected = |figure: Figure| table.expected.iter().any(|expected| expected.figure == figure);
+        let others = Figure::ALL.into_iter().filter(|&figure| !expected(figure));
+        let value = |figure: Figure| Some(format!("{} {:.3}", figure.name(), outcome.figure(figure)?));
+        let mut asides: Vec<String> = others.filter_map(value).collect();
+        let requests: usize = outcome.auto.0.iter().map(|record| record.served.len()).sum();
+        asides.push(format!("{requests} requests"));
+        if let Some((gamma, best)) = outcome.best() {
+            asides.push(format!("best fixed gamma {gamma} ({best:.3})"));
+        }
+        asides.extend(reasons(&outcome.auto).into_iter().map(|(reason, count)| format!("{reason} {count}")));
+        asides
+    }
+
+    /// As JSON.
+    pub fn json(&self) -> Value {
+        let Self { table, outcome } = self;
+        let figures: serde_json::Map<String, Value> = Figure::ALL
+            .into_iter()
+            .map(|figure| (figure.name().to_owned(), json!(outcome.figure(figure))))
+            .collect();
+        let expected = table.expected.iter().map(|expected| {
+            let got = outcome.figure(expected.figure);
+            json!({
+                "figure": expected.figure.name(),
+                "min": expected.min,
+                "max": expected.max,
+                "got": got,
+                "met": expected.holds(got),
+            })
+        });
+        let fixed =
+            outcome.fixed.iter().map(|(gamma, played)| json!({ "gamma": gamma, "course": course(played) }));
+        json!({
+            "name": table.name,
+            "about": table.about,
+            "held_out": table.held_out,
+            "figures": figures,
+            "expected": expected.collect::<Vec<_>>(),
+            "reasons": reasons(&outcome.auto).into_iter().map(|(reason, count)| json!({ "reason": reason, "requests": count })).collect::<Vec<_>>(),
+            "interval": table.setup.interval,
+            "direct": course(&outcome.direct),
+            "auto": course(&outcome.auto),
+            "fixed": fixed.collect::<Vec<_>>(),
+        })
+    }
+}
+
+/// Why sessions rode at their end, or that they leapt, with their number; the most frequent first.
+fn reasons(played: &Played) -> Vec<(&'static str, usize)> {
+    let mut counts: Vec<(&'static str, usize)> = Vec::new();
+    let summaries =
+        played.0.iter().flat_map(|record| &record.served).filter_map(|served| served.summary.as_ref());
+    for name in summaries.map(|summary| summary.reason.map_or("leaping", |reason| reason.name())) {
+        match counts.iter_mut().find(|count| count.0 == name) {
+            Some(count) => count.1 += 1,
+            None => counts.push((name, 1)),
+        }
+    }
+    counts.sort_by_key(|count| std::cmp::Reverse(count.1));
+    counts
+}
+
+/// The course of the first seed.
+fn course(played: &Played) -> Value {
+    let intervals = played.0.first().map_or(&[][..], |record: &Record| &record.course[..]);
+    let of = |value: &dyn Fn(&Interval) -> f64| intervals.iter().map(value).collect::<Vec<f64>>();
+    json!({
+        "tokens": of(&|at| at.tokens as f64),
+        "rounds": of(&|at| at.rounds as f64),
+        "drafted": of(&|at| at.drafted as f64),
+        "followed": of(&|at| at.followed as f64),
+        "running": of(&Interval::running),
+        "waiting": of(&Interval::waiting),
+    })
+}
+
+fn number(value: Option<f64>) -> String {
+    value.map_or_else(|| "-".to_owned(), |value| format!("{value:.3}"))
+}
+
+fn range(expected: &Expected) -> String {
+    match (expected.min, expected.max) {
+        (Some(min), Some(max)) => format!("{min} to {max}"),
+        (Some(min), None) => format!("at least {min}"),
+        (None, Some(max)) => format!("at most {max}"),
+        (None, None) => "anything".to_owned(),
+    }
+}
+
+/// Several reports as one JSON document.
+pub fn json(reports: &[Report]) -> String {
+    let tables: Vec<Value> = reports.iter().map(Report::json).collect();
+    format!("{:#}\n", json!({ "tables": tables }))
+}
