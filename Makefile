@@ -15,6 +15,7 @@ BIN     := target/release/foretell
 DIST    := target/dist/foretell
 INFLATE ?= 8
 PAIRS   ?= 10
+REQUESTS ?= 30
 TURN    ?= 20
 ENGINES ?= all
 SHORT   ?=
@@ -26,7 +27,7 @@ INFLATED = $(CACHE)/models/target-x$(INFLATE)
 
 export ORT_DYLIB_PATH := $(ORT)
 
-.PHONY: help demo serve-demo quick test test-rust test-python test-loaded build dist bench bench-relay models lint print-env
+.PHONY: help demo serve-demo quick test test-rust test-python test-loaded build dist bench bench-paced bench-relay models lint print-env
 .PHONY: clean dead-code engines test-engines demo-parts binary
 
 help: ## This list
@@ -67,6 +68,9 @@ dist: $(RUNTIME) ## The binary that is shipped and measured: optimised as a whol
 
 bench: dist $(INFLATED)/model.onnx ## Through Foretell against direct, every workload
 	FORETELL=$(DIST) tests/bench.sh $(INFLATED)
+
+bench-paced: build ## Leaping as it pays against fixed lengths, at six machines' costs (75 min)
+	@$(PYTHON) tests/bench/paced.py --foretell $(BIN) --requests $(REQUESTS)
 
 bench-relay: dist ## Foretell against nginx as plain reverse proxies
 	@command -v nginx >/dev/null || PATH=$$PATH:/usr/sbin command -v nginx >/dev/null || { echo "needs nginx (Debian package nginx)" >&2; exit 1; }

@@ -14,7 +14,7 @@ use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, reques
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-pub use configured::Configured;
+pub use configured::{Configured, Known};
 
 use crate::config::problem::Problem;
 use crate::drive::failure::Failure;

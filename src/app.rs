@@ -20,13 +20,15 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 pub use gateway::{Ended, Gateway};
 pub use served::ServedError;
 
-use crate::admin::Configured;
+use crate::admin::{Configured, Known};
 use crate::app::signals::Signals;
 use crate::config::process::{
     self, Backend, ClientControl, Connect, Dialect, HostHeader, HttpVersion, Listen, PlanName, Process,
-    Replicas, TokenizerSource,
+    Replicas, Switchback, TokenizerSource,
 };
 use crate::config::store::PolicyStore;
+use crate::control::{Imposed, Windows};
+use crate::drive::comparison::{Comparisons, GroupMetrics};
 use crate::drive::drafters::{DrafterError, Drafters};
 use crate::drive::exchange::Drive;
 use crate::drive::ruling::{self, Rulebook};
@@ -127,15 +129,24 @@ pub async fn start_with(
         .collect();
     let store = Arc::new(PolicyStore::new(policies));
     let timeouts = process.timeouts;
+    let comparisons = Arc::new(Comparisons::new(Dice::new(drive::fresh_seed())));
+    let metrics = GroupMetrics::new(Arc::clone(&comparisons)).map_err(StartError::from)?;
+    shared.observer.metrics().register(metrics).map_err(StartError::from)?;
     let driver = Driver::new(DriverSetup {
         identities: Arc::clone(&identities),
-        rulebook: Rulebook::new(Arc::clone(&store), terms, Dice::new(drive::fresh_seed())),
+        rulebook: Rulebook::new(Arc::clone(&store), terms, Arc::clone(&comparisons)),
         drafters: Arc::clone(&drafters),
         verify_timeout: timeouts.verify,
         draft_timeout: timeouts.draft,
+        costs: process.backends.iter().map(|backend| (backend.name.clone(), imposed(backend))).collect(),
     });
-    let known = (Arc::clone(&drafters), Arc::clone(&identities));
-    let configured = Configured::new(process, store, known.0, known.1, &shared.observer);
+    let known = Known {
+        policies: store,
+        drafters: Arc::clone(&drafters),
+        identities: Arc::clone(&identities),
+        comparisons,
+    };
+    let configured = Configured::new(process, known, &shared.observer);
     let drive: Option<Arc<dyn Drive>> = Some(Arc::new(driver));
     let watching = CancellationToken::new();
     let gateway = Gateway::start_with(settings, drive, Some(configured), shared).await?;
@@ -145,6 +156,13 @@ pub async fn start_with(
     // A backend that is not reachable yet does not prevent the start: its requests are relayed.
     let _ = tokio::time::timeout(KNOWN_WITHIN, identities.asked()).await;
     Ok(Running { gateway, identities, drafters, _asking: watching.drop_guard() })
+}
+
+/// What leaping may cost the other requests of a backend.
+fn imposed(backend: &Backend) -> Imposed {
+    let budget = &backend.budget;
+    let windows = budget.switchback.map(|Switchback { window, every }| Windows { window, every });
+    Imposed { extra_tokens: budget.extra_tokens, windows }
 }
 
 /// Stops the identification of the backends once the process drains.

@@ -5,7 +5,9 @@
 //! rounds; and what being wrong may cost in all is bounded by an [`Account`].
 
 pub mod account;
+pub mod alarm;
 pub mod belief;
+pub mod budget;
 pub mod chooser;
 pub mod costs;
 pub mod gates;
@@ -15,9 +17,12 @@ pub mod rounds;
 pub mod shelf;
 pub mod state;
 pub mod survival;
+pub mod switchback;
 
 pub use account::Account;
+pub use alarm::Alarm;
 pub use belief::Belief;
+pub use budget::Budget;
 pub use chooser::{Outlook, Quote, best_cut, dither};
 pub use costs::{Costs, Way};
 pub use prospect::Prior;
@@ -25,6 +30,7 @@ pub use rounds::{Prices, Rounds, Value};
 pub use shelf::Shelf;
 pub use state::{Class, Crowd, EpochState, ReplicaState};
 pub use survival::{Heat, Survival, Tuning};
+pub use switchback::{Switchback, Windows};
 
 use parking_lot::Mutex;
 
@@ -41,12 +47,31 @@ pub struct Learnt<'a> {
     pub account: &'a mut Account,
     /// The requests that the engine computes.
     pub crowd: &'a mut Crowd,
+    /// What may be computed for nothing while others wait for the engine.
+    pub budget: &'a mut Budget,
+    /// Its ride-only windows.
+    pub switchback: &'a mut Switchback,
     /// Rounds by class of requests.
     pub classes: &'a mut state::Classes,
     length: &'a mut state::Length,
 }
 
+/// What leaping may cost the other requests of a replica.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Imposed {
+    /// Refused draft tokens ÷ generated tokens.
+    pub extra_tokens: f64,
+    /// Ride-only windows; `None` for none.
+    pub windows: Option<Windows>,
+}
+
 impl Learnt<'_> {
+    /// Sets what leaping may cost other requests.
+    pub fn impose(&mut self, imposed: Imposed) {
+        self.budget.allow(imposed.extra_tokens);
+        self.switchback.plan(imposed.windows);
+    }
+
     /// Notes that the engine computes one request of ours more or less, or that it has reported its load.
     pub fn crowd_changes(&mut self, change: impl FnOnce(&mut Crowd)) {
         change(self.crowd);
@@ -55,8 +80,15 @@ impl Learnt<'_> {
 
     /// Notes that a ride brought `tokens` tokens `seconds` after the ones before.
     pub fn rode(&mut self, seconds: f64, tokens: usize, now: Tick) {
-        self.costs.rode(seconds, tokens, now);
+        // Beside verify calls riding is slower than by itself; leaping has to beat what it would be without them.
+        if self.crowd.rides() {
+            self.costs.rode(seconds, tokens, now);
+        } else {
+            self.costs.rode_beside(tokens);
+        }
         self.account.rode(tokens);
+        self.switchback.emitted(tokens, seconds, now);
+        self.budget.generated(tokens);
     }
 
     /// Notes the first token of a ride that followed a leap, `seconds` after it was asked for.
@@ -67,9 +99,12 @@ impl Learnt<'_> {
         }
     }
 
-    /// Notes that leaping brought `tokens` in `seconds`. Returns the ridden tokens won, negative if lost.
-    pub fn leapt(&mut self, tokens: usize, seconds: f64) -> f64 {
-        self.costs.leapt(seconds);
+    /// Notes that leaping brought `tokens` in `seconds`, while its neighbours `waited` so many seconds all together. Returns
+    /// the ridden tokens won, negative if lost.
+    pub fn leapt(&mut self, tokens: usize, seconds: f64, waited: f64, now: Tick) -> f64 {
+        self.switchback.emitted(tokens, seconds, now);
+        let seconds = seconds + waited;
+        self.costs.leapt(seconds / self.crowd.requests() as f64);
         let Some(token) = self.costs.ride_token() else { return 0.0 };
         self.account.leapt(tokens as f64, seconds, token)
     }
@@ -105,6 +140,8 @@ impl Control {
             costs: &mut replica.costs,
             account: &mut replica.account,
             crowd: &mut replica.crowd,
+            budget: &mut replica.budget,
+            switchback: &mut replica.switchback,
             classes: &mut epoch.classes,
             length: &mut epoch.length,
         })
@@ -113,18 +150,29 @@ impl Control {
 
 /// A request of ours that the engine computes: it counts as one of the crowd until this is dropped.
 #[derive(Debug)]
-pub struct Presence(std::sync::Arc<Control>);
+pub struct Presence {
+    control: std::sync::Arc<Control>,
+    leaps: bool,
+}
 
 impl Presence {
     /// Adds one request to the crowd.
     pub fn new(control: std::sync::Arc<Control>) -> Self {
         control.with(|learnt| learnt.crowd_changes(Crowd::enter));
-        Self(control)
+        Self { control, leaps: false }
+    }
+
+    /// It leaps from now on, or rides.
+    pub fn leaps(&mut self, leaps: bool) {
+        if std::mem::replace(&mut self.leaps, leaps) != leaps {
+            self.control.with(|learnt| learnt.crowd.leaps(leaps));
+        }
     }
 }
 
 impl Drop for Presence {
     fn drop(&mut self) {
-        self.0.with(|learnt| learnt.crowd_changes(Crowd::leave));
+        self.leaps(false);
+        self.control.with(|learnt| learnt.crowd_changes(Crowd::leave));
     }
 }

@@ -20,6 +20,7 @@ pub mod ruling;
 mod run;
 mod sink;
 
+use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,7 +29,7 @@ use futures_util::future::FutureExt;
 use parking_lot::Mutex;
 
 use crate::clock::Clock;
-use crate::control::{Control, Shelf};
+use crate::control::{Control, Imposed, Shelf};
 use crate::drive::calls::CallLimits;
 use crate::drive::drafters::Drafters;
 use crate::drive::drafting::Drafting;
@@ -58,6 +59,8 @@ pub struct DriverSetup {
     pub verify_timeout: Duration,
     /// Timeout of a model draft (`timeouts.draft`); `None` if the operator has not set one.
     pub draft_timeout: Option<Duration>,
+    /// What leaping may cost the other requests, by backend.
+    pub costs: HashMap<String, Imposed>,
 }
 
 /// Runs the sessions of eligible requests.
@@ -123,9 +126,14 @@ impl Inner {
         ruling.rules.verify_timeout = self.setup.verify_timeout;
         ruling.rules.draft_timeout = self.setup.draft_timeout;
         let control = Arc::clone(self.controls.lock().get(&identity.epoch, self.clock.now()));
-        if let Some(probe) = &identity.probe {
-            control.with(|learnt| learnt.costs.take_prior(&probe.prior));
-        }
+        control.with(|learnt| {
+            if let Some(imposed) = self.setup.costs.get(backend) {
+                learnt.impose(*imposed);
+            }
+            if let Some(probe) = &identity.probe {
+                learnt.costs.take_prior(&probe.prior);
+            }
+        });
         let limits = CallLimits { bytes_max: ruling.bytes_max, question: self.setup.verify_timeout };
         Ok(Run { identity, ruling, drawn, sampling, control, drafting, limits, clock: self.clock, seed })
     }

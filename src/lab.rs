@@ -1,7 +1,7 @@
 //! Benchmarks and comparisons: a server called directly against the same server called through Foretell.
 //!
 //! Measuring and evaluating are kept apart. `client` and `bench` use the network and the clock; pure functions
-//! (`alternate`, `stats`, `formula`, `looping`, `tally`, `require`) evaluate what they return, so every figure of a
+//! (`alternate`, `stats`, `formula`, `tally`, `require`) evaluate what they return, so every figure of a
 //! report can be tested without a server.
 
 use std::process::ExitCode;
@@ -15,7 +15,6 @@ pub mod demo;
 pub mod formula;
 pub mod html;
 pub mod local;
-pub mod looping;
 pub mod probed;
 pub mod relay;
 pub mod report;

@@ -15,6 +15,7 @@ pub mod start;
 pub use machine::Session;
 pub use start::{Ending, Hold, Limit, Permission, Rules, Start, StopOrder};
 
+use crate::control::costs::Basis;
 use crate::draft::Tree;
 use crate::units::TokenId;
 use crate::words::{Ledger, Plan, RideReason, Verdict};
@@ -198,6 +199,11 @@ pub struct Summary {
     /// Seconds per token from the first piece of output to the last; `None` where leaping was not free to choose, or for a
     /// short output.
     pub token_seconds: Option<f64>,
+    /// Its output repeats itself.
+    pub loops: bool,
+    /// How many times as fast leaping would have been by what was drafted in the shadow, and what that rests on; `None`
+    /// where it leapt, drafted nothing or was too short to tell.
+    pub would_gain: Option<(f64, Basis)>,
 }
 
 /// Turns tokens into text, one by one. Implemented by `text`, faked in tests.

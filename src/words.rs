@@ -4,6 +4,7 @@
 
 mod bypass;
 mod ledger;
+pub mod looping;
 mod mode;
 pub mod past;
 mod ride;

@@ -11,6 +11,7 @@ use crate::config::problem::Problem;
 use crate::config::process::Process;
 use crate::config::store::PolicyStore;
 use crate::config::values::Revision;
+use crate::drive::comparison::Comparisons;
 use crate::drive::drafters::Drafters;
 use crate::drive::ruling;
 use crate::fleet::Replica;
@@ -21,33 +22,37 @@ use crate::policy::part::ModelState;
 use crate::policy::{self, Explanation, Fact, PolicySet, Ruling};
 use crate::words::RideReason;
 
+/// What a running proxy knows, shared with those who learn it.
+pub struct Known {
+    /// The policies in force.
+    pub policies: Arc<PolicyStore>,
+    /// The loaded drafters.
+    pub drafters: Arc<Drafters>,
+    /// Who answers at the replicas' addresses.
+    pub identities: Arc<Identities>,
+    /// The control groups of the policies.
+    pub comparisons: Arc<Comparisons>,
+}
+
 /// The configuration of a running proxy and the state that depends on it.
 pub struct Configured {
     process: Process,
-    policies: Arc<PolicyStore>,
-    drafters: Arc<Drafters>,
-    identities: Arc<Identities>,
+    known: Known,
     /// Held while the policies are read again: one at a time.
     reloading: Mutex<()>,
 }
 
 impl Configured {
     /// Also sets the metrics about the policies in force.
-    pub fn new(
-        process: Process,
-        policies: Arc<PolicyStore>,
-        drafters: Arc<Drafters>,
-        identities: Arc<Identities>,
-        observer: &Observer,
-    ) -> Self {
-        let configured = Self { process, policies, drafters, identities, reloading: Mutex::default() };
+    pub fn new(process: Process, known: Known, observer: &Observer) -> Self {
+        let configured = Self { process, known, reloading: Mutex::default() };
         configured.show(observer, true);
         configured
     }
 
     /// Sets the metrics about the policies in force; `synchronized`: they are those of the files.
     fn show(&self, observer: &Observer, synchronized: bool) {
-        let policies = self.policies.current();
+        let policies = self.known.policies.current();
         let labels: Vec<String> = policies.policies().iter().map(|policy| policy.label()).collect();
         let version = Revision::of(labels.join(",").as_bytes()).to_string();
         observer.metrics().configured(&version, synchronized);
@@ -55,14 +60,15 @@ impl Configured {
 
     /// The list in `/api/policies`, in match order.
     pub fn policies(&self) -> Value {
-        let synchronized = self.policies.synchronized();
-        let policies = self.policies.current();
+        let synchronized = self.known.policies.synchronized();
+        let policies = self.known.policies.current();
         let entries = policies.policies().iter().map(|policy| {
             json!({
                 "name": policy.name,
                 "revision": policy.revision.to_string(),
                 "mode": policy.mode.name(),
                 "synchronized": synchronized,
+                "compared": self.known.comparisons.shown(&policy.name),
             })
         });
         entries.collect()
@@ -74,7 +80,8 @@ impl Configured {
     /// Every problem found; then the old policies stay in force.
     pub fn reload(&self, observer: &Observer) -> Result<Value, Vec<Problem>> {
         let _one_at_a_time = self.reloading.lock();
-        let outcome = self.policies.reload(|| load_policies(&self.process), |policies| self.build(policies));
+        let outcome =
+            self.known.policies.reload(|| load_policies(&self.process), |policies| self.build(policies));
         self.show(observer, outcome.is_ok());
         outcome?;
         for warning in policy_warnings(&self.process) {
@@ -84,7 +91,7 @@ impl Configured {
     }
 
     fn build(&self, policies: &PolicySet) -> Result<(), Vec<Problem>> {
-        self.drafters.extend(&self.process, policies).map_err(|error| {
+        self.known.drafters.extend(&self.process, policies).map_err(|error| {
             vec![Problem {
                 file: self.process.policies.display().to_string(),
                 line: None,
@@ -105,7 +112,7 @@ impl Configured {
     /// Explains what would happen to a request now.
     pub fn explain(&self, question: &Question, shared: &Shared) -> Explanation {
         let replica = shared.fleet.would_pick(question.model());
-        let standing = replica.as_ref().and_then(|replica| self.identities.standing(replica));
+        let standing = replica.as_ref().and_then(|replica| self.known.identities.standing(replica));
         let backend = replica
             .as_ref()
             .and_then(|replica| self.process.backends.iter().find(|backend| backend.name == replica.name()));
@@ -121,7 +128,7 @@ impl Configured {
         };
         let models = |name: &str| {
             let unknown = ModelState::Unknown("the server's vocabulary is not known");
-            identity.map_or(unknown, |identity| self.drafters.state(name, &identity.epoch.vocabulary))
+            identity.map_or(unknown, |identity| self.known.drafters.state(name, &identity.epoch.vocabulary))
         };
         let closed = |ruling: &Ruling| {
             let gate = || {
@@ -139,12 +146,12 @@ impl Configured {
             closed: &closed,
             notes: Vec::new(),
         };
-        explain::explain(question, &self.process, &self.policies.current(), shared, known)
+        explain::explain(question, &self.process, &self.known.policies.current(), shared, known)
     }
 
     /// What is known about a replica: epoch, plans and probe; `None` if it is not one of the identified backends.
     pub fn replica(&self, replica: &Arc<Replica>) -> Option<Value> {
-        self.identities.shown(replica)
+        self.known.identities.shown(replica)
     }
 
     /// Starts a new probe of a replica; returns once it has started, without waiting for its end.
@@ -152,6 +159,9 @@ impl Configured {
     /// # Errors
     /// Why no probe was started.
     pub fn reprobe(&self, replica: &Arc<Replica>) -> Result<Value, String> {
-        self.identities.reprobe(replica).map(|()| json!({ "replica": replica.label(), "reprobe": true }))
+        self.known
+            .identities
+            .reprobe(replica)
+            .map(|()| json!({ "replica": replica.label(), "reprobe": true }))
     }
 }

@@ -20,8 +20,12 @@ use crate::words::Plan;
 
 /// Seconds of leaping, in ridden tokens, after which the pace of riding is measured again ...
 const PACE_OLD: f64 = 600.0;
+/// ... which are fewer where it was never measured ...
+const PACE_UNKNOWN: f64 = 100.0;
 /// ... and the ridden tokens that it is measured over.
-pub const PACE_OVER: usize = 4;
+const PACE_OVER: usize = 4;
+/// Times as many tokens are ridden in vain, beside verify calls that do not end, before that is given up.
+const BESIDE: usize = 32;
 /// Weight of what a probe has found, in measurements.
 const PRIOR_WEIGHT: f64 = 0.5;
 /// Least slope of the verify table before two points are known, in ride tokens per node.
@@ -51,6 +55,29 @@ impl Way {
     }
 }
 
+/// What an expected cost rests on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Basis {
+    /// Nothing: a round is taken to cost a little more than a step.
+    #[default]
+    Guess,
+    /// What a probe has found.
+    Probe,
+    /// Calls of sessions.
+    Measured,
+}
+
+impl Basis {
+    /// The name in the admin API and in metrics.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Guess => "guess",
+            Self::Probe => "probe",
+            Self::Measured => "measured",
+        }
+    }
+}
+
 /// The measured costs of one replica.
 #[derive(Debug, Default)]
 pub struct Costs {
@@ -69,10 +96,10 @@ pub struct Costs {
     /// Extra seconds of going from ride to leap, and back.
     switch_in: Belief,
     switch_out: Belief,
-    /// Seconds of leaping that riding has not yet made up for, in ridden tokens.
-    leapt: f64,
-    /// Ridden tokens since the pace was last found old.
-    ridden: usize,
+    /// Seconds of leaping since the pace of riding was measured, in ridden tokens, by crowd.
+    leapt: [f64; pace::SIZES],
+    /// Ridden tokens since the pace was last found old, by crowd.
+    ridden: [usize; pace::SIZES],
     /// What a probe has found; used where nothing is measured.
     prior: Option<Arc<Prior>>,
 }
@@ -96,27 +123,51 @@ impl Costs {
     /// Notes that a ride brought `tokens` tokens `seconds` after the ones before.
     pub fn rode(&mut self, seconds: f64, tokens: usize, now: Tick) {
         self.pace.rode(self.crowd, seconds, tokens, now);
-        if self.pace_is_old() {
-            self.ridden += tokens;
-        }
-        if self.ridden >= PACE_OVER {
-            (self.leapt, self.ridden) = (0.0, 0);
+        self.ridden_while_old(tokens, PACE_OVER);
+    }
+
+    /// Notes that a ride brought `tokens` tokens beside verify calls of others: their pace says nothing, but what is waited
+    /// for does not come if it goes on like that.
+    pub fn rode_beside(&mut self, tokens: usize) {
+        self.ridden_while_old(tokens, PACE_OVER * BESIDE);
+    }
+
+    fn ridden_while_old(&mut self, tokens: usize, enough: usize) {
+        let old = self.pace_is_old();
+        let at = self.crowd.index();
+        if let (Some(leapt), Some(ridden)) = (self.leapt.get_mut(at), self.ridden.get_mut(at)) {
+            *ridden += if old { tokens } else { 0 };
+            if *ridden >= enough {
+                (*leapt, *ridden) = (0.0, 0);
+            }
         }
     }
 
     /// Notes seconds of leaping: the pace of riding gets older.
     pub fn leapt(&mut self, seconds: f64) {
-        self.leapt += seconds / self.ride_token_expected();
+        let token = self.ride_token_expected();
+        if let Some(leapt) = self.leapt.get_mut(self.crowd.index()) {
+            *leapt += seconds / token;
+        }
     }
 
     /// Whether the pace of riding is to be measured again, at the next ride.
     pub fn pace_is_old(&self) -> bool {
-        self.leapt >= PACE_OLD
+        self.leapt_here() >= self.pace_old()
     }
 
     /// Whether that is so overdue that a leap is worth leaving for it.
     pub fn pace_is_overdue(&self) -> bool {
-        self.leapt >= 4.0 * PACE_OLD
+        self.leapt_here() >= 4.0 * self.pace_old()
+    }
+
+    /// How much leaping, in ridden tokens, makes the pace old: little where it was never measured in such a crowd.
+    fn pace_old(&self) -> f64 {
+        if self.pace.token_of(self.crowd).is_some() { PACE_OLD } else { PACE_UNKNOWN }
+    }
+
+    fn leapt_here(&self) -> f64 {
+        self.leapt.get(self.crowd.index()).copied().unwrap_or(0.0)
     }
 
     /// Notes a verify call in the middle of leaping.
@@ -199,6 +250,15 @@ impl Costs {
     /// Most draft nodes whose cost can be told from what was measured: twice as many as the largest draft so far.
     pub fn reach(&self, way: Way) -> usize {
         self.verify.reach(self.place(way)).map_or(REACH_FIRST, |reach| (2 * reach).max(REACH_FIRST))
+    }
+
+    /// What the expected cost of calls by this way rests on.
+    pub fn basis(&self, way: Way) -> Basis {
+        match self.verify.reach(self.place(way)) {
+            None => Basis::Guess,
+            Some(_) if self.verify.is_measured(self.place(way)) => Basis::Measured,
+            Some(_) => Basis::Probe,
+        }
     }
 
     /// Whether a call of this plan with a context of this size in this crowd was measured, by a session or a probe.

@@ -6,9 +6,12 @@
 //! Sinha, Kennedy, Ramdas, arXiv 2103.06476, Theorem 2.2): an ordinary interval that is looked at after every request
 //! sooner or later shows a loss that is not there. Where a loss is shown the gate closes, and is tried again after a
 //! while: never for good.
+//!
+//! Requests that did not leap say, by the rounds that they played in the shadow, what leaping would have brought them.
 
 use std::time::Duration;
 
+use super::costs::Basis;
 use crate::units::{Dice, Tick};
 
 /// Error of one interval: the two of a difference together miss the truth once in twenty comparisons.
@@ -77,6 +80,20 @@ pub struct Groups {
     leaping: Sample,
     held: Sample,
     gate: Gate,
+    /// What requests that did not leap would have gained.
+    would: Sample,
+    basis: Basis,
+}
+
+/// Times as fast as riding that leaping would have been.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct WouldGain {
+    /// Where the mean over requests surely lies.
+    pub gain: Interval,
+    /// What the costs of verify calls rest on.
+    pub basis: Basis,
+    /// Requests that say so.
+    pub requests: u64,
 }
 
 /// What the gate of a policy asks for.
@@ -112,6 +129,8 @@ impl Groups {
             let wait = gate.reprobe.saturating_mul((1 << self.gate.times.min(16)).min(LONGEST));
             *self = Self {
                 gate: Gate { until: Some(now.after(wait)), times: self.gate.times + 1 },
+                would: self.would,
+                basis: self.basis,
                 ..Self::default()
             };
         } else if self.half_width().is_some_and(|width| width < NARROW) {
@@ -130,6 +149,31 @@ impl Groups {
         let width = self.half_width()?;
         let middle = self.leaping.mean - self.held.mean;
         Some(Interval { low: (middle - width).exp(), middle: middle.exp(), high: (middle + width).exp() })
+    }
+
+    /// Notes by how many times a request that did not leap would have been faster, and what that rests on.
+    pub fn note_would(&mut self, gain: f64, basis: Basis) {
+        if gain.is_finite() && gain > 0.0 {
+            if basis != self.basis {
+                (self.would, self.basis) = (Sample::default(), basis);
+            }
+            self.would.add(gain.ln());
+        }
+    }
+
+    /// What requests that did not leap would have gained; `None` before there are enough of them.
+    pub fn would(&self) -> Option<WouldGain> {
+        let Sample { n, mean, .. } = self.would;
+        (n >= LEAST).then(|| {
+            let width = self.would.half_width();
+            let gain = Interval { low: (mean - width).exp(), middle: mean.exp(), high: (mean + width).exp() };
+            WouldGain { gain, basis: self.basis, requests: n as u64 }
+        })
+    }
+
+    /// Requests in the group that leaps, and in the control group.
+    pub fn requests(&self) -> (u64, u64) {
+        (self.leaping.n as u64, self.held.n as u64)
     }
 
     fn half_width(&self) -> Option<f64> {
@@ -197,6 +241,18 @@ mod tests {
             assert!(!groups.is_closed(now) && groups.ratio().is_none(), "it begins anew");
         }
         assert_eq!(waits, [30, 60, 120]);
+    }
+
+    #[test]
+    fn what_would_have_been_gained_is_said_with_what_it_rests_on() {
+        let (mut groups, mut dice) = (Groups::default(), Dice::new(6));
+        (0..9).for_each(|_| groups.note_would(3.0, Basis::Guess));
+        assert_eq!(groups.would(), None);
+        (0..500).for_each(|_| groups.note_would(1.2 + 0.4 * dice.unit(), Basis::Measured));
+        let would = groups.would().expect("enough requests");
+        assert_eq!((would.basis, would.requests), (Basis::Measured, 500));
+        let Interval { low, middle, high } = would.gain;
+        assert!(1.35 < low && low < middle && middle < high && high < 1.43, "{would:?}");
     }
 
     #[test]

@@ -34,6 +34,11 @@ impl<K: Clone + Eq + Hash, V: Default> Shelf<K, V> {
         value
     }
 
+    /// Every state with its key, in no order.
+    pub fn iter(&self) -> impl Iterator<Item = (&K, &V)> {
+        self.entries.iter().map(|(key, (value, _))| (key, value))
+    }
+
     /// How many states are kept.
     pub fn len(&self) -> usize {
         self.entries.len()

@@ -5,10 +5,12 @@
 use std::collections::HashMap;
 
 use super::account::Account;
+use super::budget::Budget;
 use super::costs::Costs;
 use super::gates::Signal;
 use super::rounds::Rounds;
 use super::survival::{Heat, Survival};
+use super::switchback::Switchback;
 use crate::draft::Source;
 
 /// What has been learnt about one replica.
@@ -20,12 +22,17 @@ pub struct ReplicaState {
     pub account: Account,
     /// The requests that its engine computes.
     pub crowd: Crowd,
+    /// What may be computed for nothing while others wait for the engine.
+    pub budget: Budget,
+    /// Its ride-only windows.
+    pub switchback: Switchback,
 }
 
 /// How many requests an engine computes at once: ours, and those of others that it reports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Crowd {
     ours: usize,
+    leaping: usize,
     others: usize,
 }
 
@@ -38,6 +45,21 @@ impl Crowd {
     /// One of ours less.
     pub fn leave(&mut self) {
         self.ours = self.ours.saturating_sub(1);
+    }
+
+    /// One of ours leaps, or (`false`) rides again.
+    pub fn leaps(&mut self, leaps: bool) {
+        self.leaping = if leaps { self.leaping + 1 } else { self.leaping.saturating_sub(1) };
+    }
+
+    /// Whether none of ours leaps: what is ridden now shows the pace that riding alone has.
+    pub fn rides(&self) -> bool {
+        self.leaping == 0
+    }
+
+    /// Whether requests are computed beside one of ours that do not leap: others', or more of ours. `leaps`: that one does.
+    pub fn has_riders_beside(&self, leaps: bool) -> bool {
+        self.others > 0 || self.ours > self.leaping + usize::from(!leaps)
     }
 
     /// The engine has reported its load. What it reports beyond our own requests, and beyond the sequences of our

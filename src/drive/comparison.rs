@@ -1,13 +1,18 @@
 //! The control groups of the policies: who is held back, and how the two groups compare.
 
+mod shown;
+
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
 
+pub use self::shown::GroupMetrics;
+
 use crate::clock::Clock;
 use crate::control::Shelf;
-use crate::control::groups::{Groups, Interval, LatencyGate};
+use crate::control::costs::Basis;
+use crate::control::groups::{Groups, LatencyGate};
 use crate::policy::{Holdback, Policy};
 use crate::units::Dice;
 
@@ -18,8 +23,21 @@ const KEPT_FOR: Duration = Duration::from_hours(24);
 
 /// The groups of each policy at each backend. An edited policy keeps its name, and with it its groups.
 pub struct Comparisons {
-    groups: Mutex<(Shelf<(String, String), Groups>, Dice)>,
+    groups: Mutex<Kept>,
     clock: Clock,
+}
+
+/// The groups by names of policy and backend, and the dice that draw them.
+type Kept = (Shelf<(String, String), Groups>, Dice);
+
+/// The groups of a policy at a backend.
+pub struct Compared {
+    /// The name of the policy.
+    pub policy: String,
+    /// The name of the backend.
+    pub backend: String,
+    /// Both groups.
+    pub groups: Groups,
 }
 
 /// The group that a request was drawn into.
@@ -52,15 +70,25 @@ impl Comparisons {
         Drawn { all, policy, backend, held_back, closed }
     }
 
-    /// Time per token of leaping ÷ that of the control group of a policy at a backend; `None` before there are enough
-    /// requests of both.
-    pub fn ratio(&self, policy: &str, backend: &str) -> Option<Interval> {
-        let now = self.clock.now();
-        self.groups.lock().0.get(&(policy.to_owned(), backend.to_owned()), now).ratio()
+    /// The groups of every policy and backend, in no order.
+    pub fn all(&self) -> Vec<Compared> {
+        let compared = |((policy, backend), groups): (&(String, String), &Groups)| Compared {
+            policy: policy.clone(),
+            backend: backend.clone(),
+            groups: *groups,
+        };
+        self.groups.lock().0.iter().map(compared).collect()
     }
 }
 
 impl Drawn {
+    /// Notes by how many times the request would have been faster by leaping, and what that rests on.
+    pub fn would_have(&self, gain: f64, basis: Basis) {
+        let now = self.all.clock.now();
+        let key = (self.policy.name.clone(), self.backend.clone());
+        self.all.groups.lock().0.get(&key, now).note_would(gain, basis);
+    }
+
     /// Notes how the request went: `seconds` per token after the first. What was closed is in neither group.
     pub fn ended(&self, seconds: f64) {
         if self.closed {

@@ -13,6 +13,7 @@ use futures_util::{Future, FutureExt};
 use serde_json::Value;
 
 use crate::clock::Clock;
+use crate::control::Alarm;
 use crate::draft::Source;
 use crate::drive::calls::Calls;
 use crate::drive::comparison::Drawn;
@@ -186,6 +187,7 @@ impl Pump {
             }
             self.tell(happened).await;
         };
+        self.raise(summary.loops);
         let own = self.own_count(&summary);
         summary.output_tokens = own.unwrap_or(summary.output_tokens).max(self.told_count(&summary));
         let prompt_tokens = self.session.prompt().len() as u64;
@@ -201,6 +203,9 @@ impl Pump {
         if let Some(seconds) = summary.token_seconds {
             self.drawn.ended(seconds);
         }
+        if let Some((gain, basis)) = summary.would_gain {
+            self.drawn.would_have(gain, basis);
+        }
         let answer = self.sink.finish(&end, self.slot.record.so_far()).await;
         if summary.finish.is_none() && answer.is_ok() {
             let cause =
@@ -208,6 +213,15 @@ impl Pump {
             self.slot.record.failed(cause);
         }
         Ok(Ended { slot: self.slot, end, answer })
+    }
+
+    /// Raises the alarms that the session has found cause for.
+    fn raise(&self, loops: bool) {
+        let alarms = [(Alarm::Plateau, loops), (Alarm::Collapse, self.session.acceptance_collapsed())];
+        for (alarm, _) in alarms.into_iter().filter(|(_, raised)| *raised) {
+            self.shared.observer.metrics().alarm(alarm);
+            tracing::warn!(alarm = alarm.name(), "{}", alarm.says());
+        }
     }
 
     /// The request to send once more and its replica, if the first ride ended before anything reached the client.

@@ -17,7 +17,6 @@ use crate::policy::{
     decide,
 };
 use crate::session::Permission;
-use crate::units::Dice;
 use crate::words::{BypassReason, Mode, RideReason};
 
 /// The operator's `plans` settings of a backend.
@@ -81,9 +80,13 @@ pub struct Rulebook {
 }
 
 impl Rulebook {
-    /// `terms` are by backend name; `dice` draw the control groups.
-    pub fn new(policies: Arc<PolicyStore>, terms: HashMap<String, Terms>, dice: Dice) -> Self {
-        Self { policies, terms, comparisons: Arc::new(Comparisons::new(dice)) }
+    /// `terms` are by backend name.
+    pub fn new(
+        policies: Arc<PolicyStore>,
+        terms: HashMap<String, Terms>,
+        comparisons: Arc<Comparisons>,
+    ) -> Self {
+        Self { policies, terms, comparisons }
     }
 
     /// What the operator allows on a backend; `None` if it is not configured.
@@ -122,11 +125,6 @@ impl Rulebook {
             Outcome::Bypass(bypass) => Err(bypass.reason),
             Outcome::Nobody | Outcome::Undecided(..) => Err(BypassReason::Fault),
         }
-    }
-
-    /// The control groups of the policies.
-    pub fn comparisons(&self) -> &Arc<Comparisons> {
-        &self.comparisons
     }
 }
 

@@ -13,13 +13,13 @@ use super::alternate::{Plan, Side};
 use super::client::{Client, Entry, Url};
 use super::counters::Counters;
 use super::formula::{Costs, Unknown};
-use super::looping;
 use super::probed::Probed;
 use super::stream::{Answer, Failure};
 use super::tally::{Looping, Measured, Pair, Run, conclude};
 use super::workload::{Settings, Workload};
 use crate::openai::Route;
 use crate::units::TokenId;
+use crate::words::looping;
 
 /// Most outputs of one side and run that are checked for loops.
 const JUDGED: usize = 200;

@@ -18,6 +18,7 @@ pub use self::drafts::{DraftKind, DraftLoss};
 use self::dropped::DroppedLines;
 use self::models::ModelLabels;
 use super::Finished;
+use crate::control::Alarm;
 use crate::openai::Path;
 
 const OVERHEAD: [f64; 14] =
@@ -96,6 +97,7 @@ pub struct Metrics {
     rides: IntCounterVec,
     bypass: IntCounterVec,
     predictions: IntCounterVec,
+    alarms: IntCounterVec,
     config_info: GaugeVec,
     synchronized: IntGauge,
     config_success: Gauge,
@@ -166,6 +168,11 @@ impl Metrics {
                 &["reason"],
             )?,
             bypass: new.counters("foretell_bypass_total", "Requests that may not leap.", &["reason"])?,
+            alarms: new.counters(
+                "foretell_alarms_total",
+                "Collapses of acceptance, and outputs that repeat themselves.",
+                &["kind"],
+            )?,
             predictions: new.counters(
                 "foretell_predictions_total",
                 "Requests to hosted services that were given a prediction.",
@@ -183,6 +190,10 @@ impl Metrics {
             registry: new.registry,
         };
         metrics.synchronized.set(1);
+        // Known from the start, so that a rule that watches its rise has a zero to begin with.
+        for alarm in Alarm::ALL {
+            metrics.alarms.with_label_values(&[alarm.name()]);
+        }
         metrics.register(DroppedLines::new()?)?;
         Ok(metrics)
     }
@@ -194,6 +205,11 @@ impl Metrics {
             Prediction::Refused => "refused",
         };
         self.predictions.with_label_values(&[result]).inc();
+    }
+
+    /// Counts an alarm.
+    pub fn alarm(&self, alarm: Alarm) {
+        self.alarms.with_label_values(&[alarm.name()]).inc();
     }
 
     /// All metrics in the Prometheus text format.

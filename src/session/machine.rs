@@ -19,8 +19,11 @@ use super::start::{Permission, Rules, Start};
 use super::{Action, ActionId, Delta, Event, Finish, RidePlan, Stopped, Summary};
 use crate::control::{Control, Presence};
 use crate::units::{Tick, TokenId};
-use crate::words::RideReason;
+use crate::words::{RideReason, looping};
 
+/// Last tokens of an output that are looked at for repetition, and fewest that can show it.
+const LOOP_OF: usize = 512;
+const LOOP_LEAST: usize = 128;
 /// Fewest tokens after the first piece of output that a pace is told of.
 const PACED_LEAST: usize = 8;
 
@@ -151,6 +154,11 @@ impl<W: Walk> Session<W> {
         self.output.stopped()
     }
 
+    /// Whether acceptance in its epoch has collapsed since any session was asked last.
+    pub fn acceptance_collapsed(&self) -> bool {
+        self.pilot.control().with(|learnt| learnt.survival.watch.take())
+    }
+
     /// How the request has gone so far.
     pub fn summary(&self) -> &Summary {
         &self.summary
@@ -217,6 +225,10 @@ impl<W: Walk> Session<W> {
             self.pilot.control().with(|learnt| learnt.output_ended(tokens));
         }
         self.summary.finish = finish;
+        self.summary.loops = self.loops();
+        if finish.is_some() && !self.summary.speculated {
+            self.summary.would_gain = self.pilot.would_gain(self.output.tokens().len());
+        }
         self.summary.token_seconds = finish.and_then(|_| self.token_seconds());
         let summary = self.summary.clone();
         self.act(Action::Finish(summary));
@@ -228,6 +240,15 @@ impl<W: Walk> Session<W> {
         let (first, begun, last) = self.paced.filter(|_| free)?;
         let tokens = self.output.tokens().len().saturating_sub(begun);
         (tokens >= PACED_LEAST).then(|| last.seconds_since(first) / tokens as f64)
+    }
+
+    /// Whether the output repeats itself, by its last tokens.
+    fn loops(&self) -> bool {
+        let output = self.output.tokens();
+        let last = output.get(output.len().saturating_sub(LOOP_OF)..).unwrap_or_default();
+        let repeats = output.len() >= LOOP_LEAST && looping::loops(&[], last);
+        // What is copied from the prompt is no loop; a long prompt is looked through only where it matters.
+        repeats && looping::loops(self.prompt(), last)
     }
 
     fn act(&mut self, action: Action) -> ActionId {

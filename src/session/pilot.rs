@@ -272,18 +272,21 @@ impl Pilot {
             self.note(place, draft.len(), modelled, tokens);
         }
         self.faults = 0;
-        self.booked(tokens, now);
+        self.control.with(|learnt| learnt.budget.verified(draft.len(), tokens));
+        let waited = self.control.with(|learnt| self.neighbours(draft.len(), learnt));
+        self.booked(tokens, waited, now);
         if let Some(streak) = &mut self.streak {
             streak.rounds += 1;
             streak.gap = if draft.is_empty() { streak.gap + 1 } else { 0 };
         }
     }
 
-    /// Books the time since the last round ended, which brought `tokens`, to the account of the replica.
-    fn booked(&mut self, tokens: usize, now: Tick) {
+    /// Books the time since the last round ended, which brought `tokens`, to the account of the replica, and the seconds
+    /// that its neighbours `waited`.
+    fn booked(&mut self, tokens: usize, waited: f64, now: Tick) {
         let Some(streak) = &mut self.streak else { return };
         let seconds = now.seconds_since(std::mem::replace(&mut streak.since, now));
-        let won = self.control.with(|learnt| learnt.leapt(tokens, seconds));
+        let won = self.control.with(|learnt| learnt.leapt(tokens, seconds, waited, now));
         streak.lost = (streak.lost - won).max(0.0);
     }
 
@@ -366,7 +369,7 @@ impl Pilot {
 
     /// A verify call failed: no leap for a while, longer with every failure in a row.
     pub fn verify_failed(&mut self, done: usize, now: Tick) {
-        self.booked(0, now);
+        self.booked(0, 0.0, now);
         self.streak = None;
         self.faults = (self.faults + 1).min(5);
         self.not_before = done + (PENANCE << self.faults);
@@ -376,7 +379,7 @@ impl Pilot {
     pub fn verify_late(&mut self, nodes: usize, waited: f64, now: Tick) {
         let way = self.way();
         self.control.with(|learnt| learnt.costs.verified(way, nodes, waited, now));
-        self.booked(0, now);
+        self.booked(0, 0.0, now);
         self.streak = None;
     }
 

@@ -377,7 +377,6 @@ fn every_setting_without_effect_that_a_file_sets_is_warned_of_at_its_line() {
             "/policies/a.yaml:5: drafters[1].kind: suffix is not built yet: it drafts nothing",
             "/policies/a.yaml:8: drafters[2].vocabulary: slem is not built yet: the model drafts nothing",
             "/policies/a.yaml:9: accept.rule: typical is not built yet: the exact rule holds",
-            "/policies/a.yaml:12: gates.max_gap: 1s has no effect yet: the silence of a leap is bounded by timeouts.verify alone",
             "/policies/a.yaml:13: gamma.fixed: 4 leaps whatever it costs: it is for tests and sweeps",
             "tenant.header: x-t is never believed: tenant.trusted_peers names nobody",
         ]
@@ -408,7 +407,7 @@ fn a_reload_is_taken_whole_or_not_at_all() {
     assert!(store.synchronized());
     assert_eq!((taken.policies()[0].gamma.max, store.current().policies()[0].gamma.max), (9, 9));
     assert_ne!(taken.policies()[0].revision, first);
-    assert_eq!(held.policies()[0].gamma.max, 8);
+    assert_eq!(held.policies()[0].gamma.max, 32);
 }
 
 #[test]

@@ -93,6 +93,8 @@ const PROCESS_ACTS: &[(&str, &str, &str)] = &[
     ("backends[].plans.allow", "drive/ruling.rs", "plans.allow"),
     ("backends[].plans.context_max", "drive/ruling.rs", "plans.context_max"),
     ("backends[].plans.bytes_max", "drive/ruling.rs", "plans.bytes_max"),
+    ("backends[].budget.extra_tokens", "app.rs", "budget.extra_tokens"),
+    ("backends[].budget.switchback", "app.rs", "budget.switchback"),
     ("backends[].probe.when", "app.rs", "backend.probe.when"),
     ("backends[].probe.calls", "app.rs", "backend.probe.calls"),
     ("backends[].probe.within", "app.rs", "backend.probe.within"),
@@ -260,7 +262,7 @@ fn what_asks_for_nothing_is_not_warned_of() {
     assert_eq!(
         told(Kind::Process, process),
         [
-            "f:4: backends[0].budget.slots: 0.2 has no effect yet: no budget is kept",
+            "f:4: backends[0].budget.slots: 0.2 has no effect yet: the engine's free slots are not counted",
             "f:6: backends[1].models[0].base: y has no effect: an adapter is routed and verified like every other model",
         ]
     );

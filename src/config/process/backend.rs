@@ -283,18 +283,18 @@ pub enum ProbeWhen {
     Never,
 }
 
-/// Cost that leaping may impose on other requests of a replica (read, but not enforced yet).
+/// Cost that leaping may impose on other requests of a replica.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Budget {
-    /// Extra tokens computed for verification ÷ tokens generated, 0 to 1.
+    /// Refused draft tokens ÷ tokens generated, 0 to 1; binds where requests that do not leap wait for the engine.
     pub extra_tokens: f64,
-    /// Extra sequence slots ÷ running requests, 0 to 1.
+    /// Extra sequence slots ÷ running requests, 0 to 1 (read, but not enforced yet).
     pub slots: f64,
     /// Windows without leaps, for comparison; `None`: no windows.
     pub switchback: Option<Switchback>,
 }
 
-/// Time windows in which a replica only rides, as a control group (read, but there are no windows yet).
+/// Time windows in which a replica only rides, as a control group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Switchback {
     /// Length of one window.

@@ -19,7 +19,7 @@ const REST: f64 = 120.0;
 /// Requests in flight are told apart by these bounds: below the first, and from each one on.
 const CROWDS: [usize; 5] = [2, 3, 5, 9, 17];
 /// Number of sizes of crowds.
-const SIZES: usize = CROWDS.len() + 1;
+pub(super) const SIZES: usize = CROWDS.len() + 1;
 
 /// How many requests an engine computes at once, as far as costs are told apart by it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -29,6 +29,11 @@ impl Crowd {
     /// The size of so many requests in flight.
     pub fn of(requests: usize) -> Self {
         Self(CROWDS.iter().filter(|&&edge| requests >= edge).count())
+    }
+
+    /// Its place among the sizes.
+    pub fn index(self) -> usize {
+        self.0
     }
 
     /// How many sizes lie between two.

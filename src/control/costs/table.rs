@@ -91,6 +91,11 @@ impl Verify {
         self.tables.contains_key(&place)
     }
 
+    /// Whether a session has measured any call of this plan.
+    pub(super) fn is_measured(&self, place: Place) -> bool {
+        self.tables.iter().any(|(known, table)| known.plan == place.plan && !table.means.is_empty())
+    }
+
     /// The largest number of nodes that was measured for this plan; `None` if none was.
     pub(super) fn reach(&self, place: Place) -> Option<usize> {
         let same = self.tables.iter().filter(|(known, _)| known.plan == place.plan);

@@ -4,6 +4,7 @@ use http::HeaderMap;
 
 use crate::config::problem::Problem;
 use crate::config::{load, process};
+use crate::control::Imposed;
 use crate::control::groups::LatencyGate;
 use crate::dialect::{Dialect, Engine, Noise};
 use crate::openai::{Defaults, Judgement, Route, judge};
@@ -26,6 +27,8 @@ pub struct Permit {
     pub holdback: Holdback,
     /// When the comparison with the control group closes the policy.
     pub latency: LatencyGate,
+    /// What leaping may cost the other requests of the replica.
+    pub imposed: Imposed,
 }
 
 /// A policy under which a simulation has nothing to simulate.
@@ -47,6 +50,9 @@ fn lines(problems: &[Problem]) -> String {
 
 /// The drafter model that policies of simulations may name.
 pub const MODEL: &str = "draft";
+
+/// A backend's own budget, without ride-only windows: what they cost is not what is looked for.
+const IMPOSED: Imposed = Imposed { extra_tokens: 0.25, windows: None };
 
 /// A policy with these drafters, and without a control group: what it costs is not what is looked for.
 pub fn policy(lookup: bool, model: bool) -> String {
@@ -124,7 +130,8 @@ fn engine(plans: &[Plan], context: usize) -> Engine {
 fn permit(ruling: Ruling) -> Permit {
     let Ruling { policy, rules, model, gates, .. } = ruling;
     let latency = LatencyGate { limit: policy.gates.latency, reprobe: policy.gates.reprobe };
-    Permit { rules: Rules { model: model.is_some(), ..rules }, gates, holdback: policy.holdback, latency }
+    let rules = Rules { model: model.is_some(), ..rules };
+    Permit { rules, gates, holdback: policy.holdback, latency, imposed: IMPOSED }
 }
 
 #[cfg(test)]

@@ -66,6 +66,7 @@ impl Sidecar {
     /// One that knows nothing; `seed` draws its control group.
     pub fn new(permit: Permit, seed: u64) -> Self {
         let control = Arc::new(Control::new());
+        control.with(|learnt| learnt.impose(permit.imposed));
         let (groups, dice) = (Groups::default(), Dice::new(Dice::mix(seed)));
         Self { control, permit, groups, dice, reported: None, verifying: 0 }
     }

@@ -21,6 +21,7 @@
 //! policy: |                        # a whole policy file, in which the drafter model is called draft
 //!   version: 1
 //!   name: mine
+//! budget: { extra_tokens: 0.25, switchback: { window: 20s, every: 30m } }        # of the backend; none by default
 //! traffic:
 //!   - { whose: ours, clients: { 0s: 1, 30s: 64 }, think: 0s, text: rewrite }
 //!   - { whose: others, rate: 2.5, text: { prompt: 300, output: 128, vary: 0.5, copied: fresh, agreement: { even: 0.7 } } }

@@ -23,6 +23,7 @@ impl<W: Walk> Session<W> {
         match step {
             Step::Ride(reason) => {
                 self.pilot.leave(self.output.tokens().len());
+                self.leaps(false);
                 self.ride_on(reason, true, now);
             }
             Step::Draft(gamma) => {
@@ -31,6 +32,13 @@ impl<W: Walk> Session<W> {
                 self.flight.draft = Some(Drafting { id, since: now, gamma, until });
             }
             Step::Verify(draft) => self.verify(draft, 0, began, now),
+        }
+    }
+
+    /// Tells the neighbours whether this session leaps.
+    fn leaps(&mut self, leaps: bool) {
+        if let Some(presence) = &mut self.presence {
+            presence.leaps(leaps);
         }
     }
 
@@ -73,6 +81,7 @@ impl<W: Walk> Session<W> {
             return self.fault_ride(RideReason::NoDraft, now);
         };
         self.summary.reason = None;
+        self.leaps(true);
         let id = self.act(Action::Verify(draft.clone(), plan));
         let until = now.after(self.rules.verify_timeout);
         debug_assert!(self.flight.verify.is_none(), "one verify call at a time");

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::seat::{Seat, leading};
 use super::{BITE, CLASS_TOKENS, EVIDENCE, Pilot, Stand, Step};
+use crate::control::costs::Basis;
 use crate::control::{Class, Learnt, Outlook, Prices, Quote, Rounds, Value, best_cut, dither};
 use crate::draft::{Budget, Tree};
 use crate::units::{Tick, TokenId};
@@ -13,6 +14,8 @@ use crate::words::RideReason;
 const HOPE: f64 = 0.7;
 /// First draft tokens, real and virtual, that the acceptance gate judges by.
 const REFUSED_OF: f64 = 200.0;
+/// Rounds in the shadow that tell what leaping would have brought.
+const WOULD_OF: f64 = 4.0;
 /// A round may always take as long as so many ridden tokens.
 const GAP_TOKENS: f64 = 2.0;
 
@@ -30,6 +33,9 @@ impl Pilot {
         let control = Arc::clone(&self.control);
         let (step, budget) = control.with(|learnt| {
             let budget = self.budget(stand, learnt);
+            if learnt.switchback.rides(now, &mut self.dice) {
+                return (Step::Ride(RideReason::Switchback), budget);
+            }
             (self.weigh(budget, stand, learnt, now), budget)
         });
         self.dithered(step, budget)
@@ -44,13 +50,21 @@ impl Pilot {
         Budget { nodes: nodes.unwrap_or(0), depth: stand.room.depth }
     }
 
-    fn weigh(&self, budget: Budget, stand: Stand, learnt: &Learnt, now: Tick) -> Step {
+    fn weigh(&self, budget: Budget, stand: Stand, learnt: &mut Learnt, now: Tick) -> Step {
         let Some(token) = learnt.costs.ride_token() else { return Step::Ride(RideReason::NoGain) };
-        let pace = if stand.leaping { learnt.costs.pace_is_overdue() } else { learnt.costs.pace_is_old() };
+        let alone = learnt.crowd.requests() <= 1;
+        let pace =
+            if stand.leaping && alone { learnt.costs.pace_is_overdue() } else { learnt.costs.pace_is_old() };
         if pace {
             return Step::Ride(RideReason::Switchback);
         }
-        if !learnt.account.is_open() || (budget.nodes == 0 && stand.room.nodes > 0) {
+        if learnt.crowd.has_riders_beside(stand.leaping) && !learnt.budget.is_open() {
+            return Step::Ride(RideReason::Budget);
+        }
+        if learnt.switchback.is_closed(now)
+            || !learnt.account.is_open()
+            || (budget.nodes == 0 && stand.room.nodes > 0)
+        {
             return Step::Ride(RideReason::GateLatency);
         }
         let outlook = |seat: Option<&Seat>| self.outlook(seat, token, stand, learnt, now);
@@ -148,6 +162,22 @@ impl Pilot {
         seat.rounds.value(&prices).with(&others, (CLASS_TOKENS / per_round.max(1.0)).max(2.0))
     }
 
+    /// How many times as fast leaping would have been in an output of so many tokens, by its own virtual rounds with the
+    /// better drafter: 1 where it would not have leapt. Also what that rests on. `None` if there were too few rounds.
+    pub fn would_gain(&self, tokens: usize) -> Option<(f64, Basis)> {
+        self.control.with(|learnt| {
+            let token = learnt.costs.ride_token()?;
+            let known = |seat: &&Seat| seat.rounds.count() >= WOULD_OF;
+            let rates =
+                self.seats.iter().filter(known).filter_map(|seat| self.value(Some(seat), learnt).rate());
+            let rate = rates.max_by(f64::total_cmp)?;
+            let riding = tokens as f64 * token;
+            let gain = riding / (tokens as f64 / rate + learnt.costs.switch_in());
+            let gain = if gain < 1.0 + self.margin { 1.0 } else { gain };
+            Some((gain, learnt.costs.basis(self.way())))
+        })
+    }
+
     /// The tokens per second that leaping with this drafter reaches in the long run, at least those of riding.
     pub(super) fn rate(&self, seat: Option<&Seat>, learnt: &Learnt) -> f64 {
         let riding = 1.0 / learnt.costs.ride_token_expected();
@@ -156,9 +186,13 @@ impl Pilot {
 
     /// Seconds of a round with so many nodes, and those that it costs the other requests that the engine computes.
     pub(super) fn round_cost(&self, nodes: usize, learnt: &Learnt) -> f64 {
-        let neighbours = learnt.crowd.requests().saturating_sub(1) as f64;
-        let slowdown = learnt.costs.per_node(self.way()) * nodes as f64;
-        learnt.costs.verify(self.way(), nodes) + neighbours * slowdown
+        learnt.costs.verify(self.way(), nodes) + self.neighbours(nodes, learnt)
+    }
+
+    /// Seconds that the other requests wait, all together, because so many nodes are computed beside them.
+    pub(super) fn neighbours(&self, nodes: usize, learnt: &Learnt) -> f64 {
+        let others = learnt.crowd.requests().saturating_sub(1) as f64;
+        others * learnt.costs.per_node(self.way()) * nodes as f64
     }
 
     fn dithered(&mut self, step: Step, budget: Budget) -> Step {

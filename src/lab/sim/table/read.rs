@@ -1,11 +1,13 @@
 //! A table's keys.
 
 use std::path::Path;
+use std::time::Duration;
 
 use super::{Expected, Table, Unusable, engine, text};
 use crate::config::problem::{Problems, Refusal};
-use crate::config::read::{Item, Section, boolean, number, text as words, whole, word};
+use crate::config::read::{Item, Section, boolean, number, ratio, text as words, whole, word};
 use crate::config::yaml::{self, Node, Value};
+use crate::control::{Imposed, Windows};
 use crate::lab::sim::figures::Figure;
 use crate::lab::sim::permit::{self, Permit, Refused};
 use crate::lab::sim::sidecar::SignalSpec;
@@ -43,6 +45,7 @@ fn read(file: &str, root: &Item<'_>, traces: &Path) -> Option<Result<Table, Refu
     let plans = top.list("plans", vec![Plan::Tree], word(PLANS));
     let sidecars = top.or("sidecars", 1, whole(1..=64));
     let permit = permit(file, &mut top, &plans);
+    let imposed = budget(top.section("budget"));
     let streams = streams(top.item("traffic"), traces);
     if streams.is_empty() {
         top.refuse("traffic", Refusal::new("nobody asks", "at least one stream"), "none");
@@ -55,7 +58,7 @@ fn read(file: &str, root: &Item<'_>, traces: &Path) -> Option<Result<Table, Refu
     top.close();
     let (engine, seconds) = (engine?, seconds?);
     let permit = match permit {
-        Ok(permit) => permit,
+        Ok(permit) => Permit { imposed: imposed.unwrap_or(permit.imposed), ..permit },
         Err(refused) => return Some(Err(refused)),
     };
     let setup = Setup {
@@ -82,6 +85,24 @@ fn permit(file: &str, top: &mut Section<'_>, plans: &[Plan]) -> Result<Permit, R
     let own = top.maybe("policy", None, words);
     let text = own.unwrap_or_else(|| permit::policy(lookup, model));
     permit::of(&format!("{file} policy"), &text, plans, 1 << 20)
+}
+
+/// The backend's budget; `None` where the table sets none.
+fn budget(mut section: Section<'_>) -> Option<Imposed> {
+    let extra_tokens = section.maybe("extra_tokens", None, ratio);
+    let windows = section.item("switchback").map(|item| {
+        let mut section = item.section();
+        let time = |seconds: f64| Duration::from_secs_f64(seconds);
+        let windows = Windows {
+            window: time(section.or("window", 20.0, within(0.1, DAY))),
+            every: time(section.or("every", 1800.0, within(1.0, DAY))),
+        };
+        section.close();
+        windows
+    });
+    section.close();
+    let set = extra_tokens.is_some() || windows.is_some();
+    set.then(|| Imposed { extra_tokens: extra_tokens.unwrap_or(0.25), windows })
 }
 
 fn net(mut section: Section<'_>) -> Net {

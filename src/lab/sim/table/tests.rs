@@ -14,6 +14,7 @@ drafter: none
 traffic:
   - { whose: ours, clients: { 30s: 64, 0s: 1 }, text: { copied: { rewrite: 0.1 } } }
   - { whose: others, rate: 2.5, text: { agreement: { turning: { at: 9 } } } }
+budget: { switchback: { window: 5s, every: 1m } }
 overload: { from: 30s, until: 1m }
 expect:
   ratio: { min: 0.99 }
@@ -33,6 +34,11 @@ fn a_table_says_what_is_played() {
     assert_eq!((table.seconds, table.overload), (90.0, Some((30.0, 60.0))));
     assert!((table.setup.engine.cancel - 1.5).abs() < 1e-12 && table.setup.drafter.is_none());
     assert_eq!(table.setup.permit.rules.plans, [Plan::Score, Plan::FanOut]);
+    let imposed = table.setup.permit.imposed;
+    assert_eq!(
+        (imposed.extra_tokens, imposed.windows.map(|windows| windows.every.as_secs())),
+        (0.25, Some(60))
+    );
     let [ours, others] = &table.setup.streams[..] else { panic!("two streams") };
     let ramp = Ramp(vec![(0.0, 1.0), (30.0, 64.0)]);
     assert_eq!((ours.whose, &ours.arrivals), (Whose::Ours, &Arrivals::Closed { clients: ramp, think: 0.0 }));
@@ -62,10 +68,10 @@ fn every_error_is_found_at_once_with_its_line_and_what_is_allowed() {
         "t.yaml:10: traffic[0].text.copied.rewrite: out of range, allowed 0..=1, got 7",
         "t.yaml:10: traffic[0].text.copied: not one of these, allowed fresh|{ rewrite: EDITS }|{ until: TOKENS }|{ plateau: { after, period } }, got a map",
         "t.yaml:11: traffic[1].rate: not one of two, allowed either clients or rate, got both or none",
-        "t.yaml:12: overload.until: not after from, allowed a later moment, got 1",
-        "t.yaml:15: expect.p59: unknown figure, allowed",
-        "t.yaml:16: expect.leapt: no bound, allowed min, max or both, got a map",
-        "t.yaml:17: seedz: unknown key",
+        "t.yaml:13: overload.until: not after from, allowed a later moment, got 1",
+        "t.yaml:16: expect.p59: unknown figure, allowed",
+        "t.yaml:17: expect.leapt: no bound, allowed min, max or both, got a map",
+        "t.yaml:18: seedz: unknown key",
     ];
     for line in expected {
         assert!(found.iter().any(|found| found.starts_with(line)), "{line}\n{found:#?}");

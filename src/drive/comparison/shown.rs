@@ -1,0 +1,142 @@
+//! What the control groups show: metrics, and a part of `/api/policies`.
+
+use std::sync::Arc;
+
+use prometheus::core::{Collector, Desc};
+use prometheus::proto::MetricFamily;
+use prometheus::{GaugeVec, Opts};
+use serde_json::{Value, json};
+
+use super::{Compared, Comparisons};
+use crate::control::groups::Interval;
+
+/// Collects the metrics of all groups on every scrape.
+pub struct GroupMetrics {
+    comparisons: Arc<Comparisons>,
+    /// Always empty: only the descriptions are used.
+    described: Families,
+}
+
+/// The metrics of one scrape.
+struct Families {
+    ratio: GaugeVec,
+    would: GaugeVec,
+}
+
+impl GroupMetrics {
+    /// Of these groups.
+    ///
+    /// # Errors
+    /// A metric has an invalid description, which is a bug.
+    pub fn new(comparisons: Arc<Comparisons>) -> Result<Self, prometheus::Error> {
+        Ok(Self { comparisons, described: Families::new()? })
+    }
+}
+
+impl Families {
+    fn new() -> Result<Self, prometheus::Error> {
+        let gauge = |name: &str, help: &str, labels: &[&str]| GaugeVec::new(Opts::new(name, help), labels);
+        Ok(Self {
+            ratio: gauge(
+                "foretell_control_group_ratio",
+                "Time per token of leaping divided by that of the control group, with the bounds of its interval.",
+                &["policy", "backend", "bound"],
+            )?,
+            would: gauge(
+                "foretell_would_gain",
+                "How many times as fast requests that did not leap would have been, with the bounds of its interval.",
+                &["policy", "backend", "bound", "rests_on"],
+            )?,
+        })
+    }
+
+    fn show(&self, compared: &Compared) {
+        let Compared { policy, backend, groups } = compared;
+        for (bound, value) in groups.ratio().map(bounds).into_iter().flatten() {
+            self.ratio.with_label_values(&[policy, backend, bound]).set(value);
+        }
+        let Some(would) = groups.would() else { return };
+        for (bound, value) in bounds(would.gain) {
+            self.would.with_label_values(&[policy, backend, bound, would.basis.name()]).set(value);
+        }
+    }
+}
+
+fn bounds(interval: Interval) -> [(&'static str, f64); 3] {
+    [("low", interval.low), ("middle", interval.middle), ("high", interval.high)]
+}
+
+impl Collector for GroupMetrics {
+    fn desc(&self) -> Vec<&Desc> {
+        let Families { ratio, would } = &self.described;
+        ratio.desc().into_iter().chain(would.desc()).collect()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        let Ok(families) = Families::new() else { return Vec::new() };
+        self.comparisons.all().iter().for_each(|compared| families.show(compared));
+        families.ratio.collect().into_iter().chain(families.would.collect()).collect()
+    }
+}
+
+impl Comparisons {
+    /// The groups of a policy at every backend, as `/api/policies` shows them. Figures are `null` before there are enough
+    /// requests.
+    pub fn shown(&self, policy: &str) -> Value {
+        let mut own: Vec<Compared> =
+            self.all().into_iter().filter(|compared| compared.policy == policy).collect();
+        own.sort_by(|a, b| a.backend.cmp(&b.backend));
+        own.iter().map(entry).collect()
+    }
+}
+
+fn entry(compared: &Compared) -> Value {
+    let groups = &compared.groups;
+    let (leaping, held_back) = groups.requests();
+    let rounded = |value: f64| (value * 1000.0).round() / 1000.0;
+    let interval = |Interval { low, middle, high }| json!({ "low": rounded(low), "middle": rounded(middle), "high": rounded(high) });
+    json!({
+        "backend": compared.backend,
+        "requests": { "leaping": leaping, "held_back": held_back },
+        "time_per_token_ratio": groups.ratio().map(interval),
+        "would_have_gained": groups.would().map(|would| json!({
+            "ratio": interval(would.gain),
+            "requests": would.requests,
+            "rests_on": would.basis.name(),
+        })),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::control::costs::Basis;
+    use crate::units::Dice;
+
+    #[test]
+    fn figures_are_shown_once_there_are_enough_requests() {
+        let comparisons = Arc::new(Comparisons::new(Dice::new(1)));
+        let policy = Arc::clone(&crate::config::policy::built_in().unwrap().policies()[0]);
+        let metrics = GroupMetrics::new(Arc::clone(&comparisons)).unwrap();
+        let drawn = comparisons.draw(&policy, "llama");
+        drawn.would_have(1.5, Basis::Probe);
+        let shown = comparisons.shown(&policy.name);
+        assert_eq!((&shown[0]["backend"], &shown[0]["would_have_gained"]), (&json!("llama"), &Value::Null));
+        (0..200).for_each(|_| drawn.would_have(1.5, Basis::Probe));
+        for _ in 0..400 {
+            let drawn = comparisons.draw(&policy, "llama");
+            drawn.ended(if drawn.held_back { 0.03 } else { 0.02 });
+        }
+        let shown = comparisons.shown(&policy.name);
+        let would = &shown[0]["would_have_gained"];
+        assert_eq!(
+            (&would["rests_on"], &would["ratio"]["middle"]),
+            (&json!("probe"), &json!(1.5)),
+            "{shown}"
+        );
+        assert!(shown[0]["time_per_token_ratio"]["high"].as_f64().unwrap() < 0.8, "{shown}");
+        assert_eq!(comparisons.shown("another"), json!([]));
+        let series: usize = metrics.collect().iter().map(|family| family.get_metric().len()).sum();
+        assert_eq!(series, 6);
+    }
+}
