@@ -58,7 +58,7 @@ impl Pilot {
         if pace {
             return Step::Ride(RideReason::Switchback);
         }
-        if learnt.crowd.has_riders_beside(stand.leaping) && !learnt.budget.is_open() {
+        if learnt.crowd.others() > 0 && !learnt.budget.is_open() {
             return Step::Ride(RideReason::Budget);
         }
         if learnt.switchback.is_closed(now)
