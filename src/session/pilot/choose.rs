@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::seat::{Seat, leading};
+use super::seat::{Asked, Seat, leading};
 use super::{BITE, CLASS_TOKENS, EVIDENCE, Pilot, Stand, Step};
 use crate::control::costs::Basis;
 use crate::control::{Class, Learnt, Outlook, Prices, Quote, Rounds, Value, best_cut, dither};
@@ -16,6 +16,8 @@ const HOPE: f64 = 0.7;
 const REFUSED_OF: f64 = 200.0;
 /// Rounds in the shadow that tell what leaping would have brought.
 const WOULD_OF: f64 = 4.0;
+/// Share of a ridden token's time that reading the prompt may take while the client waits.
+const READ_MOST: f64 = 0.5;
 /// A round may always take as long as so many ridden tokens.
 const GAP_TOKENS: f64 = 2.0;
 
@@ -77,7 +79,8 @@ impl Pilot {
         let lookup = (led.is_some() || stand.leaping)
             .then(|| (quote, outlook(led)))
             .filter(|(quote, outlook)| self.worth(*quote, led, outlook, stand, learnt));
-        let model = self.model().filter(|(seat, asked)| asked.warm && seat.health.is_well(stand.done));
+        let reads = |asked: &Asked| asked.warm || self.reads_quickly(token, learnt);
+        let model = self.model().filter(|(seat, asked)| reads(asked) && seat.health.is_well(stand.done));
         let asks = model.is_some();
         let model = model.and_then(|(seat, _)| {
             let outlook = outlook(Some(seat));
@@ -102,6 +105,12 @@ impl Pilot {
             (None, None) if self.refused(learnt) => Step::Ride(RideReason::GateAcceptance),
             (None, None) => Step::Ride(RideReason::NoGain),
         }
+    }
+
+    /// Whether the model drafter reads a prompt in less time than a ridden token takes: then its first draft may be waited
+    /// for. Otherwise it reads while the request rides.
+    fn reads_quickly(&self, token: f64, learnt: &Learnt) -> bool {
+        learnt.costs.reading().is_some_and(|seconds| seconds < READ_MOST * token)
     }
 
     /// Whether hardly any first token of any drafter is accepted. Virtual rounds go on, so it is seen when that changes.
