@@ -69,6 +69,11 @@ impl Crowd {
         (self.ours + self.others).max(1)
     }
 
+    /// Requests of ours.
+    pub fn ours(&self) -> usize {
+        self.ours
+    }
+
     /// Requests that are not ours.
     pub fn others(&self) -> usize {
         self.others

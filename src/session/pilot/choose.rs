@@ -198,10 +198,13 @@ impl Pilot {
         learnt.costs.verify(self.way(), nodes) + self.neighbours(nodes, learnt)
     }
 
-    /// Seconds that the other requests wait, all together, because so many nodes are computed beside them.
+    /// Seconds that the other requests wait, all together, because so many nodes are computed beside them. Ours leap as
+    /// well as this one, so that only the nodes count; those of others lose whatever a round takes beyond a step.
     pub(super) fn neighbours(&self, nodes: usize, learnt: &Learnt) -> f64 {
-        let others = learnt.crowd.requests().saturating_sub(1) as f64;
-        others * learnt.costs.per_node(self.way()) * nodes as f64
+        let (costs, way) = (&learnt.costs, self.way());
+        let ours = learnt.crowd.ours().saturating_sub(1) as f64 * costs.per_node(way) * nodes as f64;
+        let beyond = (costs.verify(way, nodes) - costs.ride_token_expected()).max(0.0);
+        ours + learnt.crowd.others() as f64 * beyond
     }
 
     fn dithered(&mut self, step: Step, budget: Budget) -> Step {
