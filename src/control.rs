@@ -103,6 +103,8 @@ impl Learnt<'_> {
     /// the ridden tokens won, negative if lost.
     pub fn leapt(&mut self, tokens: usize, seconds: f64, waited: f64, now: Tick) -> f64 {
         self.switchback.emitted(tokens, seconds, now);
+        let others = self.crowd.others() as f64 * seconds / self.costs.ride_token_expected();
+        self.budget.generated(others.min(1e6) as usize);
         let seconds = seconds + waited;
         self.costs.leapt(seconds / self.crowd.requests() as f64);
         let Some(token) = self.costs.ride_token() else { return 0.0 };

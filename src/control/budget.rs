@@ -1,10 +1,13 @@
 //! The budget of tokens that an engine computes for nothing: draft tokens that were refused.
 //!
-//! It binds only where somebody waits for the same engine: requests of others, or of ours that ride. There the tokens
-//! that are refused may be no more than a share of those that the engine generates.
+//! It binds only where the engine computes requests of others too, which gain nothing by them: there the tokens that are
+//! refused may be no more than a share of those that the engine generates. What our own requests cost each other is a
+//! part of the cost of a round.
 
 /// Refused tokens that may be saved up.
 const MOST: f64 = 64.0;
+/// The deepest that it sinks: rounds of many sessions may be under way when it runs out.
+const DEEPEST: f64 = 32.0;
 
 /// The budget of one replica, shared by all its sessions.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -31,10 +34,9 @@ impl Budget {
         self.left = (self.left + self.share * tokens as f64).min(MOST);
     }
 
-    /// Notes a round that drafted `nodes` and brought `tokens`.
-    pub fn verified(&mut self, nodes: usize, tokens: usize) {
-        self.generated(tokens);
-        self.left = (self.left - (nodes + 1).saturating_sub(tokens) as f64).max(-MOST);
+    /// Notes tokens that were computed and refused while somebody waited for the engine.
+    pub fn refused(&mut self, tokens: usize) {
+        self.left = (self.left - tokens as f64).max(-DEEPEST);
     }
 
     /// Whether a round may be made.
@@ -53,7 +55,8 @@ mod tests {
         let (mut refused, mut generated) = (0, 0);
         for _ in 0..10_000 {
             if budget.is_open() {
-                budget.verified(8, 2);
+                budget.generated(2);
+                budget.refused(7);
                 (refused, generated) = (refused + 7, generated + 2);
             }
             budget.generated(3);
@@ -66,10 +69,10 @@ mod tests {
     #[test]
     fn drafts_that_are_accepted_cost_nothing_and_a_share_of_zero_allows_nothing_beyond_what_was_saved() {
         let mut budget = Budget::default();
-        (0..1_000).for_each(|_| budget.verified(8, 9));
+        (0..1_000).for_each(|_| budget.generated(9));
         assert!(budget.is_open());
         budget.allow(0.0);
-        (0..10).for_each(|_| budget.verified(8, 1));
+        (0..10).for_each(|_| budget.refused(8));
         budget.generated(1_000_000);
         assert!(!budget.is_open());
     }

@@ -93,6 +93,8 @@ pub struct Costs {
     shadow: Belief,
     /// Seconds of shadow passes of a drafter that had read the prompt before: a bound only.
     chunk: Belief,
+    /// Seconds of shadow passes that read the prompt.
+    reading: Belief,
     /// Extra seconds of going from ride to leap, and back.
     switch_in: Belief,
     switch_out: Belief,
@@ -210,9 +212,8 @@ impl Costs {
     /// Notes a shadow pass of the model drafter. `read`: it had read the prompt before.
     pub fn shadowed(&mut self, seconds: f64, read: bool, now: Tick) {
         self.shadow.observe(seconds, now);
-        if read {
-            self.chunk.observe(seconds, now);
-        }
+        let kind = if read { &mut self.chunk } else { &mut self.reading };
+        kind.observe(seconds, now);
     }
 
     /// Seconds per ridden token; `None` before four were timed.
@@ -280,6 +281,11 @@ impl Costs {
     /// Measured seconds per token of the model drafter; `None` before the first draft.
     pub fn draft_token_measured(&self) -> Option<f64> {
         self.draft.known()
+    }
+
+    /// Expected seconds of a pass that reads the prompt; `None` before the first.
+    pub fn reading(&self) -> Option<f64> {
+        self.reading.known()
     }
 
     /// Expected seconds of a shadow pass; `None` before the first.

@@ -57,11 +57,6 @@ impl Crowd {
         self.leaping == 0
     }
 
-    /// Whether requests are computed beside one of ours that do not leap: others', or more of ours. `leaps`: that one does.
-    pub fn has_riders_beside(&self, leaps: bool) -> bool {
-        self.others > 0 || self.ours > self.leaping + usize::from(!leaps)
-    }
-
     /// The engine has reported its load. What it reports beyond our own requests, and beyond the sequences of our
     /// verify calls, is of others.
     pub fn hear(&mut self, signal: &Signal) {
@@ -72,6 +67,11 @@ impl Crowd {
     /// All requests, at least one.
     pub fn requests(&self) -> usize {
         (self.ours + self.others).max(1)
+    }
+
+    /// Requests of ours.
+    pub fn ours(&self) -> usize {
+        self.ours
     }
 
     /// Requests that are not ours.

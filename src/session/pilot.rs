@@ -272,8 +272,13 @@ impl Pilot {
             self.note(place, draft.len(), modelled, tokens);
         }
         self.faults = 0;
-        self.control.with(|learnt| learnt.budget.verified(draft.len(), tokens));
-        let waited = self.control.with(|learnt| self.neighbours(draft.len(), learnt));
+        let waited = self.control.with(|learnt| {
+            learnt.budget.generated(tokens);
+            if learnt.crowd.others() > 0 {
+                learnt.budget.refused((draft.len() + 1).saturating_sub(tokens));
+            }
+            self.neighbours(draft.len(), learnt)
+        });
         self.booked(tokens, waited, now);
         if let Some(streak) = &mut self.streak {
             streak.rounds += 1;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::seat::{Seat, leading};
+use super::seat::{Asked, Seat, leading};
 use super::{BITE, CLASS_TOKENS, EVIDENCE, Pilot, Stand, Step};
 use crate::control::costs::Basis;
 use crate::control::{Class, Learnt, Outlook, Prices, Quote, Rounds, Value, best_cut, dither};
@@ -16,6 +16,8 @@ const HOPE: f64 = 0.7;
 const REFUSED_OF: f64 = 200.0;
 /// Rounds in the shadow that tell what leaping would have brought.
 const WOULD_OF: f64 = 4.0;
+/// Share of a ridden token's time that reading the prompt may take while the client waits.
+const READ_MOST: f64 = 0.5;
 /// A round may always take as long as so many ridden tokens.
 const GAP_TOKENS: f64 = 2.0;
 
@@ -58,7 +60,7 @@ impl Pilot {
         if pace {
             return Step::Ride(RideReason::Switchback);
         }
-        if learnt.crowd.has_riders_beside(stand.leaping) && !learnt.budget.is_open() {
+        if learnt.crowd.others() > 0 && !learnt.budget.is_open() {
             return Step::Ride(RideReason::Budget);
         }
         if learnt.switchback.is_closed(now)
@@ -77,7 +79,8 @@ impl Pilot {
         let lookup = (led.is_some() || stand.leaping)
             .then(|| (quote, outlook(led)))
             .filter(|(quote, outlook)| self.worth(*quote, led, outlook, stand, learnt));
-        let model = self.model().filter(|(seat, asked)| asked.warm && seat.health.is_well(stand.done));
+        let reads = |asked: &Asked| asked.warm || self.reads_quickly(token, learnt);
+        let model = self.model().filter(|(seat, asked)| reads(asked) && seat.health.is_well(stand.done));
         let asks = model.is_some();
         let model = model.and_then(|(seat, _)| {
             let outlook = outlook(Some(seat));
@@ -102,6 +105,12 @@ impl Pilot {
             (None, None) if self.refused(learnt) => Step::Ride(RideReason::GateAcceptance),
             (None, None) => Step::Ride(RideReason::NoGain),
         }
+    }
+
+    /// Whether the model drafter reads a prompt in less time than a ridden token takes: then its first draft may be waited
+    /// for. Otherwise it reads while the request rides.
+    fn reads_quickly(&self, token: f64, learnt: &Learnt) -> bool {
+        learnt.costs.reading().is_some_and(|seconds| seconds < READ_MOST * token)
     }
 
     /// Whether hardly any first token of any drafter is accepted. Virtual rounds go on, so it is seen when that changes.
@@ -189,10 +198,13 @@ impl Pilot {
         learnt.costs.verify(self.way(), nodes) + self.neighbours(nodes, learnt)
     }
 
-    /// Seconds that the other requests wait, all together, because so many nodes are computed beside them.
+    /// Seconds that the other requests wait, all together, because so many nodes are computed beside them. Ours leap as
+    /// well as this one, so that only the nodes count; those of others lose whatever a round takes beyond a step.
     pub(super) fn neighbours(&self, nodes: usize, learnt: &Learnt) -> f64 {
-        let others = learnt.crowd.requests().saturating_sub(1) as f64;
-        others * learnt.costs.per_node(self.way()) * nodes as f64
+        let (costs, way) = (&learnt.costs, self.way());
+        let ours = learnt.crowd.ours().saturating_sub(1) as f64 * costs.per_node(way) * nodes as f64;
+        let beyond = (costs.verify(way, nodes) - costs.ride_token_expected()).max(0.0);
+        ours + learnt.crowd.others() as f64 * beyond
     }
 
     fn dithered(&mut self, step: Step, budget: Budget) -> Step {

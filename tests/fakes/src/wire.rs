@@ -8,7 +8,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 
 /// Longest time any single step of a test may take, on a machine that is busy with something else.
-pub const PATIENCE: Duration = Duration::from_mins(1);
+pub const PATIENCE: Duration = Duration::from_mins(5);
 
 /// First line and header fields.
 #[derive(Clone, Debug)]
