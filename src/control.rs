@@ -19,19 +19,21 @@ pub mod shelf;
 pub mod state;
 pub mod survival;
 pub mod switchback;
+pub mod tariff;
 
 pub use account::Account;
 pub use alarm::Alarm;
 pub use belief::Belief;
 pub use budget::Budget;
 pub use chooser::{Outlook, Quote, best_cut, dither};
-pub use costs::{Costs, Way};
+pub use costs::{Basis, Costs, Way};
 pub use prospect::Prior;
 pub use rounds::{Prices, Rounds, Value};
 pub use shelf::Shelf;
 pub use state::{Class, Crowd, EpochState, ReplicaState};
 pub use survival::{Heat, Survival, Tuning};
 pub use switchback::{Switchback, Windows};
+pub use tariff::Tariff;
 
 use std::time::Duration;
 
@@ -60,6 +62,10 @@ pub struct Learnt<'a> {
     length: &'a mut state::Length,
 }
 
+/// A round or a gap counts at most as so many ridden tokens more than it brought: a stalled engine or network is not what
+/// leaping costs, nor the pace of riding.
+const PAUSE_TOKENS: f64 = 24.0;
+
 /// What leaping may cost the other requests of a replica.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Imposed {
@@ -79,7 +85,8 @@ impl Learnt<'_> {
     /// Notes that the engine computes one request of ours more or less, or that it has reported its load.
     pub fn crowd_changes(&mut self, change: impl FnOnce(&mut Crowd)) {
         change(self.crowd);
-        self.costs.crowded(self.crowd.requests());
+        let crowd = &*self.crowd;
+        self.costs.crowded(crowd.requests(), crowd.has_riders_beside(), crowd.others() > 0);
     }
 
     /// Notes that a ride brought `tokens` tokens `seconds` after the ones before.
@@ -91,28 +98,35 @@ impl Learnt<'_> {
             self.costs.rode_beside(tokens);
         }
         self.account.rode(tokens);
-        self.switchback.emitted(tokens, seconds, now);
-        self.budget.generated(tokens);
+        self.passed(seconds, tokens, now);
     }
 
     /// Notes the first token of a ride that followed a leap, `seconds` after it was asked for.
     pub fn left(&mut self, seconds: f64, now: Tick) {
         self.costs.left(seconds, now);
         if let Some(token) = self.costs.ride_token() {
-            self.account.leapt(1.0, seconds, token);
+            self.account.leapt(1.0, seconds.min((1.0 + PAUSE_TOKENS) * token), token);
         }
+        self.passed(seconds, 1, now);
     }
 
-    /// Notes that leaping brought `tokens` in `seconds`, while its neighbours `waited` so many seconds all together. Returns
-    /// the ridden tokens won, negative if lost.
-    pub fn leapt(&mut self, tokens: usize, seconds: f64, waited: f64, now: Tick) -> f64 {
-        self.switchback.emitted(tokens, seconds, now);
-        let others = self.crowd.others() as f64 * seconds / self.costs.ride_token_expected();
-        self.budget.generated(others.min(1e6) as usize);
-        let seconds = seconds + waited;
-        self.costs.leapt(seconds / self.crowd.requests() as f64);
+    /// Notes that leaping brought `tokens` in `seconds`, and that requests of others `lost` so many seconds by it, all
+    /// together. Returns the ridden tokens won, negative if lost.
+    pub fn leapt(&mut self, tokens: usize, seconds: f64, lost: f64, now: Tick) -> f64 {
+        self.passed(seconds, tokens, now);
+        self.costs.leapt(seconds / self.crowd.ours().max(1) as f64);
         let Some(token) = self.costs.ride_token() else { return 0.0 };
-        self.account.leapt(tokens as f64, seconds, token)
+        // A stall counts no more than it would for a ride: it is the engine's, not the leap's.
+        let seconds = seconds.min((tokens as f64 + PAUSE_TOKENS) * token);
+        self.account.leapt(tokens as f64, seconds + lost, token)
+    }
+
+    /// Notes that a session of ours got `tokens` in `seconds`, in which requests of others got theirs.
+    fn passed(&mut self, seconds: f64, tokens: usize, now: Tick) {
+        self.switchback.emitted(tokens, seconds, now);
+        let ours = self.crowd.ours().max(1) as f64;
+        let others = self.crowd.others() as f64 / ours * seconds / self.costs.ride_token_expected();
+        self.budget.generated(tokens as f64 + others.min(1e6));
     }
 
     /// Tokens that an output of `done` tokens may still be expected to have.
@@ -201,7 +215,7 @@ impl Presence {
     /// It leaps from now on, or rides.
     pub fn leaps(&mut self, leaps: bool) {
         if std::mem::replace(&mut self.leaps, leaps) != leaps {
-            self.control.with(|learnt| learnt.crowd.leaps(leaps));
+            self.control.with(|learnt| learnt.crowd_changes(|crowd| crowd.leaps(leaps)));
         }
     }
 }

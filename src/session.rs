@@ -201,8 +201,8 @@ pub struct Summary {
     pub token_seconds: Option<f64>,
     /// Its output repeats itself.
     pub loops: bool,
-    /// How many times as fast leaping would have been by what was drafted in the shadow, and what that rests on; `None`
-    /// where it leapt, drafted nothing or was too short to tell.
+    /// How many times as fast leaping would have been by what was drafted in the shadow, and what that rests on; only where
+    /// the session might not leap (shadow, observe, control group) and its output was long enough to tell.
     pub would_gain: Option<(f64, Basis)>,
 }
 

@@ -2,8 +2,8 @@
 //!
 //! It is kept in ridden tokens. Every round adds the tokens that it brought and takes off those that riding would have
 //! brought in the same time, switches between riding and leaping included. Riding refills it by a small share. Where it
-//! is empty nobody leaps on this replica: so all that leaping can ever lose is what it began with, that share, and the
-//! rounds that were under way when it ran out, whatever was believed.
+//! is empty nobody leaps on this replica: so what leaping loses is at most what it began with, that share, and the rounds
+//! that were under way when it ran out (of which no more than [`LEAST`] are held against it), whatever was believed.
 
 use serde::{Deserialize, Serialize};
 
@@ -15,8 +15,12 @@ const MOST: f64 = 40.0;
 const LEAST: f64 = -40.0;
 /// Share of the ridden tokens that refills it.
 const REFILL: f64 = 0.007;
-/// Uncertain choices are made only while there is at least this much of [`START`].
-const CURIOUS: f64 = 0.4;
+/// Leaping begins only with at least so much, and with so much more for each session that leaps already: each needs a few
+/// rounds to earn what its switch has cost.
+const BEGIN: f64 = 4.0;
+const BEGIN_EACH: f64 = 0.25;
+/// Who leaps may go on down to here.
+const GO_ON: f64 = -10.0;
 
 /// The account of one replica, shared by all its sessions.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -47,14 +51,14 @@ impl Account {
         0.0
     }
 
-    /// Whether leaping may begin or go on.
-    pub fn is_open(&self) -> bool {
-        self.credit > 0.0
+    /// Whether a session may begin to leap, where `leaping` do.
+    pub fn may_begin(&self, leaping: usize) -> bool {
+        self.credit >= (BEGIN + BEGIN_EACH * leaping as f64).min(MOST)
     }
 
-    /// Whether there is enough for a choice that may well be wrong.
-    pub fn allows_trials(&self) -> bool {
-        self.credit >= START * CURIOUS
+    /// Whether a session that leaps may go on.
+    pub fn may_go_on(&self) -> bool {
+        self.credit > GO_ON
     }
 
     /// Ridden tokens left.
@@ -69,15 +73,16 @@ mod tests {
 
     #[test]
     fn whatever_is_believed_a_hundredth_is_the_most_that_can_be_lost() {
-        let (mut account, mut lost, mut ridden) = (Account::default(), 0.0, 0.0);
+        let (mut account, mut lost, mut ridden, mut leaping) = (Account::default(), 0.0, 0.0, false);
         for _ in 0..100_000 {
-            if account.is_open() {
+            leaping = if leaping { account.may_go_on() } else { account.may_begin(0) };
+            if leaping {
                 lost -= account.leapt(1.0, 0.4, 0.1);
             }
             account.rode(1);
             ridden += 1.0;
         }
-        assert!(lost <= START + REFILL * ridden + 3.0, "{lost} of {ridden}");
+        assert!(lost <= START - GO_ON + REFILL * ridden + 3.0, "{lost} of {ridden}");
     }
 
     #[test]
@@ -86,20 +91,22 @@ mod tests {
         (0..100).for_each(|_| {
             account.leapt(5.0, 0.2, 0.1);
         });
-        assert!((account.credit() - MOST).abs() < 1e-9 && account.allows_trials());
+        assert!((account.credit() - MOST).abs() < 1e-9 && account.may_begin(100));
         (0..39).for_each(|_| {
             account.leapt(1.0, 0.2, 0.1);
         });
-        assert!(account.is_open() && !account.allows_trials());
-        account.leapt(1.0, 0.2, 0.1);
-        assert!(!account.is_open());
+        assert!(account.may_go_on() && !account.may_begin(0));
+        (0..12).for_each(|_| {
+            account.leapt(1.0, 0.2, 0.1);
+        });
+        assert!(!account.may_go_on());
     }
 
     #[test]
     fn riding_fills_it_up_to_where_it_began_and_takes_nothing_that_was_won() {
         let mut account = Account::default();
         account.leapt(0.0, 5.0, 0.1);
-        assert!(!account.is_open());
+        assert!(!account.may_go_on());
         (0..100).for_each(|_| account.rode(1_000));
         assert!((account.credit() - START).abs() < 1e-9);
         account.leapt(20.0, 0.1, 0.1);

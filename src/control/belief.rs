@@ -19,7 +19,7 @@ const REST: f64 = 120.0;
 /// Relative spread of a single measurement.
 const NOISE: f64 = 0.10;
 /// Relative spread of a mean that nothing supports any more.
-const IGNORANCE: f64 = 0.50;
+pub const IGNORANCE: f64 = 0.50;
 
 /// The mean of a quantity (seconds, or a share) that forgets what is old.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -34,11 +34,16 @@ pub struct Belief {
 impl Belief {
     /// Notes a measured time, seconds. What is no time is ignored.
     pub fn observe(&mut self, seconds: f64, now: Tick) {
+        self.observe_of(seconds, 0.0, now);
+    }
+
+    /// As [`Self::observe`], for a time that may well be zero and is, where it is not, of the order of `scale` seconds.
+    pub fn observe_of(&mut self, seconds: f64, scale: f64, now: Tick) {
         if !seconds.is_finite() || seconds < 0.0 {
             return;
         }
         let settled = self.weight(now) >= SETTLED;
-        self.count(if settled { seconds.min(self.mean * OUTLIER) } else { seconds }, now);
+        self.count(if settled { seconds.min(self.mean.max(scale) * OUTLIER) } else { seconds }, now);
     }
 
     /// Notes a measured value that has no outliers, for instance a share.
@@ -102,6 +107,14 @@ mod tests {
         steady.observe(0.080, at(1));
         rested.observe(0.080, at(3_600));
         assert!(steady.known().unwrap() < 0.046 && rested.known().unwrap() > 0.070, "{steady:?} {rested:?}");
+    }
+
+    #[test]
+    fn what_was_zero_can_grow_again() {
+        let mut belief = Belief::default();
+        (0..8).for_each(|_| belief.observe_of(0.0, 0.02, at(0)));
+        (0..12).for_each(|_| belief.observe_of(0.05, 0.02, at(1)));
+        assert!(belief.known().unwrap() > 0.03, "{belief:?}");
     }
 
     #[test]

@@ -30,8 +30,8 @@ impl Budget {
     }
 
     /// Notes tokens that the engine generated.
-    pub fn generated(&mut self, tokens: usize) {
-        self.left = (self.left + self.share * tokens as f64).min(MOST);
+    pub fn generated(&mut self, tokens: f64) {
+        self.left = (self.left + self.share * tokens).min(MOST);
     }
 
     /// Notes tokens that were computed and refused while somebody waited for the engine.
@@ -39,9 +39,14 @@ impl Budget {
         self.left = (self.left - tokens as f64).max(-DEEPEST);
     }
 
-    /// Whether a round may be made.
-    pub fn is_open(&self) -> bool {
+    /// Whether a session may begin to leap.
+    pub fn may_begin(&self) -> bool {
         self.left > 0.0
+    }
+
+    /// Whether a session that leaps may go on: it may overdraw a little, so that it need not leave at once.
+    pub fn may_go_on(&self) -> bool {
+        self.left > -DEEPEST / 2.0
     }
 }
 
@@ -54,12 +59,12 @@ mod tests {
         let mut budget = Budget::default();
         let (mut refused, mut generated) = (0, 0);
         for _ in 0..10_000 {
-            if budget.is_open() {
-                budget.generated(2);
+            if budget.may_begin() {
+                budget.generated(2.0);
                 budget.refused(7);
                 (refused, generated) = (refused + 7, generated + 2);
             }
-            budget.generated(3);
+            budget.generated(3.0);
             generated += 3;
         }
         let share = f64::from(refused) / f64::from(generated);
@@ -69,11 +74,11 @@ mod tests {
     #[test]
     fn drafts_that_are_accepted_cost_nothing_and_a_share_of_zero_allows_nothing_beyond_what_was_saved() {
         let mut budget = Budget::default();
-        (0..1_000).for_each(|_| budget.generated(9));
-        assert!(budget.is_open());
+        (0..1_000).for_each(|_| budget.generated(9.0));
+        assert!(budget.may_begin());
         budget.allow(0.0);
         (0..10).for_each(|_| budget.refused(8));
-        budget.generated(1_000_000);
-        assert!(!budget.is_open());
+        budget.generated(1e6);
+        assert!(!budget.may_begin());
     }
 }

@@ -60,8 +60,6 @@ pub struct Outlook {
     pub switch_out: f64,
     /// Tokens that are expected to come yet.
     pub rest: f64,
-    /// Share by which leaping may be better than its mean says; 0 where no trial is allowed.
-    pub hope: f64,
 }
 
 impl Outlook {
@@ -73,11 +71,10 @@ impl Outlook {
     /// Whether it pays to leave a ride for this round and those that may be expected to follow it: they must be faster
     /// than riding by `margin`, and win what it costs to switch there and back.
     pub fn begins(&self, quote: Quote, margin: f64) -> bool {
-        if quote.nodes == 0 || quote.gain(self.token) + self.hope * quote.seconds <= 0.0 {
+        if quote.nodes == 0 || quote.gain(self.token) <= 0.0 {
             return false;
         }
         let (tokens, seconds) = self.ahead(quote);
-        let seconds = seconds * (1.0 - self.hope);
         tokens * self.token >= seconds * (1.0 + margin)
             && tokens * self.token - seconds >= self.switch_in + self.switch_out
     }
@@ -144,15 +141,8 @@ mod tests {
     const VALUE: Value =
         Value { rounds: 10.0, tokens: 30.0, seconds: 1.5, drafted: (30.0, 1.5), between_gaps: 1e6, gap: 0.0 };
     /// A ridden token takes 0.1 s; leaping is twice as fast.
-    const OUTLOOK: Outlook = Outlook {
-        token: 0.1,
-        value: VALUE,
-        empty: 0.13,
-        switch_in: 0.1,
-        switch_out: 0.1,
-        rest: 100.0,
-        hope: 0.0,
-    };
+    const OUTLOOK: Outlook =
+        Outlook { token: 0.1, value: VALUE, empty: 0.13, switch_in: 0.1, switch_out: 0.1, rest: 100.0 };
     const ROUND: Quote = Quote { nodes: 4, tokens: 3.0, seconds: 0.15 };
     const NOTHING: Quote = Quote { nodes: 0, tokens: 1.0, seconds: 0.13 };
 
@@ -180,15 +170,6 @@ mod tests {
         assert!(!OUTLOOK.begins(NOTHING, 0.10), "nothing to begin with");
         let rare = Value { between_gaps: 1.0, gap: 20.0, ..VALUE };
         assert!(!Outlook { value: rare, ..OUTLOOK }.begins(ROUND, 0.10), "one round between long gaps");
-    }
-
-    #[test]
-    fn a_trial_is_made_on_hope_where_hope_is_allowed() {
-        let dear = Quote { seconds: 0.32, ..ROUND };
-        let value = Value { seconds: 3.2, drafted: (30.0, 3.2), ..VALUE };
-        let outlook = Outlook { value, ..OUTLOOK };
-        assert!(!outlook.begins(dear, 0.10));
-        assert!(Outlook { hope: 0.3, ..outlook }.begins(dear, 0.10));
     }
 
     #[test]

@@ -15,7 +15,7 @@ use pace::{Crowd, Pace};
 pub use table::{CONTEXTS, NODES_MAX};
 use table::{Place, Verify};
 
-use super::belief::Belief;
+use super::belief::{self, Belief};
 use super::prospect::Prior;
 use crate::units::Tick;
 use crate::words::Plan;
@@ -36,6 +36,8 @@ const SLOPE: f64 = 0.02;
 const NODE: f64 = 0.06;
 /// Guessed time of a token of the model drafter before any was timed, in ride tokens.
 const DRAFT: f64 = 0.15;
+/// A first call is taken to cost at most so many times what was guessed.
+const FIRST: f64 = 6.0;
 /// Draft nodes of a first round: what a call costs is found out by steps.
 const REACH_FIRST: usize = 4;
 
@@ -58,7 +60,7 @@ impl Way {
 }
 
 /// What an expected cost rests on.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Basis {
     /// Nothing: a round is taken to cost a little more than a step.
     #[default]
@@ -83,9 +85,16 @@ impl Basis {
 /// The measured costs of one replica.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Costs {
-    /// How many requests the engine computes at present.
+    /// How many requests the engine computes at present, and whether some of them ride beside one that leaps.
     #[serde(skip)]
     crowd: Crowd,
+    #[serde(skip)]
+    riders: bool,
+    /// Some of the requests are of others.
+    #[serde(skip)]
+    foreign: bool,
+    /// Share of verify calls beside which others rode, by crowd.
+    company: [Belief; pace::SIZES],
     pace: Pace,
     verify: Verify,
     /// Share of the calls of each plan that decided nothing, by [`Plan::index`].
@@ -103,6 +112,9 @@ pub struct Costs {
     switch_out: Belief,
     /// Seconds of leaping since the pace of riding was measured, in ridden tokens, by crowd.
     leapt: [f64; pace::SIZES],
+    /// Times in a row that measuring a pace was given up: each waits twice as long.
+    #[serde(skip)]
+    given_up: u32,
     /// Ridden tokens since the pace was last found old, by crowd.
     ridden: [usize; pace::SIZES],
     /// What a probe has found; used where nothing is measured.
@@ -136,13 +148,17 @@ impl Costs {
         rest.into_iter().chain(&mut self.undecided).for_each(|belief| belief.age(now));
     }
 
-    /// Sets how many requests the engine computes at once from now on.
-    pub fn crowded(&mut self, requests: usize) {
-        self.crowd = Crowd::of(requests);
+    /// Sets how many requests the engine computes at once from now on, and whether there are riders beside one that leaps,
+    /// and requests of others.
+    pub fn crowded(&mut self, requests: usize, riders: bool, foreign: bool) {
+        (self.crowd, self.riders, self.foreign) = (Crowd::of(requests), riders, foreign);
     }
 
     /// Notes that a ride brought `tokens` tokens `seconds` after the ones before.
     pub fn rode(&mut self, seconds: f64, tokens: usize, now: Tick) {
+        if self.pace_is_old() && self.ridden.get(self.crowd.index()) == Some(&0) {
+            self.pace.loosen(self.crowd);
+        }
         self.pace.rode(self.crowd, seconds, tokens, now);
         self.ridden_while_old(tokens, PACE_OVER);
     }
@@ -159,7 +175,9 @@ impl Costs {
         if let (Some(leapt), Some(ridden)) = (self.leapt.get_mut(at), self.ridden.get_mut(at)) {
             *ridden += if old { tokens } else { 0 };
             if *ridden >= enough {
-                (*leapt, *ridden) = (if known { 0.0 } else { -PACE_GIVEN_UP }, 0);
+                self.given_up = if known { 0 } else { (self.given_up + 1).min(10) };
+                (*leapt, *ridden) =
+                    (if known { 0.0 } else { -PACE_GIVEN_UP * f64::from(1 << self.given_up) }, 0);
             }
         }
     }
@@ -196,6 +214,10 @@ impl Costs {
     pub fn verified(&mut self, way: Way, nodes: usize, seconds: f64, now: Tick) {
         let token = self.ride_token_expected();
         self.verify.observe(self.place(way), nodes, seconds, token, now);
+        let riders = f64::from(u8::from(self.riders));
+        if let Some(company) = self.company.get_mut(self.crowd.index()) {
+            company.count(riders, now);
+        }
     }
 
     /// Notes whether a call of a plan decided anything.
@@ -210,17 +232,24 @@ impl Costs {
     pub fn entered(&mut self, way: Way, nodes: usize, seconds: f64, now: Tick) {
         if self.verify_measured(way) {
             let extra = (seconds - self.call(way, nodes)).max(0.0);
-            self.switch_in.observe(extra, now);
+            self.switch_in.observe_of(extra, self.ride_token_expected(), now);
         } else {
-            let assumed = (seconds - self.switch_in()).max(seconds * 0.5);
-            self.verified(way, nodes, assumed, now);
+            // Beyond what such a call may be taken to cost it is the switch, for instance a prompt that was read again.
+            let guess = self.call(way, nodes);
+            self.verified(
+                way,
+                nodes,
+                (seconds - self.switch_in()).clamp(seconds.min(guess * 0.5), guess * FIRST),
+                now,
+            );
+            self.switch_in.observe_of((seconds - guess * FIRST).max(0.0), self.ride_token_expected(), now);
         }
     }
 
     /// Notes the first token of a ride that followed a leap, `seconds` after it was asked for.
     pub fn left(&mut self, seconds: f64, now: Tick) {
         if let Some(token) = self.ride_token() {
-            self.switch_out.observe((seconds - token).max(0.0), now);
+            self.switch_out.observe_of((seconds - token).max(0.0), token, now);
         }
     }
 
@@ -252,15 +281,39 @@ impl Costs {
 
     /// Expected seconds of one verify call. What was measured in another crowd is scaled by the paces of both.
     fn call(&self, way: Way, nodes: usize) -> f64 {
-        let guess = || self.ride_token_expected() * (1.05 + NODE * nodes as f64);
-        let Some((seconds, crowd)) = self.verify.seconds(self.place(way), nodes) else { return guess() };
+        self.call_beside(way, nodes, self.riders)
+    }
+
+    /// As [`Self::call`], in the given company.
+    fn call_beside(&self, way: Way, nodes: usize, riders: bool) -> f64 {
+        let token = self.ride_token_expected();
+        let place = Place::new(way.plan, way.context, self.crowd, riders);
+        let known = self.verify.seconds(place, nodes, token);
+        let wait = if riders { token } else { 0.0 };
+        let Some((seconds, crowd)) = known else { return self.guess(nodes) + wait };
         let paces = self.pace.token_of(self.crowd).zip(self.pace.token_of(crowd));
         seconds * paces.filter(|_| crowd != self.crowd).map_or(1.0, |(here, there)| here / there)
     }
 
-    /// What is extra of a call for each node of its draft, seconds.
-    pub fn per_node(&self, way: Way) -> f64 {
-        (self.call(way, 8) - self.call(way, 0)) / 8.0
+    /// What a call is taken to cost where nothing was measured.
+    fn guess(&self, nodes: usize) -> f64 {
+        self.ride_token_expected() * (1.05 + NODE * nodes as f64)
+    }
+
+    /// What a call will cost a session that begins to leap, as low as it may be. Sessions that ride side by side judge
+    /// alike, so that those that can leap begin together, and beside leapers no call waits for a step that is under way:
+    /// whether riders stay is taken from what was seen. And what was measured long ago, or seldom, may be nearer to a guess
+    /// than to its mean, so that a cost that was high once is tried again some day.
+    pub fn hopeful(&self, way: Way, nodes: usize, now: Tick) -> f64 {
+        let stay = self.company.get(self.crowd.index()).and_then(Belief::known).unwrap_or(0.0);
+        let (beside, among) = (self.call_beside(way, nodes, true), self.call_beside(way, nodes, false));
+        let mean = if self.riders && !self.foreign {
+            stay * beside + (1.0 - stay) * among
+        } else {
+            self.verify(way, nodes)
+        };
+        let doubt = self.verify_spread(way, now) / belief::IGNORANCE;
+        mean + (self.guess(nodes) - mean).min(0.0) * doubt
     }
 
     /// Relative spread of the time of calls by this way: how far it may be off.
@@ -288,7 +341,7 @@ impl Costs {
     }
 
     fn place(&self, way: Way) -> Place {
-        Place::new(way.plan, way.context, self.crowd)
+        Place::new(way.plan, way.context, self.crowd, self.riders)
     }
 
     /// Expected seconds per token of the model drafter. Before that is measured, a guess that no shadow pass
@@ -412,13 +465,13 @@ mod tests {
     fn a_crowd_has_costs_of_its_own_and_begins_with_its_neighbour_s_at_its_own_pace() {
         let mut costs = riding_at(0.010);
         (0..8).for_each(|_| costs.verified(TREE, 4, 0.015, Tick(0)));
-        costs.crowded(16);
+        costs.crowded(16, false, false);
         assert!((costs.verify(TREE, 4) - 0.015).abs() < 1e-9, "nothing else is known");
         (0..20).for_each(|_| costs.rode(0.030, 1, Tick(0)));
         assert!((costs.verify(TREE, 4) - 0.045).abs() < 1e-9, "{}", costs.verify(TREE, 4));
         (0..8).for_each(|_| costs.verified(TREE, 4, 0.090, Tick(0)));
         assert!((costs.verify(TREE, 4) - 0.090).abs() < 1e-9);
-        costs.crowded(1);
+        costs.crowded(1, false, false);
         assert!((costs.verify(TREE, 4) - 0.015).abs() < 1e-9);
     }
 

@@ -18,6 +18,8 @@ pub struct Signal {
     pub kv_usage: Option<f64>,
     /// Sequences of Foretell's own verify calls among them.
     pub own: u32,
+    /// Calls that were under way through this Foretell when it was reported; one of several sequences counts once.
+    pub calls: u32,
     /// Time since the report.
     pub age: Duration,
 }
@@ -59,8 +61,14 @@ mod tests {
     use super::*;
 
     const GATES: LoadGates = LoadGates { waiting: 0, kv: 0.9, stale: Duration::from_secs(2) };
-    const QUIET: Signal =
-        Signal { running: 3, waiting: 0, kv_usage: Some(0.2), own: 0, age: Duration::from_millis(400) };
+    const QUIET: Signal = Signal {
+        running: 3,
+        waiting: 0,
+        kv_usage: Some(0.2),
+        own: 0,
+        calls: 0,
+        age: Duration::from_millis(400),
+    };
 
     #[test]
     fn what_waits_or_fills_the_memory_closes_the_gate() {

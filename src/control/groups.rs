@@ -1,7 +1,8 @@
 //! The control group of a policy: is leaping really faster than riding, for the clients?
 //!
 //! A share of the requests is held back by lot and only rides. Both groups are compared by the logarithm of the seconds per
-//! token that their clients saw, so that long and short, fast and slow requests count alike. The interval of the
+//! token that their clients saw, so that long and short, fast and slow requests count alike, in blocks of a few requests of
+//! each group: what changes with the hours changes both. The interval of the
 //! difference is valid at every moment, however often it is looked at (a confidence sequence: Waudby-Smith, Arbour,
 //! Sinha, Kennedy, Ramdas, arXiv 2103.06476, Theorem 2.2): an ordinary interval that is looked at after every request
 //! sooner or later shows a loss that is not there. Where a loss is shown the gate closes, and is tried again after a
@@ -14,12 +15,16 @@ use std::time::Duration;
 use super::costs::Basis;
 use crate::units::{Dice, Tick};
 
-/// Error of one interval: the two of a difference together miss the truth once in twenty comparisons.
-const ALPHA: f64 = 0.025;
-/// Where the interval is narrowest for its size, in requests.
-const TUNED: f64 = 100.0;
-/// Requests in each group before anything is said.
+/// How often an interval misses the truth at any time.
+const ALPHA: f64 = 0.05;
+/// Where the interval is narrowest for its size, in blocks or requests.
+const TUNED: f64 = 50.0;
+/// Blocks, or requests, before anything is said.
 const LEAST: f64 = 10.0;
+/// Blocks, or requests, of which the older half is forgotten.
+const MOST: f64 = 1_000.0;
+/// Requests of each group that close a block.
+const BLOCK: u32 = 1;
 /// Half-width of the interval of the logarithm below which the group may be as small as it gets.
 const NARROW: f64 = 0.05;
 /// A gate that closes again at once waits longer every time, up to so many times as long.
@@ -37,6 +42,9 @@ struct Sample {
 
 impl Sample {
     fn add(&mut self, value: f64) {
+        if self.n >= MOST {
+            (self.n, self.squares) = (self.n / 2.0, self.squares / 2.0);
+        }
         self.n += 1.0;
         let off = value - self.mean;
         self.mean += off / self.n;
@@ -46,11 +54,11 @@ impl Sample {
     /// Half of the width of the interval of the mean.
     fn half_width(&self) -> f64 {
         let variance = (self.squares / (self.n - 1.0)).max(VARIANCE);
-        // The value of rho that makes it narrowest at [`TUNED`] requests.
+        // The square of rho that makes it narrowest at [`TUNED`] requests.
         let log = -2.0 * ALPHA.ln();
-        let rho = (log + (1.0 + log).ln()) / TUNED;
-        let inside = self.n * rho + 1.0;
-        (variance * 2.0 * inside / (self.n * self.n * rho) * (inside.sqrt() / ALPHA).ln()).sqrt()
+        let rho_squared = (log + (1.0 + log).ln()) / TUNED;
+        let inside = self.n * rho_squared + 1.0;
+        (variance * 2.0 * inside / (self.n * self.n * rho_squared) * (inside.sqrt() / ALPHA).ln()).sqrt()
     }
 }
 
@@ -74,11 +82,30 @@ struct Gate {
     times: u32,
 }
 
+/// Requests of one group in the present block.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Part {
+    requests: u32,
+    /// Of the logarithms of their seconds per token.
+    sum: f64,
+}
+
+impl Part {
+    fn mean(self) -> f64 {
+        self.sum / f64::from(self.requests.max(1))
+    }
+}
+
 /// Both groups of one policy at one backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Groups {
-    leaping: Sample,
-    held: Sample,
+    /// The present block.
+    leaping: Part,
+    held: Part,
+    /// Differences of the blocks before it.
+    blocks: Sample,
+    /// Requests so far, that leapt and that were held back.
+    requests: (u64, u64),
     gate: Gate,
     /// What requests that did not leap would have gained.
     would: Sample,
@@ -120,11 +147,21 @@ impl Groups {
 
     /// Notes a finished request: `seconds` per token after the first. What is no time is ignored.
     pub fn note(&mut self, held_back: bool, seconds: f64, gate: LatencyGate, now: Tick) {
-        if !(seconds.is_finite() && seconds > 0.0) {
+        // What was drawn before the gate closed says nothing of what comes after it.
+        if !(seconds.is_finite() && seconds > 0.0) || self.gate.until.is_some() {
             return;
         }
-        let group = if held_back { &mut self.held } else { &mut self.leaping };
-        group.add(seconds.ln());
+        let (group, count) = if held_back {
+            (&mut self.held, &mut self.requests.1)
+        } else {
+            (&mut self.leaping, &mut self.requests.0)
+        };
+        (group.requests, group.sum, *count) = (group.requests + 1, group.sum + seconds.ln(), *count + 1);
+        if self.leaping.requests < BLOCK || self.held.requests < BLOCK {
+            return;
+        }
+        self.blocks.add(self.leaping.mean() - self.held.mean());
+        (self.leaping, self.held) = (Part::default(), Part::default());
         if self.ratio().is_some_and(|ratio| ratio.low > gate.limit) {
             let wait = gate.reprobe.saturating_mul((1 << self.gate.times.min(16)).min(LONGEST));
             *self = Self {
@@ -147,17 +184,20 @@ impl Groups {
     /// Time per token of leaping ÷ that of the control group; `None` before there are enough requests of both.
     pub fn ratio(&self) -> Option<Interval> {
         let width = self.half_width()?;
-        let middle = self.leaping.mean - self.held.mean;
+        let middle = self.blocks.mean;
         Some(Interval { low: (middle - width).exp(), middle: middle.exp(), high: (middle + width).exp() })
     }
 
-    /// Notes by how many times a request that did not leap would have been faster, and what that rests on.
+    /// Notes by how many times a request that did not leap would have been faster, and what that rests on: the best of what
+    /// was seen counts.
     pub fn note_would(&mut self, gain: f64, basis: Basis) {
         if gain.is_finite() && gain > 0.0 {
-            if basis != self.basis {
+            if basis > self.basis {
                 (self.would, self.basis) = (Sample::default(), basis);
             }
-            self.would.add(gain.ln());
+            if basis == self.basis {
+                self.would.add(gain.ln());
+            }
         }
     }
 
@@ -173,12 +213,11 @@ impl Groups {
 
     /// Requests in the group that leaps, and in the control group.
     pub fn requests(&self) -> (u64, u64) {
-        (self.leaping.n as u64, self.held.n as u64)
+        self.requests
     }
 
     fn half_width(&self) -> Option<f64> {
-        let enough = self.leaping.n >= LEAST && self.held.n >= LEAST;
-        enough.then(|| self.leaping.half_width() + self.held.half_width())
+        (self.blocks.n >= LEAST).then(|| self.blocks.half_width())
     }
 }
 

@@ -5,6 +5,7 @@
 use serde::{Deserialize, Serialize};
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use super::account::Account;
 use super::budget::Budget;
@@ -29,6 +30,9 @@ pub struct ReplicaState {
     /// Its ride-only windows.
     pub switchback: Switchback,
 }
+
+/// A report older than this says nothing of who computes now.
+const STALE: Duration = Duration::from_secs(2);
 
 /// How many requests an engine computes at once: ours, and those of others that it reports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -59,16 +63,31 @@ impl Crowd {
         self.leaping == 0
     }
 
-    /// The engine has reported its load. What it reports beyond our own requests, and beyond the sequences of our
-    /// verify calls, is of others.
+    /// Whether requests ride beside one of ours that leaps, or would if it did.
+    pub fn has_riders_beside(&self) -> bool {
+        self.others > 0 || self.ours > self.leaping.max(1)
+    }
+
+    /// The engine has reported its load. What it reports beyond the sequences of our own calls at that time is of others.
     pub fn hear(&mut self, signal: &Signal) {
+        if signal.age > STALE {
+            return;
+        }
         let reported = signal.running.saturating_add(signal.waiting) as usize;
-        self.others = reported.saturating_sub(self.ours.max(signal.own as usize));
+        // Each of ours that leaps has at most one verify call under way, of one sequence or several.
+        let rounds = self.leaping.min(signal.own as usize);
+        let sequences = (signal.calls as usize).saturating_sub(rounds) + signal.own as usize;
+        self.others = reported.saturating_sub(sequences);
     }
 
     /// All requests, at least one.
     pub fn requests(&self) -> usize {
         (self.ours + self.others).max(1)
+    }
+
+    /// Requests of ours that leap.
+    pub fn leaping(&self) -> usize {
+        self.leaping
     }
 
     /// Requests of ours.
@@ -117,10 +136,13 @@ impl Classes {
     /// Rounds that a class remembers.
     const MEMORY: f64 = 300.0;
 
-    /// Notes a round of a class; see [`Rounds::push`]. Beyond [`Self::MOST`] classes new ones are not learnt.
+    /// Notes a round of a class; see [`Rounds::push`]. Beyond [`Self::MOST`] classes the one with the fewest rounds makes room.
     pub fn push(&mut self, class: Class, nodes: usize, modelled: usize, tokens: usize) {
         if self.rounds.len() >= Self::MOST && !self.rounds.contains_key(&class) {
-            return;
+            let fewest = self.rounds.iter().min_by(|a, b| a.1.count().total_cmp(&b.1.count()));
+            if let Some(fewest) = fewest.map(|(class, _)| *class) {
+                self.rounds.remove(&fewest);
+            }
         }
         let rounds = self.rounds.entry(class).or_insert_with(|| Rounds::remembering(Self::MEMORY));
         rounds.push(nodes, modelled, tokens);

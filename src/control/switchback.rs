@@ -52,7 +52,7 @@ pub struct Switchback {
 }
 
 impl Switchback {
-    /// Plans windows, or none. Windows that are under way go on as planned before.
+    /// Plans windows, or none.
     pub fn plan(&mut self, windows: Option<Windows>) {
         if windows != self.windows {
             (self.windows, self.next) = (windows, None);
@@ -63,7 +63,7 @@ impl Switchback {
     pub fn rides(&mut self, now: Tick, dice: &mut Dice) -> bool {
         let Some(Windows { window, every }) = self.windows else { return false };
         if self.until.take_if(|until| *until <= now).is_some() {
-            self.ended(window, now);
+            self.ended(window, every, now);
         }
         let next = *self.next.get_or_insert_with(|| now.after(every.mul_f64(0.5 + dice.unit())));
         if self.until.is_none() && next <= now {
@@ -81,7 +81,8 @@ impl Switchback {
 
     /// Notes tokens of a session, `seconds` after the ones before.
     pub fn emitted(&mut self, tokens: usize, seconds: f64, now: Tick) {
-        if self.windows.is_none() || now < self.settled || !seconds.is_finite() {
+        let over = self.until.is_some_and(|until| until <= now);
+        if self.windows.is_none() || over || now < self.settled || !seconds.is_finite() {
             return;
         }
         let stretch = if self.until.is_some() { &mut self.riding } else { &mut self.leaping };
@@ -94,10 +95,10 @@ impl Switchback {
         &self.groups
     }
 
-    fn ended(&mut self, window: Duration, now: Tick) {
+    fn ended(&mut self, window: Duration, every: Duration, now: Tick) {
         let stretches = self.leaping.per_token().zip(self.riding.per_token());
         if let Some((leaping, riding)) = stretches {
-            let gate = LatencyGate { limit: 1.02, reprobe: window };
+            let gate = LatencyGate { limit: 1.02, reprobe: every };
             self.groups.note(true, riding, gate, now);
             self.groups.note(false, leaping, gate, now);
         }

@@ -57,9 +57,11 @@ impl Comparisons {
         Self { groups: Mutex::new((Shelf::new(KEPT, KEPT_FOR), dice)), clock: Clock::start() }
     }
 
-    /// Draws the group of a request.
-    pub fn draw(self: &Arc<Self>, policy: &Arc<Policy>, backend: &str) -> Drawn {
+    /// Draws the group of a request. `timed`: the tokens of a ride are known when they come. Where they are not, the groups
+    /// cannot be compared, and no more than the floor is held back.
+    pub fn draw(self: &Arc<Self>, policy: &Arc<Policy>, backend: &str, timed: bool) -> Drawn {
         let Holdback { start, floor } = policy.holdback;
+        let start = if timed { start } else { floor };
         let now = self.clock.now();
         let (held_back, closed) = {
             let (shelf, dice) = &mut *self.groups.lock();

@@ -114,7 +114,11 @@ impl Rulebook {
         let server = Fact::Known(self::standing(standing, terms));
         match decide(&passed.facts(server, &policies, &models)) {
             Outcome::Drive(mut ruling) => {
-                let drawn = self.comparisons.draw(&ruling.policy, passed.backend);
+                let timed = match standing {
+                    identity::Standing::Known(identity) => identity.engine.dialect.quirks().ride_ids,
+                    identity::Standing::Relayed(..) => false,
+                };
+                let drawn = self.comparisons.draw(&ruling.policy, passed.backend, timed);
                 ruling.rules.holdback = drawn.held_back;
                 let forced = ruling.rules.gamma_fixed.is_some();
                 if drawn.closed && !forced && ruling.rules.permission == Permission::Leap {

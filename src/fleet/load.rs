@@ -21,6 +21,8 @@ pub struct Load {
     pub kv_usage: Option<f64>,
     /// Sequences of our own verify calls that were under way then.
     pub verifying: u32,
+    /// Calls of ours that were under way then.
+    pub calls: u32,
     /// When it was reported.
     pub at: Instant,
 }
@@ -35,8 +37,8 @@ pub(super) struct Told {
 impl Load {
     /// The figures as the gates take them.
     pub fn signal(&self) -> Signal {
-        let Self { running, waiting, kv_usage, verifying, at } = *self;
-        Signal { running, waiting, kv_usage, own: verifying, age: at.elapsed() }
+        let Self { running, waiting, kv_usage, verifying, calls, at } = *self;
+        Signal { running, waiting, kv_usage, own: verifying, calls, age: at.elapsed() }
     }
 }
 

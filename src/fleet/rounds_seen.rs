@@ -78,13 +78,14 @@ impl RoundsSeen {
 
     /// Reads the load once and keeps it. Returns whether it could be read.
     pub async fn take(&self, replica: &Replica, dialect: Dialect, path: &str) -> bool {
-        let before = self.own.load(Ordering::Relaxed);
+        let before = (self.own.load(Ordering::Relaxed), replica.in_flight());
         let looked = tokio::time::timeout(WITHIN, look(replica, dialect, path)).await;
         let Ok(Some(load)) = looked else { return false };
-        let verifying = before.max(self.own.load(Ordering::Relaxed));
+        let verifying = before.0.max(self.own.load(Ordering::Relaxed));
+        let calls = u32::try_from(before.1.max(replica.in_flight())).unwrap_or(u32::MAX);
         let at = Instant::now();
         let dialect::Load { running, waiting, kv_usage } = load;
-        replica.set_load(Load { running, waiting, kv_usage, verifying, at });
+        replica.set_load(Load { running, waiting, kv_usage, verifying, calls, at });
         true
     }
 }

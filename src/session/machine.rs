@@ -226,7 +226,8 @@ impl<W: Walk> Session<W> {
         }
         self.summary.finish = finish;
         self.summary.loops = self.loops();
-        if finish.is_some() && !self.summary.speculated {
+        let shadows = matches!(self.rules.permission, Permission::Shadow(_)) || self.rules.holdback;
+        if finish.is_some() && shadows && !self.summary.speculated {
             self.summary.would_gain = self.pilot.would_gain(self.output.tokens().len());
         }
         self.summary.token_seconds = finish.and_then(|_| self.token_seconds());

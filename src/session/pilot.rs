@@ -13,7 +13,7 @@ use self::seat::{Asked, Seat, leading};
 use super::accept::Accepted;
 use super::shadow::VirtualRound;
 use super::start::{Permission, Rules};
-use crate::control::{Class, Control, Heat, Learnt, Quote, Tuning, Way, best_cut};
+use crate::control::{Class, Control, Heat, Learnt, Quote, Tariff, Tuning, Way};
 use crate::draft::{Budget, Feedback, Lookup, Tree, merge};
 use crate::units::{Dice, Tick, TokenId};
 use crate::words::{Plan, Put, RideReason};
@@ -166,7 +166,7 @@ impl Pilot {
 
     /// Learns from ridden tokens: advances virtual rounds and feeds the drafters. `from` is the index of the first
     /// new token.
-    pub fn ridden(&mut self, output: &[TokenId], from: usize) {
+    pub fn ridden(&mut self, output: &[TokenId], from: usize, now: Tick) {
         if self.prompt.is_none() || self.lookups().next().is_none() || self.gamma_fixed.is_some() {
             return;
         }
@@ -175,7 +175,7 @@ impl Pilot {
             self.follow(token);
             self.feed(output, index + 1, BITE);
             if self.caught_up(index + 1) {
-                self.begin_virtual();
+                self.begin_virtual(now);
             }
         }
     }
@@ -210,15 +210,17 @@ impl Pilot {
     }
 
     /// A virtual round for every seat that answers at once and has none.
-    fn begin_virtual(&mut self) {
+    fn begin_virtual(&mut self, now: Tick) {
         let budget = Budget { nodes: self.gamma_max, depth: self.gamma_max };
         for place in 0..self.seats.len() {
             let idle =
                 self.seats.get(place).and_then(Seat::inline).filter(|inline| inline.virtual_round.is_none());
             let Some(draft) = idle.map(|inline| inline.lookup.draft(budget)) else { continue };
             let (mut draft, quote) = self.control.with(|learnt| {
-                let rate = self.rate(self.seats.get(place), learnt);
-                self.cut(&[draft], budget, rate, learnt)
+                // What would be sent, hoping for the best: otherwise a cost that was too high once were never tried again.
+                let tariff = self.tariff(learnt, Some(now));
+                let rate = self.rate(self.seats.get(place), &tariff, learnt);
+                self.cut(&[draft], budget, rate, &tariff, learnt)
             });
             draft.truncate(quote.nodes.max(4));
             if let Some(inline) = self.seats.get_mut(place).and_then(Seat::inline_mut) {
@@ -228,9 +230,16 @@ impl Pilot {
     }
 
     /// The drafts merged within `budget`, and their best cut where the seconds of a round are worth `rate` tokens each.
-    fn cut(&self, drafts: &[Tree], budget: Budget, rate: f64, learnt: &Learnt) -> (Tree, Quote) {
+    fn cut(
+        &self,
+        drafts: &[Tree],
+        budget: Budget,
+        rate: f64,
+        tariff: &Tariff,
+        learnt: &Learnt,
+    ) -> (Tree, Quote) {
         let merged = self.merged(drafts, budget, learnt);
-        let quote = best_cut(&merged.survival, rate, |nodes| self.round_cost(nodes, learnt));
+        let quote = tariff.cut(&merged.survival, rate, false);
         (merged.tree, quote)
     }
 
@@ -272,14 +281,13 @@ impl Pilot {
             self.note(place, draft.len(), modelled, tokens);
         }
         self.faults = 0;
-        let waited = self.control.with(|learnt| {
-            learnt.budget.generated(tokens);
+        let lost = self.control.with(|learnt| {
             if learnt.crowd.others() > 0 {
                 learnt.budget.refused((draft.len() + 1).saturating_sub(tokens));
             }
-            self.neighbours(draft.len(), learnt)
+            self.lost_by_others(draft.len(), learnt)
         });
-        self.booked(tokens, waited, now);
+        self.booked(tokens, lost, now);
         if let Some(streak) = &mut self.streak {
             streak.rounds += 1;
             streak.gap = if draft.is_empty() { streak.gap + 1 } else { 0 };
@@ -287,11 +295,11 @@ impl Pilot {
     }
 
     /// Books the time since the last round ended, which brought `tokens`, to the account of the replica, and the seconds
-    /// that its neighbours `waited`.
-    fn booked(&mut self, tokens: usize, waited: f64, now: Tick) {
+    /// that requests of others `lost`.
+    fn booked(&mut self, tokens: usize, lost: f64, now: Tick) {
         let Some(streak) = &mut self.streak else { return };
         let seconds = now.seconds_since(std::mem::replace(&mut streak.since, now));
-        let won = self.control.with(|learnt| learnt.leapt(tokens, seconds, waited, now));
+        let won = self.control.with(|learnt| learnt.leapt(tokens, seconds, lost, now));
         streak.lost = (streak.lost - won).max(0.0);
     }
 
@@ -364,8 +372,9 @@ impl Pilot {
         self.streak = Some(Streak { since: now, rounds: 0, gap: 0, lost: 0.0, switched: false });
     }
 
-    /// Leaping ends.
-    pub fn leave(&mut self, done: usize) {
+    /// Leaping ends. What was waited for in vain since the last round is lost.
+    pub fn leave(&mut self, done: usize, now: Tick) {
+        self.booked(0, 0.0, now);
         if self.has_lost() {
             self.not_before = self.not_before.max(done + PENANCE);
         }
@@ -383,7 +392,12 @@ impl Pilot {
     /// A verify call came too late because the engine is busy: the time is lost, and that is all.
     pub fn verify_late(&mut self, nodes: usize, waited: f64, now: Tick) {
         let way = self.way();
-        self.control.with(|learnt| learnt.costs.verified(way, nodes, waited, now));
+        // It takes at least as long; if less was believed, that was wrong.
+        self.control.with(|learnt| {
+            if learnt.costs.verify(way, nodes) < waited {
+                learnt.costs.verified(way, nodes, waited, now);
+            }
+        });
         self.booked(0, 0.0, now);
         self.streak = None;
     }

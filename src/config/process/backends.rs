@@ -49,7 +49,7 @@ impl Default for Probe {
 
 impl Default for Budget {
     fn default() -> Self {
-        let switchback = Switchback { window: Duration::from_secs(30), every: Duration::from_mins(10) };
+        let switchback = Switchback { window: Duration::from_secs(20), every: Duration::from_mins(30) };
         Self { extra_tokens: 0.25, slots: 0.10, switchback: Some(switchback) }
     }
 }

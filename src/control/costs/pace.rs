@@ -13,6 +13,8 @@ const PAUSE_TOKENS: f64 = 24.0;
 const MEMORY: f64 = 50.0;
 /// Ridden tokens that make a pace known.
 const KNOWN: f64 = 4.0;
+/// Ridden tokens that an old pace weighs when it is measured anew.
+const LOOSE: f64 = 24.0;
 /// Ridden tokens that make it settled: longer gaps are then taken for pauses.
 const SETTLED: f64 = 8.0;
 /// Seconds of rest after which what was measured weighs half.
@@ -90,6 +92,14 @@ impl Pace {
             _ => seconds,
         };
         stretch.note(seconds, tokens, now);
+    }
+
+    /// What was measured of this crowd weighs little from now on: it is to be measured anew.
+    pub fn loosen(&mut self, crowd: Crowd) {
+        if let Some(stretch) = self.stretches.get_mut(crowd.0) {
+            let keep = (LOOSE / stretch.tokens.max(1e-9)).min(1.0);
+            (stretch.seconds, stretch.tokens) = (stretch.seconds * keep, stretch.tokens * keep);
+        }
     }
 
     /// Makes `now` the origin of time: every pace is as certain as it is now.

@@ -27,21 +27,33 @@ pub(super) struct Place {
     plan: usize,
     size: usize,
     crowd: Crowd,
+    /// Beside requests that ride: the engine is in a step when the call comes, and the call waits for its end.
+    riders: bool,
 }
 
 impl Place {
-    pub(super) fn new(plan: Plan, context: usize, crowd: Crowd) -> Self {
-        Self { plan: plan.index(), size: size_of(context), crowd }
+    pub(super) fn new(plan: Plan, context: usize, crowd: Crowd, riders: bool) -> Self {
+        Self { plan: plan.index(), size: size_of(context), crowd, riders }
     }
 
     /// How far another place of the same plan is.
     fn distance(self, other: Self) -> usize {
-        2 * self.crowd.distance(other.crowd) + self.size.abs_diff(other.size)
+        let company = usize::from(self.riders != other.riders);
+        2 * self.crowd.distance(other.crowd) + self.size.abs_diff(other.size) + company
     }
 }
 
 fn size_of(context: usize) -> usize {
     CONTEXTS.iter().filter(|&&edge| context >= edge).count()
+}
+
+/// How much longer a call waits for the engine in company `there` than in company `here`, seconds: beside riders for a step.
+fn waits(here: bool, there: bool, token: f64) -> f64 {
+    match (here, there) {
+        (false, true) => token,
+        (true, false) => -token,
+        (true, true) | (false, false) => 0.0,
+    }
 }
 
 /// Seconds of verify calls.
@@ -61,7 +73,15 @@ impl Verify {
     /// Notes a call that took `took` seconds; a ridden token takes `token`.
     pub(super) fn observe(&mut self, place: Place, nodes: usize, took: f64, token: f64, now: Tick) {
         if !self.tables.contains_key(&place) {
-            let lent = self.nearest(place).map(Table::points).unwrap_or_default();
+            let lent = self.nearest_place(place).map(|(known, table)| {
+                let wait = waits(known.riders, place.riders, token);
+                table
+                    .points()
+                    .into_iter()
+                    .map(|(nodes, seconds)| (nodes, (seconds + wait).max(seconds * 0.5)))
+                    .collect()
+            });
+            let lent = lent.unwrap_or_default();
             self.tables.insert(place, Table { lent, ..Table::default() });
         }
         let Some(table) = self.tables.get_mut(&place) else { return };
@@ -71,23 +91,27 @@ impl Verify {
 
     /// Takes what a probe has found. `token`: seconds per ridden token.
     pub(super) fn take_prior(&mut self, prior: &Prior, token: f64, now: Tick) {
+        self.priors.clear();
         for (plan, curves) in prior.verify.iter().enumerate() {
             for curve in curves {
                 self.priors.push((plan, size_of(curve.context), curve.points.clone()));
             }
         }
         for (plan, size, points) in &self.priors {
-            let place = Place { plan: *plan, size: *size, crowd: Crowd::default() };
+            let place = Place { plan: *plan, size: *size, crowd: Crowd::default(), riders: false };
             let table = self.tables.entry(place).or_default();
-            table.lent.clone_from(points);
+            (table.lent, table.probed) = (points.clone(), true);
             table.rebuild(token, now);
         }
     }
 
-    /// Expected seconds of a call, and the place that says so; `None` if nothing is known of its plan.
-    pub(super) fn seconds(&self, place: Place, nodes: usize) -> Option<(f64, Crowd)> {
+    /// Expected seconds of a call where a ridden token takes `token`, and the crowd that it was measured in; `None` if nothing
+    /// is known of its plan.
+    pub(super) fn seconds(&self, place: Place, nodes: usize, token: f64) -> Option<(f64, Crowd)> {
         let (known, table) = self.nearest_place(place)?;
-        Some((*table.curve.get(nodes.min(NODES_MAX))?, known.crowd))
+        let seconds = *table.curve.get(nodes.min(NODES_MAX))?;
+        let wait = waits(known.riders, place.riders, token);
+        Some(((seconds + wait).max(seconds * 0.5), known.crowd))
     }
 
     /// Whether something is known of calls of just this place.
@@ -121,10 +145,6 @@ impl Verify {
         belief::spread(weight)
     }
 
-    fn nearest(&self, place: Place) -> Option<&Table> {
-        self.nearest_place(place).map(|(_, table)| table)
-    }
-
     /// The table nearest to this place; of two the smaller.
     fn nearest_place(&self, place: Place) -> Option<(Place, &Table)> {
         if let Some(table) = self.tables.get(&place) {
@@ -142,6 +162,9 @@ struct Table {
     means: Vec<Belief>,
     /// What was supposed before anything was measured here: by a probe, or by the nearest place.
     lent: Points,
+    /// A probe has found that.
+    #[serde(skip)]
+    probed: bool,
     /// Expected seconds for every number of nodes.
     curve: Vec<f64>,
 }
@@ -161,7 +184,7 @@ impl Table {
 
     fn reach(&self) -> Option<usize> {
         let measured = self.means.iter().rposition(|mean| mean.known().is_some());
-        measured.max(self.lent.last().map(|point| point.0))
+        measured.max(self.lent.last().filter(|_| self.probed).map(|point| point.0))
     }
 
     /// Measurements that the table rests on now.

@@ -118,13 +118,13 @@ mod tests {
         let comparisons = Arc::new(Comparisons::new(Dice::new(1)));
         let policy = Arc::clone(&crate::config::policy::built_in().unwrap().policies()[0]);
         let metrics = GroupMetrics::new(Arc::clone(&comparisons)).unwrap();
-        let drawn = comparisons.draw(&policy, "llama");
+        let drawn = comparisons.draw(&policy, "llama", true);
         drawn.would_have(1.5, Basis::Probe);
         let shown = comparisons.shown(&policy.name);
         assert_eq!((&shown[0]["backend"], &shown[0]["would_have_gained"]), (&json!("llama"), &Value::Null));
         (0..200).for_each(|_| drawn.would_have(1.5, Basis::Probe));
         for _ in 0..400 {
-            let drawn = comparisons.draw(&policy, "llama");
+            let drawn = comparisons.draw(&policy, "llama", true);
             drawn.ended(if drawn.held_back { 0.03 } else { 0.02 });
         }
         let shown = comparisons.shown(&policy.name);

@@ -57,7 +57,7 @@ pub struct Sidecar {
     groups: Groups,
     dice: Dice,
     /// The last report, and how many sequences of its own verify calls were under way then.
-    reported: Option<(Reported, usize)>,
+    reported: Option<(Reported, usize, usize)>,
     /// Sequences of its verify calls that are under way.
     pub verifying: usize,
 }
@@ -92,16 +92,18 @@ impl Sidecar {
 
     /// Takes a report.
     pub fn hear(&mut self, report: Reported) {
-        self.reported = Some((report, self.verifying));
+        let calls = self.control.with(|learnt| learnt.crowd.ours());
+        self.reported = Some((report, self.verifying, calls));
     }
 
     /// The gate that is closed now, if any.
     pub fn closed(&self, now: Tick) -> Option<RideReason> {
-        let signal = self.reported.map(|(report, own)| Signal {
+        let signal = self.reported.map(|(report, own, calls)| Signal {
             running: report.running as u32,
             waiting: report.waiting as u32,
             kv_usage: Some(report.kv),
             own: own as u32,
+            calls: calls as u32,
             age: now - report.at,
         });
         if let Some(signal) = &signal {

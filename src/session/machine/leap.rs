@@ -22,7 +22,7 @@ impl<W: Walk> Session<W> {
     pub(super) fn leap(&mut self, step: Step, began: Tick, now: Tick) {
         match step {
             Step::Ride(reason) => {
-                self.pilot.leave(self.output.tokens().len());
+                self.pilot.leave(self.output.tokens().len(), now);
                 self.leaps(false);
                 self.ride_on(reason, true, now);
             }
@@ -161,7 +161,7 @@ impl<W: Walk> Session<W> {
         self.emit(delta);
         self.pilot.round(&draft, &accepted, modelled, now);
         if self.output.finish().is_some() {
-            self.pilot.leave(self.output.tokens().len());
+            self.pilot.leave(self.output.tokens().len(), now);
             return self.finish(self.output.finish());
         }
         let step = self.step(true, now);

@@ -72,7 +72,7 @@ impl<W: Walk> Session<W> {
             return;
         }
         if self.trusted() {
-            self.pilot.ridden(self.output.tokens(), from);
+            self.pilot.ridden(self.output.tokens(), from, now);
         }
         if tail != Tail::Open {
             return;

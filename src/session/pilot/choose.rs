@@ -5,13 +5,11 @@ use std::sync::Arc;
 use super::seat::{Asked, Seat, leading};
 use super::{BITE, CLASS_TOKENS, EVIDENCE, Pilot, Stand, Step};
 use crate::control::costs::Basis;
-use crate::control::{Class, Learnt, Outlook, Prices, Quote, Rounds, Value, best_cut, dither};
+use crate::control::{Class, Learnt, Outlook, Quote, Tariff, Value, dither};
 use crate::draft::{Budget, Tree};
 use crate::units::{Tick, TokenId};
 use crate::words::RideReason;
 
-/// Share of the spread of a cost by which a trial may hope that it is lower than its mean.
-const HOPE: f64 = 0.7;
 /// First draft tokens, real and virtual, that the acceptance gate judges by.
 const REFUSED_OF: f64 = 200.0;
 /// Rounds in the shadow that tell what leaping would have brought.
@@ -21,6 +19,17 @@ const READ_MOST: f64 = 0.5;
 /// A round may always take as long as so many ridden tokens.
 const GAP_TOKENS: f64 = 2.0;
 
+/// What a choice is made by.
+struct Scene<'a, 'b> {
+    stand: Stand,
+    budget: Budget,
+    tariff: Tariff,
+    learnt: &'a Learnt<'b>,
+}
+
+/// A round that pays, and what it is judged by.
+type Offer = (Quote, Outlook);
+
 impl Pilot {
     /// Chooses the next step. The caller has checked that nothing forbids leaping.
     pub fn choose(&mut self, output: &[TokenId], stand: Stand, now: Tick) -> Step {
@@ -28,65 +37,67 @@ impl Pilot {
             return self.forced(output, fixed, stand);
         }
         self.feed(output, stand.done, BITE);
-        if !self.caught_up(stand.done) || (!stand.leaping && stand.done < self.not_before) || self.has_lost()
-        {
+        let early = !stand.leaping && stand.done < self.not_before;
+        if !self.caught_up(stand.done) || early || self.has_lost() {
             return Step::Ride(RideReason::NoGain);
         }
         let control = Arc::clone(&self.control);
         let (step, budget) = control.with(|learnt| {
-            let budget = self.budget(stand, learnt);
-            if learnt.switchback.rides(now, &mut self.dice) {
-                return (Step::Ride(RideReason::Switchback), budget);
-            }
-            (self.weigh(budget, stand, learnt, now), budget)
+            let gate = self.gate(stand, learnt, now);
+            let tariff = self.tariff(learnt, (!stand.leaping).then_some(now));
+            let budget = self.budget(stand, &tariff, learnt);
+            let step = match gate {
+                Some(reason) => Step::Ride(reason),
+                None => self.weigh(&Scene { stand, budget, tariff, learnt }),
+            };
+            (step, budget)
         });
         self.dithered(step, budget)
     }
 
-    /// The largest draft whose cost can be foretold and that keeps the client waiting no longer than it may.
-    fn budget(&self, stand: Stand, learnt: &Learnt) -> Budget {
-        let way = self.way();
-        let most = stand.room.nodes.min(self.gamma_max).min(learnt.costs.reach(way));
-        let gap = self.gap_most.max(GAP_TOKENS * learnt.costs.ride_token_expected());
-        let nodes = (0..=most).rev().find(|&nodes| learnt.costs.verify(way, nodes) <= gap);
-        Budget { nodes: nodes.unwrap_or(0), depth: stand.room.depth }
+    /// Why nobody may leap on this replica now; `None` if somebody may.
+    fn gate(&mut self, stand: Stand, learnt: &mut Learnt, now: Tick) -> Option<RideReason> {
+        if learnt.costs.ride_token().is_none() {
+            return Some(RideReason::NoGain);
+        }
+        let goes_on = stand.leaping && learnt.crowd.requests() <= 1;
+        let costs = &learnt.costs;
+        let measures = if goes_on { costs.pace_is_overdue() } else { costs.pace_is_old() };
+        if measures || learnt.switchback.rides(now, &mut self.dice) {
+            return Some(RideReason::Switchback);
+        }
+        let (account, budget) = (&learnt.account, &learnt.budget);
+        let (solvent, within) = if stand.leaping {
+            (account.may_go_on(), budget.may_go_on())
+        } else {
+            (account.may_begin(learnt.crowd.leaping()), budget.may_begin())
+        };
+        if learnt.crowd.others() > 0 && !within {
+            return Some(RideReason::Budget);
+        }
+        (!solvent || learnt.switchback.is_closed(now)).then_some(RideReason::GateLatency)
     }
 
-    fn weigh(&self, budget: Budget, stand: Stand, learnt: &mut Learnt, now: Tick) -> Step {
-        let Some(token) = learnt.costs.ride_token() else { return Step::Ride(RideReason::NoGain) };
-        let alone = learnt.crowd.requests() <= 1;
-        let pace =
-            if stand.leaping && alone { learnt.costs.pace_is_overdue() } else { learnt.costs.pace_is_old() };
-        if pace {
-            return Step::Ride(RideReason::Switchback);
-        }
-        if learnt.crowd.others() > 0 && !learnt.budget.is_open() {
-            return Step::Ride(RideReason::Budget);
-        }
-        if learnt.switchback.is_closed(now)
-            || !learnt.account.is_open()
-            || (budget.nodes == 0 && stand.room.nodes > 0)
-        {
+    /// Today's prices; `hope`: as low as they may be at this moment.
+    pub(super) fn tariff(&self, learnt: &Learnt, hope: Option<Tick>) -> Tariff {
+        Tariff::new(learnt, self.way(), hope)
+    }
+
+    /// The largest draft whose cost can be foretold and that keeps the client waiting no longer than it may. No nodes at
+    /// all if even an empty round would.
+    fn budget(&self, stand: Stand, tariff: &Tariff, learnt: &Learnt) -> Budget {
+        let most = stand.room.nodes.min(self.gamma_max).min(learnt.costs.reach(self.way()));
+        let wait = self.gap_most.max(GAP_TOKENS * tariff.token);
+        Budget { nodes: tariff.within(most, wait).unwrap_or(0), depth: stand.room.depth }
+    }
+
+    fn weigh(&self, scene: &Scene<'_, '_>) -> Step {
+        let Scene { stand, budget, .. } = *scene;
+        if budget.nodes == 0 && stand.room.nodes > 0 {
             return Step::Ride(RideReason::GateLatency);
         }
-        let outlook = |seat: Option<&Seat>| self.outlook(seat, token, stand, learnt, now);
-        let first = self.seats.iter().find(|seat| seat.inline().is_some());
-        let lookups = self.looked_up(budget);
-        let rate = outlook(first).rate();
-        let (mut draft, quote) = self.cut(&lookups, budget, rate, learnt);
-        let nothing = draft.is_empty();
-        let led = leading(&self.seats, &draft, 0).and_then(|place| self.seats.get(place));
-        let lookup = (led.is_some() || stand.leaping)
-            .then(|| (quote, outlook(led)))
-            .filter(|(quote, outlook)| self.worth(*quote, led, outlook, stand, learnt));
-        let reads = |asked: &Asked| asked.warm || self.reads_quickly(token, learnt);
-        let model = self.model().filter(|(seat, asked)| reads(asked) && seat.health.is_well(stand.done));
-        let asks = model.is_some();
-        let model = model.and_then(|(seat, _)| {
-            let outlook = outlook(Some(seat));
-            let offer = self.model_offer(budget.nodes.min(budget.depth), outlook.rate(), learnt)?;
-            self.worth(offer, Some(seat), &outlook, stand, learnt).then_some((offer, outlook))
-        });
+        let (mut draft, lookup) = self.lookup_offer(scene);
+        let (asks, model) = self.asked_offer(scene);
         match (lookup, model) {
             (Some((lookup, known)), Some((model, other))) => {
                 let rate = known.rate().max(other.rate());
@@ -101,10 +112,36 @@ impl Pilot {
                 draft.truncate(lookup.nodes);
                 Step::Verify(draft)
             }
-            (None, None) if nothing && !asks => Step::Ride(RideReason::NoDraft),
-            (None, None) if self.refused(learnt) => Step::Ride(RideReason::GateAcceptance),
+            (None, None) if draft.is_empty() && !asks => Step::Ride(RideReason::NoDraft),
+            (None, None) if self.refused(scene.learnt) => Step::Ride(RideReason::GateAcceptance),
             (None, None) => Step::Ride(RideReason::NoGain),
         }
+    }
+
+    /// The draft of the lookups, and what it is worth if it pays.
+    fn lookup_offer(&self, scene: &Scene<'_, '_>) -> (Tree, Option<Offer>) {
+        let Scene { stand, budget, tariff, learnt } = scene;
+        let first = self.seats.iter().find(|seat| seat.inline().is_some());
+        let rate = self.outlook(first, scene).rate();
+        let (draft, quote) = self.cut(&self.looked_up(*budget), *budget, rate, tariff, learnt);
+        let led = leading(&self.seats, &draft, 0).and_then(|place| self.seats.get(place));
+        let judged = led.is_some() || stand.leaping;
+        let offer = judged.then(|| (quote, self.outlook(led, scene)));
+        (draft, offer.filter(|(quote, outlook)| self.worth(*quote, led, outlook, scene)))
+    }
+
+    /// Whether the model drafter may be asked, and what its draft is expected to be worth if that pays.
+    fn asked_offer(&self, scene: &Scene<'_, '_>) -> (bool, Option<Offer>) {
+        let Scene { stand, budget, tariff, learnt } = scene;
+        let reads = |asked: &Asked| asked.warm || self.reads_quickly(tariff.token, learnt);
+        let model = self.model().filter(|(seat, asked)| reads(asked) && seat.health.is_well(stand.done));
+        let offer = model.and_then(|(seat, _)| {
+            let outlook = self.outlook(Some(seat), scene);
+            let nodes = budget.nodes.min(budget.depth);
+            let offer = self.model_offer(nodes, outlook.rate(), tariff, learnt)?;
+            self.worth(offer, Some(seat), &outlook, scene).then_some((offer, outlook))
+        });
+        (model.is_some(), offer)
     }
 
     /// Whether the model drafter reads a prompt in less time than a ridden token takes: then its first draft may be waited
@@ -123,52 +160,33 @@ impl Pilot {
     }
 
     /// Whether a round of the drafter in this seat pays, as far as is known.
-    fn worth(
-        &self,
-        quote: Quote,
-        seat: Option<&Seat>,
-        outlook: &Outlook,
-        stand: Stand,
-        learnt: &Learnt,
-    ) -> bool {
-        if stand.leaping {
+    fn worth(&self, quote: Quote, seat: Option<&Seat>, outlook: &Outlook, scene: &Scene<'_, '_>) -> bool {
+        if scene.stand.leaping {
             return outlook.goes_on(quote, self.stay, self.streak.map_or(0, |streak| streak.gap));
         }
-        let known = |seat: &Seat| learnt.survival.evidence(self.heat, seat.id.source) >= EVIDENCE;
+        let known = |seat: &Seat| scene.learnt.survival.evidence(self.heat, seat.id.source) >= EVIDENCE;
         seat.is_some_and(known) && outlook.begins(quote, self.margin)
     }
 
     /// What leaping with the drafter in a seat is judged by.
-    fn outlook(&self, seat: Option<&Seat>, token: f64, stand: Stand, learnt: &Learnt, now: Tick) -> Outlook {
-        let costs = &learnt.costs;
-        let hope =
-            if learnt.account.allows_trials() { HOPE * costs.verify_spread(self.way(), now) } else { 0.0 };
+    fn outlook(&self, seat: Option<&Seat>, scene: &Scene<'_, '_>) -> Outlook {
+        let Scene { stand, tariff, learnt, .. } = scene;
         Outlook {
-            token,
-            value: self.value(seat, learnt),
-            empty: self.round_cost(0, learnt),
-            switch_in: costs.switch_in(),
-            switch_out: costs.switch_out(),
+            token: tariff.token,
+            value: seat.map(|seat| self.value(seat, tariff, learnt)).unwrap_or_default(),
+            empty: tariff.round(0),
+            switch_in: tariff.switch_in,
+            switch_out: tariff.switch_out,
             rest: learnt.expected_rest(stand.done).min(stand.rest.map_or(f64::MAX, |rest| rest as f64)),
-            hope,
         }
     }
 
     /// The rounds of the drafter in this seat: the session's own, and its class's beside them.
-    fn value(&self, seat: Option<&Seat>, learnt: &Learnt) -> Value {
-        let Some(seat) = seat else { return Value::default() };
-        let costs = &learnt.costs;
-        let prices = Prices {
-            verify: &|nodes| self.round_cost(nodes, learnt),
-            draft: costs.draft_token(),
-            token: costs.ride_token_expected(),
-            switches: costs.switch_in() + costs.switch_out(),
-        };
+    fn value(&self, seat: &Seat, tariff: &Tariff, learnt: &Learnt) -> Value {
         let class = Class { source: seat.id.source, heat: self.heat, kind: self.kind };
-        let others =
-            learnt.classes.of(class).map(|rounds: &Rounds| rounds.value(&prices)).unwrap_or_default();
+        let others = learnt.classes.of(class).map(|rounds| tariff.value(rounds)).unwrap_or_default();
         let per_round = others.tokens / others.rounds.max(1e-6);
-        seat.rounds.value(&prices).with(&others, (CLASS_TOKENS / per_round.max(1.0)).max(2.0))
+        tariff.value(&seat.rounds).with(&others, (CLASS_TOKENS / per_round.max(1.0)).max(2.0))
     }
 
     /// How many times as fast leaping would have been in an output of so many tokens, by its own virtual rounds with the
@@ -176,35 +194,25 @@ impl Pilot {
     pub fn would_gain(&self, tokens: usize) -> Option<(f64, Basis)> {
         self.control.with(|learnt| {
             let token = learnt.costs.ride_token()?;
-            let known = |seat: &&Seat| seat.rounds.count() >= WOULD_OF;
-            let rates =
-                self.seats.iter().filter(known).filter_map(|seat| self.value(Some(seat), learnt).rate());
-            let rate = rates.max_by(f64::total_cmp)?;
+            let tariff = self.tariff(learnt, None);
+            let known = self.seats.iter().filter(|seat| seat.rounds.count() >= WOULD_OF);
+            let rate = known.filter_map(|seat| tariff.value(&seat.rounds).rate()).max_by(f64::total_cmp)?;
             let riding = tokens as f64 * token;
-            let gain = riding / (tokens as f64 / rate + learnt.costs.switch_in());
-            let gain = if gain < 1.0 + self.margin { 1.0 } else { gain };
-            Some((gain, learnt.costs.basis(self.way())))
+            let gain = riding / (tokens as f64 / rate + tariff.switch_in);
+            Some((if gain < 1.0 + self.margin { 1.0 } else { gain }, tariff.basis))
         })
     }
 
     /// The tokens per second that leaping with this drafter reaches in the long run, at least those of riding.
-    pub(super) fn rate(&self, seat: Option<&Seat>, learnt: &Learnt) -> f64 {
-        let riding = 1.0 / learnt.costs.ride_token_expected();
-        self.value(seat, learnt).rate().unwrap_or(0.0).max(riding)
+    pub(super) fn rate(&self, seat: Option<&Seat>, tariff: &Tariff, learnt: &Learnt) -> f64 {
+        let leaping = seat.and_then(|seat| self.value(seat, tariff, learnt).rate());
+        leaping.unwrap_or(0.0).max(1.0 / tariff.token)
     }
 
-    /// Seconds of a round with so many nodes, and those that it costs the other requests that the engine computes.
-    pub(super) fn round_cost(&self, nodes: usize, learnt: &Learnt) -> f64 {
-        learnt.costs.verify(self.way(), nodes) + self.neighbours(nodes, learnt)
-    }
-
-    /// Seconds that the other requests wait, all together, because so many nodes are computed beside them. Ours leap as
-    /// well as this one, so that only the nodes count; those of others lose whatever a round takes beyond a step.
-    pub(super) fn neighbours(&self, nodes: usize, learnt: &Learnt) -> f64 {
-        let (costs, way) = (&learnt.costs, self.way());
-        let ours = learnt.crowd.ours().saturating_sub(1) as f64 * costs.per_node(way) * nodes as f64;
-        let beyond = (costs.verify(way, nodes) - costs.ride_token_expected()).max(0.0);
-        ours + learnt.crowd.others() as f64 * beyond
+    /// Seconds that requests of others lose by a round with so many nodes, all together.
+    pub(super) fn lost_by_others(&self, nodes: usize, learnt: &Learnt) -> f64 {
+        let beyond = learnt.costs.verify(self.way(), nodes) - learnt.costs.ride_token_expected();
+        learnt.crowd.others() as f64 * beyond.max(0.0)
     }
 
     fn dithered(&mut self, step: Step, budget: Budget) -> Step {
@@ -246,10 +254,11 @@ impl Pilot {
             if self.gamma_fixed.is_some() {
                 return self.merged(&drafts, budget, learnt).tree;
             }
-            let budget = self.budget(Stand { room: budget, ..stand }, learnt);
+            let tariff = self.tariff(learnt, None);
+            let budget = self.budget(Stand { room: budget, ..stand }, &tariff, learnt);
             let merged = self.merged(&drafts, budget, learnt);
-            let rate = self.rate(self.model().map(|(seat, _)| seat), learnt);
-            let quote = best_cut(&merged.survival, rate, |nodes| self.round_cost(nodes, learnt));
+            let rate = self.rate(self.model().map(|(seat, _)| seat), &tariff, learnt);
+            let quote = tariff.cut(&merged.survival, rate, false);
             let mut draft = merged.tree;
             draft.truncate(quote.nodes.max(1));
             draft

@@ -1,7 +1,7 @@
 //! The shadow of the model drafter: what it would have chosen, asked for while riding.
 
 use super::{EVIDENCE, Pilot, score};
-use crate::control::{Learnt, Quote, best_cut};
+use crate::control::{Learnt, Quote, Tariff};
 use crate::draft::{Features, Source, Tree, Vote};
 use crate::session::shadow::ShadowPlan;
 use crate::units::{Tick, TokenId};
@@ -12,19 +12,24 @@ impl Pilot {
     /// where earlier requests show that they are not.
     pub fn shadow_due(&mut self, done: usize) -> Option<usize> {
         let (seat, asked) = self.model()?;
-        let (warm, explored) = (asked.warm, asked.explored);
+        let (warm, explored, due) = (asked.warm, asked.explored, asked.shadow.due(done));
         if self.gamma_fixed.is_some() || self.prompt.is_none() || !seat.health.is_well(done) {
             return None;
         }
+        if warm && due.is_none() {
+            return None;
+        }
         let (known, promising, hopeless, earned) = self.control.with(|learnt| {
+            let tariff = self.tariff(learnt, None);
             let known = learnt.survival.evidence(self.heat, Source::Model) >= EVIDENCE;
             let earned = ShadowPlan::earned_by(learnt.costs.shadow_pass(), learnt.costs.ride_token());
-            (known, self.promising(1.0 + self.margin, learnt), self.hopeless(learnt), earned)
+            let promising = self.promising(1.0 + self.margin, &tariff, learnt);
+            (known, promising, self.hopeless(&tariff), earned)
         });
         if !warm && known && promising {
             return Some(done.saturating_sub(ShadowPlan::CHUNK));
         }
-        let from = self.model()?.1.shadow.due(done)?;
+        let from = due?;
         if hopeless {
             self.asked_mut()?.shadow.wait(done, 256);
             return None;
@@ -42,24 +47,22 @@ impl Pilot {
     }
 
     /// Whether the model drafter is expected to be more than `times` as fast as riding.
-    fn promising(&self, times: f64, learnt: &Learnt) -> bool {
-        let offer = self.model_offer(self.gamma_max, self.model_rate(learnt), learnt);
-        let token = learnt.costs.ride_token();
-        offer.zip(token).is_some_and(|(offer, token)| offer.tokens * token > times * offer.seconds)
+    fn promising(&self, times: f64, tariff: &Tariff, learnt: &Learnt) -> bool {
+        let rate = self.model_rate(tariff, learnt);
+        let offer = self.model_offer(self.gamma_max, rate, tariff, learnt);
+        offer.is_some_and(|offer| offer.tokens * tariff.token > times * offer.seconds)
     }
 
     /// Whether the model drafter could not pay even if nine of ten of its tokens were accepted.
-    fn hopeless(&self, learnt: &Learnt) -> bool {
+    fn hopeless(&self, tariff: &Tariff) -> bool {
         let survival: Vec<f64> = (1..=self.gamma_max).map(|depth| 0.9_f64.powi(depth as i32)).collect();
-        let riding = 1.0 / learnt.costs.ride_token_expected();
-        let quote = self.model_quote(&survival, riding, learnt);
-        let token = learnt.costs.ride_token();
-        token.is_some_and(|token| quote.tokens * token < (1.0 + self.margin) * quote.seconds)
+        let quote = tariff.cut(&survival, 1.0 / tariff.token, true);
+        quote.tokens * tariff.token < (1.0 + self.margin) * quote.seconds
     }
 
     /// The tokens per second that leaping with the model drafter reaches in the long run.
-    fn model_rate(&self, learnt: &Learnt) -> f64 {
-        self.rate(self.model().map(|(seat, _)| seat), learnt)
+    fn model_rate(&self, tariff: &Tariff, learnt: &Learnt) -> f64 {
+        self.rate(self.model().map(|(seat, _)| seat), tariff, learnt)
     }
 
     /// Learns from a shadow pass of `seconds`: the model drafter's own choices at the output places `from..`.
@@ -73,7 +76,10 @@ impl Pilot {
     ) {
         let gamma = self
             .control
-            .with(|learnt| self.model_offer(self.gamma_max, self.model_rate(learnt), learnt))
+            .with(|learnt| {
+                let tariff = self.tariff(learnt, None);
+                self.model_offer(self.gamma_max, self.model_rate(&tariff, learnt), &tariff, learnt)
+            })
             .map_or(0, |quote| quote.nodes)
             .clamp(1, self.gamma_max.max(1));
         let pairs: Vec<(TokenId, TokenId)> =
@@ -98,7 +104,7 @@ impl Pilot {
         let (promising, earned) = self.control.with(|learnt| {
             learnt.costs.shadowed(seconds, self.has_read(), now);
             let earned = ShadowPlan::earned_by(learnt.costs.shadow_pass(), learnt.costs.ride_token());
-            (self.promising(1.0, learnt), earned)
+            (self.promising(1.0, &self.tariff(learnt, None), learnt), earned)
         });
         self.read();
         if let Some(asked) = self.asked_mut() {
@@ -108,7 +114,13 @@ impl Pilot {
 
     /// The best length of a model draft by what is expected of it, where a second is worth `rate` tokens; `None` if no
     /// length is.
-    pub(super) fn model_offer(&self, gamma_max: usize, rate: f64, learnt: &Learnt) -> Option<Quote> {
+    pub(super) fn model_offer(
+        &self,
+        gamma_max: usize,
+        rate: f64,
+        tariff: &Tariff,
+        learnt: &Learnt,
+    ) -> Option<Quote> {
         if self.model().is_none() || gamma_max == 0 {
             return None;
         }
@@ -119,11 +131,6 @@ impl Pilot {
             alive *= self.tuning.adjust(Source::Model, learnt.survival.conditional(self.heat, vote, depth));
             survival.push(alive);
         }
-        Some(self.model_quote(&survival, rate, learnt)).filter(|quote| quote.nodes > 0)
-    }
-
-    fn model_quote(&self, survival: &[f64], rate: f64, learnt: &Learnt) -> Quote {
-        let draft = learnt.costs.draft_token();
-        best_cut(survival, rate, |nodes| self.round_cost(nodes, learnt) + nodes as f64 * draft)
+        Some(tariff.cut(&survival, rate, true)).filter(|quote| quote.nodes > 0)
     }
 }

@@ -157,8 +157,14 @@ async fn what_an_engine_says_about_its_load_is_shown() {
     let gateway = house::before(&[replica.address]).await;
     let shown = show(&gateway, "/api/replicas").await.json()["replicas"][0].clone();
     assert_eq!(shown["load"], serde_json::Value::Null);
-    let load =
-        Load { running: 3, waiting: 2, kv_usage: Some(0.25), verifying: 0, at: tokio::time::Instant::now() };
+    let load = Load {
+        running: 3,
+        waiting: 2,
+        kv_usage: Some(0.25),
+        verifying: 0,
+        calls: 0,
+        at: tokio::time::Instant::now(),
+    };
     gateway.shared.fleet.replicas()[0].set_load(load);
     let shown = show(&gateway, "/api/replicas").await.json()["replicas"][0].clone();
     assert_eq!((&shown["name"], &shown["backend"]), (&"b/0".into(), &"b".into()));

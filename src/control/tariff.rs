@@ -1,0 +1,140 @@
+//! What rounds cost at one moment, reckoned once for a decision and looked up many times.
+
+use super::chooser::{Quote, best_cut};
+use super::costs::{NODES_MAX, Way};
+use super::rounds::{Prices, Rounds, Value};
+use super::{Basis, Learnt};
+use crate::units::Tick;
+
+/// Prices of one way of leaping, in seconds.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tariff {
+    /// Of a ridden token.
+    pub token: f64,
+    /// Of a token of the model drafter.
+    pub draft: f64,
+    /// Extra, of going from ride to leap.
+    pub switch_in: f64,
+    /// Extra, of going back.
+    pub switch_out: f64,
+    /// What the prices of rounds rest on.
+    pub basis: Basis,
+    /// Of a round by its nodes: the call itself, and what requests of others lose by it.
+    rounds: Vec<f64>,
+    /// What each node costs our other requests. They leap as well, so it is a part of the time of everybody's rounds
+    /// already: it counts where a draft is cut, not where leaping is compared with riding.
+    ours: f64,
+}
+
+impl Tariff {
+    /// Today's prices. `hope`: rounds may cost less than what was measured says, by as much as is uncertain now.
+    pub fn new(learnt: &Learnt<'_>, way: Way, hope: Option<Tick>) -> Self {
+        let (costs, crowd) = (&*learnt.costs, &*learnt.crowd);
+        let token = costs.ride_token_expected();
+        let round = |nodes: usize| {
+            let call = hope.map_or_else(|| costs.verify(way, nodes), |now| costs.hopeful(way, nodes, now));
+            call + crowd.others() as f64 * (call - token).max(0.0)
+        };
+        let rounds: Vec<f64> = (0..=NODES_MAX).map(round).collect();
+        let per_node = (costs.verify(way, 8) - costs.verify(way, 0)) / 8.0;
+        Self {
+            token,
+            draft: costs.draft_token(),
+            switch_in: costs.switch_in(),
+            switch_out: costs.switch_out(),
+            basis: costs.basis(way),
+            rounds,
+            ours: crowd.ours().saturating_sub(1) as f64 * per_node,
+        }
+    }
+
+    /// Of a round with so many nodes.
+    pub fn round(&self, nodes: usize) -> f64 {
+        let last = self.rounds.last().copied().unwrap_or(0.0);
+        self.rounds.get(nodes).copied().unwrap_or(last)
+    }
+
+    /// The best cut of a draft with these survivals, where a second is worth `rate` tokens. `modelled`: its tokens have to
+    /// be drafted by the model first.
+    pub fn cut(&self, survival: &[f64], rate: f64, modelled: bool) -> Quote {
+        let draft = if modelled { self.draft } else { 0.0 };
+        let spent = |nodes: usize| self.round(nodes) + nodes as f64 * draft;
+        let cut = best_cut(survival, rate, |nodes| spent(nodes) + nodes as f64 * self.ours);
+        Quote { seconds: spent(cut.nodes), ..cut }
+    }
+
+    /// What rounds are worth.
+    pub fn value(&self, rounds: &Rounds) -> Value {
+        rounds.value(&Prices {
+            verify: &|nodes| self.round(nodes),
+            draft: self.draft,
+            token: self.token,
+            switches: self.switch_in + self.switch_out,
+        })
+    }
+
+    /// The largest of so many nodes whose round takes no longer than `seconds`; `None` if not even an empty one does.
+    pub fn within(&self, most: usize, seconds: f64) -> Option<usize> {
+        (0..=most).rev().find(|&nodes| self.round(nodes) <= seconds)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::control::gates::Signal;
+    use crate::control::{Control, Crowd};
+    use crate::words::Plan;
+    use std::time::Duration;
+
+    const WAY: Way = Way::by(Plan::Score, 40);
+
+    fn learnt(control: &Control, ours: usize, others: u32) {
+        control.with(|learnt| {
+            (0..20).for_each(|_| learnt.rode(0.010, 1, Tick(0)));
+            for nodes in [0, 8] {
+                let seconds = 0.012 + 0.001 * nodes as f64;
+                (0..8).for_each(|_| learnt.costs.verified(WAY, nodes, seconds, Tick(0)));
+            }
+            let running = ours as u32 + others;
+            let signal = Signal {
+                running,
+                waiting: 0,
+                kv_usage: None,
+                own: 0,
+                calls: ours as u32,
+                age: Duration::ZERO,
+            };
+            (0..ours).for_each(|_| learnt.crowd.enter());
+            learnt.crowd.hear(&signal);
+        });
+    }
+
+    #[test]
+    fn requests_of_others_pay_for_what_a_round_takes_beyond_a_step_and_ours_only_where_a_draft_is_cut() {
+        let tariff = |ours, others| {
+            let control = Control::new();
+            learnt(&control, ours, others);
+            control.with(|learnt| Tariff::new(learnt, WAY, None))
+        };
+        let (alone, ours, others) = (tariff(1, 0), tariff(5, 0), tariff(1, 3));
+        assert!((alone.round(8) - 0.020).abs() < 1e-9 && (ours.round(8) - 0.020).abs() < 1e-9);
+        assert!((others.round(8) - 0.050).abs() < 1e-9, "{}", others.round(8));
+        let survival: Vec<f64> = (1..=8).map(|depth| 0.8_f64.powi(depth)).collect();
+        let nodes = [&alone, &ours, &others].map(|tariff| tariff.cut(&survival, 150.0, false).nodes);
+        assert!(nodes[0] > nodes[1] && nodes[0] > nodes[2], "{nodes:?}");
+        assert_eq!((alone.within(32, 0.0165), alone.within(32, 0.001)), (Some(4), None));
+    }
+
+    #[test]
+    fn hope_lowers_what_was_measured_long_ago_and_hardly_what_was_measured_just_now() {
+        let control = Control::new();
+        learnt(&control, 1, 0);
+        control.with(|learnt| (0..8).for_each(|_| learnt.costs.verified(WAY, 4, 0.9, Tick(0))));
+        let at = |now| control.with(|learnt| Tariff::new(learnt, WAY, Some(now)).round(4));
+        let believed = control.with(|learnt| Tariff::new(learnt, WAY, None).round(4));
+        assert!(at(Tick(0)) > 0.8 * believed, "{}", at(Tick(0)));
+        assert!(at(Tick(3_600_000_000)) < 0.4 * believed, "{}", at(Tick(3_600_000_000)));
+        let _ = Crowd::default();
+    }
+}
