@@ -53,11 +53,11 @@ fn every_table_is_as_it_says() {
         match (short, PENDING.iter().find(|pending| pending.0 == name(&path))) {
             (false, None) => {}
             (true, Some((name, reason))) => {
-                waiting.push(format!("pending: {name}: {reason}\n{}", report.text()))
+                waiting.push(format!("pending: {name}: {reason}\n{}", report.text()));
             }
             (true, None) => wrong.push(report.text()),
             (false, Some((name, _))) => {
-                wrong.push(format!("{name} is as it says: it is pending no more\n{}", report.text()))
+                wrong.push(format!("{name} is as it says: it is pending no more\n{}", report.text()));
             }
         }
     }

@@ -180,7 +180,7 @@ impl World {
         while let Some((now, happening)) = world.agenda.take() {
             world.now = now;
             world.happen(happening)?;
-            if world.is_over() {
+            if world.is_over() || world.waits_for_nothing() {
                 break;
             }
         }
@@ -239,6 +239,12 @@ impl World {
         let done =
             |(stream, a_loop): (&Stream, &Loop)| stream.requests.is_some_and(|most| a_loop.asked >= most);
         self.under_way == 0 && (late || self.setup.streams.iter().zip(&self.loops).all(done))
+    }
+
+    /// Whether nothing has come of any request for longer than one can take.
+    fn waits_for_nothing(&self) -> bool {
+        const PATIENCE: f64 = 3_600.0;
+        self.under_way > 0 && self.now > later(self.record.latest(), PATIENCE)
     }
 
     fn happen(&mut self, happening: Happening) -> Result<(), Broken> {
