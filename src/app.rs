@@ -146,10 +146,15 @@ pub async fn start_with(
         identities: Arc::clone(&identities),
         comparisons,
     };
+    let snapshot = process.memory.snapshot.clone();
     let configured = Configured::new(process, known, &shared.observer);
-    let drive: Option<Arc<dyn Drive>> = Some(Arc::new(driver));
+    let driver = Arc::new(driver);
+    let drive: Option<Arc<dyn Drive>> = Some(Arc::clone(&driver) as Arc<dyn Drive>);
     let watching = CancellationToken::new();
     let gateway = Gateway::start_with(settings, drive, Some(configured), shared).await?;
+    if let Some(file) = snapshot {
+        tokio::spawn(driver.remember(file, Arc::clone(&gateway.shared.life)));
+    }
     let (asking, stop) = (Arc::clone(&identities), watching.clone());
     tokio::spawn(asking.keep_asking(stop));
     tokio::spawn(until_draining(Arc::clone(&gateway.shared.life), watching.clone()));

@@ -12,6 +12,7 @@ pub mod chooser;
 pub mod costs;
 pub mod gates;
 pub mod groups;
+mod pairs;
 pub mod prospect;
 pub mod rounds;
 pub mod shelf;
@@ -32,7 +33,10 @@ pub use state::{Class, Crowd, EpochState, ReplicaState};
 pub use survival::{Heat, Survival, Tuning};
 pub use switchback::{Switchback, Windows};
 
+use std::time::Duration;
+
 use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
 
 use crate::units::Tick;
 
@@ -122,6 +126,15 @@ impl Learnt<'_> {
     }
 }
 
+/// What is kept over a restart.
+#[derive(Serialize, Deserialize)]
+struct Kept<C, A, E> {
+    now: Tick,
+    costs: C,
+    account: A,
+    epoch: E,
+}
+
 /// The shared state of one epoch of a replica. Time spent under its lock is microseconds.
 #[derive(Debug, Default)]
 pub struct Control {
@@ -132,6 +145,27 @@ impl Control {
     /// A store that knows nothing yet.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// What has been learnt by `now`, to be kept over a restart. What is under way is not a part of it.
+    ///
+    /// # Errors
+    /// A figure cannot be written.
+    pub fn save(&self, now: Tick) -> serde_json::Result<serde_json::Value> {
+        let (replica, epoch) = &*self.states.lock();
+        serde_json::to_value(Kept { now, costs: &replica.costs, account: &replica.account, epoch })
+    }
+
+    /// A store that begins with what [`Self::save`] wrote `rest` ago.
+    ///
+    /// # Errors
+    /// It is not what was written.
+    pub fn restored(saved: serde_json::Value, rest: Duration) -> serde_json::Result<Self> {
+        let Kept { now, mut costs, account, epoch }: Kept<Costs, Account, EpochState> =
+            serde_json::from_value(saved)?;
+        costs.age(now.after(rest));
+        let replica = ReplicaState { costs, account, ..ReplicaState::default() };
+        Ok(Self { states: Mutex::new((replica, epoch)) })
     }
 
     /// Reads or writes what has been learnt. Keep it short: all sessions of the replica wait for it.
@@ -176,5 +210,39 @@ impl Drop for Presence {
     fn drop(&mut self) {
         self.leaps(false);
         self.control.with(|learnt| learnt.crowd_changes(Crowd::leave));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::draft::Source;
+    use crate::words::Plan;
+
+    #[test]
+    fn what_was_learnt_is_read_back_as_it_was_and_rest_has_made_it_less_certain() {
+        let control = Control::new();
+        let (way, now) = (Way::by(Plan::Tree, 300), Tick(90_000_000));
+        let class = Class { source: Source::Model, heat: Heat::Mid, kind: 7 };
+        control.with(|learnt| {
+            (0..20).for_each(|_| learnt.rode(0.02, 1, now));
+            (0..8).for_each(|_| learnt.costs.verified(way, 4, 0.03, now));
+            (0..50).for_each(|_| learnt.classes.push(class, 4, 4, 3));
+            learnt.leapt(20, 0.1, 0.0, now);
+        });
+        let saved = control.save(now).unwrap();
+        let read =
+            Control::restored(serde_json::from_str(&saved.to_string()).unwrap(), Duration::from_hours(1));
+        let read = read.unwrap();
+        let figures = |control: &Control| {
+            control.with(|learnt| {
+                let rounds = learnt.classes.of(class).map(Rounds::count);
+                (learnt.costs.ride_token(), learnt.costs.verify(way, 4), rounds, learnt.account.credit())
+            })
+        };
+        assert_eq!(figures(&control), figures(&read));
+        let spread = |control: &Control, now| control.with(|learnt| learnt.costs.verify_spread(way, now));
+        assert!(spread(&read, Tick(0)) > 2.0 * spread(&control, now));
+        assert!(Control::restored(serde_json::json!({ "now": 1 }), Duration::ZERO).is_err());
     }
 }

@@ -19,6 +19,7 @@ mod ride;
 pub mod ruling;
 mod run;
 mod sink;
+pub mod snapshot;
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};

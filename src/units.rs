@@ -3,6 +3,8 @@
 //! The pure rooms read no clock and draw no random numbers of their own. A moment comes to them as a [`Tick`], so a test can play hours in a
 //! microsecond and a replay is the run itself.
 
+use serde::{Deserialize, Serialize};
+
 use std::ops::Sub;
 use std::time::Duration;
 
@@ -10,7 +12,7 @@ use std::time::Duration;
 pub type TokenId = u32;
 
 /// Microseconds since an origin that only the caller knows.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Tick(pub u64);
 
 impl Tick {

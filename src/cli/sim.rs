@@ -26,7 +26,7 @@ pub struct SimArgs {
     /// Seeds all dice: the same number gives the same figures.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
-    /// Compare the controller with fixed gammas on servers of known costs
+    /// Compare the controller with fixed gammas on servers of known costs; exits 2 if it falls short anywhere.
     #[arg(long)]
     pub grid: bool,
     /// Recorded texts for the grid, one file NAME.jsonl for each workload; one that is missing is made from a seed.
@@ -80,7 +80,8 @@ fn grid(args: &SimArgs, out: &mut impl Write) -> Result<Exit, Stopped> {
     let outcomes = grid::play(&cells, grid::Size::USUAL)?;
     // A closed pipe is not an error.
     let _ = out.write_all(grid::table(&outcomes).as_bytes());
-    Ok(Exit::Done)
+    let short = outcomes.iter().any(grid::Outcome::falls_short);
+    Ok(if short { Exit::FellShort } else { Exit::Done })
 }
 
 fn tables(args: &SimArgs, out: &mut impl Write) -> Result<Exit, Stopped> {

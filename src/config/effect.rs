@@ -41,7 +41,6 @@ const PROCESS: &[Remark] = &[
     ignored("backends[].budget.slots", "has no effect yet: the engine's free slots are not counted"),
     ignored("memory.bytes", "has no effect yet: no drafter remembers anything across requests"),
     ignored("memory.ttl", "has no effect yet: no drafter remembers anything across requests"),
-    ignored("memory.snapshot", "has no effect yet: no drafter remembers anything across requests"),
     ignored("observe.otlp", "has no effect yet: no traces are sent"),
     Remark {
         path: "observe.text",

@@ -248,7 +248,7 @@ pub struct Memory {
     pub bytes: u64,
     /// How long an entry is kept.
     pub ttl: Duration,
-    /// File that carries the memory over a restart; `None`: it is lost.
+    /// File that carries what was learnt of costs and acceptance over a restart; `None`: it is lost.
     pub snapshot: Option<PathBuf>,
 }
 

@@ -5,6 +5,8 @@
 //! is empty nobody leaps on this replica: so all that leaping can ever lose is what it began with, that share, and the
 //! rounds that were under way when it ran out, whatever was believed.
 
+use serde::{Deserialize, Serialize};
+
 /// Ridden tokens that a replica may lose before anything was won.
 const START: f64 = 10.0;
 /// The most that wins can put by, ridden tokens.
@@ -17,7 +19,7 @@ const REFILL: f64 = 0.007;
 const CURIOUS: f64 = 0.4;
 
 /// The account of one replica, shared by all its sessions.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Account {
     credit: f64,
 }

@@ -3,6 +3,8 @@
 //! A collapse is an attack on the drafters, or a model that was changed behind the same name. A plateau, an output that
 //! repeats itself, is a fault of the output's quality: drafters guess it best.
 
+use serde::{Deserialize, Serialize};
+
 use super::survival::Heat;
 use crate::draft::Source;
 
@@ -52,7 +54,7 @@ impl Alarm {
 }
 
 /// Acceptance of one drafter at one temperature, over two stretches.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 struct Watched {
     seen: f64,
     fast: f64,
@@ -81,7 +83,7 @@ impl Watched {
 }
 
 /// Watches every drafter of an epoch.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Watch {
     watched: [[Watched; Heat::COUNT]; Source::ALL.len()],
     /// Collapses that nobody has been told of.

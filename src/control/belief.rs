@@ -4,6 +4,8 @@
 //! and never moves the mean: after an hour without a call the last figure is still the best guess, but a weak one,
 //! and the next measurement counts for much.
 
+use serde::{Deserialize, Serialize};
+
 use crate::units::Tick;
 
 /// Measurements that a mean remembers: it adapts within a handful.
@@ -20,7 +22,7 @@ const NOISE: f64 = 0.10;
 const IGNORANCE: f64 = 0.50;
 
 /// The mean of a quantity (seconds, or a share) that forgets what is old.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Belief {
     mean: f64,
     /// Measurements that the mean rests on, at the time of the last one.
@@ -54,6 +56,11 @@ impl Belief {
     /// Measurements that the mean rests on now: rest makes them fewer, never none.
     pub fn weight(&self, now: Tick) -> f64 {
         self.weight * REST / (REST + now.seconds_since(self.at))
+    }
+
+    /// Makes `now` the origin of time: the mean is as certain as it is now.
+    pub fn age(&mut self, now: Tick) {
+        (self.weight, self.at) = (self.weight(now), Tick::default());
     }
 
     /// Relative spread of the mean now.

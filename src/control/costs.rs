@@ -7,6 +7,8 @@
 mod pace;
 mod table;
 
+use serde::{Deserialize, Serialize};
+
 use std::sync::Arc;
 
 use pace::{Crowd, Pace};
@@ -20,8 +22,8 @@ use crate::words::Plan;
 
 /// Seconds of leaping, in ridden tokens, after which the pace of riding is measured again ...
 const PACE_OLD: f64 = 600.0;
-/// ... which are fewer where it was never measured ...
-const PACE_UNKNOWN: f64 = 100.0;
+/// ... or, where measuring it has been given up, is tried again ...
+const PACE_GIVEN_UP: f64 = 100.0;
 /// ... and the ridden tokens that it is measured over.
 const PACE_OVER: usize = 4;
 /// Times as many tokens are ridden in vain, beside verify calls that do not end, before that is given up.
@@ -79,9 +81,10 @@ impl Basis {
 }
 
 /// The measured costs of one replica.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Costs {
     /// How many requests the engine computes at present.
+    #[serde(skip)]
     crowd: Crowd,
     pace: Pace,
     verify: Verify,
@@ -103,6 +106,7 @@ pub struct Costs {
     /// Ridden tokens since the pace was last found old, by crowd.
     ridden: [usize; pace::SIZES],
     /// What a probe has found; used where nothing is measured.
+    #[serde(skip)]
     prior: Option<Arc<Prior>>,
 }
 
@@ -115,6 +119,21 @@ impl Costs {
         self.prior = Some(Arc::clone(prior));
         let token = self.ride_token_expected();
         self.verify.take_prior(prior, token, Tick::default());
+    }
+
+    /// Makes `now` the origin of time: everything is as certain as it is now.
+    pub fn age(&mut self, now: Tick) {
+        self.pace.age(now);
+        self.verify.age(now);
+        let rest = [
+            &mut self.draft,
+            &mut self.shadow,
+            &mut self.chunk,
+            &mut self.reading,
+            &mut self.switch_in,
+            &mut self.switch_out,
+        ];
+        rest.into_iter().chain(&mut self.undecided).for_each(|belief| belief.age(now));
     }
 
     /// Sets how many requests the engine computes at once from now on.
@@ -135,12 +154,12 @@ impl Costs {
     }
 
     fn ridden_while_old(&mut self, tokens: usize, enough: usize) {
-        let old = self.pace_is_old();
+        let (old, known) = (self.pace_is_old(), self.pace.token_of(self.crowd).is_some());
         let at = self.crowd.index();
         if let (Some(leapt), Some(ridden)) = (self.leapt.get_mut(at), self.ridden.get_mut(at)) {
             *ridden += if old { tokens } else { 0 };
             if *ridden >= enough {
-                (*leapt, *ridden) = (0.0, 0);
+                (*leapt, *ridden) = (if known { 0.0 } else { -PACE_GIVEN_UP }, 0);
             }
         }
     }
@@ -160,12 +179,13 @@ impl Costs {
 
     /// Whether that is so overdue that a leap is worth leaving for it.
     pub fn pace_is_overdue(&self) -> bool {
-        self.leapt_here() >= 4.0 * self.pace_old()
+        self.leapt_here() >= 4.0 * self.pace_old().max(PACE_GIVEN_UP)
     }
 
-    /// How much leaping, in ridden tokens, makes the pace old: little where it was never measured in such a crowd.
+    /// How much leaping, in ridden tokens, makes the pace old: none where it was never measured in such a crowd. What a
+    /// smaller crowd's pace says would make every round look lost.
     fn pace_old(&self) -> f64 {
-        if self.pace.token_of(self.crowd).is_some() { PACE_OLD } else { PACE_UNKNOWN }
+        if self.pace.token_of(self.crowd).is_some() { PACE_OLD } else { 0.0 }
     }
 
     fn leapt_here(&self) -> f64 {

@@ -4,11 +4,13 @@
 //! cost that is learnt later revalues the rounds before it. Places without a draft are told apart from rounds with
 //! one: a session may stay through them with empty rounds, or ride until there is a draft again, whichever is cheaper.
 
+use serde::{Deserialize, Serialize};
+
 /// Most draft nodes with an entry of their own; larger drafts share the last.
 const NODES: usize = 32;
 
 /// Decayed sums over rounds with the same number of nodes.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 struct Sum {
     rounds: f64,
     tokens: f64,
@@ -17,7 +19,7 @@ struct Sum {
 }
 
 /// What is remembered of rounds.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Rounds {
     /// By number of nodes. The first stands for places without a draft: one token each.
     sums: Vec<Sum>,

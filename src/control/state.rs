@@ -2,6 +2,8 @@
 //!
 //! They live apart because they end apart: another model behind a replica says nothing about what its calls cost.
 
+use serde::{Deserialize, Serialize};
+
 use std::collections::HashMap;
 
 use super::account::Account;
@@ -81,7 +83,7 @@ impl Crowd {
 }
 
 /// What has been learnt about one epoch: a model behind a replica, since it started.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub struct EpochState {
     /// How likely drafted tokens are accepted.
     pub survival: Survival,
@@ -92,7 +94,7 @@ pub struct EpochState {
 }
 
 /// Requests that are likely to be alike: the same drafter, temperature and kind.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Class {
     /// The drafter.
     pub source: Source,
@@ -103,8 +105,9 @@ pub struct Class {
 }
 
 /// Rounds of requests, real and virtual, by class.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Classes {
+    #[serde(with = "super::pairs")]
     rounds: HashMap<Class, Rounds>,
 }
 
@@ -130,7 +133,7 @@ impl Classes {
 }
 
 /// Mean length of outputs, in tokens.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Length {
     mean: f64,
     seen: f64,

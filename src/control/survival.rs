@@ -5,6 +5,8 @@
 //! the first rejection: what would have happened after it is unknown. Each request shifts the shared
 //! estimate by one number per source, its own log-odds: text that is easier or harder than the usual.
 
+use serde::{Deserialize, Serialize};
+
 use super::alarm::Watch;
 use crate::draft::{Features, Source, Vote};
 
@@ -18,7 +20,7 @@ const PRIOR: f64 = 2.0;
 const KEEP: f64 = 0.999;
 
 /// Temperature bucket: acceptance falls with temperature.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Heat {
     /// Temperature 0.
     Greedy,
@@ -59,7 +61,7 @@ impl Heat {
 }
 
 /// Decayed counts of tokens that were tried and accepted.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 struct Cell {
     accepted: f64,
     tried: f64,
@@ -72,7 +74,7 @@ impl Cell {
 }
 
 /// The counts of an epoch, shared by its sessions.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct Survival {
     cells: Vec<Cell>,
     /// Raises the alarm where acceptance collapses.

@@ -3,10 +3,12 @@
 //! Nodes are kept parents-first, so every prefix of the node list is itself a tree: cutting a draft to a
 //! budget is a truncation.
 
+use serde::{Deserialize, Serialize};
+
 use crate::units::TokenId;
 
 /// The kind of a drafter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Source {
     /// The longest recent match in the request's own context.
     PromptLookup,

@@ -16,6 +16,8 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use serde::{Deserialize, Serialize};
+
 use crate::dialect::{Dialect, Engine};
 use crate::fleet::probe::{Limits, Report};
 use crate::fleet::rounds_seen::RoundsSeen;
@@ -29,7 +31,7 @@ use watched::Watched;
 pub use watched::shows_one;
 
 /// What everything learnt is keyed by.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Epoch {
     /// The replica's label, such as `backend/0`.
     pub replica: String,

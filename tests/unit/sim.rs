@@ -92,3 +92,32 @@ fn speed_is_as_the_formula_says(#[values(0.5, 0.7, 0.85)] alpha: f64, #[values(1
         assert!((seen / expected(c) - 1.0).abs() < 0.01, "alpha {alpha}, gamma {gamma}, c {c}: {seen}");
     }
 }
+
+/// With acceptance α, calls of V seconds and c seconds a drafted token the best gamma is that of the largest
+/// (1 − α^(γ+1)) / ((1 − α)(V + γc)): it grows by the logarithm of the delay (UCB-SpecStop, arXiv 2606.20591).
+#[test]
+fn drafts_get_longer_with_the_way_to_the_engine_as_its_measured_costs_say() {
+    let kind =
+        Kind { prompt: 8, output: 400, vary: 0.0, copied: Copied::Fresh, agreement: Agreement::Even(0.8) };
+    let permit = Drafters::Model.permit().expect("a policy");
+    let paced = Paced { step: 0.1, base: 1.0, node: 0.0, growth: 0.0, prompt: 0.0 };
+    let drafter = DrafterSpec { token: 0.005, read: 0.0, growth: 0.0, seats: 1, shared: false };
+    let gammas = [0.0, 0.05, 0.2].map(|rtt| {
+        let streams = vec![Stream::one_client(kind.scripts(30, 5))];
+        let net = Net { rtt, ..Net::default() };
+        let plain = Setup::plain(EngineSpec::paced(paced), permit.clone(), streams);
+        let record = World::play(Setup { drafter: Some(drafter), net, ..plain }).expect("exact");
+        let told = record.served[10..].iter().map(|served| served.summary.as_ref().expect("a session"));
+        let (drafted, rounds) = told.fold((0, 0), |sum, one| (sum.0 + one.drafted, sum.1 + one.rounds));
+        let seen = f64::from(drafted) / f64::from(rounds);
+        let speed = |gamma: &i32| {
+            (1.0 - 0.8_f64.powi(gamma + 1))
+                / (paced.step + net.call + rtt + f64::from(*gamma) * drafter.token)
+        };
+        let best = (1..=32).max_by(|a, b| speed(a).total_cmp(&speed(b))).expect("a gamma");
+        println!("rtt {rtt}: gamma {seen:.2}, the formula's {best}");
+        assert!((seen / f64::from(best) - 1.0).abs() < 0.25, "rtt {rtt}: {seen}, the formula says {best}");
+        seen
+    });
+    assert!(gammas[0] < gammas[1] && gammas[1] < gammas[2], "{gammas:?}");
+}

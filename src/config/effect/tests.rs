@@ -93,6 +93,7 @@ const PROCESS_ACTS: &[(&str, &str, &str)] = &[
     ("backends[].plans.allow", "drive/ruling.rs", "plans.allow"),
     ("backends[].plans.context_max", "drive/ruling.rs", "plans.context_max"),
     ("backends[].plans.bytes_max", "drive/ruling.rs", "plans.bytes_max"),
+    ("memory.snapshot", "app.rs", "memory.snapshot"),
     ("backends[].budget.extra_tokens", "app.rs", "budget.extra_tokens"),
     ("backends[].budget.switchback", "app.rs", "budget.switchback"),
     ("backends[].probe.when", "app.rs", "backend.probe.when"),

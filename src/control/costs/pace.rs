@@ -2,6 +2,8 @@
 //!
 //! It is (last − first) / (n − 1) over every stretch of riding, so the wait for a first token never counts.
 
+use serde::{Deserialize, Serialize};
+
 use crate::units::Tick;
 
 /// A gap counts at most as so many tokens more than it brought: bursts are normal, a stalled network is not the pace
@@ -22,7 +24,7 @@ const CROWDS: [usize; 5] = [2, 3, 5, 9, 17];
 pub(super) const SIZES: usize = CROWDS.len() + 1;
 
 /// How many requests an engine computes at once, as far as costs are told apart by it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(super) struct Crowd(usize);
 
 impl Crowd {
@@ -43,7 +45,7 @@ impl Crowd {
 }
 
 /// Decayed sums over ridden tokens.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 struct Stretch {
     seconds: f64,
     tokens: f64,
@@ -55,10 +57,14 @@ impl Stretch {
         (self.tokens >= KNOWN).then(|| (self.seconds / self.tokens).max(1e-7))
     }
 
-    fn note(&mut self, seconds: f64, tokens: f64, now: Tick) {
+    /// What rest has left of the weight; as much as makes the pace known is kept through any rest.
+    fn rested(&self, now: Tick) -> f64 {
         let rested = REST / (REST + now.seconds_since(self.at));
-        // As much as makes the pace known is kept through any rest.
-        let keep = (-tokens.min(64.0) / MEMORY).exp() * rested.max((KNOWN / self.tokens.max(1e-9)).min(1.0));
+        rested.max((KNOWN / self.tokens.max(1e-9)).min(1.0))
+    }
+
+    fn note(&mut self, seconds: f64, tokens: f64, now: Tick) {
+        let keep = (-tokens.min(64.0) / MEMORY).exp() * self.rested(now);
         self.seconds = self.seconds * keep + seconds;
         self.tokens = self.tokens * keep + tokens;
         self.at = self.at.max(now);
@@ -66,7 +72,7 @@ impl Stretch {
 }
 
 /// Seconds per ridden token.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Pace {
     stretches: [Stretch; SIZES],
 }
@@ -84,6 +90,18 @@ impl Pace {
             _ => seconds,
         };
         stretch.note(seconds, tokens, now);
+    }
+
+    /// Makes `now` the origin of time: every pace is as certain as it is now.
+    pub fn age(&mut self, now: Tick) {
+        for stretch in &mut self.stretches {
+            let keep = stretch.rested(now);
+            *stretch = Stretch {
+                seconds: stretch.seconds * keep,
+                tokens: stretch.tokens * keep,
+                at: Tick::default(),
+            };
+        }
     }
 
     /// Seconds per ridden token in such a crowd, or in the one nearest to it that was measured, of two the smaller.

@@ -3,6 +3,8 @@
 //! A table is made monotone and interpolated. A place that has not been measured is taken to cost what the nearest
 //! measured one does.
 
+use serde::{Deserialize, Serialize};
+
 use std::collections::BTreeMap;
 
 use super::pace::Crowd;
@@ -20,7 +22,7 @@ pub const CONTEXTS: [usize; 5] = [128, 512, 2_048, 8_192, 32_768];
 const NODES_SHARE: f64 = 0.25;
 
 /// Which table a call belongs to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(super) struct Place {
     plan: usize,
     size: usize,
@@ -43,10 +45,12 @@ fn size_of(context: usize) -> usize {
 }
 
 /// Seconds of verify calls.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Verify {
+    #[serde(with = "crate::control::pairs")]
     tables: BTreeMap<Place, Table>,
     /// What a probe has found, by plan: size of the context, and seconds by draft nodes.
+    #[serde(skip)]
     priors: Vec<(usize, usize, Points)>,
 }
 
@@ -91,6 +95,12 @@ impl Verify {
         self.tables.contains_key(&place)
     }
 
+    /// Makes `now` the origin of time: every figure is as certain as it is now.
+    pub(super) fn age(&mut self, now: Tick) {
+        let means = self.tables.values_mut().flat_map(|table| &mut table.means);
+        means.for_each(|mean| mean.age(now));
+    }
+
     /// Whether a session has measured any call of this plan.
     pub(super) fn is_measured(&self, place: Place) -> bool {
         self.tables.iter().any(|(known, table)| known.plan == place.plan && !table.means.is_empty())
@@ -126,7 +136,7 @@ impl Verify {
 }
 
 /// Seconds of a verify call in one place, by draft nodes.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 struct Table {
     /// By number of nodes; empty before the first.
     means: Vec<Belief>,

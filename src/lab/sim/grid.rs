@@ -25,6 +25,11 @@ pub const STEPS: [f64; 2] = [0.020, 0.060];
 /// The fixed gammas.
 pub const GAMMAS: [usize; 5] = [2, 4, 8, 16, 31];
 
+/// Least speed of the controller as a multiple of that of the best fixed gamma, after the first requests.
+pub const REACHED_LEAST: f64 = 0.95;
+/// Least speed of the controller as a multiple of riding, from the first request on.
+pub const SPEED_LEAST: f64 = 0.98;
+
 /// Which drafters a session has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Drafters {
@@ -131,6 +136,13 @@ impl Outcome<'_> {
     /// The controller's speed by that of the best fixed gamma, after the first requests.
     pub fn reached(&self) -> f64 {
         self.auto.rest / self.best().1
+    }
+
+    /// Whether the controller is slower than [`REACHED_LEAST`] of the best fixed gamma, or ever slower than
+    /// [`SPEED_LEAST`] of riding.
+    pub fn falls_short(&self) -> bool {
+        let Speed { first, rest } = self.auto;
+        self.reached() < REACHED_LEAST || first.min(rest) < SPEED_LEAST
     }
 }
 
@@ -255,7 +267,7 @@ pub fn table(outcomes: &[Outcome<'_>]) -> String {
         }
         let (gamma, _) = outcome.best();
         let reached = outcome.reached();
-        let mark = if reached < 0.95 { " <" } else { "" };
+        let mark = if outcome.falls_short() { " <" } else { "" };
         let _ = writeln!(text, "   {gamma:>4}   {reached:>5.3}{mark}");
     }
     for drafters in Drafters::ALL {

@@ -1,0 +1,124 @@
+//! What was learnt, carried over a restart: a file that is written now and then and read at the start.
+//!
+//! It holds times, counts and names of engines and models; never a text. A file that cannot be read is said and left, and
+//! everything is learnt anew: a snapshot is a convenience.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::Driver;
+use crate::control::Control;
+use crate::fleet::identity::Epoch;
+use crate::http::drain::Lifecycle;
+
+/// The version of the file.
+const VERSION: u32 = 1;
+/// How often it is written.
+const EVERY: Duration = Duration::from_mins(1);
+
+/// The file.
+#[derive(Serialize, Deserialize)]
+struct Snapshot {
+    version: u32,
+    /// Unix seconds.
+    saved: u64,
+    epochs: Vec<Entry>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Entry {
+    epoch: Epoch,
+    learnt: Value,
+}
+
+/// Why a snapshot cannot be read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum SnapshotError {
+    /// The file cannot be read or written.
+    #[error("{0}")]
+    File(#[from] io::Error),
+    /// It is no snapshot.
+    #[error("no snapshot: {0}")]
+    Unreadable(#[from] serde_json::Error),
+    /// It was written by another version.
+    #[error("a snapshot of version {0}, this is version {VERSION}")]
+    Version(u32),
+}
+
+impl Driver {
+    /// Writes what has been learnt. The file is whole at every moment.
+    ///
+    /// # Errors
+    /// See [`SnapshotError`].
+    pub fn save(&self, file: &Path) -> Result<(), SnapshotError> {
+        let now = self.inner.clock.now();
+        let known: Vec<(Epoch, Arc<Control>)> = {
+            let controls = self.inner.controls.lock();
+            controls.iter().map(|(epoch, control)| (epoch.clone(), Arc::clone(control))).collect()
+        };
+        let entry = |(epoch, control): (Epoch, Arc<Control>)| Ok(Entry { epoch, learnt: control.save(now)? });
+        let epochs = known.into_iter().map(entry).collect::<serde_json::Result<_>>()?;
+        let snapshot = Snapshot { version: VERSION, saved: unix(), epochs };
+        let beside = file.with_extension("new");
+        std::fs::write(&beside, serde_json::to_vec(&snapshot)?)?;
+        Ok(std::fs::rename(&beside, file)?)
+    }
+
+    /// Takes what was written; returns how many epochs that is. None if there is no file.
+    ///
+    /// # Errors
+    /// See [`SnapshotError`].
+    pub fn restore(&self, file: &Path) -> Result<usize, SnapshotError> {
+        let bytes = match std::fs::read(file) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
+            Err(error) => return Err(error.into()),
+        };
+        let snapshot: Snapshot = serde_json::from_slice(&bytes)?;
+        if snapshot.version != VERSION {
+            return Err(SnapshotError::Version(snapshot.version));
+        }
+        let rest = Duration::from_secs(unix().saturating_sub(snapshot.saved));
+        let entry = |Entry { epoch, learnt }| Ok((epoch, Arc::new(Control::restored(learnt, rest)?)));
+        let known = snapshot.epochs.into_iter().map(entry).collect::<serde_json::Result<Vec<_>>>()?;
+        let mut controls = self.inner.controls.lock();
+        let now = self.inner.clock.now();
+        for (epoch, control) in &known {
+            *controls.get(epoch, now) = Arc::clone(control);
+        }
+        Ok(known.len())
+    }
+
+    /// Reads the file, then writes it every minute and once more when the process drains.
+    pub async fn remember(self: Arc<Self>, file: PathBuf, life: Arc<Lifecycle>) {
+        let shown = file.display().to_string();
+        match self.restore(&file) {
+            Ok(epochs) => tracing::info!(file = shown, epochs, "what was learnt before has been read"),
+            Err(error) => tracing::warn!(file = shown, %error, "what was learnt before is lost"),
+        }
+        let mut failed = false;
+        loop {
+            let last = tokio::time::timeout(EVERY, life.draining()).await.is_ok();
+            let (driver, to) = (Arc::clone(&self), file.clone());
+            let saved = tokio::task::spawn_blocking(move || driver.save(&to)).await;
+            let error = saved.ok().and_then(Result::err);
+            // Said once, not every minute.
+            if let Some(error) = error.as_ref().filter(|_| !failed) {
+                tracing::warn!(file = shown, %error, "what was learnt cannot be written");
+            }
+            failed = error.is_some();
+            if last {
+                return;
+            }
+        }
+    }
+}
+
+fn unix() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
