@@ -7,7 +7,7 @@
 //! | room | what it is for |
 //! |---|---|
 //! | [`cli`] | one file per command: what the arguments mean, what is printed, which exit code |
-//! | [`lab`] | measuring and showing: the bench, the demonstration, a whole Foretell in one process |
+//! | [`lab`] | measuring and showing: the bench, the demonstration, a simulated fleet, a whole Foretell in one process |
 //! | [`app`] | from a validated configuration to a running proxy; the one place where all parts meet |
 //! | [`admin`] | the operator's API and status page, above all that they show |
 //! | [`gateway`] | accepts a request, judges it, relays it or hands it over |

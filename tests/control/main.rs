@@ -3,6 +3,8 @@
 
 use std::path::{Path, PathBuf};
 
+use foretell::cli::sim::{self, SimArgs};
+use foretell::lab::Exit;
 use foretell::lab::sim::figures::Figure;
 use foretell::lab::sim::play;
 use foretell::lab::sim::report::Report;
@@ -10,7 +12,18 @@ use foretell::lab::sim::table::Table;
 use foretell::lab::sim::world::Mode;
 
 /// Tables that are not yet as they say, and why. One that is belongs here no more, and the test says so.
-const PENDING: &[(&str, &str)] = &[];
+const PENDING: &[(&str, &str)] = &[
+    ("friendly-chat-70b", "drafts of the model are cut a little too short: 0.94 of the best fixed length"),
+    ("friendly-luck", "after unlucky first rounds nothing is tried again: one seed of eight rides for good"),
+    (
+        "heldout-bursts",
+        "requests that are not ours wait for rounds that begin while the engine is nearly full",
+    ),
+    (
+        "hostile-shared-processor",
+        "shadow passes on the engine's own processor are felt: p50 1.011, p95 1.022",
+    ),
+];
 
 fn tables() -> Vec<PathBuf> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/control");
@@ -40,11 +53,11 @@ fn every_table_is_as_it_says() {
         match (short, PENDING.iter().find(|pending| pending.0 == name(&path))) {
             (false, None) => {}
             (true, Some((name, reason))) => {
-                waiting.push(format!("pending: {name}: {reason}\n{}", report.text()))
+                waiting.push(format!("pending: {name}: {reason}\n{}", report.text()));
             }
             (true, None) => wrong.push(report.text()),
             (false, Some((name, _))) => {
-                wrong.push(format!("{name} is as it says: it is pending no more\n{}", report.text()))
+                wrong.push(format!("{name} is as it says: it is pending no more\n{}", report.text()));
             }
         }
     }
@@ -94,6 +107,59 @@ fn there_is_a_table_for_each_thing_that_can_go_wrong() {
         let least = best.and_then(|expected| expected.min);
         assert!(least.is_none_or(|least| least >= 0.95), "{}", table.name);
     }
+}
+
+fn args(workload: &[&Path], folder: &Path) -> SimArgs {
+    SimArgs {
+        workload: workload.iter().map(|path| path.to_path_buf()).collect(),
+        json: Some(folder.join("out.json")),
+        html: Some(folder.join("out.html")),
+        seed: 1,
+        grid: false,
+        traces: PathBuf::new(),
+        only: Vec::new(),
+    }
+}
+
+#[test]
+fn the_command_says_what_fell_short_and_exits_by_it() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let written = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).expect("written");
+        path
+    };
+    let good = "version: 1\nname: t\nabout: a test\nfor: 5s\nengine: { paced: { step: 20ms } }\n\
+                traffic: [{ whose: ours, clients: 1, text: { output: 20 } }]\nexpect: { ratio: { min: 0.9 } }\n";
+    let (good, short, wrong) = (
+        written("good.yaml", good),
+        written("short.yaml", &good.replace("min: 0.9", "min: 9")),
+        written("wrong.yaml", &good.replace("for: 5s", "for: 5")),
+    );
+    let run = |workload: &[&Path]| {
+        let mut out = Vec::new();
+        let exit = sim::run(&args(workload, folder.path()), &mut out);
+        (exit, String::from_utf8(out).expect("text"))
+    };
+    let (exit, out) = run(&[&good]);
+    assert_eq!(exit, Exit::Done);
+    assert!(out.starts_with("t: a test\n  ratio ") && !out.contains("FELL SHORT"), "{out}");
+    let json = std::fs::read_to_string(folder.path().join("out.json")).expect("JSON");
+    let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+    assert!(json["tables"][0]["figures"]["ratio"].as_f64().is_some_and(|ratio| ratio > 0.9), "{json}");
+    assert_eq!(json["tables"][0]["expected"][0]["met"], true);
+    let page = std::fs::read_to_string(folder.path().join("out.html")).expect("a page");
+    assert_eq!(page.matches("<svg").count(), 4);
+    assert!(!page.contains("http://") && !page.contains("<script"));
+    let (exit, out) = run(&[&good, &short]);
+    assert_eq!(exit, Exit::FellShort);
+    assert!(out.contains("FELL SHORT") && out.ends_with("1 of 2 tables fell short\n"), "{out}");
+    assert_eq!(
+        run(&[&good, &wrong]),
+        (Exit::Usage, String::new()),
+        "an error is found before anything is played"
+    );
+    assert_eq!(run(&[&folder.path().join("none.yaml")]).0, Exit::Usage);
 }
 
 #[test]

@@ -80,7 +80,7 @@ const FRESH: Copied = Copied::Fresh;
 const REWRITE: Copied = Copied::Rewrite(0.05);
 
 #[rstest]
-#[case::far_rewrite(FAR, Copied::Rewrite(0.02), 1.0, 3.5)]
+#[case::far_rewrite(FAR, Copied::Rewrite(0.02), 2.0, 6.0)]
 #[case::far_completion(Machine { right: Some(0.6), ..FAR }, FRESH, 0.97, 1.02)]
 #[case::dear_rewrite(DEAR, REWRITE, 0.96, 1.3)]
 #[case::dear_completion(Machine { right: Some(0.7), ..DEAR }, FRESH, 0.96, 1.1)]

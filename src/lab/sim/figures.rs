@@ -166,9 +166,9 @@ impl Played {
     fn last_round(&self, (from, until): (f64, f64)) -> f64 {
         let of = |record: &Record| {
             let within = |place: usize| (from..until).contains(&(place as f64 * record.interval));
-            let rounds =
+            let mut rounds =
                 record.course.iter().enumerate().filter(|(place, at)| within(*place) && at.rounds > 0);
-            rounds.last().map_or(0.0, |(place, _)| (place + 1) as f64 * record.interval - from)
+            rounds.next_back().map_or(0.0, |(place, _)| (place + 1) as f64 * record.interval - from)
         };
         self.0.iter().map(of).fold(0.0, f64::max)
     }

@@ -187,8 +187,10 @@ fn drawn(plot: &Plot, interval: f64) -> String {
         );
     }
     for (line, points) in lines {
-        let path: String =
-            points.iter().map(|&(place, value)| format!("{:.1},{:.1} ", x(place), y(value))).collect();
+        let mut path = String::new();
+        for (place, value) in points {
+            let _ = write!(path, "{:.1},{:.1} ", x(place), y(value));
+        }
         let _ = write!(svg, "<polyline style=\"stroke:{}\" points=\"{}\"/>", line.ink, path.trim_end());
     }
     svg + "</svg>"

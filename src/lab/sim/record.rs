@@ -96,6 +96,13 @@ impl Record {
         self.course.get_mut(place)
     }
 
+    /// The end of the last interval that has seen anything of a request.
+    pub(super) fn latest(&self) -> Tick {
+        let seen = |at: &Interval| at.tokens > 0 || at.rounds > 0;
+        let last = self.course.iter().rposition(seen).map_or(0, |place| place + 1);
+        super::at(last as f64 * self.interval)
+    }
+
     pub(super) fn emitted(&mut self, now: Tick, tokens: usize) {
         if let Some(interval) = self.current(now) {
             interval.tokens += tokens;

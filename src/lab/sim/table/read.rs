@@ -140,13 +140,11 @@ fn stream(item: &Item<'_>, number: usize, traces: &Path) -> Option<Stream> {
     let clients = section.item("clients").and_then(|item| ramp(&item));
     let think = section.or("think", 0.0, within(0.0, DAY));
     let rate = section.item("rate").and_then(|item| ramp(&item));
-    let scripts = match section.item("text") {
-        Some(item) => text::scripts(&item, number as u64, traces),
-        None => {
-            section.refuse("text", Refusal::new("missing", "a recording's name, or a map"), "nothing");
-            None
-        }
-    };
+    let text = section.item("text");
+    if text.is_none() {
+        section.refuse("text", Refusal::new("missing", "a recording's name, or a map"), "nothing");
+    }
+    let scripts = text.and_then(|item| text::scripts(&item, number as u64, traces));
     let arrivals = match (clients, rate) {
         (Some(clients), None) => Some(Arrivals::Closed { clients, think }),
         (None, Some(rate)) => Some(Arrivals::Poisson(rate)),

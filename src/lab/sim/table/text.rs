@@ -14,11 +14,10 @@ const MADE: usize = 64;
 pub(super) fn scripts(item: &Item<'_>, seed: u64, traces: &Path) -> Option<Scripts> {
     if let Value::Text(name) = &item.node.value {
         let read = source::read(&traces.join(format!("{name}.jsonl")));
-        return read
-            .map_err(|error| {
-                item.refuse_as(Refusal::new("not a recording", "one of traces/"), error.to_string())
-            })
-            .ok();
+        let refused = |error: source::Unreadable| {
+            item.refuse_as(Refusal::new("not a recording", "one of traces/"), error.to_string());
+        };
+        return read.map_err(refused).ok();
     }
     Some(kind(item.section()).scripts(MADE, 1_000 + seed))
 }

@@ -1,0 +1,78 @@
+//! Engine and drafter: when they begin, and what becomes of what they have done.
+
+use super::{Happening, World};
+use crate::lab::sim::drafter::Drafter;
+use crate::lab::sim::engine::Produced;
+use crate::lab::sim::sidecar::{Reported, SignalSpec};
+use crate::lab::sim::{at, later};
+use crate::session::ActionId;
+
+impl World {
+    /// Lets the engine and the drafter begin what they can. On one processor they take turns.
+    pub(super) fn go_on(&mut self) {
+        let shared = self.drafter.as_ref().is_some_and(Drafter::is_shared);
+        if !shared {
+            self.start_drafter();
+            return self.start_engine();
+        }
+        let busy = self.engine.is_stepping() || self.drafter.as_ref().is_some_and(Drafter::is_running);
+        if busy {
+            return;
+        }
+        let drafts = self.drafter.as_ref().is_some_and(Drafter::has_work);
+        if drafts && (self.engine_last || !self.engine.has_work()) {
+            self.engine_last = false;
+            self.start_drafter();
+        } else {
+            self.engine_last = true;
+            self.start_engine();
+        }
+    }
+
+    pub(super) fn start_drafter(&mut self) {
+        if let Some(seconds) = self.drafter.as_mut().and_then(Drafter::start) {
+            self.record.drafting += seconds;
+            self.agenda.put(later(self.now, seconds), Happening::Drafted);
+        }
+    }
+
+    pub(super) fn start_engine(&mut self) {
+        if let Some(ends) = self.engine.start(self.now) {
+            self.agenda.put(ends, Happening::Stepped);
+        }
+    }
+
+    pub(super) fn stepped(&mut self) {
+        self.engine.step_ended(self.now, &mut self.produced);
+        let arrives = later(self.now, self.setup.net.rtt / 2.0);
+        for Produced { job, number, last } in self.produced.drain(..) {
+            let Some(&caller) = self.callers.get(&job) else { continue };
+            if last {
+                self.callers.remove(&job);
+            }
+            // Of a direct call nothing but its first and its last token is looked at.
+            let direct = caller.action == ActionId::WORLD;
+            if direct {
+                self.record.emitted(arrives, 1);
+            }
+            if !direct || last || number == 0 {
+                self.agenda.put(arrives, Happening::Answer(caller, number));
+            }
+        }
+    }
+
+    pub(super) fn sample(&mut self) {
+        let SignalSpec { every, age, until } = self.setup.signal;
+        let Some(every) = every else { return };
+        let report = Reported {
+            at: self.now,
+            running: self.engine.running(),
+            waiting: self.engine.waiting(),
+            kv: self.engine.kv_usage(),
+        };
+        if until.is_none_or(|until| self.now < at(until)) {
+            self.agenda.put(later(self.now, age), Happening::Report(report));
+        }
+        self.agenda.put(later(self.now, every), Happening::Sample);
+    }
+}

@@ -1,0 +1,211 @@
+//! Sessions: what happened is told to them, and what they want is carried out.
+
+use super::{Broken, Caller, Happening, Request, World};
+use crate::draft::Tree;
+use crate::lab::sim::drafter::{Drafter, Question};
+use crate::lab::sim::engine::{Job, JobId, Verify, Work};
+use crate::lab::sim::later;
+use crate::lab::sim::request::{Asked, Call, CallKind, What};
+use crate::session::{Action, ActionId, Event, Fault, RidePlan};
+use crate::words::Plan;
+
+impl World {
+    pub(super) fn put_back(&mut self, number: usize, request: Box<Request>) {
+        if let Some(place) = self.requests.get_mut(number) {
+            *place = Some(request);
+        }
+    }
+
+    pub(super) fn taken(&mut self, number: usize) -> Option<Box<Request>> {
+        self.requests.get_mut(number)?.take()
+    }
+
+    /// Tells a session what happened, and carries out what it wants then.
+    pub(super) fn tell(
+        &mut self,
+        number: usize,
+        mut request: Box<Request>,
+        action: ActionId,
+        events: impl IntoIterator<Item = Event>,
+    ) -> Result<(), Broken> {
+        let closed = self.sidecars.get(request.sidecar).and_then(|sidecar| sidecar.closed(self.now));
+        if let Some(session) = &mut request.session {
+            if closed != request.told {
+                request.told = closed;
+                session.handle(ActionId::WORLD, Event::Mode(closed), self.now);
+            }
+            for event in events {
+                session.handle(action, event, self.now);
+            }
+        }
+        self.carry_out(number, request)
+    }
+
+    /// Carries out the actions of a session.
+    pub(super) fn carry_out(&mut self, number: usize, mut request: Box<Request>) -> Result<(), Broken> {
+        while let Some((id, action)) = request.session.as_mut().and_then(|session| session.poll()) {
+            match action {
+                Action::Ride(plan) => self.ride(number, &mut request, id, plan),
+                Action::Verify(draft, plan) => self.verify(number, &mut request, id, &draft, plan),
+                Action::Draft { gamma } => self.ask(number, &mut request, id, What::Draft(gamma)),
+                Action::Shadow { from } => self.ask(number, &mut request, id, What::Shadow(from)),
+                Action::Cancel(gone) => self.cancel(number, &mut request, gone),
+                Action::Emit(delta) => {
+                    let place = request.done;
+                    let end = place + delta.tokens.len();
+                    if request.script.output.get(place..end) != Some(delta.tokens.as_slice()) {
+                        return Err(Broken::Inexact { request: number, place });
+                    }
+                    request.done = end;
+                    if !delta.tokens.is_empty() {
+                        request.first.get_or_insert(self.now);
+                        self.record.emitted(self.now, delta.tokens.len());
+                    }
+                }
+                Action::Finish(summary) => {
+                    let all = request.script.output.len();
+                    if request.done != all {
+                        return Err(Broken::Short { request: number, tokens: request.done, all });
+                    }
+                    if let Some(drafter) = &mut self.drafter {
+                        drafter.leave(number);
+                    }
+                    self.ended(&request, Some(summary));
+                    return Ok(());
+                }
+            }
+        }
+        self.set_alarm(number, &mut request);
+        self.put_back(number, request);
+        Ok(())
+    }
+
+    /// Keeps the agenda's alarm no later than the session's deadline.
+    pub(super) fn set_alarm(&mut self, number: usize, request: &mut Request) {
+        let Some(deadline) = request.session.as_ref().and_then(|session| session.deadline()) else { return };
+        if request.alarm.is_none_or(|alarm| deadline < alarm) {
+            request.alarm = Some(deadline);
+            self.agenda.put(deadline.max(self.now), Happening::Deadline(number));
+        }
+    }
+
+    pub(super) fn deadline(&mut self, number: usize) -> Result<(), Broken> {
+        let Some(mut request) = self.taken(number) else { return Ok(()) };
+        if request.alarm.is_some_and(|alarm| alarm <= self.now) {
+            request.alarm = None;
+        }
+        let due = request.session.as_ref().and_then(|session| session.deadline());
+        if due.is_some_and(|due| due <= self.now) {
+            return self.tell(number, request, ActionId::WORLD, [Event::Timeout]);
+        }
+        self.set_alarm(number, &mut request);
+        self.put_back(number, request);
+        Ok(())
+    }
+
+    pub(super) fn ride(&mut self, number: usize, request: &mut Request, action: ActionId, plan: RidePlan) {
+        let rest = request.script.output.len() - request.done;
+        let (tokens, first) = match plan {
+            RidePlan::First => (rest, true),
+            RidePlan::Continue { max_tokens } => (rest.min(max_tokens as usize), false),
+        };
+        let job = self.call(number, request, action, Work::Stream(tokens), self.setup.net.call);
+        let kind = CallKind::Ride { from: request.done, tokens, first };
+        request.calls.push(Call { action, job, kind });
+    }
+
+    pub(super) fn verify(
+        &mut self,
+        number: usize,
+        request: &mut Request,
+        action: ActionId,
+        draft: &Tree,
+        plan: Plan,
+    ) {
+        let sequences = plan.sequences(draft.len());
+        let computed = match plan {
+            Plan::FanOut => (0..draft.len()).map(|node| draft.path(node).len()).sum(),
+            Plan::Tree | Plan::Score | Plan::Native => draft.len(),
+        };
+        let followed = request.script.followed(draft, request.done);
+        let verify = Verify { nodes: draft.len(), sequences, computed, followed };
+        let job = self.call(number, request, action, Work::Verify(verify), self.setup.net.call);
+        let verdict = request.verdict(draft, plan);
+        request.calls.push(Call { action, job, kind: CallKind::Verify { verdict, sequences } });
+        if let Some(sidecar) = self.sidecars.get_mut(request.sidecar) {
+            sidecar.verifying += sequences;
+        }
+        self.record.round(self.now, draft.len(), followed);
+    }
+
+    /// Sends a call to the engine.
+    pub(super) fn call(
+        &mut self,
+        number: usize,
+        request: &Request,
+        action: ActionId,
+        work: Work,
+        more: f64,
+    ) -> JobId {
+        let id = self.next_job;
+        self.next_job += 1;
+        self.callers.insert(id, Caller { request: number, action });
+        let job = Job { id, text: number as u64, context: request.context(), work };
+        self.agenda.put(later(self.now, self.setup.net.rtt / 2.0 + more), Happening::Reach(job));
+        id
+    }
+
+    pub(super) fn ask(&mut self, number: usize, request: &mut Request, action: ActionId, what: What) {
+        let context = request.context();
+        let runs = if let What::Draft(gamma) = what { gamma } else { 1 };
+        // At least the last token: its row is the first choice.
+        let unread = context.saturating_sub(request.read).max(1);
+        let question = Question { request: number, action, runs, unread };
+        let seated = self.drafter.as_mut().is_some_and(|drafter| drafter.ask(question));
+        request.read = context;
+        request.asked.push(Asked { action, what });
+        if !seated {
+            request.asked.retain(|asked| asked.action != action);
+            if let Some(session) = &mut request.session {
+                session.handle(action, Event::Fault(Fault::Draft), self.now);
+            }
+        }
+    }
+
+    pub(super) fn cancel(&mut self, number: usize, request: &mut Request, gone: ActionId) {
+        if let Some(call) = request.take(gone) {
+            let arrives = self.setup.net.rtt / 2.0 + self.setup.engine.cancel;
+            self.agenda.put(later(self.now, arrives), Happening::Leave(call.job));
+            self.no_longer_verifying(request.sidecar, &call);
+        }
+        request.asked.retain(|asked| asked.action != gone);
+        if let Some(drafter) = &mut self.drafter {
+            drafter.cancel(number, gone);
+        }
+    }
+
+    pub(super) fn no_longer_verifying(&mut self, sidecar: usize, call: &Call) {
+        if let (CallKind::Verify { sequences, .. }, Some(sidecar)) =
+            (&call.kind, self.sidecars.get_mut(sidecar))
+        {
+            sidecar.verifying = sidecar.verifying.saturating_sub(*sequences);
+        }
+    }
+
+    pub(super) fn drafted(&mut self) -> Result<(), Broken> {
+        for question in self.drafter.as_mut().map(Drafter::finish).unwrap_or_default() {
+            let Some(mut request) = self.taken(question.request) else { continue };
+            let place = request.asked.iter().position(|asked| asked.action == question.action);
+            let Some(asked) = place.map(|place| request.asked.swap_remove(place)) else {
+                self.put_back(question.request, request);
+                continue;
+            };
+            let event = match asked.what {
+                What::Draft(gamma) => Event::Draft(request.script.draft(request.done, gamma)),
+                What::Shadow(from) => Event::Shadow(request.script.shadow(from, request.done)),
+            };
+            self.tell(question.request, request, question.action, [event])?;
+        }
+        Ok(())
+    }
+}

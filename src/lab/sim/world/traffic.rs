@@ -1,0 +1,103 @@
+//! Requests arrive, and make room for others when they end.
+
+use super::{Broken, Happening, Mode, Request, World};
+use crate::lab::sim::at;
+use crate::lab::sim::engine::Work;
+use crate::lab::sim::request::session;
+use crate::lab::sim::sidecar::Drawn;
+use crate::lab::sim::traffic::{Arrivals, Whose};
+use crate::session::{ActionId, Permission};
+use crate::units::{Dice, Tick};
+use crate::words::RideReason;
+
+impl World {
+    pub(super) fn next_arrival(&mut self, number: usize) {
+        let Some((stream, a_loop)) = self.setup.streams.get(number).zip(self.loops.get_mut(number)) else {
+            return;
+        };
+        let now = self.now.seconds_since(Tick(0));
+        if let Some(next) = stream.next(now, &mut a_loop.dice) {
+            self.agenda.put(at(next), Happening::Arrive(number));
+        }
+    }
+
+    /// Starts the clients that are missing now.
+    pub(super) fn change(&mut self, number: usize) {
+        let missing =
+            self.wanted(number).saturating_sub(self.loops.get(number).map_or(0, |a_loop| a_loop.active));
+        for _ in 0..missing {
+            if let Some(a_loop) = self.loops.get_mut(number) {
+                a_loop.active += 1;
+            }
+            self.agenda.put(self.now, Happening::Arrive(number));
+        }
+    }
+
+    /// Clients that a closed loop has now.
+    pub(super) fn wanted(&self, number: usize) -> usize {
+        match self.setup.streams.get(number).map(|stream| &stream.arrivals) {
+            Some(Arrivals::Closed { clients, .. }) => clients.at(self.now.seconds_since(Tick(0))) as usize,
+            Some(Arrivals::Poisson(_)) | None => 0,
+        }
+    }
+
+    pub(super) fn arrive(&mut self, number: usize) -> Result<(), Broken> {
+        let Some((stream, a_loop)) = self.setup.streams.get(number).zip(self.loops.get_mut(number)) else {
+            return Ok(());
+        };
+        let late = self.setup.until.is_some_and(|until| self.now >= at(until));
+        let over = stream.requests.is_some_and(|most| a_loop.asked >= most);
+        let script =
+            a_loop.asked.checked_rem(stream.scripts.len()).and_then(|place| stream.scripts.get(place));
+        let Some(script) = script.cloned().filter(|_| !late && !over) else { return Ok(()) };
+        a_loop.asked += 1;
+        let whose = stream.whose;
+        if matches!(stream.arrivals, Arrivals::Poisson(_)) {
+            self.next_arrival(number);
+        }
+        let request = Request {
+            stream: number,
+            sidecar: self.requests.len() % self.sidecars.len().max(1),
+            script,
+            session: None,
+            done: 0,
+            calls: Vec::new(),
+            asked: Vec::new(),
+            read: 0,
+            began: self.now,
+            first: None,
+            alarm: None,
+            drawn: Drawn::default(),
+            told: None,
+        };
+        self.under_way += 1;
+        self.serve(Box::new(request), whose)
+    }
+
+    /// Begins to serve a request.
+    pub(super) fn serve(&mut self, mut request: Box<Request>, whose: Whose) -> Result<(), Broken> {
+        let number = self.requests.len();
+        self.requests.push(None);
+        if whose == Whose::Others || self.setup.mode == Mode::Direct {
+            let work = Work::Stream(request.script.output.len());
+            self.call(number, &request, ActionId::WORLD, work, 0.0);
+            self.put_back(number, request);
+            return Ok(());
+        }
+        let mode = self.setup.mode;
+        let Some(sidecar) = self.sidecars.get_mut(request.sidecar) else { return Ok(()) };
+        let (mut rules, drawn) = sidecar.rules(self.now);
+        rules.model = rules.model && request.script.has_model() && self.drafter.is_some();
+        match mode {
+            Mode::Direct | Mode::Auto => request.drawn = drawn,
+            Mode::Ride => rules.permission = Permission::Ride(RideReason::Policy),
+            Mode::Fixed(gamma) => {
+                rules.gamma_max = rules.gamma_max.max(gamma);
+                rules.gamma_fixed = Some(gamma);
+            }
+        }
+        let seed = self.setup.seed ^ Dice::mix(number as u64);
+        request.session = Some(session(&request.script, rules, &sidecar.control, seed, self.now));
+        self.carry_out(number, request)
+    }
+}
