@@ -36,8 +36,6 @@ const SLOPE: f64 = 0.02;
 const NODE: f64 = 0.06;
 /// Guessed time of a token of the model drafter before any was timed, in ride tokens.
 const DRAFT: f64 = 0.15;
-/// A first call is taken to cost at most so many times what was guessed.
-const FIRST: f64 = 6.0;
 /// Draft nodes of a first round: what a call costs is found out by steps.
 const REACH_FIRST: usize = 4;
 
@@ -227,23 +225,11 @@ impl Costs {
         }
     }
 
-    /// Notes the first verify call after a ride: what it took beyond the table is the cost of switching.
-    /// Before the table knows anything, it is taken for a verify call like any other.
+    /// Notes the first verify call after a ride: what it took beyond what was expected is the cost of switching. It says
+    /// nothing of calls in the middle of leaping, so a streak must go on to measure one.
     pub fn entered(&mut self, way: Way, nodes: usize, seconds: f64, now: Tick) {
-        if self.verify_measured(way) {
-            let extra = (seconds - self.call(way, nodes)).max(0.0);
-            self.switch_in.observe_of(extra, self.ride_token_expected(), now);
-        } else {
-            // Beyond what such a call may be taken to cost it is the switch, for instance a prompt that was read again.
-            let guess = self.call(way, nodes);
-            self.verified(
-                way,
-                nodes,
-                (seconds - self.switch_in()).clamp(seconds.min(guess * 0.5), guess * FIRST),
-                now,
-            );
-            self.switch_in.observe_of((seconds - guess * FIRST).max(0.0), self.ride_token_expected(), now);
-        }
+        let extra = (seconds - self.call(way, nodes)).max(0.0);
+        self.switch_in.observe_of(extra, self.ride_token_expected(), now);
     }
 
     /// Notes the first token of a ride that followed a leap, `seconds` after it was asked for.
@@ -293,6 +279,11 @@ impl Costs {
         let Some((seconds, crowd)) = known else { return self.guess(nodes) + wait };
         let paces = self.pace.token_of(self.crowd).zip(self.pace.token_of(crowd));
         seconds * paces.filter(|_| crowd != self.crowd).map_or(1.0, |(here, there)| here / there)
+    }
+
+    /// What each node of a draft adds to a call, seconds, as measured; 0 where that is not known yet.
+    pub fn per_node(&self, way: Way) -> f64 {
+        self.verify.slope(self.place(way)).unwrap_or(0.0)
     }
 
     /// What a call is taken to cost where nothing was measured.

@@ -36,7 +36,6 @@ impl Tariff {
             call + crowd.others() as f64 * (call - token).max(0.0)
         };
         let rounds: Vec<f64> = (0..=NODES_MAX).map(round).collect();
-        let per_node = (costs.verify(way, 8) - costs.verify(way, 0)) / 8.0;
         Self {
             token,
             draft: costs.draft_token(),
@@ -44,7 +43,7 @@ impl Tariff {
             switch_out: costs.switch_out(),
             basis: costs.basis(way),
             rounds,
-            ours: crowd.ours().saturating_sub(1) as f64 * per_node,
+            ours: crowd.ours().saturating_sub(1) as f64 * costs.per_node(way),
         }
     }
 

@@ -54,6 +54,8 @@ struct Streak {
     lost: f64,
     /// The first verify call has been answered: its time shows the cost of switching.
     switched: bool,
+    /// Begun where no verify call was measured: it goes on until one is.
+    trial: bool,
 }
 
 /// First tokens of a source that must have been observed (decayed count) before it is trusted.
@@ -65,6 +67,8 @@ const PENANCE: usize = 16;
 /// Ridden tokens that a streak may lose from its best moment on before it ends: a sequential test, so that a run of bad
 /// luck does not end a session that pays, and a change of text does.
 const LOSS_MOST: f64 = 8.0;
+/// Rounds of a streak that begins where no verify call was measured: the first one pays for the switch.
+const TRIAL: u32 = 2;
 /// Rounds that a session remembers of its own.
 const MEMORY: f64 = 24.0;
 /// Tokens of a class that weigh as much as its rounds do beside a session's own.
@@ -369,7 +373,8 @@ impl Pilot {
     /// Notes that leaping begins.
     pub fn enter(&mut self, now: Tick) {
         self.seats.iter_mut().filter_map(Seat::inline_mut).for_each(|inline| inline.virtual_round = None);
-        self.streak = Some(Streak { since: now, rounds: 0, gap: 0, lost: 0.0, switched: false });
+        let trial = !self.control.with(|learnt| learnt.costs.verify_measured(self.way()));
+        self.streak = Some(Streak { since: now, rounds: 0, gap: 0, lost: 0.0, switched: false, trial });
     }
 
     /// Leaping ends. What was waited for in vain since the last round is lost.

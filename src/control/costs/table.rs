@@ -18,6 +18,8 @@ use crate::words::Plan;
 pub const NODES_MAX: usize = 32;
 /// Bounds between the sizes of contexts, in tokens: below the first, and from each one on.
 pub const CONTEXTS: [usize; 5] = [128, 512, 2_048, 8_192, 32_768];
+/// Nodes by which drafts must differ to show what a node costs.
+const SLOPE_OVER: usize = 4;
 /// Share of what a call takes beyond a step that is taken to be the nodes', before two numbers of nodes are known.
 const NODES_SHARE: f64 = 0.25;
 
@@ -130,6 +132,11 @@ impl Verify {
         self.tables.iter().any(|(known, table)| known.plan == place.plan && !table.means.is_empty())
     }
 
+    /// Seconds for each node more, as measured at the place nearest to this one; `None` if nobody can tell.
+    pub(super) fn slope(&self, place: Place) -> Option<f64> {
+        self.nearest_place(place)?.1.slope()
+    }
+
     /// The largest number of nodes that was measured for this plan; `None` if none was.
     pub(super) fn reach(&self, place: Place) -> Option<usize> {
         let same = self.tables.iter().filter(|(known, _)| known.plan == place.plan);
@@ -185,6 +192,15 @@ impl Table {
     fn reach(&self) -> Option<usize> {
         let measured = self.means.iter().rposition(|mean| mean.known().is_some());
         measured.max(self.lent.last().filter(|_| self.probed).map(|point| point.0))
+    }
+
+    /// Seconds for each node more, from the smallest to the largest draft that was measured; `None` where they are too near
+    /// to each other to tell.
+    fn slope(&self) -> Option<f64> {
+        let known = |mean: &Belief| mean.known().is_some();
+        let (least, most) = (self.means.iter().position(known)?, self.means.iter().rposition(known)?);
+        let (low, high) = (self.curve.get(least)?, self.curve.get(most)?);
+        (most >= least + SLOPE_OVER).then(|| (high - low) / (most - least) as f64)
     }
 
     /// Measurements that the table rests on now.
