@@ -30,7 +30,7 @@ pub use costs::{Basis, Costs, Way};
 pub use prospect::Prior;
 pub use rounds::{Prices, Rounds, Value};
 pub use shelf::Shelf;
-pub use state::{Class, Crowd, EpochState, ReplicaState};
+pub use state::{Accounts, Class, Crowd, EpochState, ReplicaState};
 pub use survival::{Heat, Survival, Tuning};
 pub use switchback::{Switchback, Windows};
 pub use tariff::Tariff;
@@ -65,6 +65,17 @@ pub struct Learnt<'a> {
 /// A round or a gap counts at most as so many ridden tokens more than it brought: a stalled engine or network is not what
 /// leaping costs, nor the pace of riding.
 const PAUSE_TOKENS: f64 = 24.0;
+/// ... or as so many times what was expected of it.
+const STALL: f64 = 3.0;
+
+/// What was known of a round before it was made, seconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Round {
+    /// How long it would take.
+    pub expected: f64,
+    /// What requests of others would lose by it, all together.
+    pub lost: f64,
+}
 
 /// What leaping may cost the other requests of a replica.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -105,20 +116,20 @@ impl Learnt<'_> {
     pub fn left(&mut self, seconds: f64, now: Tick) {
         self.costs.left(seconds, now);
         if let Some(token) = self.costs.ride_token() {
-            self.account.leapt(1.0, seconds.min((1.0 + PAUSE_TOKENS) * token), token);
+            let most = ((1.0 + PAUSE_TOKENS) * token).max(STALL * self.costs.switch_out());
+            self.account.leapt(1.0, seconds.min(most), token);
         }
         self.passed(seconds, 1, now);
     }
 
-    /// Notes that leaping brought `tokens` in `seconds`, and that requests of others `lost` so many seconds by it, all
-    /// together. Returns the ridden tokens won, negative if lost.
-    pub fn leapt(&mut self, tokens: usize, seconds: f64, lost: f64, now: Tick) -> f64 {
+    /// Notes that leaping brought `tokens` in `seconds`. Returns the ridden tokens won, negative if lost.
+    pub fn leapt(&mut self, tokens: usize, seconds: f64, round: Round, now: Tick) -> f64 {
         self.passed(seconds, tokens, now);
         self.costs.leapt(seconds / self.crowd.ours().max(1) as f64);
         let Some(token) = self.costs.ride_token() else { return 0.0 };
         // A stall counts no more than it would for a ride: it is the engine's, not the leap's.
-        let seconds = seconds.min((tokens as f64 + PAUSE_TOKENS) * token);
-        self.account.leapt(tokens as f64, seconds + lost, token)
+        let most = ((tokens as f64 + PAUSE_TOKENS) * token).max(STALL * round.expected);
+        self.account.leapt(tokens as f64, seconds.min(most) + round.lost, token)
     }
 
     /// Notes that a session of ours got `tokens` in `seconds`, in which requests of others got theirs.
@@ -145,7 +156,7 @@ impl Learnt<'_> {
 struct Kept<C, A, E> {
     now: Tick,
     costs: C,
-    account: A,
+    accounts: A,
     epoch: E,
 }
 
@@ -167,7 +178,7 @@ impl Control {
     /// A figure cannot be written.
     pub fn save(&self, now: Tick) -> serde_json::Result<serde_json::Value> {
         let (replica, epoch) = &*self.states.lock();
-        serde_json::to_value(Kept { now, costs: &replica.costs, account: &replica.account, epoch })
+        serde_json::to_value(Kept { now, costs: &replica.costs, accounts: &replica.accounts, epoch })
     }
 
     /// A store that begins with what [`Self::save`] wrote `rest` ago.
@@ -175,20 +186,21 @@ impl Control {
     /// # Errors
     /// It is not what was written.
     pub fn restored(saved: serde_json::Value, rest: Duration) -> serde_json::Result<Self> {
-        let Kept { now, mut costs, account, epoch }: Kept<Costs, Account, EpochState> =
+        let Kept { now, mut costs, accounts, epoch }: Kept<Costs, Accounts, EpochState> =
             serde_json::from_value(saved)?;
         costs.age(now.after(rest));
-        let replica = ReplicaState { costs, account, ..ReplicaState::default() };
+        let replica = ReplicaState { costs, accounts, ..ReplicaState::default() };
         Ok(Self { states: Mutex::new((replica, epoch)) })
     }
 
     /// Reads or writes what has been learnt. Keep it short: all sessions of the replica wait for it.
     pub fn with<T>(&self, work: impl FnOnce(&mut Learnt<'_>) -> T) -> T {
         let (replica, epoch) = &mut *self.states.lock();
+        let crowd = replica.costs.crowd_size();
         work(&mut Learnt {
             survival: &mut epoch.survival,
             costs: &mut replica.costs,
-            account: &mut replica.account,
+            account: replica.accounts.of(crowd),
             crowd: &mut replica.crowd,
             budget: &mut replica.budget,
             switchback: &mut replica.switchback,
@@ -242,7 +254,7 @@ mod tests {
             (0..20).for_each(|_| learnt.rode(0.02, 1, now));
             (0..8).for_each(|_| learnt.costs.verified(way, 4, 0.03, now));
             (0..50).for_each(|_| learnt.classes.push(class, 4, 4, 3));
-            learnt.leapt(20, 0.1, 0.0, now);
+            learnt.leapt(20, 0.1, Round::default(), now);
         });
         let saved = control.save(now).unwrap();
         let read =

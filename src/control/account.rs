@@ -12,7 +12,11 @@ const START: f64 = 10.0;
 /// The most that wins can put by, ridden tokens.
 const MOST: f64 = 40.0;
 /// The deepest that it sinks: many sessions may be in a round when it runs out, and it must fill up again some day.
-const LEAST: f64 = -40.0;
+const LEAST: f64 = -80.0;
+/// It refills half as fast for each time in a row that it ran out, so many times ...
+const STRIKES_MOST: i32 = 4;
+/// ... until it holds so much again.
+const RECOVERED: f64 = 20.0;
 /// Share of the ridden tokens that refills it.
 const REFILL: f64 = 0.007;
 /// Leaping begins only with at least so much, and with so much more for each session that leaps already: each needs a few
@@ -22,22 +26,26 @@ const BEGIN_EACH: f64 = 0.25;
 /// Who leaps may go on down to here.
 const GO_ON: f64 = -10.0;
 
-/// The account of one replica, shared by all its sessions.
+/// The account of one replica and one size of its crowd, shared by all sessions: what leaping loses in a crowd says nothing
+/// of what it brings to one alone.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Account {
     credit: f64,
+    /// Times in a row that it ran out.
+    strikes: i32,
 }
 
 impl Default for Account {
     fn default() -> Self {
-        Self { credit: START }
+        Self { credit: START, strikes: 0 }
     }
 }
 
 impl Account {
     /// Notes `tokens` that were ridden.
     pub fn rode(&mut self, tokens: usize) {
-        self.credit = (self.credit + REFILL * tokens as f64).min(MOST.min(self.credit.max(START)));
+        let refill = REFILL * tokens as f64 * 0.5_f64.powi(self.strikes);
+        self.credit = (self.credit + refill).min(self.credit.max(START));
     }
 
     /// Notes that leaping brought `tokens` in `seconds`, where a ridden token takes `pace` seconds. Returns the ridden
@@ -45,7 +53,13 @@ impl Account {
     pub fn leapt(&mut self, tokens: f64, seconds: f64, pace: f64) -> f64 {
         let won = tokens - seconds / pace.max(1e-9);
         if won.is_finite() {
+            let before = self.credit;
             self.credit = (self.credit + won).clamp(LEAST, MOST);
+            if before > GO_ON && self.credit <= GO_ON {
+                self.strikes = (self.strikes + 1).min(STRIKES_MOST);
+            } else if self.credit >= RECOVERED {
+                self.strikes = 0;
+            }
             return won;
         }
         0.0
@@ -103,11 +117,28 @@ mod tests {
     }
 
     #[test]
+    fn who_loses_again_and_again_is_tried_more_and_more_rarely_and_a_win_ends_that() {
+        let mut account = Account::default();
+        let rides = |account: &mut Account| {
+            account.leapt(0.0, 0.1 * (account.credit() - GO_ON), 0.1);
+            let ridden = (1..).find(|_| {
+                account.rode(1);
+                account.may_begin(0)
+            });
+            ridden.expect("some day")
+        };
+        let (first, second) = (rides(&mut account), rides(&mut account));
+        assert!((1.9..2.1).contains(&(f64::from(second) / f64::from(first))), "{first} {second}");
+        account.leapt(40.0, 0.1, 0.1);
+        assert_eq!(account.strikes, 0);
+    }
+
+    #[test]
     fn riding_fills_it_up_to_where_it_began_and_takes_nothing_that_was_won() {
         let mut account = Account::default();
         account.leapt(0.0, 5.0, 0.1);
         assert!(!account.may_go_on());
-        (0..100).for_each(|_| account.rode(1_000));
+        (0..1_000).for_each(|_| account.rode(1_000));
         assert!((account.credit() - START).abs() < 1e-9);
         account.leapt(20.0, 0.1, 0.1);
         account.rode(1);

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use std::sync::Arc;
 
+pub use pace::SIZES as CROWDS;
 use pace::{Crowd, Pace};
 pub use table::{CONTEXTS, NODES_MAX};
 use table::{Place, Verify};
@@ -150,6 +151,11 @@ impl Costs {
     /// and requests of others.
     pub fn crowded(&mut self, requests: usize, riders: bool, foreign: bool) {
         (self.crowd, self.riders, self.foreign) = (Crowd::of(requests), riders, foreign);
+    }
+
+    /// The size of the crowd at present, below [`CROWDS`].
+    pub fn crowd_size(&self) -> usize {
+        self.crowd.index()
     }
 
     /// Notes that a ride brought `tokens` tokens `seconds` after the ones before.

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::account::Account;
 use super::budget::Budget;
-use super::costs::Costs;
+use super::costs::{CROWDS, Costs};
 use super::gates::Signal;
 use super::rounds::Rounds;
 use super::survival::{Heat, Survival};
@@ -21,14 +21,30 @@ use crate::draft::Source;
 pub struct ReplicaState {
     /// What its calls cost.
     pub costs: Costs,
-    /// What leaping may still lose there.
-    pub account: Account,
+    /// What leaping may still lose there, by crowd.
+    pub accounts: Accounts,
     /// The requests that its engine computes.
     pub crowd: Crowd,
     /// What may be computed for nothing while others wait for the engine.
     pub budget: Budget,
     /// Its ride-only windows.
     pub switchback: Switchback,
+}
+
+/// The accounts of one replica, by the size of its crowd.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct Accounts([Account; CROWDS]);
+
+impl Accounts {
+    /// The account of a size of crowd.
+    pub fn of(&mut self, size: usize) -> &mut Account {
+        let [first, others @ ..] = &mut self.0;
+        let others_len = others.len();
+        match size.checked_sub(1) {
+            Some(other) => others.get_mut(other.min(others_len - 1)).unwrap_or(first),
+            None => first,
+        }
+    }
 }
 
 /// A report older than this says nothing of who computes now.

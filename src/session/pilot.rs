@@ -13,7 +13,7 @@ use self::seat::{Asked, Seat, leading};
 use super::accept::Accepted;
 use super::shadow::VirtualRound;
 use super::start::{Permission, Rules};
-use crate::control::{Class, Control, Heat, Learnt, Quote, Tariff, Tuning, Way};
+use crate::control::{Class, Control, Heat, Learnt, Quote, Round, Tariff, Tuning, Way};
 use crate::draft::{Budget, Feedback, Lookup, Tree, merge};
 use crate::units::{Dice, Tick, TokenId};
 use crate::words::{Plan, Put, RideReason};
@@ -285,25 +285,26 @@ impl Pilot {
             self.note(place, draft.len(), modelled, tokens);
         }
         self.faults = 0;
-        let lost = self.control.with(|learnt| {
+        let round = self.control.with(|learnt| {
             if learnt.crowd.others() > 0 {
                 learnt.budget.refused((draft.len() + 1).saturating_sub(tokens));
             }
-            self.lost_by_others(draft.len(), learnt)
+            let expected =
+                learnt.costs.verify(self.way(), draft.len()) + modelled as f64 * learnt.costs.draft_token();
+            Round { expected, lost: self.lost_by_others(draft.len(), learnt) }
         });
-        self.booked(tokens, lost, now);
+        self.booked(tokens, round, now);
         if let Some(streak) = &mut self.streak {
             streak.rounds += 1;
             streak.gap = if draft.is_empty() { streak.gap + 1 } else { 0 };
         }
     }
 
-    /// Books the time since the last round ended, which brought `tokens`, to the account of the replica, and the seconds
-    /// that requests of others `lost`.
-    fn booked(&mut self, tokens: usize, lost: f64, now: Tick) {
+    /// Books the time since the last round ended, which brought `tokens`, to the account of the replica.
+    fn booked(&mut self, tokens: usize, round: Round, now: Tick) {
         let Some(streak) = &mut self.streak else { return };
         let seconds = now.seconds_since(std::mem::replace(&mut streak.since, now));
-        let won = self.control.with(|learnt| learnt.leapt(tokens, seconds, lost, now));
+        let won = self.control.with(|learnt| learnt.leapt(tokens, seconds, round, now));
         streak.lost = (streak.lost - won).max(0.0);
     }
 
@@ -379,7 +380,7 @@ impl Pilot {
 
     /// Leaping ends. What was waited for in vain since the last round is lost.
     pub fn leave(&mut self, done: usize, now: Tick) {
-        self.booked(0, 0.0, now);
+        self.booked(0, Round::default(), now);
         if self.has_lost() {
             self.not_before = self.not_before.max(done + PENANCE);
         }
@@ -388,7 +389,7 @@ impl Pilot {
 
     /// A verify call failed: no leap for a while, longer with every failure in a row.
     pub fn verify_failed(&mut self, done: usize, now: Tick) {
-        self.booked(0, 0.0, now);
+        self.booked(0, Round::default(), now);
         self.streak = None;
         self.faults = (self.faults + 1).min(5);
         self.not_before = done + (PENANCE << self.faults);
@@ -403,7 +404,7 @@ impl Pilot {
                 learnt.costs.verified(way, nodes, waited, now);
             }
         });
-        self.booked(0, 0.0, now);
+        self.booked(0, Round::default(), now);
         self.streak = None;
     }
 

@@ -22,8 +22,8 @@ const REST: f64 = 120.0;
 
 /// Requests in flight are told apart by these bounds: below the first, and from each one on.
 const CROWDS: [usize; 5] = [2, 3, 5, 9, 17];
-/// Number of sizes of crowds.
-pub(super) const SIZES: usize = CROWDS.len() + 1;
+/// Number of sizes of crowds that are told apart.
+pub const SIZES: usize = CROWDS.len() + 1;
 
 /// How many requests an engine computes at once, as far as costs are told apart by it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
