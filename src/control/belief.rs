@@ -19,7 +19,7 @@ const REST: f64 = 120.0;
 /// Relative spread of a single measurement.
 const NOISE: f64 = 0.10;
 /// Relative spread of a mean that nothing supports any more.
-pub const IGNORANCE: f64 = 0.50;
+const IGNORANCE: f64 = 0.50;
 
 /// The mean of a quantity (seconds, or a share) that forgets what is old.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -56,6 +56,11 @@ impl Belief {
     /// The mean; `None` before the first measurement.
     pub fn known(&self) -> Option<f64> {
         (self.weight > 0.0).then_some(self.mean)
+    }
+
+    /// When it was last measured.
+    pub fn at(&self) -> Tick {
+        self.at
     }
 
     /// Measurements that the mean rests on now: rest makes them fewer, never none.

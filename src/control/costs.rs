@@ -16,7 +16,7 @@ use pace::{Crowd, Pace};
 pub use table::{CONTEXTS, NODES_MAX};
 use table::{Place, Verify};
 
-use super::belief::{self, Belief};
+use super::belief::Belief;
 use super::prospect::Prior;
 use crate::units::Tick;
 use crate::words::Plan;
@@ -37,6 +37,10 @@ const SLOPE: f64 = 0.02;
 const NODE: f64 = 0.06;
 /// Guessed time of a token of the model drafter before any was timed, in ride tokens.
 const DRAFT: f64 = 0.15;
+/// A first call that takes so many times what was expected is not explained by the switch.
+const DEAR: f64 = 6.0;
+/// Seconds without a verify call after which hope for a lower cost is half of what it may become.
+const HOPE: f64 = 600.0;
 /// Draft nodes of a first round: what a call costs is found out by steps.
 const REACH_FIRST: usize = 4;
 
@@ -232,9 +236,14 @@ impl Costs {
     }
 
     /// Notes the first verify call after a ride: what it took beyond what was expected is the cost of switching. It says
-    /// nothing of calls in the middle of leaping, so a streak must go on to measure one.
+    /// little of calls in the middle of leaping, so a streak must go on to measure one; but one that takes longer than any
+    /// switch is itself that dear, for instance because it reads the whole context.
     pub fn entered(&mut self, way: Way, nodes: usize, seconds: f64, now: Tick) {
-        let extra = (seconds - self.call(way, nodes)).max(0.0);
+        let expected = self.call(way, nodes);
+        if !self.verify_measured(way) && seconds > DEAR * expected {
+            return self.verified(way, nodes, seconds - expected, now);
+        }
+        let extra = (seconds - expected).max(0.0);
         self.switch_in.observe_of(extra, self.ride_token_expected(), now);
     }
 
@@ -299,8 +308,8 @@ impl Costs {
 
     /// What a call will cost a session that begins to leap, as low as it may be. Sessions that ride side by side judge
     /// alike, so that those that can leap begin together, and beside leapers no call waits for a step that is under way:
-    /// whether riders stay is taken from what was seen. And what was measured long ago, or seldom, may be nearer to a guess
-    /// than to its mean, so that a cost that was high once is tried again some day.
+    /// whether riders stay is taken from what was seen. And what was measured long ago may be nearer to a guess than to its
+    /// mean, so that a cost that was high once is tried again some day.
     pub fn hopeful(&self, way: Way, nodes: usize, now: Tick) -> f64 {
         let stay = self.company.get(self.crowd.index()).and_then(Belief::known).unwrap_or(0.0);
         let (beside, among) = (self.call_beside(way, nodes, true), self.call_beside(way, nodes, false));
@@ -309,8 +318,8 @@ impl Costs {
         } else {
             self.verify(way, nodes)
         };
-        let doubt = self.verify_spread(way, now) / belief::IGNORANCE;
-        mean + (self.guess(nodes) - mean).min(0.0) * doubt
+        let rest = self.verify.rest(self.place(way), now);
+        mean + (self.guess(nodes) - mean).min(0.0) * rest / (rest + HOPE)
     }
 
     /// Relative spread of the time of calls by this way: how far it may be off.

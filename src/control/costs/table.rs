@@ -132,6 +132,12 @@ impl Verify {
         self.tables.iter().any(|(known, table)| known.plan == place.plan && !table.means.is_empty())
     }
 
+    /// Seconds since a call was measured at the place nearest to this one; 0 if none was.
+    pub(super) fn rest(&self, place: Place, now: Tick) -> f64 {
+        let last = self.nearest_place(place).and_then(|(_, table)| table.means.iter().map(Belief::at).max());
+        last.map_or(0.0, |last| now.seconds_since(last))
+    }
+
     /// Seconds for each node more, as measured at the place nearest to this one; `None` if nobody can tell.
     pub(super) fn slope(&self, place: Place) -> Option<f64> {
         self.nearest_place(place)?.1.slope()

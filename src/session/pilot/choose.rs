@@ -162,7 +162,8 @@ impl Pilot {
     /// Whether a round of the drafter in this seat pays, as far as is known.
     fn worth(&self, quote: Quote, seat: Option<&Seat>, outlook: &Outlook, scene: &Scene<'_, '_>) -> bool {
         if scene.stand.leaping {
-            let trial = self.streak.is_some_and(|streak| streak.trial && streak.rounds < TRIAL);
+            let unknown = !scene.learnt.costs.verify_measured(self.way());
+            let trial = unknown && self.streak.is_some_and(|streak| streak.trial && streak.rounds < TRIAL);
             return trial || outlook.goes_on(quote, self.stay, self.streak.map_or(0, |streak| streak.gap));
         }
         let known = |seat: &Seat| scene.learnt.survival.evidence(self.heat, seat.id.source) >= EVIDENCE;
