@@ -110,9 +110,9 @@ pub struct Costs {
     chunk: Belief,
     /// Seconds of shadow passes that read the prompt.
     reading: Belief,
-    /// Extra seconds of going from ride to leap, and back.
-    switch_in: Belief,
-    switch_out: Belief,
+    /// Extra seconds of going from ride to leap, and back, by crowd.
+    switch_in: [Belief; pace::SIZES],
+    switch_out: [Belief; pace::SIZES],
     /// Seconds of leaping since the pace of riding was measured, in ridden tokens, by crowd.
     leapt: [f64; pace::SIZES],
     /// Times in a row that measuring a pace was given up: each waits twice as long.
@@ -140,15 +140,9 @@ impl Costs {
     pub fn age(&mut self, now: Tick) {
         self.pace.age(now);
         self.verify.age(now);
-        let rest = [
-            &mut self.draft,
-            &mut self.shadow,
-            &mut self.chunk,
-            &mut self.reading,
-            &mut self.switch_in,
-            &mut self.switch_out,
-        ];
-        rest.into_iter().chain(&mut self.undecided).for_each(|belief| belief.age(now));
+        let rest = [&mut self.draft, &mut self.shadow, &mut self.chunk, &mut self.reading];
+        let by_crowd = self.switch_in.iter_mut().chain(&mut self.switch_out).chain(&mut self.company);
+        rest.into_iter().chain(&mut self.undecided).chain(by_crowd).for_each(|belief| belief.age(now));
     }
 
     /// Sets how many requests the engine computes at once from now on, and whether there are riders beside one that leaps,
@@ -244,13 +238,18 @@ impl Costs {
             return self.verified(way, nodes, seconds - expected, now);
         }
         let extra = (seconds - expected).max(0.0);
-        self.switch_in.observe_of(extra, self.ride_token_expected(), now);
+        let token = self.ride_token_expected();
+        if let Some(belief) = self.switch_in.get_mut(self.crowd.index()) {
+            belief.observe_of(extra, token, now);
+        }
     }
 
     /// Notes the first token of a ride that followed a leap, `seconds` after it was asked for.
     pub fn left(&mut self, seconds: f64, now: Tick) {
         if let Some(token) = self.ride_token() {
-            self.switch_out.observe_of((seconds - token).max(0.0), token, now);
+            if let Some(belief) = self.switch_out.get_mut(self.crowd.index()) {
+                belief.observe_of((seconds - token).max(0.0), token, now);
+            }
         }
     }
 
@@ -374,14 +373,19 @@ impl Costs {
 
     /// Expected extra seconds of going from ride to leap.
     pub fn switch_in(&self) -> f64 {
-        let prior = || self.prior.as_ref()?.switch_in;
-        self.switch_in.known().or_else(prior).unwrap_or_else(|| self.ride_token_expected())
+        self.switch(&self.switch_in, self.prior.as_ref().and_then(|prior| prior.switch_in))
     }
 
     /// Expected extra seconds of going from leap to ride.
     pub fn switch_out(&self) -> f64 {
-        let prior = || self.prior.as_ref()?.switch_out;
-        self.switch_out.known().or_else(prior).unwrap_or_else(|| self.ride_token_expected())
+        self.switch(&self.switch_out, self.prior.as_ref().and_then(|prior| prior.switch_out))
+    }
+
+    /// What was measured in this crowd, else in the nearest smaller one: a queue that a large crowd has says nothing of a
+    /// small one. Else what a probe has found, else a ridden token.
+    fn switch(&self, measured: &[Belief], prior: Option<f64>) -> f64 {
+        let smaller = measured.iter().take(self.crowd.index() + 1).rev();
+        smaller.filter_map(Belief::known).next().or(prior).unwrap_or_else(|| self.ride_token_expected())
     }
 
     /// Whether cancelling a ride takes so long that rides should be asked for in bounded pieces.
