@@ -121,7 +121,7 @@ mod tests {
         let mut account = Account::default();
         let rides = |account: &mut Account| {
             account.leapt(0.0, 0.1 * (account.credit() - GO_ON), 0.1);
-            let ridden = (1..).find(|_| {
+            let ridden = (1..100_000).find(|_| {
                 account.rode(1);
                 account.may_begin(0)
             });

@@ -246,10 +246,9 @@ impl Costs {
 
     /// Notes the first token of a ride that followed a leap, `seconds` after it was asked for.
     pub fn left(&mut self, seconds: f64, now: Tick) {
-        if let Some(token) = self.ride_token() {
-            if let Some(belief) = self.switch_out.get_mut(self.crowd.index()) {
-                belief.observe_of((seconds - token).max(0.0), token, now);
-            }
+        let belief = self.switch_out.get_mut(self.crowd.index());
+        if let Some((token, belief)) = self.pace.token(self.crowd).zip(belief) {
+            belief.observe_of((seconds - token).max(0.0), token, now);
         }
     }
 
@@ -384,8 +383,8 @@ impl Costs {
     /// What was measured in this crowd, else in the nearest smaller one: a queue that a large crowd has says nothing of a
     /// small one. Else what a probe has found, else a ridden token.
     fn switch(&self, measured: &[Belief], prior: Option<f64>) -> f64 {
-        let smaller = measured.iter().take(self.crowd.index() + 1).rev();
-        smaller.filter_map(Belief::known).next().or(prior).unwrap_or_else(|| self.ride_token_expected())
+        let mut smaller = measured.iter().take(self.crowd.index() + 1).rev();
+        smaller.find_map(Belief::known).or(prior).unwrap_or_else(|| self.ride_token_expected())
     }
 
     /// Whether cancelling a ride takes so long that rides should be asked for in bounded pieces.

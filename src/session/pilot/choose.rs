@@ -133,7 +133,7 @@ impl Pilot {
     /// Whether the model drafter may be asked, and what its draft is expected to be worth if that pays.
     fn asked_offer(&self, scene: &Scene<'_, '_>) -> (bool, Option<Offer>) {
         let Scene { stand, budget, tariff, learnt } = scene;
-        let reads = |asked: &Asked| asked.warm || self.reads_quickly(tariff.token, learnt);
+        let reads = |asked: &Asked| asked.warm || Self::reads_quickly(tariff.token, learnt);
         let model = self.model().filter(|(seat, asked)| reads(asked) && seat.health.is_well(stand.done));
         let offer = model.and_then(|(seat, _)| {
             let outlook = self.outlook(Some(seat), scene);
@@ -146,7 +146,7 @@ impl Pilot {
 
     /// Whether the model drafter reads a prompt in less time than a ridden token takes: then its first draft may be waited
     /// for. Otherwise it reads while the request rides.
-    fn reads_quickly(&self, token: f64, learnt: &Learnt) -> bool {
+    fn reads_quickly(token: f64, learnt: &Learnt) -> bool {
         learnt.costs.reading().is_some_and(|seconds| seconds < READ_MOST * token)
     }
 
