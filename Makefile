@@ -27,7 +27,7 @@ INFLATED = $(CACHE)/models/target-x$(INFLATE)
 
 export ORT_DYLIB_PATH := $(ORT)
 
-.PHONY: help demo serve-demo quick test test-rust test-python test-loaded build dist bench bench-paced bench-relay models lint print-env
+.PHONY: help demo serve-demo quick test test-rust test-python test-loaded build dist bench bench-load bench-paced bench-relay models lint print-env
 .PHONY: clean dead-code engines test-engines demo-parts binary
 
 help: ## This list
@@ -68,6 +68,9 @@ dist: $(RUNTIME) ## The binary that is shipped and measured: optimised as a whol
 
 bench: dist $(INFLATED)/model.onnx ## Through Foretell against direct, every workload
 	FORETELL=$(DIST) tests/bench.sh $(INFLATED)
+
+bench-load: dist $(INFLATED)/model.onnx ## Leaping under load: the proxy against itself in mode off, 1 to 32 clients (1 h)
+	FORETELL=$(DIST) tests/bench/load.sh $(INFLATED)
 
 bench-paced: build ## Leaping as it pays against fixed lengths, at six machines' costs (75 min)
 	@$(PYTHON) tests/bench/paced.py --foretell $(BIN) --requests $(REQUESTS)
