@@ -175,7 +175,7 @@ impl Costs {
         let (old, known) = (self.pace_is_old(), self.pace.token_of(self.crowd).is_some());
         let at = self.crowd.index();
         if let (Some(leapt), Some(ridden)) = (self.leapt.get_mut(at), self.ridden.get_mut(at)) {
-            *ridden += if old { tokens } else { 0 };
+            *ridden = if old { *ridden + tokens } else { 0 };
             if *ridden >= enough {
                 self.given_up = if known { 0 } else { (self.given_up + 1).min(10) };
                 (*leapt, *ridden) =

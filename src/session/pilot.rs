@@ -67,6 +67,8 @@ const PENANCE: usize = 16;
 /// Ridden tokens that a streak may lose from its best moment on before it ends: a sequential test, so that a run of bad
 /// luck does not end a session that pays, and a change of text does.
 const LOSS_MOST: f64 = 8.0;
+/// Share of a verify call's timeout from which on an engine is busy whose calls are expected to take so long.
+const BUSY: f64 = 0.125;
 /// Rounds of a streak that begins where no verify call was measured: the first one pays for the switch.
 const TRIAL: u32 = 2;
 /// Rounds that a session remembers of its own.
@@ -354,9 +356,14 @@ impl Pilot {
         (began, worth.max(1))
     }
 
-    /// Whether the engine computes this request alone, as far as is known.
-    pub fn is_alone(&self) -> bool {
-        self.control.with(|learnt| learnt.crowd.requests() <= 1)
+    /// Whether the engine computes other requests beside this one, so many that a call of so many nodes was expected to
+    /// take an eighth of its timeout.
+    pub fn is_busy(&self, nodes: usize, timeout: Duration) -> bool {
+        let way = self.way();
+        self.control.with(|learnt| {
+            let expected = learnt.costs.verify(way, nodes);
+            learnt.crowd.requests() > 1 && expected >= BUSY * timeout.as_secs_f64()
+        })
     }
 
     /// The model drafter has answered, so it has read the prompt.

@@ -16,13 +16,12 @@ const PENDING: &[(&str, &str)] = &[
     ("friendly-chat-70b", "drafts of the model are cut a little too short: 0.94 of the best fixed length"),
     (
         "friendly-many-clients",
-        "drafts of eight clients are cut short for each other's sake: 0.87 of the best fixed length",
+        "drafts of eight clients are cut short for each other's sake: 0.84 of the best fixed length",
     ),
     (
         "heldout-bursts",
         "requests that are not ours wait for rounds that begin while the engine is nearly full: their p95 1.03",
     ),
-    ("hostile-heldout-h100", "p95 1.023 with these dice, where riding is at 1.015 itself; 1.006 with others"),
     (
         "hostile-slow-cancel",
         "what a cancelled ride goes on computing is not seen as a cost of leaving it: p95 1.06",

@@ -173,10 +173,10 @@ impl<W: Walk> Session<W> {
         self.fault_ride(RideReason::VerifyFault, now);
     }
 
-    /// A verify call has not been answered in time. Where the engine computes other requests too it is busy, and that is
-    /// load; where it does not, something is wrong.
+    /// A verify call has not been answered in time. On an engine that is busy, so that calls were expected to take long
+    /// beside other requests, that is load; else something is wrong.
     pub(super) fn verify_late(&mut self, late: &Verifying, now: Tick) {
-        if self.pilot.is_alone() {
+        if !self.pilot.is_busy(late.draft.len(), self.rules.verify_timeout) {
             return self.verify_failed(now);
         }
         self.pilot.verify_late(late.draft.len(), now.seconds_since(late.began), now);

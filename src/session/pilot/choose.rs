@@ -37,6 +37,9 @@ impl Pilot {
             return self.forced(output, fixed, stand);
         }
         self.feed(output, stand.done, BITE);
+        if self.seats.is_empty() {
+            return Step::Ride(RideReason::NoDraft);
+        }
         let early = !stand.leaping && stand.done < self.not_before;
         if !self.caught_up(stand.done) || early || self.has_lost() {
             return Step::Ride(RideReason::NoGain);

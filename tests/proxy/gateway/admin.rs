@@ -121,7 +121,8 @@ async fn what_the_configuration_can_answer_is_answered_and_the_rest_is_404() {
     let gateway = &running.gateway;
     let policies = get(gateway, "/api/policies").await.json();
     let revision = Revision::of(first.as_bytes()).to_string();
-    let wanted = json!([{ "name": "a", "revision": revision, "mode": "auto", "synchronized": true }]);
+    let wanted =
+        json!([{ "name": "a", "revision": revision, "mode": "auto", "synchronized": true, "compared": [] }]);
     assert_eq!(policies["policies"], wanted);
 
     std::fs::write(&file, "version: 1\nname: a\ngamma: { max: 99 }\n").unwrap();

@@ -11,7 +11,6 @@ use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::process::{Child, ChildStderr, Command};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use super::scene::FORCED;
 use crate::wire::{Message, PATIENCE, Wire};
 
 /// The log lines of finished requests.
@@ -39,10 +38,6 @@ impl Proxy {
         std::fs::create_dir(&policies).unwrap();
         std::fs::write(&file, process).unwrap();
         std::fs::write(policies.join("policy.yaml"), policy).unwrap();
-        // Who says so leaps at every token, whatever the policy of the scene is: the first file by name that matches.
-        let talker =
-            FORCED.replace("name: forced\n", "name: talker\nmatch: { headers: { x-talker: [yes] } }\n");
-        std::fs::write(policies.join("0-talker.yaml"), talker).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_foretell"));
         command.arg("serve").arg("--config").arg(&file).arg("--policies").arg(&policies);
         command.args(["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]);

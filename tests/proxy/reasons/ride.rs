@@ -1,6 +1,6 @@
 //! Every reason why a request that may leap does not.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use foretell::words::RideReason;
 use futures_util::FutureExt;
@@ -15,10 +15,13 @@ use crate::fakes::{Fault, Load, Temper, When};
 
 /// Where drafts are scored.
 const GENERATE: &str = "/inference/v1/generate";
-/// Requests that leap beside the one that is looked at.
-static TALKERS: AtomicUsize = AtomicUsize::new(0);
 
-/// What brings it about; `None` for a reason that no code gives yet. A new reason needs a row before this
+/// Reasons that take hundreds of requests, or the load of others, to come about: they are played in virtual time
+/// (`tests/control`).
+pub const SIMULATED: [RideReason; 3] =
+    [RideReason::Budget, RideReason::GateAcceptance, RideReason::GateLatency];
+
+/// What brings it about; `None` for a reason that no code gives yet, or that is [`SIMULATED`]. A new reason needs a row before this
 /// compiles, and one that comes to be given needs a scene before the tests pass.
 pub fn scene(reason: RideReason) -> Option<Scene> {
     let plain = Scene::default();
@@ -43,7 +46,14 @@ pub fn scene(reason: RideReason) -> Option<Scene> {
         }
         RideReason::Policy => policy("mode: ride\n"),
         RideReason::Shadow => policy("mode: shadow\n"),
-        RideReason::Switchback => Scene { ask: ending(), before: |stage| talk(stage).boxed(), ..plain },
+        // Half of the time is a window.
+        RideReason::Switchback => Scene {
+            backend: "    budget: { switchback: 1s/2s }\n",
+            before: |_| tokio::time::sleep(Duration::from_millis(50)).boxed(),
+            tries: 400,
+            ask: ending(),
+            ..plain
+        },
         // A drafter that is not built proposes nothing.
         RideReason::NoDraft => Scene {
             policy: PLAIN.replace("prompt_lookup, ngram: { min: 1, max: 8 }", "recycling"),
@@ -130,17 +140,6 @@ fn verdicts<'a>(stage: &'a Stage, fault: &Fault) -> BoxFuture<'a, ()> {
         stage.engines.houses[0].faults.always(When::path(path).streamed(false), fault.clone());
     }
     std::future::ready(()).boxed()
-}
-
-/// Others leap, whether or not it pays, for so long that the pace of riding has to be measured again: whoever comes now
-/// rides to find out.
-async fn talk(stage: &Stage) {
-    let id = format!("talker-{}", TALKERS.fetch_add(1, Ordering::Relaxed));
-    let long = completion(&json!({"max_tokens": 1_100, "ignore_eos": true}));
-    let talker = Ask { fields: "x-talker: yes\r\n", ..long };
-    let told = talker.told(&stage.proxy, true, &id).await;
-    told.assert_agreed();
-    assert!(told.way().starts_with("speculated"), "{}", told.way());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
