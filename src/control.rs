@@ -267,8 +267,13 @@ mod tests {
             })
         };
         assert_eq!(figures(&control), figures(&read));
-        let spread = |control: &Control, now| control.with(|learnt| learnt.costs.verify_spread(way, now));
-        assert!(spread(&read, Tick(0)) > 2.0 * spread(&control, now));
+        let next = |control: &Control, now| {
+            control.with(|learnt| {
+                learnt.costs.verified(way, 4, 0.06, now);
+                learnt.costs.verify(way, 4)
+            })
+        };
+        assert!(next(&read, Tick(0)) > next(&control, now) + 0.01, "a new figure counts for more");
         assert!(Control::restored(serde_json::json!({ "now": 1 }), Duration::ZERO).is_err());
     }
 }

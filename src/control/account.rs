@@ -3,7 +3,7 @@
 //! It is kept in ridden tokens. Every round adds the tokens that it brought and takes off those that riding would have
 //! brought in the same time, switches between riding and leaping included. Riding refills it by a small share. Where it
 //! is empty nobody leaps on this replica: so what leaping loses is at most what it began with, that share, and the rounds
-//! that were under way when it ran out (of which no more than [`LEAST`] are held against it), whatever was believed.
+//! that were under way when it ran out (of which no more than 80 tokens are held against it), whatever was believed.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,6 +1,6 @@
-//! A mean with a spread: what is believed of one quantity, and how far that may be wrong.
+//! A mean and its weight: what is believed of one quantity, and how firmly.
 //!
-//! Measurements pull the mean, and the more of them there were lately the less each one does. Rest widens the spread
+//! Measurements pull the mean, and the more of them there were lately the less each one does. Rest takes from the weight
 //! and never moves the mean: after an hour without a call the last figure is still the best guess, but a weak one,
 //! and the next measurement counts for much.
 
@@ -16,10 +16,6 @@ const OUTLIER: f64 = 3.0;
 const SETTLED: f64 = 3.0;
 /// Seconds of rest after which what was measured weighs half.
 const REST: f64 = 120.0;
-/// Relative spread of a single measurement.
-const NOISE: f64 = 0.10;
-/// Relative spread of a mean that nothing supports any more.
-const IGNORANCE: f64 = 0.50;
 
 /// The mean of a quantity (seconds, or a share) that forgets what is old.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -72,16 +68,6 @@ impl Belief {
     pub fn age(&mut self, now: Tick) {
         (self.weight, self.at) = (self.weight(now), Tick::default());
     }
-
-    /// Relative spread of the mean now.
-    pub fn spread(&self, now: Tick) -> f64 {
-        spread(self.weight(now))
-    }
-}
-
-/// Relative spread of a mean that rests on so many measurements.
-pub fn spread(weight: f64) -> f64 {
-    (NOISE * NOISE / (weight + 1e-9) + (IGNORANCE / (1.0 + weight)).powi(2)).sqrt().min(IGNORANCE)
 }
 
 #[cfg(test)]
@@ -90,18 +76,6 @@ mod tests {
 
     const fn at(seconds: u64) -> Tick {
         Tick(seconds * 1_000_000)
-    }
-
-    #[test]
-    fn rest_widens_the_spread_and_keeps_the_mean() {
-        let mut belief = Belief::default();
-        assert_eq!((belief.known(), belief.spread(at(0))), (None, IGNORANCE));
-        (0..20).for_each(|_| belief.observe(0.040, at(0)));
-        let fresh = belief.spread(at(0));
-        assert!(fresh < 0.08, "{fresh}");
-        assert!((belief.known().unwrap() - 0.040).abs() < 1e-12);
-        let hour = belief.spread(at(3_600));
-        assert!(hour > 0.3 && (belief.known().unwrap() - 0.040).abs() < 1e-12, "{hour}");
     }
 
     #[test]

@@ -320,11 +320,6 @@ impl Costs {
         mean + (self.guess(nodes) - mean).min(0.0) * rest / (rest + HOPE)
     }
 
-    /// Relative spread of the time of calls by this way: how far it may be off.
-    pub fn verify_spread(&self, way: Way, now: Tick) -> f64 {
-        self.verify.spread(self.place(way), now)
-    }
-
     /// Most draft nodes whose cost can be told from what was measured: twice as many as the largest draft so far.
     pub fn reach(&self, way: Way) -> usize {
         self.verify.reach(self.place(way)).map_or(REACH_FIRST, |reach| (2 * reach).max(REACH_FIRST))
@@ -353,11 +348,6 @@ impl Costs {
     pub fn draft_token(&self) -> f64 {
         let guess = || self.ride_token_expected() * DRAFT;
         self.draft.known().unwrap_or_else(|| self.chunk.known().unwrap_or(f64::MAX).min(guess()))
-    }
-
-    /// Measured seconds per token of the model drafter; `None` before the first draft.
-    pub fn draft_token_measured(&self) -> Option<f64> {
-        self.draft.known()
     }
 
     /// Expected seconds of a pass that reads the prompt; `None` before the first.
@@ -451,11 +441,11 @@ mod tests {
         let after = |seconds: u64| Tick(seconds * 1_000_000);
         let mut costs = riding_at(0.010);
         (0..8).for_each(|_| costs.verified(TREE, 4, 0.9, after(0)));
-        let fresh = costs.verify_spread(TREE, after(1));
+        let fresh = costs.hopeful(TREE, 4, after(1));
         assert!((costs.verify(TREE, 4) - 0.9).abs() < 1e-9 && costs.verify_measured(TREE));
-        let rested = costs.verify_spread(TREE, after(3_600));
+        let rested = costs.hopeful(TREE, 4, after(3_600));
         assert!((costs.verify(TREE, 4) - 0.9).abs() < 1e-9 && costs.verify_measured(TREE));
-        assert!(fresh < 0.08 && rested > 0.3, "{fresh} {rested}");
+        assert!(fresh > 0.89 && rested < 0.2, "{fresh} {rested}");
         (0..2).for_each(|_| costs.verified(TREE, 4, 0.012, after(3_600)));
         assert!(costs.verify(TREE, 4) < 0.4, "{}", costs.verify(TREE, 4));
     }

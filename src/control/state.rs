@@ -152,7 +152,7 @@ impl Classes {
     /// Rounds that a class remembers.
     const MEMORY: f64 = 300.0;
 
-    /// Notes a round of a class; see [`Rounds::push`]. Beyond [`Self::MOST`] classes the one with the fewest rounds makes room.
+    /// Notes a round of a class; see [`Rounds::push`]. Where there are too many classes the one with the fewest rounds makes room.
     pub fn push(&mut self, class: Class, nodes: usize, modelled: usize, tokens: usize) {
         if self.rounds.len() >= Self::MOST && !self.rounds.contains_key(&class) {
             let fewest = self.rounds.iter().min_by(|a, b| a.1.count().total_cmp(&b.1.count()));

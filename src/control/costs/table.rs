@@ -9,7 +9,6 @@ use std::collections::BTreeMap;
 
 use super::pace::Crowd;
 use super::{Belief, PRIOR_WEIGHT};
-use crate::control::belief;
 use crate::control::prospect::Prior;
 use crate::units::Tick;
 use crate::words::Plan;
@@ -149,15 +148,6 @@ impl Verify {
         same.filter_map(|(_, table)| table.reach()).max()
     }
 
-    /// Relative spread of what is said of a call.
-    pub(super) fn spread(&self, place: Place, now: Tick) -> f64 {
-        let weight = self.nearest_place(place).map_or(0.0, |(known, table)| {
-            let weight = table.weight(now) + if table.lent.is_empty() { 0.0 } else { PRIOR_WEIGHT };
-            if known == place { weight } else { weight * 0.5 }
-        });
-        belief::spread(weight)
-    }
-
     /// The table nearest to this place; of two the smaller.
     fn nearest_place(&self, place: Place) -> Option<(Place, &Table)> {
         if let Some(table) = self.tables.get(&place) {
@@ -207,11 +197,6 @@ impl Table {
         let (least, most) = (self.means.iter().position(known)?, self.means.iter().rposition(known)?);
         let (low, high) = (self.curve.get(least)?, self.curve.get(most)?);
         (most >= least + SLOPE_OVER).then(|| (high - low) / (most - least) as f64)
-    }
-
-    /// Measurements that the table rests on now.
-    fn weight(&self, now: Tick) -> f64 {
-        self.means.iter().map(|mean| mean.weight(now)).sum()
     }
 
     /// What was supposed, scaled by how far measurements differ from it.
