@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 pub use gateway::{Ended, Gateway};
@@ -45,6 +46,8 @@ use crate::words::{Mode, Plan};
 
 /// How long a start waits for the backends' engines to be identified; after that, requests are relayed until they are.
 const KNOWN_WITHIN: Duration = Duration::from_secs(2);
+/// How long the end waits for what was learnt to be written down.
+const WRITTEN_WITHIN: Duration = Duration::from_secs(5);
 
 /// Why the proxy cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -85,6 +88,8 @@ pub struct Running {
     pub identities: Arc<Identities>,
     /// The drafter models that are loaded.
     pub drafters: Arc<Drafters>,
+    /// Writes down what is learnt, for the last time when the process drains; `None` where that is not asked for.
+    remembering: Option<JoinHandle<()>>,
     /// Stops the repeated identification of the backends when it is dropped.
     _asking: DropGuard,
 }
@@ -92,7 +97,12 @@ pub struct Running {
 impl Running {
     /// Serves until a signal or the admin API has drained the proxy.
     pub async fn until(self, signals: Signals) -> Ended {
-        self.gateway.until(signals).await
+        let ended = self.gateway.until(signals).await;
+        if let Some(remembering) = self.remembering {
+            // A disk that hangs does not hold up the end.
+            let _ = tokio::time::timeout(WRITTEN_WITHIN, remembering).await;
+        }
+        ended
     }
 }
 
@@ -152,15 +162,14 @@ pub async fn start_with(
     let drive: Option<Arc<dyn Drive>> = Some(Arc::clone(&driver) as Arc<dyn Drive>);
     let watching = CancellationToken::new();
     let gateway = Gateway::start_with(settings, drive, Some(configured), shared).await?;
-    if let Some(file) = snapshot {
-        tokio::spawn(driver.remember(file, Arc::clone(&gateway.shared.life)));
-    }
+    let life = Arc::clone(&gateway.shared.life);
+    let remembering = snapshot.map(|file| tokio::spawn(driver.remember(file, life)));
     let (asking, stop) = (Arc::clone(&identities), watching.clone());
     tokio::spawn(asking.keep_asking(stop));
     tokio::spawn(until_draining(Arc::clone(&gateway.shared.life), watching.clone()));
     // A backend that is not reachable yet does not prevent the start: its requests are relayed.
     let _ = tokio::time::timeout(KNOWN_WITHIN, identities.asked()).await;
-    Ok(Running { gateway, identities, drafters, _asking: watching.drop_guard() })
+    Ok(Running { gateway, identities, drafters, remembering, _asking: watching.drop_guard() })
 }
 
 /// What leaping may cost the other requests of a backend.

@@ -81,8 +81,8 @@ impl Tariff {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::control::Control;
     use crate::control::gates::Signal;
-    use crate::control::{Control, Crowd};
     use crate::words::Plan;
     use std::time::Duration;
 
@@ -134,6 +134,5 @@ mod tests {
         let believed = control.with(|learnt| Tariff::new(learnt, WAY, None).round(4));
         assert!(at(Tick(0)) > 0.8 * believed, "{}", at(Tick(0)));
         assert!(at(Tick(3_600_000_000)) < 0.4 * believed, "{}", at(Tick(3_600_000_000)));
-        let _ = Crowd::default();
     }
 }

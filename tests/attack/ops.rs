@@ -971,3 +971,27 @@ fn a_delay_that_the_operator_has_set_is_waited_for_and_nobody_is_asked_meanwhile
         .collect();
     assert!(late.is_empty(), "asked while draining: {late:?}");
 }
+
+#[test]
+fn what_was_learnt_is_written_at_the_end_and_read_at_the_start_and_a_spoilt_file_stops_nobody() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("learnt.json");
+    let backend = Backend::plain();
+    let lines = format!("memory: {{ snapshot: {} }}\n", file.display());
+    let run = |says: &str| {
+        let mut proxy = Start::before(backend.address).and(&lines).start();
+        proxy.ready();
+        eventually(says, || proxy.stderr().contains(says).then_some(()));
+        proxy.signal("TERM");
+        assert!(proxy.wait().success());
+    };
+    for _ in 0..2 {
+        run("what was learnt before has been read");
+        let written: serde_json::Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+        assert_eq!(written["version"], 1);
+    }
+    for spoilt in ["", "{", "{\"version\": 9, \"saved\": 0, \"epochs\": []}"] {
+        std::fs::write(&file, spoilt).unwrap();
+        run("what was learnt before is lost");
+    }
+}

@@ -62,9 +62,6 @@ fn waits(here: bool, there: bool, token: f64) -> f64 {
 pub(super) struct Verify {
     #[serde(with = "crate::control::pairs")]
     tables: BTreeMap<Place, Table>,
-    /// What a probe has found, by plan: size of the context, and seconds by draft nodes.
-    #[serde(skip)]
-    priors: Vec<(usize, usize, Points)>,
 }
 
 /// Draft nodes and seconds, both rising.
@@ -92,17 +89,14 @@ impl Verify {
 
     /// Takes what a probe has found. `token`: seconds per ridden token.
     pub(super) fn take_prior(&mut self, prior: &Prior, token: f64, now: Tick) {
-        self.priors.clear();
         for (plan, curves) in prior.verify.iter().enumerate() {
             for curve in curves {
-                self.priors.push((plan, size_of(curve.context), curve.points.clone()));
+                let place =
+                    Place { plan, size: size_of(curve.context), crowd: Crowd::default(), riders: false };
+                let table = self.tables.entry(place).or_default();
+                (table.lent, table.probed) = (curve.points.clone(), true);
+                table.rebuild(token, now);
             }
-        }
-        for (plan, size, points) in &self.priors {
-            let place = Place { plan: *plan, size: *size, crowd: Crowd::default(), riders: false };
-            let table = self.tables.entry(place).or_default();
-            (table.lent, table.probed) = (points.clone(), true);
-            table.rebuild(token, now);
         }
     }
 
