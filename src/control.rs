@@ -215,20 +215,37 @@ impl Control {
 pub struct Presence {
     control: std::sync::Arc<Control>,
     leaps: bool,
+    call: Option<state::UnderWay>,
 }
 
 impl Presence {
     /// Adds one request to the crowd.
     pub fn new(control: std::sync::Arc<Control>) -> Self {
         control.with(|learnt| learnt.crowd_changes(Crowd::enter));
-        Self { control, leaps: false }
+        Self { control, leaps: false, call: None }
     }
 
     /// It leaps from now on, or rides.
     pub fn leaps(&mut self, leaps: bool) {
+        self.call_ends();
         if std::mem::replace(&mut self.leaps, leaps) != leaps {
             self.control.with(|learnt| learnt.crowd_changes(|crowd| crowd.leaps(leaps)));
         }
+    }
+}
+
+impl Presence {
+    /// It makes a verify call with so many draft nodes, and leaps.
+    pub fn calls(&mut self, nodes: usize) {
+        self.leaps(true);
+        self.call = Some(self.control.with(|learnt| learnt.crowd.call_begins(nodes)));
+    }
+
+    /// Its verify call is over. Returns the draft nodes that our calls had on average that were under way with it; `None` if it
+    /// made none.
+    pub fn call_ends(&mut self) -> Option<f64> {
+        let call = self.call.take()?;
+        Some(self.control.with(|learnt| learnt.crowd.call_ends(call)))
     }
 }
 

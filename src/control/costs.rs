@@ -4,6 +4,7 @@
 //! that was really used, the size of the context, that crowd and the number of draft nodes. Rest makes all of it less
 //! certain and forgets none of it, and calls that lost are remembered as well and as long as calls that won.
 
+mod joint;
 mod pace;
 mod table;
 
@@ -11,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use std::sync::Arc;
 
+use joint::Joint;
 pub use pace::SIZES as CROWDS;
 use pace::{Crowd, Pace};
 pub use table::{CONTEXTS, NODES_MAX};
@@ -100,6 +102,8 @@ pub struct Costs {
     company: [Belief; pace::SIZES],
     pace: Pace,
     verify: Verify,
+    /// What a node adds to all our calls together.
+    joint: Joint,
     /// Share of the calls of each plan that decided nothing, by [`Plan::index`].
     undecided: [Belief; Plan::ALL.len()],
     /// Seconds per token of the model drafter.
@@ -292,6 +296,16 @@ impl Costs {
         let Some((seconds, crowd)) = known else { return self.guess(nodes) + wait };
         let paces = self.pace.token_of(self.crowd).zip(self.pace.token_of(crowd));
         seconds * paces.filter(|_| crowd != self.crowd).map_or(1.0, |(here, there)| here / there)
+    }
+
+    /// Notes how many draft nodes all our calls had on average that were under way with one of `seconds`.
+    pub fn shared(&mut self, nodes: f64, seconds: f64) {
+        self.joint.observe(self.crowd, nodes, seconds);
+    }
+
+    /// What every call of ours takes longer if each has one node more, seconds; `None` where that is not known yet.
+    pub fn per_node_of_all(&self) -> Option<f64> {
+        self.joint.slope(self.crowd)
     }
 
     /// What each node of a draft adds to a call, seconds, as measured; 0 where that is not known yet.

@@ -56,6 +56,26 @@ pub struct Crowd {
     ours: usize,
     leaping: usize,
     others: usize,
+    /// Our verify calls: under way, and all that began.
+    under_way: Calls,
+    begun: Calls,
+}
+
+/// Verify calls, and their draft nodes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Calls {
+    calls: usize,
+    nodes: usize,
+}
+
+/// A verify call of ours that is under way.
+#[derive(Clone, Copy, Debug)]
+pub struct UnderWay {
+    nodes: usize,
+    /// What was under way when it began, itself included.
+    with: Calls,
+    /// What had begun by then.
+    after: Calls,
 }
 
 impl Crowd {
@@ -72,6 +92,25 @@ impl Crowd {
     /// One of ours leaps, or (`false`) rides again.
     pub fn leaps(&mut self, leaps: bool) {
         self.leaping = if leaps { self.leaping + 1 } else { self.leaping.saturating_sub(1) };
+    }
+
+    /// A verify call of ours with so many draft nodes begins.
+    pub fn call_begins(&mut self, nodes: usize) -> UnderWay {
+        for calls in [&mut self.under_way, &mut self.begun] {
+            (calls.calls, calls.nodes) = (calls.calls.wrapping_add(1), calls.nodes.wrapping_add(nodes));
+        }
+        UnderWay { nodes, with: self.under_way, after: self.begun }
+    }
+
+    /// It ends. Returns the draft nodes that the calls had on average that were under way at any time with it, itself
+    /// included.
+    pub fn call_ends(&mut self, call: UnderWay) -> f64 {
+        let UnderWay { nodes, with, after } = call;
+        self.under_way.calls = self.under_way.calls.saturating_sub(1);
+        self.under_way.nodes = self.under_way.nodes.saturating_sub(nodes);
+        let calls = with.calls + self.begun.calls.wrapping_sub(after.calls);
+        let all = with.nodes + self.begun.nodes.wrapping_sub(after.nodes);
+        all as f64 / calls.max(1) as f64
     }
 
     /// Whether none of ours leaps: what is ridden now shows the pace that riding alone has.

@@ -21,7 +21,7 @@ pub struct Tariff {
     pub basis: Basis,
     /// Of a round by its nodes: the call itself, and what requests of others lose by it.
     rounds: Vec<f64>,
-    /// What each node costs our other requests. They leap as well, so it is a part of the time of everybody's rounds
+    /// What each node costs our other requests. Where they leap as well it is a part of the time of everybody's rounds
     /// already: it counts where a draft is cut, not where leaping is compared with riding.
     ours: f64,
 }
@@ -43,7 +43,7 @@ impl Tariff {
             switch_out: costs.switch_out(),
             basis: costs.basis(way),
             rounds,
-            ours: crowd.ours().saturating_sub(1) as f64 * costs.per_node(way),
+            ours: price_of_ours(learnt, way),
         }
     }
 
@@ -76,6 +76,16 @@ impl Tariff {
     pub fn within(&self, most: usize, seconds: f64) -> Option<usize> {
         (0..=most).rev().find(|&nodes| self.round(nodes) <= seconds)
     }
+}
+
+/// What a node costs our other requests, seconds. Those that leap: what it adds to everybody's calls beyond what own calls
+/// with more nodes showed already. Those that ride: what a node of one call adds to a step.
+fn price_of_ours(learnt: &Learnt<'_>, way: Way) -> f64 {
+    let own = learnt.costs.per_node(way);
+    let all = learnt.costs.per_node_of_all().unwrap_or(own);
+    let leaping = learnt.crowd.leaping().max(1);
+    let riding = learnt.crowd.ours().saturating_sub(leaping);
+    (all - own).max(0.0) + riding as f64 * all / leaping as f64
 }
 
 #[cfg(test)]

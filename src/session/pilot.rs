@@ -316,8 +316,9 @@ impl Pilot {
     }
 
     /// Learns what a verify call cost: by the plan and with the nodes that it was really made with, and the seconds
-    /// since the ride was left or the call before ended. `decided`: it decided anything.
-    pub fn called(&mut self, put: Put, seconds: f64, decided: bool, now: Tick) {
+    /// since the ride was left or the call before ended. `beside`: the nodes that our calls had on average that were under way
+    /// with it. `decided`: it decided anything.
+    pub fn called(&mut self, put: Put, seconds: f64, beside: Option<f64>, decided: bool, now: Tick) {
         let (way, nodes) = (Way::by(put.plan, self.fed), put.nodes);
         let streak = self.streak.as_mut();
         let first = streak.is_some_and(|streak| !std::mem::replace(&mut streak.switched, true));
@@ -327,6 +328,7 @@ impl Pilot {
                 learnt.costs.entered(way, nodes, seconds, now);
             } else {
                 learnt.costs.verified(way, nodes, seconds, now);
+                learnt.costs.shared(beside.unwrap_or(nodes as f64), seconds);
             }
         });
     }

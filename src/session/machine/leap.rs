@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::Session;
 use super::flight::{Drafting, Verifying};
+use crate::control::Presence;
 use crate::draft::Tree;
 use crate::session::accept::Walk;
 use crate::session::pilot::Step;
@@ -23,7 +24,9 @@ impl<W: Walk> Session<W> {
         match step {
             Step::Ride(reason) => {
                 self.pilot.leave(self.output.tokens().len(), now);
-                self.leaps(false);
+                if let Some(presence) = &mut self.presence {
+                    presence.leaps(false);
+                }
                 self.ride_on(reason, true, now);
             }
             Step::Draft(gamma) => {
@@ -32,13 +35,6 @@ impl<W: Walk> Session<W> {
                 self.flight.draft = Some(Drafting { id, since: now, gamma, until });
             }
             Step::Verify(draft) => self.verify(draft, 0, began, now),
-        }
-    }
-
-    /// Tells the neighbours whether this session leaps.
-    fn leaps(&mut self, leaps: bool) {
-        if let Some(presence) = &mut self.presence {
-            presence.leaps(leaps);
         }
     }
 
@@ -81,7 +77,9 @@ impl<W: Walk> Session<W> {
             return self.fault_ride(RideReason::NoDraft, now);
         };
         self.summary.reason = None;
-        self.leaps(true);
+        if let Some(presence) = &mut self.presence {
+            presence.calls(draft.len());
+        }
         let id = self.act(Action::Verify(draft.clone(), plan));
         let until = now.after(self.rules.verify_timeout);
         debug_assert!(self.flight.verify.is_none(), "one verify call at a time");
@@ -144,10 +142,11 @@ impl<W: Walk> Session<W> {
             return self.verify_failed(now);
         };
         let decided = !accepted.tokens.is_empty();
+        let beside = self.presence.as_mut().and_then(Presence::call_ends);
         let put =
             verdict.put.or_else(|| Some(Put { plan: *self.rules.plans.get(place)?, nodes: draft.len() }));
         if let Some(put) = put {
-            self.pilot.called(put, now.seconds_since(began), decided, now);
+            self.pilot.called(put, now.seconds_since(began), beside, decided, now);
         }
         if !decided {
             return self.verify_by(place + 1, draft, modelled, now, now);
