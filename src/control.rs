@@ -26,7 +26,7 @@ pub use alarm::Alarm;
 pub use belief::Belief;
 pub use budget::Budget;
 pub use chooser::{Outlook, Quote, best_cut, dither};
-pub use costs::{Basis, Costs, Way};
+pub use costs::{Basis, Beside, Costs, Way};
 pub use prospect::Prior;
 pub use rounds::{Prices, Rounds, Value};
 pub use shelf::Shelf;
@@ -61,12 +61,6 @@ pub struct Learnt<'a> {
     pub classes: &'a mut state::Classes,
     length: &'a mut state::Length,
 }
-
-/// A round or a gap counts at most as so many ridden tokens more than it brought: a stalled engine or network is not what
-/// leaping costs, nor the pace of riding.
-const PAUSE_TOKENS: f64 = 24.0;
-/// ... or as so many times what was expected of it.
-const STALL: f64 = 3.0;
 
 /// What was known of a round before it was made, seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -116,8 +110,8 @@ impl Learnt<'_> {
     pub fn left(&mut self, seconds: f64, now: Tick) {
         self.costs.left(seconds, now);
         if let Some(token) = self.costs.ride_token() {
-            let most = ((1.0 + PAUSE_TOKENS) * token).max(STALL * self.costs.switch_out());
-            self.account.leapt(1.0, seconds.min(most), token);
+            let round = Round { expected: token + self.costs.switch_out(), lost: 0.0 };
+            self.account.leapt(1.0, seconds, round, token);
         }
         self.passed(seconds, 1, now);
     }
@@ -127,9 +121,7 @@ impl Learnt<'_> {
         self.passed(seconds, tokens, now);
         self.costs.leapt(seconds / self.crowd.ours().max(1) as f64);
         let Some(token) = self.costs.ride_token() else { return 0.0 };
-        // A stall counts no more than it would for a ride: it is the engine's, not the leap's.
-        let most = ((tokens as f64 + PAUSE_TOKENS) * token).max(STALL * round.expected);
-        self.account.leapt(tokens as f64, seconds.min(most) + round.lost, token)
+        self.account.leapt(tokens as f64, seconds, round, token)
     }
 
     /// Notes that a session of ours got `tokens` in `seconds`, in which requests of others got theirs.

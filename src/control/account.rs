@@ -7,6 +7,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::Round;
+
 /// Ridden tokens that a replica may lose before anything was won.
 const START: f64 = 10.0;
 /// The most that wins can put by, ridden tokens.
@@ -25,6 +27,16 @@ const BEGIN: f64 = 4.0;
 const BEGIN_EACH: f64 = 0.25;
 /// Who leaps may go on down to here.
 const GO_ON: f64 = -10.0;
+/// A round counts at most as so many ridden tokens more than it brought: a stalled engine or network is not what leaping
+/// costs.
+const PAUSE_TOKENS: f64 = 24.0;
+/// A round has stalled that took so many times what was expected of it, and so many ridden tokens more than it brought.
+const STALL: f64 = 3.0;
+const STALL_TOKENS: f64 = 8.0;
+/// So many stalls count as no more than that: riding would have met them as well. One is forgotten with every sixteen rounds
+/// that did not stall.
+const STALLS: f64 = 2.0;
+const FORGOTTEN: f64 = 1.0 / 16.0;
 
 /// The account of one replica and one size of its crowd, shared by all sessions: what leaping loses in a crowd says nothing
 /// of what it brings to one alone.
@@ -33,11 +45,14 @@ pub struct Account {
     credit: f64,
     /// Times in a row that it ran out.
     strikes: i32,
+    /// Stalls that are not forgotten yet.
+    #[serde(default)]
+    stalls: f64,
 }
 
 impl Default for Account {
     fn default() -> Self {
-        Self { credit: START, strikes: 0 }
+        Self { credit: START, strikes: 0, stalls: 0.0 }
     }
 }
 
@@ -50,8 +65,18 @@ impl Account {
 
     /// Notes that leaping brought `tokens` in `seconds`, where a ridden token takes `pace` seconds. Returns the ridden
     /// tokens won, negative if lost.
-    pub fn leapt(&mut self, tokens: f64, seconds: f64, pace: f64) -> f64 {
-        let won = tokens - seconds / pace.max(1e-9);
+    pub fn leapt(&mut self, tokens: f64, seconds: f64, round: Round, pace: f64) -> f64 {
+        let Round { expected, lost } = round;
+        let pace = pace.max(1e-9);
+        let ordinary = (STALL * expected).max((tokens + STALL_TOKENS) * pace);
+        let stalled = seconds > ordinary;
+        let most = if stalled && self.stalls < STALLS {
+            ordinary
+        } else {
+            ordinary.max((tokens + PAUSE_TOKENS) * pace)
+        };
+        self.stalls = if stalled { self.stalls.floor() + 1.0 } else { (self.stalls - FORGOTTEN).max(0.0) };
+        let won = tokens - (seconds.min(most) + lost) / pace;
         if won.is_finite() {
             let before = self.credit;
             self.credit = (self.credit + won).clamp(LEAST, MOST);
@@ -85,13 +110,18 @@ impl Account {
 mod tests {
     use super::*;
 
+    /// Rounds that take as long as was expected, where a ridden token takes a tenth of a second.
+    fn leapt(account: &mut Account, tokens: f64, seconds: f64) -> f64 {
+        account.leapt(tokens, seconds, Round { expected: seconds, lost: 0.0 }, 0.1)
+    }
+
     #[test]
     fn whatever_is_believed_a_hundredth_is_the_most_that_can_be_lost() {
         let (mut account, mut lost, mut ridden, mut leaping) = (Account::default(), 0.0, 0.0, false);
         for _ in 0..100_000 {
             leaping = if leaping { account.may_go_on() } else { account.may_begin(0) };
             if leaping {
-                lost -= account.leapt(1.0, 0.4, 0.1);
+                lost -= leapt(&mut account, 1.0, 0.4);
             }
             account.rode(1);
             ridden += 1.0;
@@ -103,15 +133,15 @@ mod tests {
     fn wins_are_put_by_up_to_a_limit_and_pay_for_losses_later() {
         let mut account = Account::default();
         (0..100).for_each(|_| {
-            account.leapt(5.0, 0.2, 0.1);
+            leapt(&mut account, 5.0, 0.2);
         });
         assert!((account.credit() - MOST).abs() < 1e-9 && account.may_begin(100));
         (0..39).for_each(|_| {
-            account.leapt(1.0, 0.2, 0.1);
+            leapt(&mut account, 1.0, 0.2);
         });
         assert!(account.may_go_on() && !account.may_begin(0));
         (0..12).for_each(|_| {
-            account.leapt(1.0, 0.2, 0.1);
+            leapt(&mut account, 1.0, 0.2);
         });
         assert!(!account.may_go_on());
     }
@@ -120,7 +150,10 @@ mod tests {
     fn who_loses_again_and_again_is_tried_more_and_more_rarely_and_a_win_ends_that() {
         let mut account = Account::default();
         let rides = |account: &mut Account| {
-            account.leapt(0.0, 0.1 * (account.credit() - GO_ON), 0.1);
+            {
+                let seconds = 0.1 * (account.credit() - GO_ON);
+                leapt(account, 0.0, seconds)
+            };
             let ridden = (1..100_000).find(|_| {
                 account.rode(1);
                 account.may_begin(0)
@@ -129,19 +162,33 @@ mod tests {
         };
         let (first, second) = (rides(&mut account), rides(&mut account));
         assert!((1.9..2.1).contains(&(f64::from(second) / f64::from(first))), "{first} {second}");
-        account.leapt(40.0, 0.1, 0.1);
+        leapt(&mut account, 40.0, 0.1);
         assert_eq!(account.strikes, 0);
     }
 
     #[test]
     fn riding_fills_it_up_to_where_it_began_and_takes_nothing_that_was_won() {
         let mut account = Account::default();
-        account.leapt(0.0, 5.0, 0.1);
+        leapt(&mut account, 0.0, 5.0);
         assert!(!account.may_go_on());
         (0..1_000).for_each(|_| account.rode(1_000));
         assert!((account.credit() - START).abs() < 1e-9);
-        account.leapt(20.0, 0.1, 0.1);
+        leapt(&mut account, 20.0, 0.1);
         account.rode(1);
         assert!((account.credit() - START - 19.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_stall_now_and_then_counts_little_and_one_after_the_other_counts_in_full() {
+        let stall = |account: &mut Account| account.leapt(1.0, 90.0, Round { expected: 0.2, lost: 0.0 }, 0.1);
+        let mut account = Account::default();
+        for _ in 0..100 {
+            assert!((stall(&mut account) + STALL_TOKENS).abs() < 1e-9);
+            (0..16).for_each(|_| {
+                leapt(&mut account, 2.0, 0.2);
+            });
+        }
+        let each: Vec<f64> = (0..4).map(|_| stall(&mut account).round()).collect();
+        assert_eq!(each, [-STALL_TOKENS, -STALL_TOKENS, -PAUSE_TOKENS, -PAUSE_TOKENS]);
     }
 }

@@ -24,7 +24,7 @@ use crate::units::Tick;
 use crate::words::Plan;
 
 /// Seconds of leaping, in ridden tokens, after which the pace of riding is measured again ...
-const PACE_OLD: f64 = 600.0;
+const PACE_OLD: f64 = 1200.0;
 /// ... or, where measuring it has been given up, is tried again ...
 const PACE_GIVEN_UP: f64 = 100.0;
 /// ... and the ridden tokens that it is measured over.
@@ -41,6 +41,8 @@ const NODE: f64 = 0.06;
 const DRAFT: f64 = 0.15;
 /// A first call that takes so many times what was expected is not explained by the switch.
 const DEAR: f64 = 6.0;
+/// Times what was expected that a call counts at most beside others: one hiccup is not a trend.
+const OUTLIER: f64 = 3.0;
 /// Seconds without a verify call after which hope for a lower cost is half of what it may become.
 const HOPE: f64 = 600.0;
 /// Draft nodes of a first round: what a call costs is found out by steps.
@@ -62,6 +64,15 @@ impl Way {
     pub const fn by(plan: Plan, context: usize) -> Self {
         Self { plan, fallback: None, context }
     }
+}
+
+/// What else was going on at a verify call.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Beside {
+    /// Draft nodes that our calls had on average that were under way with it, itself included.
+    pub nodes: f64,
+    /// Tokens that the model drafter computed for it, before it began.
+    pub modelled: usize,
 }
 
 /// What an expected cost rests on.
@@ -102,8 +113,9 @@ pub struct Costs {
     company: [Belief; pace::SIZES],
     pace: Pace,
     verify: Verify,
-    /// What a node adds to all our calls together.
-    joint: Joint,
+    /// What a node adds to all our calls together, and what a drafted token takes from the wait for the engine.
+    nodes: Joint,
+    wait: Joint,
     /// Share of the calls of each plan that decided nothing, by [`Plan::index`].
     undecided: [Belief; Plan::ALL.len()],
     /// Seconds per token of the model drafter.
@@ -298,14 +310,25 @@ impl Costs {
         seconds * paces.filter(|_| crowd != self.crowd).map_or(1.0, |(here, there)| here / there)
     }
 
-    /// Notes how many draft nodes all our calls had on average that were under way with one of `seconds`.
-    pub fn shared(&mut self, nodes: f64, seconds: f64) {
-        self.joint.observe(self.crowd, nodes, seconds);
+    /// Notes what else was going on at a verify call in the middle of leaping.
+    pub fn shared(&mut self, way: Way, nodes: usize, seconds: f64, beside: Beside) {
+        let expected = self.verify(way, nodes);
+        let seconds = seconds.min(OUTLIER * expected);
+        self.nodes.observe(self.crowd, beside.nodes, seconds);
+        self.wait.observe(self.crowd, beside.modelled as f64, seconds - expected);
     }
 
     /// What every call of ours takes longer if each has one node more, seconds; `None` where that is not known yet.
     pub fn per_node_of_all(&self) -> Option<f64> {
-        self.joint.slope(self.crowd)
+        Some(self.nodes.slope(self.crowd)?.max(0.0))
+    }
+
+    /// Seconds that a token of the model drafter saves of the wait for the engine, because it is drafted while the engine computes
+    /// for others, and those that calls were measured to be shorter by for it.
+    pub fn saved_by_drafting(&self) -> (f64, f64) {
+        let Some(slope) = self.wait.slope(self.crowd) else { return (0.0, 0.0) };
+        let saved = (-slope).clamp(0.0, self.draft_token());
+        (saved, saved * self.wait.mean(self.crowd))
     }
 
     /// What each node of a draft adds to a call, seconds, as measured; 0 where that is not known yet.

@@ -33,10 +33,8 @@ pub struct Rounds {
 
 /// Prices by which rounds are valued, in seconds.
 pub struct Prices<'a> {
-    /// Of a verify call with so many nodes.
-    pub verify: &'a dyn Fn(usize) -> f64,
-    /// Of a token of the model drafter.
-    pub draft: f64,
+    /// Of a round with so many nodes, for which the model drafter computed so many tokens.
+    pub round: &'a dyn Fn(usize, f64) -> f64,
     /// Of a ridden token.
     pub token: f64,
     /// Of going from leap to ride and back again.
@@ -103,10 +101,10 @@ impl Rounds {
         for (nodes, sum) in self.sums.iter().enumerate().skip(1).filter(|(_, sum)| sum.rounds > 1e-6) {
             drafted += sum.rounds;
             value.drafted.0 += sum.tokens;
-            value.drafted.1 += sum.rounds * (prices.verify)(nodes) + sum.modelled * prices.draft;
+            value.drafted.1 += sum.rounds * (prices.round)(nodes, sum.modelled / sum.rounds);
         }
         let empty = self.sums.first().map_or(0.0, |sum| sum.rounds);
-        let staying = empty * ((prices.verify)(0) - prices.token).max(0.0);
+        let staying = empty * ((prices.round)(0, 0.0) - prices.token).max(0.0);
         let leaving = self.gaps * prices.switches;
         value.rounds = drafted + empty;
         value.tokens = value.drafted.0 + empty;
@@ -149,8 +147,8 @@ impl Value {
 mod tests {
     use super::*;
 
-    fn prices(verify: &dyn Fn(usize) -> f64, switches: f64) -> Prices<'_> {
-        Prices { verify, draft: 0.001, token: 0.1, switches }
+    fn prices(round: &dyn Fn(usize, f64) -> f64, switches: f64) -> Prices<'_> {
+        Prices { round, token: 0.1, switches }
     }
 
     #[test]
@@ -158,9 +156,9 @@ mod tests {
         let mut rounds = Rounds::remembering(1e9);
         rounds.push(4, 4, 5);
         rounds.push(4, 0, 3);
-        let cheap = rounds.value(&prices(&|_| 0.1, 0.2));
+        let cheap = rounds.value(&prices(&|_, modelled| 0.1 + 0.001 * modelled, 0.2));
         assert!((cheap.tokens - 8.0).abs() < 1e-6 && (cheap.seconds - 0.204).abs() < 1e-6, "{cheap:?}");
-        let dear = rounds.value(&prices(&|nodes| 0.1 * nodes as f64, 0.2));
+        let dear = rounds.value(&prices(&|nodes, modelled| 0.1 * nodes as f64 + 0.001 * modelled, 0.2));
         assert!((dear.rate().unwrap() - 8.0 / 0.804).abs() < 1e-6, "{dear:?}");
     }
 
@@ -171,10 +169,10 @@ mod tests {
             rounds.push(4, 0, 5);
             (0..10).for_each(|_| rounds.push(0, 0, 1));
         }
-        let value = rounds.value(&prices(&|_| 0.15, 0.2));
+        let value = rounds.value(&prices(&|_, _| 0.15, 0.2));
         assert!((value.between_gaps - 1.0).abs() < 1e-6 && (value.gap - 10.0).abs() < 1e-6, "{value:?}");
         assert!((value.seconds - (0.3 + 2.0 + 0.4)).abs() < 1e-6, "leaving twice costs less: {value:?}");
-        let staying = rounds.value(&prices(&|_| 0.101, 0.2));
+        let staying = rounds.value(&prices(&|_, _| 0.101, 0.2));
         assert!((staying.seconds - (0.202 + 2.0 + 0.02)).abs() < 1e-6, "{staying:?}");
     }
 
@@ -183,7 +181,7 @@ mod tests {
         let mut own = Rounds::remembering(16.0);
         (0..200).for_each(|_| own.push(4, 0, 5));
         (0..40).for_each(|_| own.push(4, 0, 1));
-        let flat = |_: usize| 0.1;
+        let flat = |_: usize, _: f64| 0.1;
         let own = own.value(&prices(&flat, 0.0));
         assert!(own.tokens / own.rounds < 1.4, "{own:?}");
         let mut class = Rounds::remembering(300.0);

@@ -11,8 +11,9 @@ use crate::units::Tick;
 pub struct Tariff {
     /// Of a ridden token.
     pub token: f64,
-    /// Of a token of the model drafter.
-    pub draft: f64,
+    /// Of a token of the model drafter, and as far as it makes a round longer.
+    draft: f64,
+    longer: f64,
     /// Extra, of going from ride to leap.
     pub switch_in: f64,
     /// Extra, of going back.
@@ -31,14 +32,17 @@ impl Tariff {
     pub fn new(learnt: &Learnt<'_>, way: Way, hope: Option<Tick>) -> Self {
         let (costs, crowd) = (&*learnt.costs, &*learnt.crowd);
         let token = costs.ride_token_expected();
+        let (saved, waited) = costs.saved_by_drafting();
+        let draft = costs.draft_token();
         let round = |nodes: usize| {
             let call = hope.map_or_else(|| costs.verify(way, nodes), |now| costs.hopeful(way, nodes, now));
-            call + crowd.others() as f64 * (call - token).max(0.0)
+            call + waited + crowd.others() as f64 * (call - token).max(0.0)
         };
         let rounds: Vec<f64> = (0..=NODES_MAX).map(round).collect();
         Self {
             token,
-            draft: costs.draft_token(),
+            draft,
+            longer: (draft - saved).max(0.0),
             switch_in: costs.switch_in(),
             switch_out: costs.switch_out(),
             basis: costs.basis(way),
@@ -53,11 +57,17 @@ impl Tariff {
         self.rounds.get(nodes).copied().unwrap_or(last)
     }
 
+    /// Of a round with so many nodes, for which the model drafter computes so many tokens. However much of that is saved by
+    /// waiting less for the engine, a step of its own comes after it.
+    fn drafted(&self, nodes: usize, modelled: f64) -> f64 {
+        let least = if modelled > 0.0 { self.token + modelled * self.draft } else { 0.0 };
+        (self.round(nodes) + modelled * self.longer).max(least)
+    }
+
     /// The best cut of a draft with these survivals, where a second is worth `rate` tokens. `modelled`: its tokens have to
     /// be drafted by the model first.
     pub fn cut(&self, survival: &[f64], rate: f64, modelled: bool) -> Quote {
-        let draft = if modelled { self.draft } else { 0.0 };
-        let spent = |nodes: usize| self.round(nodes) + nodes as f64 * draft;
+        let spent = |nodes: usize| self.drafted(nodes, if modelled { nodes as f64 } else { 0.0 });
         let cut = best_cut(survival, rate, |nodes| spent(nodes) + nodes as f64 * self.ours);
         Quote { seconds: spent(cut.nodes), ..cut }
     }
@@ -65,8 +75,7 @@ impl Tariff {
     /// What rounds are worth.
     pub fn value(&self, rounds: &Rounds) -> Value {
         rounds.value(&Prices {
-            verify: &|nodes| self.round(nodes),
-            draft: self.draft,
+            round: &|nodes, modelled| self.drafted(nodes, modelled),
             token: self.token,
             switches: self.switch_in + self.switch_out,
         })

@@ -13,7 +13,7 @@ use self::seat::{Asked, Seat, leading};
 use super::accept::Accepted;
 use super::shadow::VirtualRound;
 use super::start::{Permission, Rules};
-use crate::control::{Class, Control, Heat, Learnt, Quote, Round, Tariff, Tuning, Way};
+use crate::control::{Beside, Class, Control, Heat, Learnt, Quote, Round, Tariff, Tuning, Way};
 use crate::draft::{Budget, Feedback, Lookup, Tree, merge};
 use crate::units::{Dice, Tick, TokenId};
 use crate::words::{Plan, Put, RideReason};
@@ -316,9 +316,8 @@ impl Pilot {
     }
 
     /// Learns what a verify call cost: by the plan and with the nodes that it was really made with, and the seconds
-    /// since the ride was left or the call before ended. `beside`: the nodes that our calls had on average that were under way
-    /// with it. `decided`: it decided anything.
-    pub fn called(&mut self, put: Put, seconds: f64, beside: Option<f64>, decided: bool, now: Tick) {
+    /// since the ride was left or the call before ended. `decided`: it decided anything.
+    pub fn called(&mut self, put: Put, seconds: f64, beside: Beside, decided: bool, now: Tick) {
         let (way, nodes) = (Way::by(put.plan, self.fed), put.nodes);
         let streak = self.streak.as_mut();
         let first = streak.is_some_and(|streak| !std::mem::replace(&mut streak.switched, true));
@@ -328,7 +327,7 @@ impl Pilot {
                 learnt.costs.entered(way, nodes, seconds, now);
             } else {
                 learnt.costs.verified(way, nodes, seconds, now);
-                learnt.costs.shared(beside.unwrap_or(nodes as f64), seconds);
+                learnt.costs.shared(way, nodes, seconds, beside);
             }
         });
     }

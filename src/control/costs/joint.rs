@@ -1,8 +1,9 @@
-//! What a draft node adds to verify calls that share an engine.
+//! What drafts change where requests share an engine, by least squares over their verify calls.
 //!
-//! A table of own drafts cannot tell: sessions that are alike draft alike, so calls with many nodes run beside calls with
-//! many nodes. This is the slope, by least squares, of a call's time over the mean nodes of all our calls that were under
-//! way together: what every call takes longer if each has one node more.
+//! A table of own drafts cannot tell what a node costs the others: sessions that are alike draft alike, so calls with many
+//! nodes run beside calls with many nodes. The slope of a call's time over the mean nodes of all our calls that were under
+//! way together can: it is what every call takes longer if each has one node more. And who drafts while the engine computes
+//! for another waits less for it afterwards: the slope over the tokens that were drafted before the call tells how much less.
 
 use serde::{Deserialize, Serialize};
 
@@ -14,10 +15,8 @@ const MEMORY: f64 = 128.0;
 const LEAST: f64 = 16.0;
 /// Variance of the mean nodes that is added: without it calls that are all alike would show a slope of pure noise.
 const RIDGE: f64 = 1.0;
-/// A call counts at most this multiple of the mean: one hiccup is not a trend.
-const OUTLIER: f64 = 3.0;
 
-/// Decayed moments of nodes and seconds.
+/// Decayed moments of nodes, or drafted tokens, and seconds.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 struct Moments {
     weight: f64,
@@ -30,7 +29,6 @@ struct Moments {
 
 impl Moments {
     fn observe(&mut self, nodes: f64, seconds: f64) {
-        let seconds = if self.weight >= LEAST { seconds.min(OUTLIER * self.seconds) } else { seconds };
         let keep = 1.0 - 1.0 / MEMORY;
         self.weight = self.weight * keep + 1.0;
         let (beyond_nodes, beyond_seconds) = (nodes - self.nodes, seconds - self.seconds);
@@ -41,18 +39,18 @@ impl Moments {
     }
 
     fn slope(&self) -> Option<f64> {
-        (self.weight >= LEAST).then(|| (self.common / (self.spread + RIDGE * self.weight)).max(0.0))
+        (self.weight >= LEAST).then(|| self.common / (self.spread + RIDGE * self.weight))
     }
 }
 
-/// Seconds for each node more in every call, by crowd.
+/// Seconds for each node or drafted token more, by crowd.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Joint {
     crowds: [Moments; SIZES],
 }
 
 impl Joint {
-    /// Notes a call of `seconds` beside calls that had `nodes` on average, itself included.
+    /// Notes a call that took `seconds`, or took them beyond what was expected.
     pub(super) fn observe(&mut self, crowd: Crowd, nodes: f64, seconds: f64) {
         if let Some(moments) = self.crowds.get_mut(crowd.index()).filter(|_| seconds.is_finite()) {
             moments.observe(nodes, seconds);
@@ -62,6 +60,11 @@ impl Joint {
     /// The slope; `None` before it can be told.
     pub(super) fn slope(&self, crowd: Crowd) -> Option<f64> {
         self.crowds.get(crowd.index())?.slope()
+    }
+
+    /// Nodes or drafted tokens of a call on average.
+    pub(super) fn mean(&self, crowd: Crowd) -> f64 {
+        self.crowds.get(crowd.index()).map_or(0.0, |moments| moments.nodes)
     }
 }
 

@@ -19,6 +19,11 @@ pub const NODES_MAX: usize = 32;
 pub const CONTEXTS: [usize; 5] = [128, 512, 2_048, 8_192, 32_768];
 /// Nodes by which drafts must differ to show what a node costs.
 const SLOPE_OVER: usize = 4;
+/// A draft of a size that was hardly measured yet counts at most as so many times what its neighbours say: a lone hiccup would
+/// keep it from being tried again.
+const SURPRISE: f64 = 1.5;
+/// Measurements from which on a size is well known.
+const SURE: f64 = 2.0;
 /// Share of what a call takes beyond a step that is taken to be the nodes', before two numbers of nodes are known.
 const NODES_SHARE: f64 = 0.25;
 
@@ -168,9 +173,13 @@ struct Table {
 
 impl Table {
     fn observe(&mut self, nodes: usize, took: f64, now: Tick) {
+        let nodes = nodes.min(NODES_MAX);
+        let measured = self.means.iter().any(|mean| mean.known().is_some());
+        let said = self.curve.get(nodes).copied().filter(|_| measured);
         self.means.resize(NODES_MAX + 1, Belief::default());
-        if let Some(mean) = self.means.get_mut(nodes.min(NODES_MAX)) {
-            mean.observe(took, now);
+        if let Some(mean) = self.means.get_mut(nodes) {
+            let most = said.filter(|_| mean.weight(now) < SURE).map_or(f64::MAX, |said| SURPRISE * said);
+            mean.observe(took.min(most), now);
         }
     }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::Session;
 use super::flight::{Drafting, Verifying};
-use crate::control::Presence;
+use crate::control::{Beside, Presence};
 use crate::draft::Tree;
 use crate::session::accept::Walk;
 use crate::session::pilot::Step;
@@ -142,11 +142,11 @@ impl<W: Walk> Session<W> {
             return self.verify_failed(now);
         };
         let decided = !accepted.tokens.is_empty();
-        let beside = self.presence.as_mut().and_then(Presence::call_ends);
+        let nodes = self.presence.as_mut().and_then(Presence::call_ends).unwrap_or(draft.len() as f64);
         let put =
             verdict.put.or_else(|| Some(Put { plan: *self.rules.plans.get(place)?, nodes: draft.len() }));
         if let Some(put) = put {
-            self.pilot.called(put, now.seconds_since(began), beside, decided, now);
+            self.pilot.called(put, now.seconds_since(began), Beside { nodes, modelled }, decided, now);
         }
         if !decided {
             return self.verify_by(place + 1, draft, modelled, now, now);
