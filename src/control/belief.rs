@@ -49,6 +49,11 @@ impl Belief {
         self.at = self.at.max(now);
     }
 
+    /// It is no more than this, as is known from elsewhere.
+    pub fn bound(&mut self, most: f64) {
+        self.mean = self.mean.min(most);
+    }
+
     /// The mean; `None` before the first measurement.
     pub fn known(&self) -> Option<f64> {
         (self.weight > 0.0).then_some(self.mean)

@@ -58,6 +58,13 @@ struct Streak {
     trial: bool,
 }
 
+impl Streak {
+    /// Whether it goes on to find out what a verify call costs.
+    fn tries(&self) -> bool {
+        self.trial && self.rounds < TRIAL
+    }
+}
+
 /// First tokens of a source that must have been observed (decayed count) before it is trusted.
 const EVIDENCE: f64 = 4.0;
 /// Prompt tokens learnt at one token event, so that a long prompt delays no token by much.
@@ -69,8 +76,9 @@ const PENANCE: usize = 16;
 const LOSS_MOST: f64 = 8.0;
 /// Share of a verify call's timeout from which on an engine is busy whose calls are expected to take so long.
 const BUSY: f64 = 0.125;
-/// Rounds of a streak that begins where no verify call was measured: the first one pays for the switch.
-const TRIAL: u32 = 2;
+/// Rounds of a streak that begins where no verify call was measured: the first one pays for the switch, and of the other two
+/// one may have met a hiccup.
+const TRIAL: u32 = 3;
 /// Rounds that a session remembers of its own.
 const MEMORY: f64 = 24.0;
 /// Tokens of a class that weigh as much as its rounds do beside a session's own.
@@ -310,9 +318,9 @@ impl Pilot {
         streak.lost = (streak.lost - won).max(0.0);
     }
 
-    /// Whether the streak has lost more than chance explains.
+    /// Whether the streak has lost more than chance explains. A trial goes on until it has shown something.
     fn has_lost(&self) -> bool {
-        self.streak.is_some_and(|streak| streak.lost >= LOSS_MOST)
+        self.streak.is_some_and(|streak| streak.lost >= LOSS_MOST && !streak.tries())
     }
 
     /// Learns what a verify call cost: by the plan and with the nodes that it was really made with, and the seconds

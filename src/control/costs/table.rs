@@ -22,6 +22,8 @@ const SLOPE_OVER: usize = 4;
 /// A draft of a size that was hardly measured yet counts at most as so many times what its neighbours say: a lone hiccup would
 /// keep it from being tried again.
 const SURPRISE: f64 = 1.5;
+/// What was hardly measured yet counts at most as so many times what a later call took, and by so much more as it had more nodes.
+const HICCUP: f64 = 3.0;
 /// Measurements from which on a size is well known.
 const SURE: f64 = 2.0;
 /// Share of what a call takes beyond a step that is taken to be the nodes', before two numbers of nodes are known.
@@ -180,6 +182,10 @@ impl Table {
         if let Some(mean) = self.means.get_mut(nodes) {
             let most = said.filter(|_| mean.weight(now) < SURE).map_or(f64::MAX, |said| SURPRISE * said);
             mean.observe(took.min(most), now);
+        }
+        for (other, mean) in self.means.iter_mut().enumerate().filter(|(_, mean)| mean.weight(now) < SURE) {
+            let longer = (other as f64 / nodes.max(1) as f64).max(1.0);
+            mean.bound(HICCUP * longer * took);
         }
     }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::seat::{Asked, Seat, leading};
-use super::{BITE, CLASS_TOKENS, EVIDENCE, Pilot, Stand, Step, TRIAL};
+use super::{BITE, CLASS_TOKENS, EVIDENCE, Pilot, Stand, Step};
 use crate::control::costs::Basis;
 use crate::control::{Class, Learnt, Outlook, Quote, Tariff, Value, dither};
 use crate::draft::{Budget, Tree};
@@ -165,9 +165,7 @@ impl Pilot {
     /// Whether a round of the drafter in this seat pays, as far as is known.
     fn worth(&self, quote: Quote, seat: Option<&Seat>, outlook: &Outlook, scene: &Scene<'_, '_>) -> bool {
         if scene.stand.leaping {
-            let unknown = !scene.learnt.costs.verify_measured(self.way());
-            let trial = unknown && self.streak.is_some_and(|streak| streak.trial && streak.rounds < TRIAL);
-            return trial || outlook.goes_on(quote, self.stay, self.streak.map_or(0, |streak| streak.gap));
+            return self.streak.is_some_and(|streak| streak.tries()) || outlook.goes_on(quote, self.stay, self.streak.map_or(0, |streak| streak.gap));
         }
         let known = |seat: &Seat| scene.learnt.survival.evidence(self.heat, seat.id.source) >= EVIDENCE;
         seat.is_some_and(known) && outlook.begins(quote, self.margin)
