@@ -94,6 +94,13 @@ impl Learnt<'_> {
         self.costs.crowded(crowd.requests(), crowd.has_riders_beside(), crowd.others() > 0);
     }
 
+    /// Seconds that our requests that ride lose by a node of one verify call, all together.
+    pub fn node_of_riders(&self) -> f64 {
+        let leaping = self.crowd.leaping().max(1);
+        let all = self.costs.per_node_of_all().unwrap_or(0.0);
+        self.crowd.ours().saturating_sub(leaping) as f64 * all / leaping as f64
+    }
+
     /// Notes that a ride brought `tokens` tokens `seconds` after the ones before.
     pub fn rode(&mut self, seconds: f64, tokens: usize, now: Tick) {
         // Beside verify calls riding is slower than by itself; leaping has to beat what it would be without them.
@@ -111,7 +118,7 @@ impl Learnt<'_> {
         self.costs.left(seconds, now);
         if let Some(token) = self.costs.ride_token() {
             let round = Round { expected: token + self.costs.switch_out(), lost: 0.0 };
-            self.account.leapt(1.0, seconds, round, token);
+            self.account.leapt(1.0, seconds, round, now, token);
         }
         self.passed(seconds, 1, now);
     }
@@ -121,7 +128,7 @@ impl Learnt<'_> {
         self.passed(seconds, tokens, now);
         self.costs.leapt(seconds / self.crowd.ours().max(1) as f64);
         let Some(token) = self.costs.ride_token() else { return 0.0 };
-        self.account.leapt(tokens as f64, seconds, round, token)
+        self.account.leapt(tokens as f64, seconds, round, now, token)
     }
 
     /// Notes that a session of ours got `tokens` in `seconds`, in which requests of others got theirs.

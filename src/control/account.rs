@@ -8,6 +8,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::Round;
+use crate::units::Tick;
 
 /// Ridden tokens that a replica may lose before anything was won.
 const START: f64 = 10.0;
@@ -48,11 +49,14 @@ pub struct Account {
     /// Stalls that are not forgotten yet.
     #[serde(default)]
     stalls: f64,
+    /// When the last one ended.
+    #[serde(skip)]
+    stalled: Option<Tick>,
 }
 
 impl Default for Account {
     fn default() -> Self {
-        Self { credit: START, strikes: 0, stalls: 0.0 }
+        Self { credit: START, strikes: 0, stalls: 0.0, stalled: None }
     }
 }
 
@@ -65,18 +69,11 @@ impl Account {
 
     /// Notes that leaping brought `tokens` in `seconds`, where a ridden token takes `pace` seconds. Returns the ridden
     /// tokens won, negative if lost.
-    pub fn leapt(&mut self, tokens: f64, seconds: f64, round: Round, pace: f64) -> f64 {
+    pub fn leapt(&mut self, tokens: f64, seconds: f64, round: Round, now: Tick, pace: f64) -> f64 {
         let Round { expected, lost } = round;
         let pace = pace.max(1e-9);
-        let ordinary = (STALL * expected).max((tokens + STALL_TOKENS) * pace);
-        let stalled = seconds > ordinary;
-        let most = if stalled && self.stalls < STALLS {
-            ordinary
-        } else {
-            ordinary.max((tokens + PAUSE_TOKENS) * pace)
-        };
-        self.stalls = if stalled { self.stalls.floor() + 1.0 } else { (self.stalls - FORGOTTEN).max(0.0) };
-        let won = tokens - (seconds.min(most) + lost) / pace;
+        let counted = self.counted(tokens, seconds, expected, now, pace);
+        let won = tokens - (counted + lost) / pace;
         if won.is_finite() {
             let before = self.credit;
             self.credit = (self.credit + won).clamp(LEAST, MOST);
@@ -88,6 +85,26 @@ impl Account {
             return won;
         }
         0.0
+    }
+
+    /// How much of the `seconds` of a round counts.
+    fn counted(&mut self, tokens: f64, seconds: f64, expected: f64, now: Tick, pace: f64) -> f64 {
+        let ordinary = (STALL * expected).max((tokens + STALL_TOKENS) * pace);
+        if seconds <= ordinary {
+            self.stalls = (self.stalls - FORGOTTEN).max(0.0);
+            return seconds;
+        }
+        // All requests stall together: that is one stall, and was counted with the first of them.
+        let same = self.stalled.is_some_and(|stalled| now.seconds_since(stalled) < seconds);
+        self.stalled = Some(now);
+        if !same {
+            self.stalls = self.stalls.floor() + 1.0;
+        }
+        match (self.stalls <= STALLS, same) {
+            (true, true) => expected.max(tokens * pace),
+            (true, false) => ordinary,
+            (false, _) => seconds.min(ordinary.max((tokens + PAUSE_TOKENS) * pace)),
+        }
     }
 
     /// Whether a session may begin to leap, where `leaping` do.
@@ -112,7 +129,7 @@ mod tests {
 
     /// Rounds that take as long as was expected, where a ridden token takes a tenth of a second.
     fn leapt(account: &mut Account, tokens: f64, seconds: f64) -> f64 {
-        account.leapt(tokens, seconds, Round { expected: seconds, lost: 0.0 }, 0.1)
+        account.leapt(tokens, seconds, Round { expected: seconds, lost: 0.0 }, Tick(0), 0.1)
     }
 
     #[test]
@@ -180,15 +197,20 @@ mod tests {
 
     #[test]
     fn a_stall_now_and_then_counts_little_and_one_after_the_other_counts_in_full() {
-        let stall = |account: &mut Account| account.leapt(1.0, 90.0, Round { expected: 0.2, lost: 0.0 }, 0.1);
+        let mut now = 0;
+        let mut stall = |account: &mut Account, after: u64| {
+            now += after;
+            account.leapt(1.0, 9.0, Round { expected: 0.2, lost: 0.0 }, Tick(now * 1_000_000), 0.1).round()
+        };
         let mut account = Account::default();
         for _ in 0..100 {
-            assert!((stall(&mut account) + STALL_TOKENS).abs() < 1e-9);
+            assert_eq!(stall(&mut account, 10), -STALL_TOKENS);
+            assert_eq!(stall(&mut account, 0), -1.0, "another request met the same one");
             (0..16).for_each(|_| {
                 leapt(&mut account, 2.0, 0.2);
             });
         }
-        let each: Vec<f64> = (0..4).map(|_| stall(&mut account).round()).collect();
+        let each: Vec<f64> = (0..4).map(|_| stall(&mut account, 10)).collect();
         assert_eq!(each, [-STALL_TOKENS, -STALL_TOKENS, -PAUSE_TOKENS, -PAUSE_TOKENS]);
     }
 }

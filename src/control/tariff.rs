@@ -92,9 +92,7 @@ impl Tariff {
 fn price_of_ours(learnt: &Learnt<'_>, way: Way) -> f64 {
     let own = learnt.costs.per_node(way);
     let all = learnt.costs.per_node_of_all().unwrap_or(own);
-    let leaping = learnt.crowd.leaping().max(1);
-    let riding = learnt.crowd.ours().saturating_sub(leaping);
-    (all - own).max(0.0) + riding as f64 * all / leaping as f64
+    (all - own).max(0.0) + learnt.node_of_riders()
 }
 
 #[cfg(test)]

@@ -35,7 +35,7 @@ impl Pilot {
             return None;
         }
         if !warm && !explored && known && done < earned {
-            let explored = self.dice.one_in(10);
+            let explored = self.dice.one_in(32);
             let asked = self.asked_mut()?;
             asked.explored = explored;
             if !explored {
