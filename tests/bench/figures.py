@@ -97,8 +97,12 @@ def kept(metrics, cell):
     return {kind: seconds(kind) / asked[kind] if asked[kind] else None for kind in asked}
 
 
-def between(found):
-    return f"{found['ratio']:.2f} ({found['low']:.2f} – {found['high']:.2f})" if found and "ratio" in found else "–"
+def between(found, digits=2):
+    """A ratio and its interval in words."""
+    if not found or "ratio" not in found:
+        return "–"
+    ratio, low, high = (number(found[key], digits) for key in ("ratio", "low", "high"))
+    return f"{ratio} ({low} – {high})"
 
 
 def number(value, digits=2):
