@@ -19,6 +19,7 @@ REQUESTS ?= 30
 TURN    ?= 20
 ENGINES ?= all
 SHORT   ?=
+ARGS    ?=
 TIMES   ?= 5
 CARGO_FEATURES ?=
 # Without the feature, ONNX Runtime is not needed.
@@ -28,7 +29,7 @@ INFLATED = $(CACHE)/models/target-x$(INFLATE)
 export ORT_DYLIB_PATH := $(ORT)
 
 .PHONY: help demo serve-demo quick test test-rust test-python test-loaded build dist bench bench-load bench-paced bench-relay models lint print-env
-.PHONY: clean dead-code engines test-engines demo-parts binary
+.PHONY: clean dead-code engines test-engines bench-control demo-parts binary
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -84,6 +85,9 @@ engines: $(PYPATH)/.done ## llama-server and vLLM's CPU build into .cache (ENGIN
 
 test-engines: build $(PYPATH)/.done ## Exactness before real engines (ENGINES=llama|vllm|all, SHORT=1)
 	FORETELL_CACHE=$(CACHE) $(PYTHON) tests/engines/all.py --engines $(ENGINES) $(if $(SHORT),--short) --foretell $(BIN)
+
+bench-control: dist $(PYPATH)/.done ## Leaping as it pays against fixed lengths, before real engines (ENGINES=llama|vllm|all, ARGS=…; 30 min each)
+	FORETELL_CACHE=$(CACHE) $(PYTHON) tests/engines/control.py $(ENGINES) --foretell $(DIST) $(ARGS)
 
 models: ## Train the bundled models again (about 100 minutes on two cores)
 	onnx/train/all.sh

@@ -1,7 +1,10 @@
-"""Figures of `paced.py`: speeds and their ratios over the same prompts, and how they are printed."""
+"""Figures of sides that are compared: speeds and their ratios over the same prompts, and how they are printed."""
 
+import collections
 import random
 import re
+
+from sides import named
 
 FIRST = 10
 RESAMPLES = 2000
@@ -11,55 +14,74 @@ def speed(answers):
     return sum(a["tokens"] for a in answers) / sum(a["seconds"] for a in answers)
 
 
-def ratio(over, under):
-    """The ratio of two sides' speeds over the same prompts, with the 95 % interval of resampled prompts."""
-    pairs = [(a, b) for a, b in zip(over, under) if "failed" not in a and "failed" not in b]
+def decoding(answers):
+    """Tokens per second after the first text; an answer without text tells nothing of it."""
+    told = [a for a in answers if a["first"] is not None]
+    return sum(a["tokens"] - 1 for a in told) / sum(a["seconds"] - a["first"] for a in told)
+
+
+def resampled(pairs, of):
+    """`of` the prompts' pairs, with the 95 % interval of resampled prompts; None where there are none."""
     if not pairs:
         return None
     dice = random.Random(1)
-
-    def of(sample):
-        return speed([a for a, _ in sample]) / speed([b for _, b in sample])
-    resampled = sorted(of(dice.choices(pairs, k=len(pairs))) for _ in range(RESAMPLES))
-    low, high = resampled[int(RESAMPLES * 0.025)], resampled[int(RESAMPLES * 0.975)]
+    drawn = sorted(of(dice.choices(pairs, k=len(pairs))) for _ in range(RESAMPLES))
+    low, high = drawn[int(RESAMPLES * 0.025)], drawn[int(RESAMPLES * 0.975)]
     return {"ratio": of(pairs), "low": low, "high": high, "n": len(pairs)}
+
+
+def whole(*sides):
+    """The prompts that none of the sides failed to answer, with all their answers."""
+    return [given for given in zip(*sides) if not any("failed" in a for a in given)]
+
+
+def ratio(over, under, by=speed):
+    """The ratio of two sides' speeds over the same prompts."""
+    return resampled(whole(over, under), lambda sample: by([a for a, _ in sample]) / by([b for _, b in sample]))
+
+
+def lasting(before, after):
+    """A ratio of two sides' speeds later ÷ what it was before; each a pair of sides, all over the same prompts."""
+    def of(sample):
+        over, under, later_over, later_under = (speed(given) for given in zip(*sample))
+        return later_over / later_under / (over / under)
+    return resampled(whole(*before, *after), of)
+
+
+def over_best(answers):
+    """`auto` against the best fixed length: best on the very requests that it is judged by, so that chance is on its side."""
+    fixed = {name: speed(given) for name, side in answers.items()
+             if name.isdigit() and (given := [a for a in side if "failed" not in a])}
+    if not fixed or not answers.get("auto"):
+        return None
+    best = max(fixed, key=fixed.get)
+    return {"best": best, **(ratio(answers["auto"], answers[best]) or {})}
 
 
 def figures(answers, direct):
     """The figures of one setting over some of its requests."""
-    whole = [a for a in answers if "failed" not in a]
-    if not whole:
+    given = [a for a in answers if "failed" not in a]
+    if not given:
         return {"requests": len(answers), "failed": len(answers)}
-    rounds, drafted, accepted = (sum(a[key] for a in whole) for key in ("rounds", "drafted", "accepted"))
-    ends = {}
-    for a in whole:
-        how = f"{a['path']} ({a['reason']})" if a["reason"] else a["path"] or "direct"
-        ends[how] = ends.get(how, 0) + 1
-    same = [a["text"] == b["text"] and a["tokens"] == b["tokens"] for a, b in zip(answers, direct)
-            if "failed" not in a and "failed" not in b]
-    first = sorted(a["first"] or a["seconds"] for a in whole)
-    return {"requests": len(answers), "failed": len(answers) - len(whole), "tokens_per_second": speed(whole),
+    rounds, drafted, accepted = (sum(a[key] for a in given) for key in ("rounds", "drafted", "accepted"))
+    how = collections.Counter(f"{a['path']} ({a['reason']})" if a["reason"] else a["path"] or "direct" for a in given)
+    same = [a["text"] == b["text"] and a["tokens"] == b["tokens"] for a, b in whole(answers, direct)]
+    first = sorted(a["first"] or a["seconds"] for a in given)
+    return {"requests": len(answers), "failed": len(answers) - len(given), "tokens_per_second": speed(given),
             "over_direct": ratio(answers, direct), "first_token_ms": first[len(first) // 2] * 1e3,
-            "leapt": sum(a["rounds"] > 0 for a in whole) / len(whole), "rounds": rounds, "drafted": drafted,
+            "leapt": sum(a["rounds"] > 0 for a in given) / len(given), "rounds": rounds, "drafted": drafted,
             "accepted": accepted, "e_n": (accepted + rounds) / rounds if rounds else None,
             "drafted_per_round": drafted / rounds if rounds else None, "identical": sum(same), "compared": len(same),
-            "ends": ends}
+            "ends": dict(how)}
 
 
 def conclude(answers):
-    """Figures of all sides, of the first requests and of the rest, and of auto against the best fixed length: best on the
-    very requests that it is judged by, so that chance is on its side."""
+    """Figures of all sides, of the first requests and of the rest, and of auto against the best fixed length."""
     parts = {"first": slice(0, FIRST), "rest": slice(FIRST, None)}
     sides = {name: {part: figures(given[cut], answers["direct"][cut]) for part, cut in parts.items() if given[cut]}
              for name, given in answers.items()}
-    against = {}
-    for part, cut in parts.items():
-        fixed = {name: side[part]["tokens_per_second"] for name, side in sides.items()
-                 if name.isdigit() and "tokens_per_second" in side.get(part, {})}
-        if fixed and "auto" in answers and answers["auto"][cut]:
-            best = max(fixed, key=fixed.get)
-            against[part] = {"best": best, **(ratio(answers["auto"][cut], answers[best][cut]) or {})}
-    return sides, against
+    against = {part: over_best({name: given[cut] for name, given in answers.items()}) for part, cut in parts.items()}
+    return sides, {part: told for part, told in against.items() if told}
 
 
 def kept(metrics, cell):
@@ -75,12 +97,29 @@ def kept(metrics, cell):
     return {kind: seconds(kind) / asked[kind] if asked[kind] else None for kind in asked}
 
 
-def between(found):
-    return f"{found['ratio']:.2f} ({found['low']:.2f} – {found['high']:.2f})" if found and "ratio" in found else "–"
+def between(found, digits=2):
+    """A ratio and its interval in words."""
+    if not found or "ratio" not in found:
+        return "–"
+    ratio, low, high = (number(found[key], digits) for key in ("ratio", "low", "high"))
+    return f"{ratio} ({low} – {high})"
 
 
 def number(value, digits=2):
     return "–" if value is None else f"{value:.{digits}f}"
+
+
+def table(rows):
+    """Prints rows of cells: the first column to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    for row in rows:
+        print("  ".join(cell.ljust(width) if not at else cell.rjust(width)
+                        for at, (cell, width) in enumerate(zip(row, widths))))
+
+
+def ends(told):
+    """How often the requests of a side ended each way, in words."""
+    return ", ".join(f"{how} {times}" for how, times in sorted(told.get("ends", {}).items()))
 
 
 def report(text, result):
@@ -89,7 +128,7 @@ def report(text, result):
     heading = ("setting", "first tok/s", "÷ direct", "rest tok/s", "÷ direct", "leapt", "E[N]", "drafted", "identical")
     rows = [heading]
     for name, parts in result["sides"].items():
-        row = ["fixed " + name if name.isdigit() else name]
+        row = [named(name)]
         for part in ("first", "rest"):
             told = parts.get(part, {})
             row += [number(told.get("tokens_per_second"), 1), between(told.get("over_direct"))]
@@ -97,14 +136,11 @@ def report(text, result):
         row += [f"{100 * last.get('leapt', 0):.0f} %", number(last.get("e_n")), number(last.get("drafted_per_round"), 1),
                 f"{sum(p.get('identical', 0) for p in parts.values())}/{sum(p['requests'] for p in parts.values())}"]
         rows.append(row)
-    widths = [max(len(row[column]) for row in rows) for column in range(len(heading))]
-    for row in rows:
-        print("  ".join(cell.ljust(width) if not at else cell.rjust(width)
-                        for at, (cell, width) in enumerate(zip(row, widths))))
+    table(rows)
     for part, told in result["auto_over_best"].items():
         print(f"auto ÷ fixed {told['best']}, the best fixed length, {part}: {between(told)}")
     for part, told in result["sides"].get("auto", {}).items():
-        print(f"auto ended, {part}: {', '.join(f'{how} {times}' for how, times in sorted(told.get('ends', {}).items()))}")
+        print(f"auto ended, {part}: {ends(told)}")
     print("; ".join(f"target {at}: plain steps took {number(told['decode'])} of what was asked for, verify calls "
                     f"{number(told['verify'])}" for at, told in enumerate(result["kept"], 1)), flush=True)
 

@@ -1,0 +1,198 @@
+"""Ways of asking one server that are compared with each other: the server itself and Foretell by several settings.
+
+Every setting is a `foretell serve` of its own, without a control group. Blocks of prompts go to all sides in turn.
+"""
+
+import argparse
+import collections
+import concurrent.futures
+import contextlib
+import http.client
+import json
+import pathlib
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+WORKLOADS = ROOT / "tests/workloads"
+LOOKUP = "{ kind: prompt_lookup, ngram: { min: 2, max: 8 } }"
+MODEL = "{ kind: model, model: draft-same, vocabulary: same }"
+DRAFTERS = {"lookup": LOOKUP, "model": MODEL, "both": f"{LOOKUP}, {MODEL}"}
+PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
+BLOCK = 5
+PROCESS = """version: 1
+listen: [{{ address: "127.0.0.1:{port}" }}]
+admin: {{ address: "127.0.0.1:{admin}" }}
+backends:
+  - name: target
+    replicas: ["http://{target}"]
+{backend}drafters: {{ draft-same: {{ path: {root}/onnx/models/draft-same, slots: 4, context: 2048 }} }}
+policies: {{ dir: {policies} }}
+drain: {{ delay: 0s, grace: 1s }}
+observe: {{ log: text, level: error }}
+"""
+POLICY = """version: 1
+name: {name}
+mode: {mode}
+{match}drafters: [{drafters}]
+gamma: {{ max: 32, fixed: {fixed} }}
+accept: {{ rule: exact }}
+holdback: {{ start: 0, floor: 0 }}
+"""
+Proxy = collections.namedtuple("Proxy", "address admin")
+
+
+class Wrong(Exception):
+    """A measurement or a setting that cannot be run."""
+
+
+def settings(text):
+    """The names of an argument: `auto`, `ride` (never leaps), or a fixed length in tokens."""
+    names = text.split(",")
+    for name in names:
+        if name not in ("auto", "ride") and not (name.isdigit() and 1 <= int(name) <= 32):
+            raise argparse.ArgumentTypeError(f"allowed auto, ride, 1 to 32, got {name!r}")
+    if len(set(names)) < len(names):
+        raise argparse.ArgumentTypeError("a setting is given twice")
+    return names
+
+
+def named(name):
+    return "fixed " + name if name.isdigit() else name
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def page(address, path):
+    with urllib.request.urlopen(f"http://{address}{path}", timeout=5) as answer:
+        return answer.read().decode()
+
+
+# ------------------------------------------------------------------------------------------------ processes
+
+@contextlib.contextmanager
+def running(argv, **more):
+    process = subprocess.Popen(argv, **more)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def policy(name, drafters, setting, match=""):
+    """The text of the policy by which a setting leaps; `match` is a whole line."""
+    return POLICY.format(name=name, match=match, drafters=drafters, mode="ride" if setting == "ride" else "auto",
+                         fixed=setting if setting.isdigit() else "null")
+
+
+def start_proxy(stack, foretell, target, backend, policies, setting):
+    """A `foretell serve` before `target`, until the stack ends; `backend` is the lines that describe the target and
+    `policies` texts by name."""
+    folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    (folder / "policies").mkdir()
+    for name, text in policies.items():
+        (folder / "policies" / f"{name}.yaml").write_text(text)
+    port, admin = free_port(), free_port()
+    path = folder / "foretell.yaml"
+    path.write_text(PROCESS.format(port=port, admin=admin, target=target, backend=backend, root=ROOT,
+                                   policies=folder / "policies"))
+    process = stack.enter_context(running([foretell, "serve", "--config", str(path)], stdout=subprocess.DEVNULL))
+    for _ in range(300):
+        if process.poll() is not None:
+            raise Wrong(f"foretell serve ended with {process.returncode} for setting {setting}")
+        with contextlib.suppress(OSError):
+            page(f"127.0.0.1:{admin}", "/readyz")
+            return Proxy(f"127.0.0.1:{port}", admin)
+        time.sleep(0.1)
+    raise Wrong(f"foretell serve is not ready for setting {setting}")
+
+
+# ------------------------------------------------------------------------------------------------ asking
+
+def read_workload(name):
+    lines = (WORKLOADS / f"{name}.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines if line.strip()]
+
+
+def changed(entry, **fields):
+    """The prompt with other fields in its body."""
+    return {**entry, "body": {**entry["body"], **fields}}
+
+
+class Side:
+    """One way to ask: the target itself or a setting. Keeps its connection and its answers."""
+
+    def __init__(self, name, address, headers=None):
+        self.name, self.address, self.answers = name, address, []
+        self.headers = {"content-type": "application/json", **(headers or {})}
+        self.connection = http.client.HTTPConnection(address, timeout=600)
+
+    def ask(self, entry):
+        """The answer to a prompt as it came: text, seconds to the first and the last event, what the usage tells."""
+        body = {**entry["body"], "stream": True, "stream_options": {"include_usage": True}}
+        begun, lines = time.perf_counter(), []
+        try:
+            self.connection.request("POST", PATHS[entry["route"]], json.dumps(body), self.headers)
+            answer = self.connection.getresponse()
+            while line := answer.readline():
+                if line.startswith(b"data: "):
+                    lines.append((time.perf_counter() - begun, line[6:].strip()))
+        except (OSError, http.client.HTTPException) as error:
+            self.connection.close()
+            return {"failed": str(error) or type(error).__name__}
+        if answer.status != 200 or not lines or lines[-1][1] != b"[DONE]":
+            return {"failed": f"HTTP {answer.status}, {len(lines)} events, not complete"}
+        return understood(lines)
+
+
+def understood(lines):
+    text, usage, first = "", {}, None
+    for at, data in lines[:-1]:
+        chunk = json.loads(data)
+        if "error" in chunk:
+            return {"failed": json.dumps(chunk["error"])}
+        for choice in chunk.get("choices", []):
+            piece = choice.get("text") or choice.get("delta", {}).get("content") or ""
+            first = at if piece and first is None else first
+            text += piece
+        usage = chunk.get("usage") or usage
+    told = usage.get("foretell") or {}
+    return {"text": text, "tokens": usage["completion_tokens"], "first": first, "seconds": lines[-1][0],
+            "path": told.get("path"), "reason": told.get("reason"), "rounds": told.get("rounds", 0),
+            "drafted": told.get("drafted", 0), "accepted": told.get("accepted", 0)}
+
+
+def measure(groups, prompts, requests, size=BLOCK):
+    """Sends blocks of prompts to all groups at the same time: to the target, unmeasured, then to its sides in turn."""
+    def block(group, number, entries):
+        target, group = group
+        target.connection.close()
+        for entry in entries:
+            target.ask(changed(entry, max_tokens=1))
+        turn = number % len(group)
+        for side in group[turn:] + group[:turn]:
+            side.connection.close()  # what was idle for some blocks may have been closed at the other end
+            side.answers += [side.ask(entry) for entry in entries]
+
+    with concurrent.futures.ThreadPoolExecutor(len(groups)) as pool:
+        for number in range(requests // size):
+            entries = [prompts[place % len(prompts)] for place in range(number * size, (number + 1) * size)]
+            list(pool.map(lambda group: block(group, number, entries), groups))
+            if sys.stderr.isatty():
+                print(f"\r{(number + 1) * size} of {requests} requests a side", end="", file=sys.stderr)
+    if sys.stderr.isatty():
+        print("\r" + " " * 40 + "\r", end="", file=sys.stderr)
+
+
+def failures(answers):
+    """Words for each request that failed, of answers by side."""
+    return [f"{name}: {a['failed']}" for name, given in answers.items() for a in given if "failed" in a]
