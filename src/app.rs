@@ -29,6 +29,7 @@ use crate::config::process::{
 };
 use crate::config::store::PolicyStore;
 use crate::control::{Imposed, Windows};
+use crate::drive::comparison::windows::WindowMetrics;
 use crate::drive::comparison::{Comparisons, GroupMetrics};
 use crate::drive::drafters::{DrafterError, Drafters};
 use crate::drive::exchange::Drive;
@@ -140,25 +141,28 @@ pub async fn start_with(
     let store = Arc::new(PolicyStore::new(policies));
     let timeouts = process.timeouts;
     let comparisons = Arc::new(Comparisons::new(Dice::new(drive::fresh_seed())));
-    let metrics = GroupMetrics::new(Arc::clone(&comparisons)).map_err(StartError::from)?;
-    shared.observer.metrics().register(metrics).map_err(StartError::from)?;
-    let driver = Driver::new(DriverSetup {
+    let driver = Arc::new(Driver::new(DriverSetup {
         identities: Arc::clone(&identities),
         rulebook: Rulebook::new(Arc::clone(&store), terms, Arc::clone(&comparisons)),
         drafters: Arc::clone(&drafters),
         verify_timeout: timeouts.verify,
         draft_timeout: timeouts.draft,
         costs: process.backends.iter().map(|backend| (backend.name.clone(), imposed(backend))).collect(),
-    });
+    }));
+    let metrics = shared.observer.metrics();
+    let groups = GroupMetrics::new(Arc::clone(&comparisons), Arc::clone(&store)).map_err(StartError::from)?;
+    metrics.register(groups).map_err(StartError::from)?;
+    let windows = WindowMetrics::new(Arc::clone(&driver)).map_err(StartError::from)?;
+    metrics.register(windows).map_err(StartError::from)?;
     let known = Known {
         policies: store,
         drafters: Arc::clone(&drafters),
         identities: Arc::clone(&identities),
         comparisons,
+        driver: Arc::clone(&driver),
     };
     let snapshot = process.memory.snapshot.clone();
     let configured = Configured::new(process, known, &shared.observer);
-    let driver = Arc::new(driver);
     let drive: Option<Arc<dyn Drive>> = Some(Arc::clone(&driver) as Arc<dyn Drive>);
     let watching = CancellationToken::new();
     let gateway = Gateway::start_with(settings, drive, Some(configured), shared).await?;
