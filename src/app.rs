@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::task::JoinHandle;
+use tokio::task::{JoinError, JoinHandle};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 pub use gateway::{Ended, Gateway};
@@ -124,10 +124,8 @@ pub async fn start_with(
     policies: PolicySet,
     drafters: Drafters,
 ) -> Result<Running, AssembleError> {
-    let mut settings = settings(&process)?;
-    served::open(&process.backends, &mut settings.backends)?;
-    drafters.extend(&process, &policies)?;
-    let drafters = Arc::new(drafters);
+    let Loaded { process, policies, settings, drafters } =
+        blocking(move || load(process, policies, drafters)).await?;
     let shared = Shared::new(&settings)?;
     let asking: HashMap<String, Asking> =
         process.backends.iter().map(|backend| (backend.name.clone(), asking(backend))).collect();
@@ -162,6 +160,10 @@ pub async fn start_with(
         driver: Arc::clone(&driver),
     };
     let snapshot = process.memory.snapshot.clone();
+    if let Some(file) = snapshot.clone() {
+        let driver = Arc::clone(&driver);
+        blocking(move || driver.recall(&file)).await;
+    }
     let configured = Configured::new(process, known, &shared.observer);
     let drive: Option<Arc<dyn Drive>> = Some(Arc::clone(&driver) as Arc<dyn Drive>);
     let watching = CancellationToken::new();
@@ -174,6 +176,32 @@ pub async fn start_with(
     // A backend that is not reachable yet does not prevent the start: its requests are relayed.
     let _ = tokio::time::timeout(KNOWN_WITHIN, identities.asked()).await;
     Ok(Running { gateway, identities, drafters, remembering, _asking: watching.drop_guard() })
+}
+
+/// What is read and loaded before anything listens.
+struct Loaded {
+    process: Process,
+    policies: PolicySet,
+    settings: Settings,
+    drafters: Arc<Drafters>,
+}
+
+/// Reads the files that the configuration names, and loads the models.
+fn load(process: Process, policies: PolicySet, drafters: Drafters) -> Result<Loaded, AssembleError> {
+    let mut settings = settings(&process)?;
+    served::open(&process.backends, &mut settings.backends)?;
+    drafters.extend(&process, &policies)?;
+    Ok(Loaded { process, policies, settings, drafters: Arc::new(drafters) })
+}
+
+/// Does what blocks on a thread of its own, so that a signal is heard meanwhile; whoever gives up waiting leaves it behind.
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    match tokio::task::spawn_blocking(work).await.map_err(JoinError::try_into_panic) {
+        Ok(done) => done,
+        Err(Ok(panic)) => std::panic::resume_unwind(panic),
+        // The runtime ends, and nobody waits any more.
+        Err(Err(_)) => std::future::pending().await,
+    }
 }
 
 /// What leaping may cost the other requests of a backend.
