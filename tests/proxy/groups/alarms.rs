@@ -32,26 +32,21 @@ async fn a_collapse_of_acceptance_is_told_once_and_ordinary_text_raises_no_alarm
     let proxy = before(&engine, "", "", &single()).await;
     send(&engine, &proxy, 0..32).await;
     let mut accepted = 0;
-    while accepted < 600 {
+    while accepted < 520 {
         let guessable =
             json!({"prompt": [100, 101], "max_tokens": 120, "temperature": 0, "logit_bias": {"150": 100}});
         accepted += complete(&proxy, guessable).await["accepted"].as_u64().unwrap();
     }
     assert_eq!(alarms(&proxy).await, (0, 0), "ordinary text, and text that is easily guessed");
-    let prompt = misleading();
-    let refused = async |number: usize| {
-        let mut prompt = prompt.clone();
-        prompt.rotate_left(2 * number + 1);
-        complete(&proxy, json!({"prompt": prompt, "max_tokens": 8, "temperature": 0})).await
-    };
+    let refused = json!({"prompt": misleading(), "max_tokens": 8, "temperature": 0});
     let mut asked = 0;
     while alarms(&proxy).await.0 == 0 {
-        let told = refused(asked).await;
+        let told = complete(&proxy, refused.clone()).await;
         asked += 1;
         assert!(asked < 100, "{told}");
     }
-    for more in 0..4 {
-        refused(asked + more).await;
+    for _ in 0..4 {
+        complete(&proxy, refused.clone()).await;
     }
     assert_eq!(alarms(&proxy).await, (1, 0), "it is told once");
     assert_eq!(engine.house.fatal(), Vec::<String>::new());

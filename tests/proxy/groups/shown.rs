@@ -25,7 +25,7 @@ async fn requests_are_in_one_group_or_the_other_and_those_held_back_say_so() {
     // By lot, so it is asked until there are enough of both.
     while compared(&proxy).await["time_per_token_ratio"].is_null() {
         let sent = answers.len() as u32;
-        answers.extend(send(&engine, &proxy, sent..sent + 80).await);
+        answers.extend(send(&engine, &proxy, sent..sent + 40).await);
         assert!(answers.len() < 2_000, "{}", compared(&proxy).await);
     }
     let counted = reasons(&answers);

@@ -71,8 +71,11 @@ pub fn misleading() -> Vec<u32> {
     while let Some(token) = new.pop() {
         new.extend(likely(token).into_iter().filter(|token| all.insert(*token)));
     }
-    let never =
-        |token: u32| (200..).find(|other| !all.contains(other) && !likely(token).contains(other)).unwrap();
+    let never = |token: u32| {
+        (200..toy.vocabulary() as u32)
+            .find(|other| !all.contains(other) && !likely(token).contains(other))
+            .unwrap()
+    };
     all.iter().flat_map(|token| [*token, never(*token)]).collect()
 }
 
