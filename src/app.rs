@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::task::JoinHandle;
+use tokio::task::{JoinError, JoinHandle};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 pub use gateway::{Ended, Gateway};
@@ -29,6 +29,7 @@ use crate::config::process::{
 };
 use crate::config::store::PolicyStore;
 use crate::control::{Imposed, Windows};
+use crate::drive::comparison::windows::WindowMetrics;
 use crate::drive::comparison::{Comparisons, GroupMetrics};
 use crate::drive::drafters::{DrafterError, Drafters};
 use crate::drive::exchange::Drive;
@@ -123,10 +124,8 @@ pub async fn start_with(
     policies: PolicySet,
     drafters: Drafters,
 ) -> Result<Running, AssembleError> {
-    let mut settings = settings(&process)?;
-    served::open(&process.backends, &mut settings.backends)?;
-    drafters.extend(&process, &policies)?;
-    let drafters = Arc::new(drafters);
+    let Loaded { process, policies, settings, drafters } =
+        blocking(move || load(process, policies, drafters)).await?;
     let shared = Shared::new(&settings)?;
     let asking: HashMap<String, Asking> =
         process.backends.iter().map(|backend| (backend.name.clone(), asking(backend))).collect();
@@ -140,25 +139,32 @@ pub async fn start_with(
     let store = Arc::new(PolicyStore::new(policies));
     let timeouts = process.timeouts;
     let comparisons = Arc::new(Comparisons::new(Dice::new(drive::fresh_seed())));
-    let metrics = GroupMetrics::new(Arc::clone(&comparisons)).map_err(StartError::from)?;
-    shared.observer.metrics().register(metrics).map_err(StartError::from)?;
-    let driver = Driver::new(DriverSetup {
+    let driver = Arc::new(Driver::new(DriverSetup {
         identities: Arc::clone(&identities),
         rulebook: Rulebook::new(Arc::clone(&store), terms, Arc::clone(&comparisons)),
         drafters: Arc::clone(&drafters),
         verify_timeout: timeouts.verify,
         draft_timeout: timeouts.draft,
         costs: process.backends.iter().map(|backend| (backend.name.clone(), imposed(backend))).collect(),
-    });
+    }));
+    let metrics = shared.observer.metrics();
+    let groups = GroupMetrics::new(Arc::clone(&comparisons), Arc::clone(&store)).map_err(StartError::from)?;
+    metrics.register(groups).map_err(StartError::from)?;
+    let windows = WindowMetrics::new(Arc::clone(&driver)).map_err(StartError::from)?;
+    metrics.register(windows).map_err(StartError::from)?;
     let known = Known {
         policies: store,
         drafters: Arc::clone(&drafters),
         identities: Arc::clone(&identities),
         comparisons,
+        driver: Arc::clone(&driver),
     };
     let snapshot = process.memory.snapshot.clone();
+    if let Some(file) = snapshot.clone() {
+        let driver = Arc::clone(&driver);
+        blocking(move || driver.recall(&file)).await;
+    }
     let configured = Configured::new(process, known, &shared.observer);
-    let driver = Arc::new(driver);
     let drive: Option<Arc<dyn Drive>> = Some(Arc::clone(&driver) as Arc<dyn Drive>);
     let watching = CancellationToken::new();
     let gateway = Gateway::start_with(settings, drive, Some(configured), shared).await?;
@@ -170,6 +176,32 @@ pub async fn start_with(
     // A backend that is not reachable yet does not prevent the start: its requests are relayed.
     let _ = tokio::time::timeout(KNOWN_WITHIN, identities.asked()).await;
     Ok(Running { gateway, identities, drafters, remembering, _asking: watching.drop_guard() })
+}
+
+/// What is read and loaded before anything listens.
+struct Loaded {
+    process: Process,
+    policies: PolicySet,
+    settings: Settings,
+    drafters: Arc<Drafters>,
+}
+
+/// Reads the files that the configuration names, and loads the models.
+fn load(process: Process, policies: PolicySet, drafters: Drafters) -> Result<Loaded, AssembleError> {
+    let mut settings = settings(&process)?;
+    served::open(&process.backends, &mut settings.backends)?;
+    drafters.extend(&process, &policies)?;
+    Ok(Loaded { process, policies, settings, drafters: Arc::new(drafters) })
+}
+
+/// Does what blocks on a thread of its own, so that a signal is heard meanwhile; whoever gives up waiting leaves it behind.
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    match tokio::task::spawn_blocking(work).await.map_err(JoinError::try_into_panic) {
+        Ok(done) => done,
+        Err(Ok(panic)) => std::panic::resume_unwind(panic),
+        // The runtime ends, and nobody waits any more.
+        Err(Err(_)) => std::future::pending().await,
+    }
 }
 
 /// What leaping may cost the other requests of a backend.

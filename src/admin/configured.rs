@@ -11,6 +11,7 @@ use crate::config::problem::Problem;
 use crate::config::process::Process;
 use crate::config::store::PolicyStore;
 use crate::config::values::Revision;
+use crate::drive::Driver;
 use crate::drive::comparison::Comparisons;
 use crate::drive::drafters::Drafters;
 use crate::drive::ruling;
@@ -32,6 +33,8 @@ pub struct Known {
     pub identities: Arc<Identities>,
     /// The control groups of the policies.
     pub comparisons: Arc<Comparisons>,
+    /// What is learnt of the replicas.
+    pub driver: Arc<Driver>,
 }
 
 /// The configuration of a running proxy and the state that depends on it.
@@ -149,9 +152,14 @@ impl Configured {
         explain::explain(question, &self.process, &self.known.policies.current(), shared, known)
     }
 
-    /// What is known about a replica: epoch, plans and probe; `None` if it is not one of the identified backends.
+    /// What is known about a replica: epoch, plans, probe and ride-only windows; `None` if it is not one of the identified
+    /// backends.
     pub fn replica(&self, replica: &Arc<Replica>) -> Option<Value> {
-        self.known.identities.shown(replica)
+        let mut shown = self.known.identities.shown(replica)?;
+        if let Some(shown) = shown.as_object_mut() {
+            shown.insert("switchback".to_owned(), self.known.driver.windows(replica));
+        }
+        Some(shown)
     }
 
     /// Starts a new probe of a replica; returns once it has started, without waiting for its end.

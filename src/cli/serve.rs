@@ -77,7 +77,10 @@ async fn serve(loaded: Loaded) -> Exit {
     };
     let started = tokio::select! {
         started = app::start(loaded.process, loaded.policies) => started,
-        _ = signals.wish() => return Exit::Done,
+        _ = signals.wish() => {
+            tracing::info!("ended by a signal before it had started");
+            return Exit::Done;
+        }
     };
     let running = match started {
         Ok(running) => running,

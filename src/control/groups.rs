@@ -107,8 +107,9 @@ pub struct Groups {
     /// Requests so far, that leapt and that were held back.
     requests: (u64, u64),
     gate: Gate,
-    /// What requests that did not leap would have gained.
+    /// What requests that did not leap would have gained, and how many have said so.
     would: Sample,
+    would_of: u64,
     basis: Basis,
 }
 
@@ -166,7 +167,9 @@ impl Groups {
             let wait = gate.reprobe.saturating_mul((1 << self.gate.times.min(16)).min(LONGEST));
             *self = Self {
                 gate: Gate { until: Some(now.after(wait)), times: self.gate.times + 1 },
+                requests: self.requests,
                 would: self.would,
+                would_of: self.would_of,
                 basis: self.basis,
                 ..Self::default()
             };
@@ -175,10 +178,15 @@ impl Groups {
         }
     }
 
-    /// Whether leaping is closed now because it was slower than riding.
+    /// Whether leaping is closed now because it was slower than riding. What is over is forgotten.
     pub fn is_closed(&mut self, now: Tick) -> bool {
         self.gate.until.take_if(|until| *until <= now);
         self.gate.until.is_some()
+    }
+
+    /// As [`Self::is_closed`], for those who only look.
+    pub fn looks_closed(&self, now: Tick) -> bool {
+        self.gate.until.is_some_and(|until| now < until)
     }
 
     /// Time per token of leaping ÷ that of the control group; `None` before there are enough requests of both.
@@ -193,10 +201,11 @@ impl Groups {
     pub fn note_would(&mut self, gain: f64, basis: Basis) {
         if gain.is_finite() && gain > 0.0 {
             if basis > self.basis {
-                (self.would, self.basis) = (Sample::default(), basis);
+                (self.would, self.would_of, self.basis) = (Sample::default(), 0, basis);
             }
             if basis == self.basis {
                 self.would.add(gain.ln());
+                self.would_of += 1;
             }
         }
     }
@@ -207,11 +216,11 @@ impl Groups {
         (n >= LEAST).then(|| {
             let width = self.would.half_width();
             let gain = Interval { low: (mean - width).exp(), middle: mean.exp(), high: (mean + width).exp() };
-            WouldGain { gain, basis: self.basis, requests: n as u64 }
+            WouldGain { gain, basis: self.basis, requests: self.would_of }
         })
     }
 
-    /// Requests in the group that leaps, and in the control group.
+    /// Requests in the group that leaps, and in the control group, since the process began.
     pub fn requests(&self) -> (u64, u64) {
         self.requests
     }
@@ -264,7 +273,7 @@ mod tests {
     fn a_closed_gate_opens_to_try_again_and_waits_longer_each_time_that_it_fails() {
         let (mut groups, mut dice) = (Groups::default(), Dice::new(5));
         let mut now = Tick(0);
-        let mut waits = Vec::new();
+        let (mut waits, mut counted) = (Vec::new(), Vec::new());
         for _ in 0..3 {
             for _ in 0..2_000 {
                 let held = groups.holds_back(0.2, 0.01, &mut dice);
@@ -275,11 +284,14 @@ mod tests {
             }
             let until = groups.gate.until.expect("closed");
             waits.push(until.seconds_since(now) as u64);
-            assert!(groups.is_closed(Tick(until.0 - 1)));
+            assert!(groups.looks_closed(Tick(until.0 - 1)) && groups.is_closed(Tick(until.0 - 1)));
             now = until;
-            assert!(!groups.is_closed(now) && groups.ratio().is_none(), "it begins anew");
+            assert!(!groups.looks_closed(now) && !groups.is_closed(now), "it opens");
+            assert!(groups.ratio().is_none(), "it begins anew");
+            counted.push(groups.requests());
         }
         assert_eq!(waits, [30, 60, 120]);
+        assert!(counted.is_sorted() && counted[0] < counted[2], "requests are counted on: {counted:?}");
     }
 
     #[test]
@@ -287,9 +299,13 @@ mod tests {
         let (mut groups, mut dice) = (Groups::default(), Dice::new(6));
         (0..9).for_each(|_| groups.note_would(3.0, Basis::Guess));
         assert_eq!(groups.would(), None);
-        (0..500).for_each(|_| groups.note_would(1.2 + 0.4 * dice.unit(), Basis::Measured));
+        (0..1_500).for_each(|_| groups.note_would(1.2 + 0.4 * dice.unit(), Basis::Measured));
         let would = groups.would().expect("enough requests");
-        assert_eq!((would.basis, would.requests), (Basis::Measured, 500));
+        assert_eq!(
+            (would.basis, would.requests),
+            (Basis::Measured, 1_500),
+            "what is half forgotten is counted"
+        );
         let Interval { low, middle, high } = would.gain;
         assert!(1.35 < low && low < middle && middle < high && high < 1.43, "{would:?}");
     }

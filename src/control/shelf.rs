@@ -34,6 +34,11 @@ impl<K: Clone + Eq + Hash, V: Default> Shelf<K, V> {
         value
     }
 
+    /// The state of a key if there is one. Only looking does not keep it.
+    pub fn look(&self, key: &K) -> Option<&V> {
+        self.entries.get(key).map(|(value, _)| value)
+    }
+
     /// Every state with its key, in no order.
     pub fn iter(&self) -> impl Iterator<Item = (&K, &V)> {
         self.entries.iter().map(|(key, (value, _))| (key, value))

@@ -74,6 +74,21 @@ impl Switchback {
         self.until.is_some()
     }
 
+    /// Whether windows are planned.
+    pub fn is_planned(&self) -> bool {
+        self.windows.is_some()
+    }
+
+    /// Whether a window is open now.
+    pub fn in_window(&self, now: Tick) -> bool {
+        self.until.is_some_and(|until| now < until)
+    }
+
+    /// Windows so far that could be compared with the stretch before them.
+    pub fn compared(&self) -> u64 {
+        self.groups.requests().1
+    }
+
     /// Whether leaping is closed now because all requests together were slower with it.
     pub fn is_closed(&mut self, now: Tick) -> bool {
         self.groups.is_closed(now)

@@ -1,6 +1,7 @@
 //! The control groups of the policies: who is held back, and how the two groups compare.
 
 mod shown;
+pub mod windows;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,6 +39,8 @@ pub struct Compared {
     pub backend: String,
     /// Both groups.
     pub groups: Groups,
+    /// Leaping was found slower than riding, and is closed for a while.
+    pub closed: bool,
 }
 
 /// The group that a request was drawn into.
@@ -74,10 +77,12 @@ impl Comparisons {
 
     /// The groups of every policy and backend, in no order.
     pub fn all(&self) -> Vec<Compared> {
+        let now = self.clock.now();
         let compared = |((policy, backend), groups): (&(String, String), &Groups)| Compared {
             policy: policy.clone(),
             backend: backend.clone(),
             groups: *groups,
+            closed: groups.looks_closed(now),
         };
         self.groups.lock().0.iter().map(compared).collect()
     }

@@ -94,13 +94,18 @@ impl Driver {
         Ok(known.len())
     }
 
-    /// Reads the file, then writes it every minute and once more when the process drains.
-    pub async fn remember(self: Arc<Self>, file: PathBuf, life: Arc<Lifecycle>) {
+    /// Takes what was written, before the first request, and says what came of it.
+    pub fn recall(&self, file: &Path) {
         let shown = file.display().to_string();
-        match self.restore(&file) {
+        match self.restore(file) {
             Ok(epochs) => tracing::info!(file = shown, epochs, "what was learnt before has been read"),
             Err(error) => tracing::warn!(file = shown, %error, "what was learnt before is lost"),
         }
+    }
+
+    /// Writes the file every minute, and once more when the process drains.
+    pub async fn remember(self: Arc<Self>, file: PathBuf, life: Arc<Lifecycle>) {
+        let shown = file.display().to_string();
         let mut failed = false;
         loop {
             let last = tokio::time::timeout(EVERY, life.draining()).await.is_ok();

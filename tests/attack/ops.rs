@@ -1,6 +1,8 @@
 //! Operating: secrets and configuration that are wrong are refused, an outage shows, servers that want a key get one,
 //! signals end nothing by accident, and nothing happens without a word.
 
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -870,6 +872,51 @@ fn signals_that_mean_nothing_yet_are_logged_and_end_nothing() {
         ask(proxy.address, completion("alive", "", &json!({"model": "m", "prompt": "a"}))).status(),
         200
     );
+}
+
+/// Makes a pipe with a name.
+fn pipe(path: &Path) {
+    assert!(std::process::Command::new("mkfifo").arg(path).status().unwrap().success());
+}
+
+/// Opens a pipe to write, which waits for a reader: `proxy`, as long as it runs.
+fn opened(path: PathBuf, proxy: &mut Proxy) -> std::fs::File {
+    let (tell, told) = std::sync::mpsc::channel();
+    std::thread::spawn(move || tell.send(std::fs::OpenOptions::new().write(true).open(path)));
+    eventually("the file is being read", || {
+        assert!(proxy.exited().is_none(), "{}", proxy.stderr());
+        told.try_recv().ok()
+    })
+    .unwrap()
+}
+
+#[test]
+fn a_signal_ends_a_process_that_is_still_loading_a_model() {
+    let bundled = Path::new(env!("CARGO_MANIFEST_DIR")).join("onnx/models/draft-same");
+    for name in ["TERM", "INT"] {
+        let folder = tempfile::tempdir().unwrap();
+        let [vocabulary, endless] = ["tokenizer.json", "endless"].map(|name| folder.path().join(name));
+        for file in ["model.onnx", "config.json"] {
+            std::os::unix::fs::symlink(bundled.join(file), folder.path().join(file)).unwrap();
+        }
+        pipe(&vocabulary);
+        pipe(&endless);
+        let model = format!("drafters: {{ slow: {{ path: {} }} }}\n", folder.path().display());
+        let mut start = Start::with(BACKENDS).and(&model);
+        start.policies =
+            vec![("a.yaml", "version: 1\nname: a\ndrafters: [{ kind: model, model: slow }]\n".to_owned())];
+        start.listeners = Vec::new();
+        let mut proxy = start.start();
+        // The configuration is checked by what is there, and then the model is loaded from what never ends.
+        let mut checked = opened(vocabulary.clone(), &mut proxy);
+        std::fs::rename(endless, &vocabulary).unwrap();
+        checked.write_all(&std::fs::read(bundled.join("tokenizer.json")).unwrap()).unwrap();
+        drop(checked);
+        let _never_written = opened(vocabulary, &mut proxy);
+        proxy.signal(name);
+        assert_eq!(proxy.wait().code(), Some(0), "SIG{name}: {}", proxy.stderr());
+        assert!(proxy.stderr().contains("before it had started"), "{}", proxy.stderr());
+    }
 }
 
 /// A backend that answers a POST when it is told to.

@@ -11,6 +11,7 @@ mod end_to_end;
 mod engine_faults;
 mod fleet;
 mod gateway;
+mod groups;
 mod probe;
 mod reasons;
 #[allow(clippy::needless_pass_by_value)] // `json!` at the call reads best

@@ -2,8 +2,8 @@
 
 mod bypass;
 mod engines;
-mod proxy;
+pub mod proxy;
 mod ride;
-mod scene;
+pub mod scene;
 mod sources;
 mod told;

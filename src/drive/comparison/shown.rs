@@ -8,11 +8,13 @@ use prometheus::{GaugeVec, Opts};
 use serde_json::{Value, json};
 
 use super::{Compared, Comparisons};
+use crate::config::store::PolicyStore;
 use crate::control::groups::Interval;
 
-/// Collects the metrics of all groups on every scrape.
+/// Collects the metrics of the groups of all policies in force on every scrape.
 pub struct GroupMetrics {
     comparisons: Arc<Comparisons>,
+    policies: Arc<PolicyStore>,
     /// Always empty: only the descriptions are used.
     described: Families,
 }
@@ -24,12 +26,12 @@ struct Families {
 }
 
 impl GroupMetrics {
-    /// Of these groups.
+    /// Of these groups, as far as their policies are in force.
     ///
     /// # Errors
     /// A metric has an invalid description, which is a bug.
-    pub fn new(comparisons: Arc<Comparisons>) -> Result<Self, prometheus::Error> {
-        Ok(Self { comparisons, described: Families::new()? })
+    pub fn new(comparisons: Arc<Comparisons>, policies: Arc<PolicyStore>) -> Result<Self, prometheus::Error> {
+        Ok(Self { comparisons, policies, described: Families::new()? })
     }
 }
 
@@ -51,7 +53,7 @@ impl Families {
     }
 
     fn show(&self, compared: &Compared) {
-        let Compared { policy, backend, groups } = compared;
+        let Compared { policy, backend, groups, .. } = compared;
         for (bound, value) in groups.ratio().map(bounds).into_iter().flatten() {
             self.ratio.with_label_values(&[policy, backend, bound]).set(value);
         }
@@ -62,8 +64,15 @@ impl Families {
     }
 }
 
-fn bounds(interval: Interval) -> [(&'static str, f64); 3] {
+/// The bounds of an interval, as labels and values of metrics.
+pub(super) fn bounds(interval: Interval) -> [(&'static str, f64); 3] {
     [("low", interval.low), ("middle", interval.middle), ("high", interval.high)]
+}
+
+/// The bounds of an interval, as the admin API shows them.
+pub(super) fn rounded(interval: Interval) -> Value {
+    let rounded = |(bound, value): (&str, f64)| (bound.to_owned(), json!((value * 1000.0).round() / 1000.0));
+    Value::Object(bounds(interval).map(rounded).into_iter().collect())
 }
 
 impl Collector for GroupMetrics {
@@ -74,7 +83,11 @@ impl Collector for GroupMetrics {
 
     fn collect(&self) -> Vec<MetricFamily> {
         let Ok(families) = Families::new() else { return Vec::new() };
-        self.comparisons.all().iter().for_each(|compared| families.show(compared));
+        let policies = self.policies.current();
+        let in_force =
+            |compared: &Compared| policies.policies().iter().any(|policy| policy.name == compared.policy);
+        let all = self.comparisons.all();
+        all.iter().filter(|compared| in_force(compared)).for_each(|compared| families.show(compared));
         families.ratio.collect().into_iter().chain(families.would.collect()).collect()
     }
 }
@@ -93,14 +106,13 @@ impl Comparisons {
 fn entry(compared: &Compared) -> Value {
     let groups = &compared.groups;
     let (leaping, held_back) = groups.requests();
-    let rounded = |value: f64| (value * 1000.0).round() / 1000.0;
-    let interval = |Interval { low, middle, high }| json!({ "low": rounded(low), "middle": rounded(middle), "high": rounded(high) });
     json!({
         "backend": compared.backend,
         "requests": { "leaping": leaping, "held_back": held_back },
-        "time_per_token_ratio": groups.ratio().map(interval),
+        "time_per_token_ratio": groups.ratio().map(rounded),
+        "closed": compared.closed,
         "would_have_gained": groups.would().map(|would| json!({
-            "ratio": interval(would.gain),
+            "ratio": rounded(would.gain),
             "requests": would.requests,
             "rests_on": would.basis.name(),
         })),
@@ -111,13 +123,16 @@ fn entry(compared: &Compared) -> Value {
 mod tests {
     use super::*;
     use crate::control::costs::Basis;
+    use crate::policy::PolicySet;
     use crate::units::Dice;
 
     #[test]
     fn figures_are_shown_once_there_are_enough_requests() {
         let comparisons = Arc::new(Comparisons::new(Dice::new(1)));
-        let policy = Arc::clone(&crate::config::policy::built_in().unwrap().policies()[0]);
-        let metrics = GroupMetrics::new(Arc::clone(&comparisons)).unwrap();
+        let policies = crate::config::policy::built_in().unwrap();
+        let policy = Arc::clone(&policies.policies()[0]);
+        let store = Arc::new(PolicyStore::new(policies));
+        let metrics = GroupMetrics::new(Arc::clone(&comparisons), Arc::clone(&store)).unwrap();
         let drawn = comparisons.draw(&policy, "llama", true);
         drawn.would_have(1.5, Basis::Probe);
         let shown = comparisons.shown(&policy.name);
@@ -136,7 +151,32 @@ mod tests {
         );
         assert!(shown[0]["time_per_token_ratio"]["high"].as_f64().unwrap() < 0.8, "{shown}");
         assert_eq!(comparisons.shown("another"), json!([]));
-        let series: usize = metrics.collect().iter().map(|family| family.get_metric().len()).sum();
-        assert_eq!(series, 6);
+        assert_eq!(shown[0]["closed"], false);
+        let series = || -> usize { metrics.collect().iter().map(|family| family.get_metric().len()).sum() };
+        assert_eq!(series(), 6);
+        store.reload(|| Ok(PolicySet::default()), |_| Ok(())).unwrap();
+        assert_eq!(series(), 0, "of no policy that is not in force");
+    }
+
+    #[test]
+    fn a_loss_is_shown_while_it_closes_the_gate() {
+        let comparisons = Arc::new(Comparisons::new(Dice::new(2)));
+        let policy = Arc::clone(&crate::config::policy::built_in().unwrap().policies()[0]);
+        let mut sent = 0;
+        while !comparisons.all().iter().any(|compared| compared.closed) {
+            let drawn = comparisons.draw(&policy, "llama", true);
+            drawn.ended(if drawn.held_back { 0.02 } else { 0.06 });
+            sent += 1;
+            assert!(sent < 1_000);
+        }
+        let shown = comparisons.shown(&policy.name);
+        assert_eq!((&shown[0]["closed"], &shown[0]["time_per_token_ratio"]), (&json!(true), &Value::Null));
+        let requests = &shown[0]["requests"];
+        let counted = requests["leaping"].as_u64().unwrap() + requests["held_back"].as_u64().unwrap();
+        assert_eq!(counted, sent, "what was counted is not lost");
+        let late = comparisons.draw(&policy, "llama", true);
+        assert!(late.closed);
+        late.ended(0.02);
+        assert_eq!(&comparisons.shown(&policy.name)[0]["requests"], requests, "in neither group");
     }
 }

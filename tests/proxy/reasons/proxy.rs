@@ -20,14 +20,17 @@ struct Requests {
     others: Vec<Value>,
 }
 
+/// The file of the policy.
+const POLICY: &str = "policy.yaml";
+
 /// A running `foretell serve`; it is killed when dropped.
 pub struct Proxy {
     pub front: SocketAddr,
     pub admin: SocketAddr,
     requests: tokio::sync::Mutex<Requests>,
     log: Arc<Mutex<String>>,
-    _process: Child,
-    _folder: TempDir,
+    process: Child,
+    folder: TempDir,
 }
 
 impl Proxy {
@@ -37,7 +40,7 @@ impl Proxy {
         let (file, policies) = (folder.path().join("foretell.yaml"), folder.path().join("policies"));
         std::fs::create_dir(&policies).unwrap();
         std::fs::write(&file, process).unwrap();
-        std::fs::write(policies.join("policy.yaml"), policy).unwrap();
+        std::fs::write(policies.join(POLICY), policy).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_foretell"));
         command.arg("serve").arg("--config").arg(&file).arg("--policies").arg(&policies);
         command.args(["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]);
@@ -50,7 +53,7 @@ impl Proxy {
         let admin = address(&mut lines, "admin", &log).await;
         tokio::spawn(read_log(lines, Arc::clone(&log), sender));
         let requests = tokio::sync::Mutex::new(Requests { coming, others: Vec::new() });
-        Self { front, admin, requests, log, _process: child, _folder: folder }
+        Self { front, admin, requests, log, process: child, folder }
     }
 
     /// The log line of a finished request.
@@ -83,6 +86,22 @@ impl Proxy {
     pub async fn post(&self, path: &str) -> Message {
         let request = format!("POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 0\r\n\r\n");
         Wire::connect(self.admin).await.ask(request).await
+    }
+
+    /// Puts another policy in force.
+    pub async fn adopt(&self, policy: &str) {
+        std::fs::write(self.folder.path().join("policies").join(POLICY), policy).unwrap();
+        let answer = self.post("/api/reload").await;
+        assert_eq!(answer.head.status(), 200, "{}", answer.text());
+    }
+
+    /// Tells it to end in order, and waits until it has.
+    pub async fn end(mut self) {
+        let id = self.process.id().expect("it runs").to_string();
+        let told = Command::new("kill").args(["-TERM", &id]).status().await.unwrap();
+        assert!(told.success());
+        let status = tokio::time::timeout(PATIENCE, self.process.wait()).await.expect("it ends").unwrap();
+        assert!(status.success(), "{status}:\n{}", self.log.lock());
     }
 
     /// What it tells of its first replica.

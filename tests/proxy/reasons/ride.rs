@@ -8,7 +8,7 @@ use futures_util::future::BoxFuture;
 use serde_json::json;
 
 use super::engines;
-use super::scene::{COMPLETIONS, FORCED, PLAIN, Scene, Stage, completion, play, prompt};
+use super::scene::{COMPLETIONS, FORCED, PLAIN, Scene, Stage, completion, misleading, play, prompt};
 use super::told::Ask;
 use crate::fakes::toy::{Context, Toy};
 use crate::fakes::{Fault, Load, Temper, When};
@@ -16,13 +16,8 @@ use crate::fakes::{Fault, Load, Temper, When};
 /// Where drafts are scored.
 const GENERATE: &str = "/inference/v1/generate";
 
-/// Reasons that take hundreds of requests, or the load of others, to come about: they are played in virtual time
-/// (`tests/control`).
-pub const SIMULATED: [RideReason; 3] =
-    [RideReason::Budget, RideReason::GateAcceptance, RideReason::GateLatency];
-
-/// What brings it about; `None` for a reason that no code gives yet, or that is [`SIMULATED`]. A new reason needs a row before this
-/// compiles, and one that comes to be given needs a scene before the tests pass.
+/// What brings it about; `None` for a reason that no code gives yet. A new reason needs a row before this compiles, and one
+/// that comes to be given needs a scene before the tests pass.
 pub fn scene(reason: RideReason) -> Option<Scene> {
     let plain = Scene::default();
     let policy = |more: &str| Scene { policy: format!("{PLAIN}{more}"), ..Scene::default() };
@@ -65,10 +60,26 @@ pub fn scene(reason: RideReason) -> Option<Scene> {
         }
         RideReason::VerifyFault => failing(|stage| verdicts(stage, &Fault::Status(500))),
         RideReason::RetryAfter => failing(|stage| verdicts(stage, &Fault::Later(503, 7))),
-        RideReason::Budget
-        | RideReason::GateAcceptance
-        | RideReason::GateLatency
-        | RideReason::GateMemory => return None,
+        // Others compute, and what may be refused has been.
+        RideReason::Budget => Scene {
+            backend: "    budget: { extra_tokens: 0, switchback: null }\n",
+            before: |stage| spend(stage).boxed(),
+            tries: 20,
+            ask: completion(&json!({"max_tokens": 64})),
+            ..plain
+        },
+        // Drafts go wrong from their first token, some hundred times.
+        RideReason::GateAcceptance => {
+            Scene { tries: 200, ask: completion(&json!({"prompt": misleading(), "max_tokens": 8})), ..plain }
+        }
+        // What looks as if it paid is measured to be far slower.
+        RideReason::GateLatency => Scene {
+            before: |stage| verdicts(stage, &Fault::Slow(Duration::from_millis(300))),
+            tries: 40,
+            ask: completion(&json!({"max_tokens": 48})),
+            ..plain
+        },
+        RideReason::GateMemory => return None,
     })
 }
 
@@ -92,6 +103,22 @@ fn ending() -> Ask {
 async fn crowd(stage: &Stage) {
     *stage.engines.houses[0].pretend.lock() = Load { running: 4, waiting: 2, kv: 0.3 };
     stage.until(|| async { stage.proxy.replica().await["load"]["waiting"] == json!(2) }).await;
+}
+
+/// Requests of others are computed, and drafts were refused beside them until nothing is left of the budget.
+async fn spend(stage: &Stage) {
+    let house = &stage.engines.houses[0];
+    if house.pretend.lock().running > 0 {
+        return;
+    }
+    *house.pretend.lock() = Load { running: 4, waiting: 0, kv: 0.3 };
+    stage.until(|| async { stage.proxy.replica().await["load"]["running"] == json!(4) }).await;
+    stage.proxy.adopt(FORCED).await;
+    let wrong = completion(&json!({"prompt": misleading(), "max_tokens": 24}));
+    for number in 0..4 {
+        wrong.told(&stage.proxy, false, &format!("wrong-{number}")).await.assert_agreed();
+    }
+    stage.proxy.adopt(PLAIN).await;
 }
 
 /// The load was told once, and is not told any more.
@@ -136,6 +163,7 @@ fn failing(before: fn(&Stage) -> BoxFuture<'_, ()>) -> Scene {
 }
 
 fn verdicts<'a>(stage: &'a Stage, fault: &Fault) -> BoxFuture<'a, ()> {
+    stage.engines.houses[0].faults.clear();
     for path in [GENERATE, COMPLETIONS] {
         stage.engines.houses[0].faults.always(When::path(path).streamed(false), fault.clone());
     }

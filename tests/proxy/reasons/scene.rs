@@ -1,5 +1,6 @@
 //! A scene: engines, configuration and a request that together bring about one reason.
 
+use std::collections::BTreeSet;
 use std::fmt::Write;
 
 use futures_util::FutureExt;
@@ -9,7 +10,8 @@ use serde_json::{Value, json};
 use super::engines::{self, Engines, Start};
 use super::proxy::Proxy;
 use super::told::{Ask, Body};
-use crate::fakes::toy;
+use crate::fakes::Temper;
+use crate::fakes::toy::{self, Context, Toy};
 use crate::wire::PATIENCE;
 
 pub const COMPLETIONS: &str = "/v1/completions";
@@ -56,6 +58,25 @@ impl Default for Scene {
 /// The ids of the usual prompt: eight, three times over.
 pub fn prompt() -> Vec<u32> {
     (0..24).map(|at| 100 + at % 8).collect()
+}
+
+/// A prompt in which every token that the model may say is followed by one that it never says behind it.
+pub fn misleading() -> Vec<u32> {
+    let toy = Toy::new(Temper { eos_every: None, ..Temper::default() });
+    let likely = |token: u32| {
+        let row = toy.row(&Context::new(&[token]), 1);
+        row.top(4).into_iter().map(|(token, _)| token).collect::<BTreeSet<u32>>()
+    };
+    let (mut all, mut new) = (BTreeSet::from([100]), vec![100]);
+    while let Some(token) = new.pop() {
+        new.extend(likely(token).into_iter().filter(|token| all.insert(*token)));
+    }
+    let never = |token: u32| {
+        (200..toy.vocabulary() as u32)
+            .find(|other| !all.contains(other) && !likely(token).contains(other))
+            .unwrap()
+    };
+    all.iter().flat_map(|token| [*token, never(*token)]).collect()
 }
 
 /// A completion that every engine answers, with more or other fields.

@@ -1,0 +1,120 @@
+//! What the ride-only windows of the replicas show: a metric, and a part of `/api/replicas`.
+
+use std::sync::Arc;
+
+use prometheus::core::{Collector, Desc};
+use prometheus::proto::MetricFamily;
+use prometheus::{GaugeVec, Opts};
+use serde_json::{Value, json};
+
+use super::shown::{bounds, rounded};
+use crate::control::Switchback;
+use crate::drive::Driver;
+use crate::fleet::Replica;
+use crate::fleet::identity::Standing;
+use crate::units::Tick;
+
+/// Collects the metric of the windows of all replicas on every scrape.
+pub struct WindowMetrics {
+    driver: Arc<Driver>,
+    /// Always empty: only the description is used.
+    described: GaugeVec,
+}
+
+impl WindowMetrics {
+    /// Of the replicas of this driver.
+    ///
+    /// # Errors
+    /// The metric has an invalid description, which is a bug.
+    pub fn new(driver: Arc<Driver>) -> Result<Self, prometheus::Error> {
+        Ok(Self { driver, described: family()? })
+    }
+}
+
+fn family() -> Result<GaugeVec, prometheus::Error> {
+    let help = "Time per token outside of the ride-only windows of a replica divided by that inside, with the bounds of its \
+                interval.";
+    GaugeVec::new(Opts::new("foretell_switchback_ratio", help), &["replica", "bound"])
+}
+
+impl Collector for WindowMetrics {
+    fn desc(&self) -> Vec<&Desc> {
+        self.described.desc()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        let Ok(family) = family() else { return Vec::new() };
+        for (replica, switchback) in self.driver.switchbacks() {
+            let ratio = switchback.groups().ratio();
+            for (bound, value) in ratio.map(bounds).into_iter().flatten() {
+                family.with_label_values(&[replica.label(), bound]).set(value);
+            }
+        }
+        family.collect()
+    }
+}
+
+impl Driver {
+    /// The windows of a replica, as `/api/replicas` shows them. `null` before its first request and where none are planned; the
+    /// ratio is `null` before enough windows could be compared.
+    pub fn windows(&self, replica: &Arc<Replica>) -> Value {
+        let now = self.inner.clock.now();
+        self.switchback(replica).map_or(Value::Null, |switchback| entry(&switchback, now))
+    }
+
+    /// The replicas that have windows.
+    fn switchbacks(&self) -> Vec<(Arc<Replica>, Switchback)> {
+        let all = self.inner.setup.identities.all().into_iter();
+        all.filter_map(|(replica, _)| self.switchback(&replica).map(|switchback| (replica, switchback)))
+            .collect()
+    }
+
+    fn switchback(&self, replica: &Arc<Replica>) -> Option<Switchback> {
+        let standing = self.inner.setup.identities.standing(replica)?;
+        let Standing::Known(identity) = &*standing else { return None };
+        let control = self.inner.controls.lock().look(&identity.epoch).map(Arc::clone)?;
+        Some(control.with(|learnt| *learnt.switchback)).filter(Switchback::is_planned)
+    }
+}
+
+fn entry(switchback: &Switchback, now: Tick) -> Value {
+    let groups = switchback.groups();
+    json!({
+        "windows": switchback.compared(),
+        "time_per_token_ratio": groups.ratio().map(rounded),
+        "in_window": switchback.in_window(now),
+        "closed": groups.looks_closed(now),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::control::Windows;
+    use crate::units::Dice;
+
+    #[test]
+    fn windows_are_counted_and_their_ratio_is_shown_once_there_are_enough() {
+        let (mut switchback, mut dice) = (Switchback::default(), Dice::new(5));
+        let windows = Windows { window: Duration::from_secs(20), every: Duration::from_mins(2) };
+        switchback.plan(Some(windows));
+        let mut shown = Vec::new();
+        for second in 0..3_600_u64 {
+            let now = Tick(second * 1_000_000);
+            let rides = switchback.rides(now, &mut dice);
+            switchback.emitted(10, if rides { 1.0 } else { 0.6 }, now);
+            let entry = entry(&switchback, now);
+            assert_eq!((&entry["in_window"], &entry["closed"]), (&json!(rides), &json!(false)));
+            let (windows, ratio) = (entry["windows"].as_u64().unwrap(), &entry["time_per_token_ratio"]);
+            assert_eq!(ratio.is_null(), windows < 10, "{entry}");
+            shown.push(entry);
+        }
+        let last = shown.last().unwrap();
+        assert!(last["windows"].as_u64().unwrap() > 20, "{last}");
+        let [low, middle, high] =
+            ["low", "middle", "high"].map(|bound| last["time_per_token_ratio"][bound].as_f64().unwrap());
+        assert!(low < middle && middle < high && (middle - 0.6).abs() < 0.01, "{last}");
+    }
+}
