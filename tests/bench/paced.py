@@ -58,7 +58,7 @@ backends:
     dialect: onnx
     replicas: ["http://{target}"]
     probe: {{ when: never }}
-drafters: {{ draft-same: {{ path: {root}/onnx/models/draft-same, slots: 4, context: 2048 }} }}
+drafters: {{ draft-same: {{ path: {root}/onnx/models/draft-same, slots: {slots}, context: 2048 }} }}
 policies: {{ dir: {policies} }}
 drain: {{ delay: 0s, grace: 1s }}
 observe: {{ log: text, level: error }}
@@ -141,7 +141,8 @@ def start_proxy(stack, foretell, target, cell, setting):
     (folder / "policies" / "paced.yaml").write_text(policy)
     port, admin = free_port(), free_port()
     path = folder / "foretell.yaml"
-    path.write_text(PROCESS.format(port=port, admin=admin, target=target, root=ROOT, policies=folder / "policies"))
+    path.write_text(PROCESS.format(port=port, admin=admin, target=target, root=ROOT, policies=folder / "policies",
+                                   slots=cell.get("slots", 4)))
     process = stack.enter_context(running([foretell, "serve", "--config", str(path)], stdout=subprocess.DEVNULL))
     for _ in range(300):
         if process.poll() is not None:
@@ -162,9 +163,9 @@ class Side:
         self.name, self.address, self.answers = name, address, []
         self.connection = http.client.HTTPConnection(address, timeout=600)
 
-    def ask(self, entry, tokens):
+    def ask(self, entry, tokens, **sampling):
         """The answer to a prompt as it came: text, seconds to the first and the last event, what the usage tells."""
-        body = {**entry["body"], "stream": True, "stream_options": {"include_usage": True}, "temperature": 0}
+        body = {**entry["body"], "stream": True, "stream_options": {"include_usage": True}, "temperature": 0, **sampling}
         if tokens:
             body["max_tokens"] = tokens
         begun, lines = time.perf_counter(), []
