@@ -18,7 +18,7 @@ ridden   share of the output that no round brought (a round brings what was acce
 
 Every request has a seed. This target's noise is known to the drafter, which then draws with it and so agrees more often
 than a greedy one: with the temperature, drafts get shorter here by less than before an engine whose noise is its own, which is
-what `foretell sim` plays (tests/control/friendly-sampled.yaml).
+what `foretell sim` plays at the same costs and with the same prompts (tests/control/friendly-sampled.yaml).
 
 Exits 2 if a request failed. Needs the exports of `make -s print-env`.
 """
@@ -178,7 +178,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--foretell", default=str(paced.ROOT / "target/dist/foretell"), metavar="BIN")
     parser.add_argument("--pace", default=PACE, metavar="COSTS")
-    parser.add_argument("--workload", default="completion", metavar="W")
+    parser.add_argument("--workload", default="prose", metavar="W")
     parser.add_argument("--tokens", type=int, default=128, metavar="N", help="most tokens of an output")
     parser.add_argument("--temperatures", type=numbers(float, 0), default="0,0.4,0.7,1.0", metavar="LIST")
     parser.add_argument("--clients", type=numbers(int, 1), default="1,4,16", metavar="LIST")
