@@ -28,8 +28,8 @@ INFLATED = $(CACHE)/models/target-x$(INFLATE)
 
 export ORT_DYLIB_PATH := $(ORT)
 
-.PHONY: help demo serve-demo quick test test-rust test-python test-loaded build dist bench bench-load bench-paced bench-relay models lint print-env
-.PHONY: clean dead-code engines test-engines bench-control demo-parts binary
+.PHONY: help demo serve-demo quick test test-rust test-python test-loaded build dist bench bench-control bench-gamma bench-load bench-paced
+.PHONY: bench-relay models lint print-env clean dead-code engines test-engines demo-parts binary
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -75,6 +75,9 @@ bench-load: dist $(INFLATED)/model.onnx ## Leaping under load: the proxy against
 
 bench-paced: build ## Leaping as it pays against fixed lengths, at six machines' costs (75 min)
 	@$(PYTHON) tests/bench/paced.py --foretell $(BIN) --requests $(REQUESTS)
+
+bench-gamma: build ## Length of drafts by temperature and clients on a paced target, drawn to .cache/gamma.svg (15 min)
+	@$(PYTHON) tests/bench/gamma.py --foretell $(BIN) --svg $(CACHE)/gamma.svg --json $(CACHE)/gamma.json
 
 bench-relay: dist ## Foretell against nginx as plain reverse proxies
 	@command -v nginx >/dev/null || PATH=$$PATH:/usr/sbin command -v nginx >/dev/null || { echo "needs nginx (Debian package nginx)" >&2; exit 1; }

@@ -8,7 +8,7 @@ use crate::lab::Exit;
 use crate::lab::sim::report::Report;
 use crate::lab::sim::table::{self, Table};
 use crate::lab::sim::world::Broken;
-use crate::lab::sim::{grid, html, permit, play, report, source, workloads};
+use crate::lab::sim::{grid, html, permit, play, report, source, sweep, workloads};
 
 /// Simulate a fleet in virtual time.
 #[derive(Clone, Debug, clap::Args)]
@@ -20,7 +20,7 @@ pub struct SimArgs {
     /// Write the figures and the course of time as JSON.
     #[arg(long, value_name = "F", conflicts_with = "grid")]
     pub json: Option<PathBuf>,
-    /// Write a page with plots of gamma, load, ratio and regret over time.
+    /// Write a page with plots of gamma, load, ratio and regret over time, and of gamma over temperature and load.
     #[arg(long, value_name = "F", conflicts_with = "grid")]
     pub html: Option<PathBuf>,
     /// Seeds all dice: the same number gives the same figures.
@@ -91,7 +91,8 @@ fn tables(args: &SimArgs, out: &mut impl Write) -> Result<Exit, Stopped> {
     let mut reports = Vec::with_capacity(tables.len());
     for table in tables {
         let outcome = play::play(&table, args.seed)?;
-        let report = Report { table, outcome };
+        let swept = sweep::play(&table, args.seed)?;
+        let report = Report { table, outcome, swept };
         let _ = out.write_all(report.text().as_bytes());
         reports.push(report);
     }

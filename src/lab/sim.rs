@@ -20,6 +20,7 @@ pub mod report;
 pub mod request;
 pub mod sidecar;
 pub mod source;
+pub mod sweep;
 pub mod synthetic;
 pub mod table;
 pub mod traffic;

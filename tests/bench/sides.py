@@ -30,7 +30,7 @@ admin: {{ address: "127.0.0.1:{admin}" }}
 backends:
   - name: target
     replicas: ["http://{target}"]
-{backend}drafters: {{ draft-same: {{ path: {root}/onnx/models/draft-same, slots: 4, context: 2048 }} }}
+{backend}drafters: {{ draft-same: {{ path: {root}/onnx/models/draft-same, slots: {slots}, context: 2048 }} }}
 policies: {{ dir: {policies} }}
 drain: {{ delay: 0s, grace: 1s }}
 observe: {{ log: text, level: error }}
@@ -94,9 +94,9 @@ def policy(name, drafters, setting, match=""):
                          fixed=setting if setting.isdigit() else "null")
 
 
-def start_proxy(stack, foretell, target, backend, policies, setting):
-    """A `foretell serve` before `target`, until the stack ends; `backend` is the lines that describe the target and
-    `policies` texts by name."""
+def start_proxy(stack, foretell, target, backend, policies, setting, slots=4):
+    """A `foretell serve` before `target`, until the stack ends; `backend` is the lines that describe the target, `policies`
+    texts by name, and `slots` the requests that its model drafter can draft for at once."""
     folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
     (folder / "policies").mkdir()
     for name, text in policies.items():
@@ -104,7 +104,7 @@ def start_proxy(stack, foretell, target, backend, policies, setting):
     port, admin = free_port(), free_port()
     path = folder / "foretell.yaml"
     path.write_text(PROCESS.format(port=port, admin=admin, target=target, backend=backend, root=ROOT,
-                                   policies=folder / "policies"))
+                                   policies=folder / "policies", slots=slots))
     process = stack.enter_context(running([foretell, "serve", "--config", str(path)], stdout=subprocess.DEVNULL))
     for _ in range(300):
         if process.poll() is not None:

@@ -8,6 +8,7 @@ use foretell::lab::Exit;
 use foretell::lab::sim::figures::Figure;
 use foretell::lab::sim::play;
 use foretell::lab::sim::report::Report;
+use foretell::lab::sim::sweep::{self, Cell};
 use foretell::lab::sim::table::Table;
 use foretell::lab::sim::world::Mode;
 
@@ -48,7 +49,7 @@ fn name(path: &Path) -> &str {
 fn played(path: &Path, mode: Mode) -> Report {
     let table = Table::read(path).unwrap_or_else(|error| panic!("{error}"));
     let outcome = play::play_as(&table, 1, mode).unwrap_or_else(|broken| panic!("{}: {broken}", name(path)));
-    Report { table, outcome }
+    Report { table, outcome, swept: Vec::new() }
 }
 
 #[test]
@@ -116,6 +117,48 @@ fn there_is_a_table_for_each_thing_that_can_go_wrong() {
     }
 }
 
+/// The sweep of `friendly-sampled`, as far as the engine has room. What is compared counts riding as gamma 0: where little
+/// leaps, the rounds that there are say nothing of the rest.
+#[test]
+fn gamma_falls_with_temperature_and_with_load() {
+    const CLIENTS: [usize; 3] = [1, 4, 8];
+    const TEMPERATURES: [f64; 4] = [0.0, 0.4, 0.7, 1.0];
+    let path = tables().into_iter().find(|path| name(path) == "friendly-sampled").expect("it is there");
+    let mut table = Table::read(&path).expect("a table");
+    let all = std::mem::take(&mut table.sweep.clients);
+    table.seeds = 1;
+    let cells = |clients: &[usize]| {
+        let mut table = table.clone();
+        table.sweep.clients = clients.to_vec();
+        sweep::play(&table, 1).expect("exact")
+    };
+    let within = cells(&CLIENTS);
+    println!("{}", sweep::text(&within));
+    let cell = |clients: usize, temperature: f64| -> &Cell {
+        let same = |cell: &&Cell| {
+            cell.clients == clients && (cell.temperature - temperature).abs() < 1e-9 && cell.requests > 0
+        };
+        within.iter().find(same).unwrap_or_else(|| panic!("{clients} clients at {temperature}"))
+    };
+    for clients in CLIENTS {
+        let drafted = TEMPERATURES.map(|temperature| cell(clients, temperature).drafted);
+        assert!(drafted.windows(2).all(|pair| pair[1] < 1.15 * pair[0]), "{clients} clients: {drafted:?}");
+        assert!(drafted[3] < 0.2 * drafted[0], "{clients} clients: {drafted:?}");
+        let (cold, hot) = (cell(clients, 0.0), cell(clients, 1.0));
+        assert!(cold.gamma > hot.gamma && cold.ridden < hot.ridden, "{cold:?} {hot:?}");
+    }
+    for temperature in &TEMPERATURES[..3] {
+        let drafted = CLIENTS.map(|clients| cell(clients, *temperature).drafted);
+        assert!(drafted.windows(2).all(|pair| pair[1] < pair[0]), "T={temperature}: {drafted:?}");
+    }
+    // Hardly anything is left of it at temperature 1, whatever the load.
+    assert!(CLIENTS.iter().all(|&clients| cell(clients, 1.0).drafted < 1.0));
+    let most = all.into_iter().max().expect("clients");
+    let crowded = cells(&[most]);
+    assert!(crowded.iter().all(|cell| cell.load > 1.0 && cell.ridden > 0.8), "{crowded:?}");
+    assert_eq!(cells(&[most]), crowded, "the same seed gives the same");
+}
+
 fn args(workload: &[&Path], folder: &Path) -> SimArgs {
     SimArgs {
         workload: workload.iter().map(|path| path.to_path_buf()).collect(),
@@ -175,7 +218,7 @@ fn the_same_seed_gives_the_same_figures_and_another_others() {
     let table = Table::read(&path).expect("a table");
     let json = |seed| {
         let outcome = play::play(&table, seed).expect("exact");
-        Report { table: table.clone(), outcome }.json().to_string()
+        Report { table: table.clone(), outcome, swept: Vec::new() }.json().to_string()
     };
     assert_eq!(json(1), json(1));
     assert_ne!(json(1), json(2));

@@ -1,20 +1,37 @@
 #!/usr/bin/env python3
 """Records what the bundled pair says to the workloads, for simulations that need real text and real acceptance.
 
-    record.py [--foretell BIN] [--out DIR] [--check N] [WORKLOAD ...]
+    record.py [--foretell BIN] [--out DIR] [--temperature T] [--check N] [WORKLOAD ...]
 
-For each workload (tests/workloads/WORKLOAD.jsonl, all of them by default) one file `WORKLOAD.jsonl`, one line per prompt:
+For each workload (tests/workloads/WORKLOAD.jsonl, all of them by default) one file, one line per prompt: `WORKLOAD.jsonl`
+at temperature 0, `WORKLOAD-tT.jsonl` above, as in `completion-t0.7.jsonl`:
 
-    {"prompt": [ids], "output": [ids], "choices": [ids], "margins": [floats]}
+    {"prompt": [ids], "output": [ids], "choices": [ids], "margins": [floats], "temperature": float}
 
-prompt    the prompt's token ids as the target sees them (a chat after its template)
-output    the target's greedy output, at least 128 tokens if it does not end before; an end-of-text id is part of it
-choices   choices[i] is the greedy choice of the drafter draft-same after prompt + output[:i]
-margins   margins[i] is its best log-probability there less the second best (nats, two decimals)
+prompt       the prompt's token ids as the target sees them (a chat after its template)
+output       what the target writes, at least 128 tokens if it does not end before; an end-of-text id is part of it
+choices      choices[i] is the greedy choice of the drafter draft-same after prompt + output[:i]
+margins      margins[i] is its best log-probability there less the second best (nats, two decimals)
+temperature  what the output was sampled at; left out at temperature 0
+
+Above temperature 0 the output is a sample, with the prompt's place in its workload as seed. The target takes the token whose
+log-probability / T + noise is greatest, and the noise is a function of seed, place and token: so the same text is sampled
+again, from any place of it on, behind drafts too. The drafter still drafts greedily there, and a drafted token is accepted
+where it is the sampled one: choices[i] against output[i] is the real acceptance at this temperature.
 
 An output shorter than 24 tokens is left out. The recording is deterministic: one request at a time, two fresh servers.
---check N records the first N prompts of each workload again and compares them with what is there. Where the margin is
-below 0.02, another choice is allowed: the last bits of a logit depend on the processor. Exits 2 if anything else differs.
+
+--check N records the first N prompts of each workload again and compares them with what is there. The last bits of a
+logit depend on the processor, so what they decide is allowed to differ, and nothing else:
+
+* Where the target writes another token, both tokens are scored behind the recorded text (log-probability / T + noise, which
+  are those of the target's own sampler): less than 0.02 / T apart is close, more is wrong. Behind that place it goes on from
+  the recorded text, with the same seed, so that one close draw does not hide what follows it. How many there were is said.
+* choices and margins are those behind the recorded output, so that they can be compared whatever was sampled now: margins
+  to 0.02, another choice only where the margin is less.
+
+What it cannot tell: whether a sample is a likely one. That the target samples as it should is a test of its own
+(src/runtime/sampler). Exits 2 if anything differs that must not.
 
 Needs the exports of `make -s print-env`.
 """
@@ -22,6 +39,7 @@ Needs the exports of `make -s print-env`.
 import argparse
 import contextlib
 import json
+import math
 import pathlib
 import re
 import subprocess
@@ -36,6 +54,7 @@ PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 READY = re.compile(r"target (\S+) ready on (http://\S+)")
 # Below this margin (nats) the last bits decide.
 CLOSE = 0.02
+BITS = (1 << 64) - 1
 
 
 @contextlib.contextmanager
@@ -61,15 +80,23 @@ def ask(address, path, body):
         return json.loads(answer.read())
 
 
-def output(target, entry):
-    """(prompt, greedy output) in token ids."""
-    body = dict(entry["body"])
-    body.update(temperature=0, stream=False, return_token_ids=True,
-                max_tokens=max(LEAST_MAX_TOKENS, body.get("max_tokens", 0)))
-    answer = ask(target, PATHS[entry["route"]], body)
+def completed(target, path, body, temperature, seed):
+    """(prompt, output) in token ids."""
+    answer = ask(target, path, {**body, "temperature": temperature, "seed": seed, "stream": False, "return_token_ids": True})
     choice = answer["choices"][0]
-    prompt = answer["prompt_token_ids"] if entry["route"] == "chat" else choice["prompt_token_ids"]
-    return prompt, choice["token_ids"]
+    return (answer if "prompt_token_ids" in answer else choice)["prompt_token_ids"], choice["token_ids"]
+
+
+def written(target, entry, temperature, seed):
+    """(prompt, output) of a line of a workload."""
+    body = {**entry["body"], "max_tokens": max(LEAST_MAX_TOKENS, entry["body"].get("max_tokens", 0))}
+    return completed(target, PATHS[entry["route"]], body, temperature, seed)
+
+
+def scored(model, tokens, top):
+    """A row for each of these tokens: the log-probabilities of the `top` best at its place, and its own."""
+    body = {"model": "foretell-target", "prompt": tokens, "max_tokens": 1, "temperature": 0, "prompt_logprobs": top}
+    return ask(model, PATHS["completions"], body)["choices"][0]["prompt_logprobs"]
 
 
 def best_two(row):
@@ -78,49 +105,106 @@ def best_two(row):
     return choice, round(second - first, 2)
 
 
-def judged(drafter, prompt, written):
+def judged(drafter, prompt, output):
     """The drafter's greedy choice and margin at each place of the output."""
-    body = {"model": "foretell-target", "prompt": prompt + written, "max_tokens": 1, "temperature": 0,
-            "prompt_logprobs": 2}
-    rows = ask(drafter, PATHS["completions"], body)["choices"][0]["prompt_logprobs"]
-    found = [best_two(row) for row in rows[len(prompt):]]
+    found = [best_two(row) for row in scored(drafter, prompt + output, 2)[len(prompt):]]
+    if len(found) != len(output):
+        sys.exit(f"{len(found)} rows for {len(output)} tokens")
     return [choice for choice, _ in found], [margin for _, margin in found]
 
 
-def traces(target, drafter, workload, most=None):
-    """The lines of a workload, those of its first `most` prompts."""
+def entries(workload, most=None):
+    """The first `most` lines of a workload, each with its seed."""
     lines = (ROOT / "tests/workloads" / f"{workload}.jsonl").read_text().splitlines()
-    for line in lines[:most]:
-        prompt, written = output(target, json.loads(line))
-        if len(written) < SHORTEST:
+    return [(seed, json.loads(line)) for seed, line in enumerate(lines[:most])]
+
+
+def traces(target, drafter, workload, temperature):
+    """The lines of a recording."""
+    for seed, entry in entries(workload):
+        prompt, output = written(target, entry, temperature, seed)
+        if len(output) < SHORTEST:
             continue
-        choices, margins = judged(drafter, prompt, written)
-        if len(choices) != len(written):
-            sys.exit(f"{workload}: {len(choices)} rows for {len(written)} tokens")
-        yield {"prompt": prompt, "output": written, "choices": choices, "margins": margins}
+        choices, margins = judged(drafter, prompt, output)
+        line = {"prompt": prompt, "output": output, "choices": choices, "margins": margins}
+        yield {**line, "temperature": temperature} if temperature else line
 
 
-def differences(kept, again):
-    """What of a line is not as it was, in words."""
-    for field in ("prompt", "output"):
-        if kept[field] != again[field]:
-            yield f"another {field}"
+# ------------------------------------------------------------------------------------------------ comparing
+
+def mixed(number):
+    """One step of SplitMix64, as `Dice::mix` has it."""
+    number = (number + 0x9E3779B97F4A7C15) & BITS
+    number = ((number ^ number >> 30) * 0xBF58476D1CE4E5B9) & BITS
+    number = ((number ^ number >> 27) * 0x94D049BB133111EB) & BITS
+    return number ^ number >> 31
+
+
+def noise(seed, place, token):
+    """The target's noise for a token at a place of prompt and output together (src/runtime/noise.rs)."""
+    number = mixed(mixed(seed ^ mixed((place + 0x9E3779B97F4A7C15) & BITS)) ^ mixed(token))
+    return -math.log(-math.log(((number >> 12) + 0.5) / (1 << 52)))
+
+
+def score(target, before, token, temperature, seed):
+    """What the target's sampler compares a token by."""
+    logprob = scored(target, before + [token], 1)[-1][str(token)]["logprob"]
+    return logprob / temperature + noise(seed, len(before), token) if temperature else logprob
+
+
+def forks(target, kept, now, temperature, seed):
+    """Where the target goes on otherwise than recorded: place, its token, and by how much it prefers that to the recorded one.
+    `now` is what it wrote from the first place on."""
+    prompt, output, start = kept["prompt"], kept["output"], 0
+    while True:
+        rest = output[start:]
+        place = next((place for place, (old, new) in enumerate(zip(rest, now)) if old != new), min(len(rest), len(now)))
+        if place == len(rest):
             return
-    for place, (margin, new) in enumerate(zip(kept["margins"], again["margins"], strict=True)):
+        if place == len(now):
+            yield start + place, None, math.inf
+            return
+        before, other = prompt + output[:start + place], now[place]
+        preferred = [score(target, before, token, temperature, seed) for token in (other, rest[place])]
+        yield start + place, other, preferred[0] - preferred[1]
+        start += place + 1
+        if start == len(output):
+            return
+        body = {"model": "foretell-target", "prompt": prompt + output[:start], "max_tokens": len(output) - start}
+        now = completed(target, PATHS["completions"], body, temperature, seed)[1]
+
+
+def differences(kept, choices, margins):
+    """What the drafter thinks otherwise than recorded, in words."""
+    for place, (margin, new) in enumerate(zip(kept["margins"], margins, strict=True)):
         if abs(margin - new) > CLOSE:
             yield f"place {place}: margin {new} instead of {margin}"
-        elif kept["choices"][place] != again["choices"][place] and margin >= CLOSE:
-            yield f"place {place}: choice {again['choices'][place]} instead of {kept['choices'][place]}"
+        elif kept["choices"][place] != choices[place] and margin >= CLOSE:
+            yield f"place {place}: choice {choices[place]} instead of {kept['choices'][place]}"
 
 
-def compare(path, again):
-    """Whether the first lines of a file are what was recorded now."""
-    kept = [json.loads(line) for line in path.read_text().splitlines()]
-    wrong = [f"{path.name}:{number}: {what}" for number, (old, new) in enumerate(zip(kept, again), 1)
-             for what in differences(old, new)]
-    if len(again) > len(kept):
-        wrong.append(f"{path.name}: {len(kept)} lines, {len(again)} recorded")
-    print("\n".join(wrong) if wrong else f"{path.name}: {len(again)} lines as recorded")
+def compare(path, target, drafter, workload, temperature, most):
+    """Whether the first lines of a recording are what is recorded now."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    kept = {tuple(line["prompt"]): (number, line) for number, line in enumerate(lines, 1)}
+    wrong, close, compared = [], 0, 0
+    for seed, entry in entries(workload, most):
+        prompt, now = written(target, entry, temperature, seed)
+        number, line = kept.get(tuple(prompt), (0, None))
+        if line is None:
+            wrong += [f"prompt {seed}: not recorded"] if len(now) >= SHORTEST else []
+            continue
+        compared += 1
+        if line.get("temperature", 0) != temperature:
+            wrong.append(f"line {number}: at temperature {line.get('temperature', 0)}")
+        for place, token, by in forks(target, line, now, temperature, seed):
+            if abs(by) < CLOSE / (temperature or 1):
+                close += 1
+            else:
+                wrong.append(f"line {number}, place {place}: writes {token} instead of {line['output'][place]}, by {by:.3f}")
+        wrong += [f"line {number}, {what}" for what in differences(line, *judged(drafter, prompt, line["output"]))]
+    print("\n".join(f"{path.name}: {what}" for what in wrong)
+          or f"{path.name}: {compared} lines as recorded, {close} tokens of the target too close to tell")
     return not wrong
 
 
@@ -136,23 +220,25 @@ def main():
     parser.add_argument("workloads", nargs="*", metavar="WORKLOAD", help=f"of {', '.join(WORKLOADS)}; all by default")
     parser.add_argument("--foretell", default=str(ROOT / "target/release/foretell"), metavar="BIN")
     parser.add_argument("--out", type=pathlib.Path, default=ROOT / "tests/control/traces", metavar="DIR")
+    parser.add_argument("--temperature", type=float, default=0, metavar="T", help="sample at T; 0 is greedy, the default")
     parser.add_argument("--check", type=int, metavar="N", help="record the first N prompts again and compare")
     args = parser.parse_args()
     if unknown := [name for name in args.workloads if name not in WORKLOADS]:
         parser.error(f"no workload {unknown[0]}, allowed {', '.join(WORKLOADS)}")
     if args.check is not None and args.check < 1:
         parser.error(f"--check: at least 1, got {args.check}")
+    if not 0 <= args.temperature <= 2:
+        parser.error(f"--temperature: 0 to 2, got {args.temperature}")
     args.out.mkdir(parents=True, exist_ok=True)
     well = True
     for workload in args.workloads or WORKLOADS:
-        path = args.out / f"{workload}.jsonl"
+        path = args.out / (f"{workload}-t{args.temperature}.jsonl" if args.temperature else f"{workload}.jsonl")
         # Fresh servers for each workload: what an earlier prompt left in a cache is the same in every recording.
         with served(args.foretell, "target") as target, served(args.foretell, "draft-same") as drafter:
-            lines = list(traces(target, drafter, workload, args.check))
-        if args.check is None:
-            write(path, lines)
-        else:
-            well &= compare(path, lines)
+            if args.check is None:
+                write(path, list(traces(target, drafter, workload, args.temperature)))
+            else:
+                well &= compare(path, target, drafter, workload, args.temperature, args.check)
     return 0 if well else 2
 
 

@@ -1,5 +1,7 @@
 //! The result of tables as one self-contained HTML page: figures, and the course of time in plots.
 
+mod sweep;
+
 use std::fmt::Write;
 
 use super::figures::Played;
@@ -53,6 +55,7 @@ fn one(page: &mut String, report: &Report) {
         &escape(&report.table.about),
         &table(&rows(report)),
     );
+    sweep::put(page, &report.swept);
     for plot in plots(report) {
         let key = plot.lines.iter().map(|line| {
             format!("<span class=\"key\" style=\"background:{}\"></span>{}", line.ink, escape(&line.name))

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use super::figures::{Figure, Outcome, Played};
 use super::record::{Interval, Record};
+use super::sweep::{self, Cell};
 use super::table::{Expected, Table};
 
 /// A table that was played.
@@ -15,6 +16,8 @@ pub struct Report {
     pub table: Table,
     /// What was measured.
     pub outcome: Outcome,
+    /// Gamma over temperature and load; empty where the table has no sweep.
+    pub swept: Vec<Cell>,
 }
 
 impl Report {
@@ -27,7 +30,7 @@ impl Report {
 
     /// For a terminal.
     pub fn text(&self) -> String {
-        let Self { table, outcome } = self;
+        let Self { table, outcome, swept } = self;
         let held_out = if table.held_out { " (held out)" } else { "" };
         let mut text = format!("{}{held_out}: {}\n", table.name, table.about);
         for expected in &table.expected {
@@ -37,12 +40,13 @@ impl Report {
             let _ = writeln!(text, "  {name:<11} {:>8}   expected {}{met}", number(value), range(expected));
         }
         let _ = writeln!(text, "  {}", self.asides().join(", "));
+        text.push_str(&sweep::text(swept));
         text
     }
 
     /// Figures that nothing is expected of, and how sessions ended.
     fn asides(&self) -> Vec<String> {
-        let Self { table, outcome } = self;
+        let Self { table, outcome, .. } = self;
         let expected = |figure: Figure| table.expected.iter().any(|expected| expected.figure == figure);
         let others = Figure::ALL.into_iter().filter(|&figure| !expected(figure));
         let value = |figure: Figure| Some(format!("{} {:.3}", figure.name(), outcome.figure(figure)?));
@@ -58,7 +62,7 @@ impl Report {
 
     /// As JSON.
     pub fn json(&self) -> Value {
-        let Self { table, outcome } = self;
+        let Self { table, outcome, swept } = self;
         let figures: serde_json::Map<String, Value> = Figure::ALL
             .into_iter()
             .map(|figure| (figure.name().to_owned(), json!(outcome.figure(figure))))
@@ -86,6 +90,7 @@ impl Report {
             "direct": course(&outcome.direct),
             "auto": course(&outcome.auto),
             "fixed": fixed.collect::<Vec<_>>(),
+            "sweep": swept.iter().map(cell).collect::<Vec<_>>(),
         })
     }
 }
@@ -103,6 +108,19 @@ fn reasons(played: &Played) -> Vec<(&'static str, usize)> {
     }
     counts.sort_by_key(|count| std::cmp::Reverse(count.1));
     counts
+}
+
+fn cell(cell: &Cell) -> Value {
+    json!({
+        "clients": cell.clients,
+        "load": cell.load,
+        "temperature": cell.temperature,
+        "gamma": cell.gamma,
+        "drafted": cell.drafted,
+        "ridden": cell.ridden,
+        "accepted": cell.accepted,
+        "requests": cell.requests,
+    })
 }
 
 /// The course of the first seed.

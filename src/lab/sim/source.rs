@@ -13,7 +13,7 @@ pub const OUTSIDE: TokenId = 4_000_000_000;
 /// What the simulated target answers at a place that is not on the true path.
 pub const ASTRAY: TokenId = 3_999_999_999;
 
-/// One request with its greedy text.
+/// One request with its text.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Script {
@@ -27,6 +27,10 @@ pub struct Script {
     /// The drafter's top-1 less top-2 score at each place; empty if not known.
     #[serde(default)]
     pub margins: Vec<f32>,
+    /// What the output was sampled at. It is what the target writes at each place whatever was drafted, and a choice is
+    /// right where it is that.
+    #[serde(default)]
+    pub temperature: f64,
     /// How a choice fares by its place in a draft: that at depth `d` is right with `fades[d]` (the last one counts for
     /// all beyond) if it is right after the true text. Empty: the place in the draft does not matter.
     #[serde(skip)]
@@ -57,6 +61,16 @@ pub enum Unreadable {
         /// What is wrong with it.
         reason: String,
     },
+    /// Its texts are of more than one temperature.
+    #[error("{path}: allowed one temperature, got {first} and {other}")]
+    Mixed {
+        /// Path of the file.
+        path: PathBuf,
+        /// That of the first line.
+        first: f64,
+        /// Another.
+        other: f64,
+    },
     /// It holds no request.
     #[error("{0}: allowed at least one request, got none")]
     Empty(PathBuf),
@@ -74,6 +88,10 @@ pub fn read(path: &Path) -> Result<Scripts, Unreadable> {
         parse(line).map_err(|reason| Unreadable::Line { path: path.to_owned(), line: index + 1, reason })
     });
     let scripts: Vec<Arc<Script>> = parsed.map(|script| script.map(Arc::new)).collect::<Result<_, _>>()?;
+    let first = scripts.first().map_or(0.0, |script| script.temperature);
+    if let Some(other) = scripts.iter().find(|script| script.temperature.to_bits() != first.to_bits()) {
+        return Err(Unreadable::Mixed { path: path.to_owned(), first, other: other.temperature });
+    }
     if scripts.is_empty() { Err(Unreadable::Empty(path.to_owned())) } else { Ok(scripts.into()) }
 }
 
@@ -87,6 +105,9 @@ fn parse(line: &str) -> Result<Script, String> {
     }
     if script.prompt.is_empty() || places == 0 {
         return Err("prompt and output: allowed at least one token each".to_owned());
+    }
+    if !(0.0..=2.0).contains(&script.temperature) {
+        return Err(format!("temperature: allowed 0 to 2, got {}", script.temperature));
     }
     let outside = script.prompt.iter().chain(&script.output).find(|&&token| token >= ASTRAY);
     outside.map_or(Ok(()), |token| Err(format!("allowed ids below {ASTRAY}, got {token}")))?;
@@ -194,7 +215,13 @@ mod tests {
             format!("{name}:3: choices: allowed none or one for each of 2 output tokens, got 1")
         );
         assert!(wrong(r#"{"prompt":[1],"output":[2],"more":1}"#).contains("unknown field `more`"));
-        std::fs::write(&path, good).expect("written");
-        assert_eq!(read(&path).expect("good")[0].choices, [2, 9]);
+        let warm = |temperature: &str| good.replace("[0.5,0.1]", &format!("[0.5,0.1],{temperature}"));
+        assert!(wrong(&warm(r#""temperature":9"#)).ends_with(":1: temperature: allowed 0 to 2, got 9"));
+        let sampled = warm(r#""temperature":0.7"#);
+        let mixed = wrong(&format!("{sampled}\n{good}\n"));
+        assert_eq!(mixed, format!("{name}: allowed one temperature, got 0.7 and 0"));
+        std::fs::write(&path, format!("{sampled}\n{sampled}\n")).expect("written");
+        let scripts = read(&path).expect("good");
+        assert_eq!((scripts[1].temperature, &scripts[0].choices[..]), (0.7, &[2, 9][..]));
     }
 }

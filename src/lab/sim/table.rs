@@ -26,12 +26,14 @@
 //!   - { whose: ours, clients: { 0s: 1, 30s: 64 }, think: 0s, text: rewrite }
 //!   - { whose: others, rate: 2.5, text: { prompt: 300, output: 128, vary: 0.5, copied: fresh, agreement: { even: 0.7 } } }
 //! overload: { from: 20s, until: 40s }
+//! sweep: { clients: [1, 4, 16], texts: [rewrite, rewrite-t0.7] }                 # played with each of them as well
 //! expect:
 //!   p50: { max: 1.01 }
 //!   ratio: { min: 1.5, max: 4 }
 //! ```
 //!
-//! A text is the name of a recording, `traces/NAME.jsonl` beside the table, or made from a seed.
+//! A text is the name of a recording, `traces/NAME.jsonl` beside the table, or made from a seed. Requests have the
+//! temperature that their text was recorded at.
 
 mod engine;
 mod read;
@@ -41,6 +43,7 @@ use std::path::Path;
 
 use super::figures::Figure;
 use super::permit;
+use super::sweep::Sweep;
 use super::world::Setup;
 use crate::config::problem::Problem;
 
@@ -61,6 +64,8 @@ pub struct Table {
     pub seconds: f64,
     /// The seconds between which the engine has more to do than it can.
     pub overload: Option<(f64, f64)>,
+    /// What it is played with again, to show gamma over temperature and load.
+    pub sweep: Sweep,
     /// What is expected, in the order of the file.
     pub expected: Vec<Expected>,
 }

@@ -11,6 +11,7 @@ use crate::control::{Imposed, Windows};
 use crate::lab::sim::figures::Figure;
 use crate::lab::sim::permit::{self, Permit, Refused};
 use crate::lab::sim::sidecar::SignalSpec;
+use crate::lab::sim::sweep::Sweep;
 use crate::lab::sim::traffic::{Arrivals, Ramp, Stream, Whose};
 use crate::lab::sim::world::{Mode, Net, Setup};
 use crate::words::Plan;
@@ -51,6 +52,7 @@ fn read(file: &str, root: &Item<'_>, traces: &Path) -> Option<Result<Table, Refu
         top.refuse("traffic", Refusal::new("nobody asks", "at least one stream"), "none");
     }
     let overload = top.item("overload").and_then(|item| overload(item.section()));
+    let sweep = top.item("sweep").map(|item| sweep(item.section(), traces)).unwrap_or_default();
     let expected = top.item("expect").map(|item| expected(&item)).unwrap_or_default();
     if expected.is_empty() {
         top.refuse("expect", Refusal::new("nothing is expected", Figure::names()), "none");
@@ -71,7 +73,7 @@ fn read(file: &str, root: &Item<'_>, traces: &Path) -> Option<Result<Table, Refu
         interval,
         ..Setup::plain(engine, permit, streams)
     };
-    Some(Ok(Table { name: name?, about: about?, held_out, setup, seeds, seconds, overload, expected }))
+    Some(Ok(Table { name: name?, about: about?, held_out, setup, seeds, seconds, overload, sweep, expected }))
 }
 
 const PLANS: &[(&str, Plan)] =
@@ -185,6 +187,19 @@ fn overload(mut section: Section<'_>) -> Option<(f64, f64)> {
     }
     section.close();
     from.zip(until)
+}
+
+fn sweep(mut section: Section<'_>, traces: &Path) -> Sweep {
+    let clients = section.list("clients", Vec::new(), whole(1..=4096));
+    let texts = section.item("texts").map(|item| item.items()).unwrap_or_default();
+    let texts: Vec<_> = texts.iter().map(|item| text::scripts(item, 0, traces)).collect();
+    for (key, empty) in [("clients", clients.is_empty()), ("texts", texts.is_empty())] {
+        if empty {
+            section.refuse(key, Refusal::new("nothing to play", "at least one"), "none");
+        }
+    }
+    section.close();
+    Sweep { clients, texts: texts.into_iter().flatten().collect() }
 }
 
 fn expected(item: &Item<'_>) -> Vec<Expected> {

@@ -50,6 +50,26 @@ fn a_table_says_what_is_played() {
 }
 
 #[test]
+fn a_sweep_names_clients_and_recordings_with_their_temperatures() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let line = r#"{"prompt":[1],"output":[2,3],"choices":[2,9],"margins":[0.5,0.1],"temperature":0.7}"#;
+    std::fs::write(folder.path().join("a-t0.7.jsonl"), line).expect("written");
+    let parse = |sweep: &str| Table::parse("t.yaml", &format!("{GOOD}sweep: {sweep}\n"), folder.path());
+    let table = parse("{ clients: [1, 16], texts: [a-t0.7, { output: 9 }] }").expect("good");
+    let heat: Vec<f64> = table.sweep.texts.iter().map(|text| text[0].temperature).collect();
+    assert_eq!((&table.sweep.clients[..], &heat[..]), (&[1, 16][..], &[0.7, 0.0][..]));
+    let found = |sweep: &str| parse(sweep).expect_err("wrong").to_string();
+    assert_eq!(
+        found("{ clients: [0] }"),
+        "t.yaml:17: sweep.clients[0]: out of range, allowed 1..=4096, got 0\n\
+         t.yaml:17: sweep.clients: nothing to play, allowed at least one, got none\n\
+         t.yaml:17: sweep.texts: nothing to play, allowed at least one, got none"
+    );
+    assert!(found("{ clients: [1], texts: [b] }").contains("sweep.texts[0]: not a recording"));
+    assert!(parse("{ clients: [1], texts: [a-t0.7], more: 1 }").is_err());
+}
+
+#[test]
 fn every_error_is_found_at_once_with_its_line_and_what_is_allowed() {
     let text = GOOD
         .replace("for: 90s", "for: 90")

@@ -1,0 +1,152 @@
+//! Gamma over temperature and load: a table played again with every number of clients and texts of every temperature.
+//!
+//! The first stream of ours gets the clients and the text; everything else stays as the table says. What is shown is what
+//! requests did that began in the second half of the time, when the controller knew the engine and the text.
+
+use std::fmt::Write;
+
+use super::pool;
+use super::record::{Record, Served};
+use super::source::Scripts;
+use super::table::Table;
+use super::traffic::{Arrivals, Ramp, Whose};
+use super::world::{Broken, Setup, World};
+use crate::session::Summary;
+use crate::units::Dice;
+
+/// What a table is played with again.
+#[derive(Clone, Debug, Default)]
+pub struct Sweep {
+    /// Numbers of clients.
+    pub clients: Vec<usize>,
+    /// Texts, each with its temperature.
+    pub texts: Vec<Scripts>,
+}
+
+/// One number of clients with one text.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Cell {
+    /// Clients.
+    pub clients: usize,
+    /// Their number as a multiple of the sequences that the engine runs at a time.
+    pub load: f64,
+    /// The text's temperature.
+    pub temperature: f64,
+    /// Drafted tokens per round; `None` without a round. Where little leaps it is that of the few texts that do.
+    pub gamma: Option<f64>,
+    /// Drafted tokens per round or ridden token: as gamma, where riding is gamma 0.
+    pub drafted: f64,
+    /// Share of the output that was ridden.
+    pub ridden: f64,
+    /// Share of the drafted tokens that was accepted; `None` without one.
+    pub accepted: Option<f64>,
+    /// Requests counted.
+    pub requests: usize,
+}
+
+/// The cells of a table, by clients and then by text; none where it has no sweep.
+///
+/// # Errors
+/// What [`World::play`] finds broken.
+pub fn play(table: &Table, seed: u64) -> Result<Vec<Cell>, Broken> {
+    let Sweep { clients, texts } = &table.sweep;
+    let pairs: Vec<(usize, &Scripts)> =
+        clients.iter().flat_map(|&clients| texts.iter().map(move |text| (clients, text))).collect();
+    let seeds = table.seeds.max(1) as usize;
+    let played = pool::each(pairs.len() * seeds, |number| {
+        let &(clients, text) = pairs.get(number / seeds)?;
+        let seed = Dice::mix(seed ^ Dice::mix((number % seeds) as u64));
+        Some(World::play(setup(table, clients, text, seed)))
+    });
+    let records: Vec<Record> = played.into_iter().flatten().collect::<Result<_, _>>()?;
+    let of =
+        |(&(clients, text), records): (&(usize, &Scripts), &[Record])| cell(table, clients, text, records);
+    Ok(pairs.iter().zip(records.chunks(seeds)).map(of).collect())
+}
+
+fn setup(table: &Table, clients: usize, text: &Scripts, seed: u64) -> Setup {
+    let mut setup = Setup { seed, ..table.setup.clone() };
+    if let Some(stream) = setup.streams.iter_mut().find(|stream| stream.whose == Whose::Ours) {
+        let think = if let Arrivals::Closed { think, .. } = stream.arrivals { think } else { 0.0 };
+        stream.arrivals = Arrivals::Closed { clients: Ramp::flat(clients as f64), think };
+        stream.scripts = text.clone();
+    }
+    setup
+}
+
+fn cell(table: &Table, clients: usize, text: &Scripts, records: &[Record]) -> Cell {
+    let knows = |served: &&Served| served.began >= super::at(table.seconds / 2.0);
+    let served = records.iter().flat_map(|record| &record.served);
+    let summaries: Vec<&Summary> =
+        served.filter(knows).filter_map(|served| served.summary.as_ref()).collect();
+    let sum =
+        |of: &dyn Fn(&Summary) -> u32| summaries.iter().map(|summary| f64::from(of(summary))).sum::<f64>();
+    let (rounds, drafted, accepted) =
+        (sum(&|one| one.rounds), sum(&|one| one.drafted), sum(&|one| one.accepted));
+    let tokens = sum(&|one| one.output_tokens);
+    // A round brings what was accepted and one token more.
+    let ridden = (tokens - accepted - rounds).max(0.0);
+    let per = |value: f64, of: f64| if of > 0.0 { value / of } else { 0.0 };
+    Cell {
+        clients,
+        load: clients as f64 / table.setup.engine.shape.sequences as f64,
+        temperature: text.first().map_or(0.0, |script| script.temperature),
+        gamma: (rounds > 0.0).then(|| drafted / rounds),
+        drafted: per(drafted, rounds + ridden),
+        ridden: per(ridden, tokens),
+        accepted: (drafted > 0.0).then(|| accepted / drafted),
+        requests: summaries.len(),
+    }
+}
+
+/// The different values of some cells, in the order in which they come.
+pub fn values<T: PartialEq>(cells: &[Cell], of: impl Fn(&Cell) -> T) -> Vec<T> {
+    let mut found = Vec::new();
+    for value in cells.iter().map(of) {
+        if !found.contains(&value) {
+            found.push(value);
+        }
+    }
+    found
+}
+
+/// A line for each number of clients, with a column for each temperature; empty without cells.
+pub fn rows(cells: &[Cell]) -> Vec<Vec<String>> {
+    let temperatures = values(cells, |cell| cell.temperature);
+    if temperatures.is_empty() {
+        return Vec::new();
+    }
+    let first = ["clients".to_owned(), "load".to_owned()];
+    let mut rows: Vec<Vec<String>> =
+        vec![first.into_iter().chain(temperatures.iter().map(|t| format!("T={t}"))).collect()];
+    for clients in values(cells, |cell| cell.clients) {
+        let of: Vec<&Cell> = cells.iter().filter(|cell| cell.clients == clients).collect();
+        let load = of.first().map_or(0.0, |cell| cell.load);
+        let mut row = vec![clients.to_string(), format!("{load:.2}")];
+        row.extend(of.iter().map(|cell| told(cell)));
+        rows.push(row);
+    }
+    rows
+}
+
+fn told(cell: &Cell) -> String {
+    let gamma = cell.gamma.map_or_else(|| "–".to_owned(), |gamma| format!("{gamma:.1}"));
+    format!("{:.2}, {gamma}, {:.0} %", cell.drafted, cell.ridden * 100.0)
+}
+
+/// For a terminal.
+pub fn text(cells: &[Cell]) -> String {
+    let mut text = String::new();
+    if !cells.is_empty() {
+        text.push_str(
+            "  gamma where riding is gamma 0, gamma of rounds, share of the output that was ridden\n",
+        );
+    }
+    for row in rows(cells) {
+        let widths = [7, 5].into_iter().chain(std::iter::repeat(19));
+        let line: Vec<String> =
+            row.iter().zip(widths).map(|(value, width)| format!("{value:>width$}")).collect();
+        let _ = writeln!(text, "  {}", line.join(" "));
+    }
+    text
+}
