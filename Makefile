@@ -16,6 +16,8 @@ DIST    := target/dist/foretell
 INFLATE ?= 8
 PAIRS   ?= 10
 REQUESTS ?= 30
+# costs of a server whose steps get longer with what runs
+CROWDED = step=20ms,base=1.35,node=0.025,growth=0.02
 TURN    ?= 20
 ENGINES ?= all
 SHORT   ?=
@@ -28,8 +30,8 @@ INFLATED = $(CACHE)/models/target-x$(INFLATE)
 
 export ORT_DYLIB_PATH := $(ORT)
 
-.PHONY: help demo serve-demo quick test test-rust test-python test-loaded build dist bench bench-control bench-gamma bench-load bench-paced
-.PHONY: bench-relay models lint print-env clean dead-code engines test-engines demo-parts binary
+.PHONY: help demo serve-demo quick test test-rust test-python test-loaded build dist bench bench-control bench-crowd bench-gamma bench-load
+.PHONY: bench-paced bench-relay models lint print-env clean dead-code engines test-engines demo-parts binary
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -72,6 +74,10 @@ bench: dist $(INFLATED)/model.onnx ## Through Foretell against direct, every wor
 
 bench-load: dist $(INFLATED)/model.onnx ## Leaping under load: the proxy against itself in mode off, 1 to 32 clients (1 h)
 	FORETELL=$(DIST) tests/bench/load.sh $(INFLATED)
+
+bench-crowd: dist $(INFLATED)/model.onnx ## What leaping does to those who do not use Foretell, and with 64 clients (20 min)
+	@$(PYTHON) tests/bench/crowd.py --foretell $(DIST) --model $(INFLATED) --clients 8
+	@$(PYTHON) tests/bench/crowd.py --foretell $(DIST) --pace $(CROWDED) --clients 64 --direct 0 --requests 3
 
 bench-paced: build ## Leaping as it pays against fixed lengths, at six machines' costs (75 min)
 	@$(PYTHON) tests/bench/paced.py --foretell $(BIN) --requests $(REQUESTS)

@@ -326,7 +326,9 @@ impl Costs {
     /// Seconds that a token of the model drafter saves of the wait for the engine, because it is drafted while the engine computes
     /// for others, and those that calls were measured to be shorter by for it.
     pub fn saved_by_drafting(&self) -> (f64, f64) {
-        let Some(slope) = self.wait.slope(self.crowd) else { return (0.0, 0.0) };
+        let Some(slope) = self.wait.slope(self.crowd).filter(|_| self.crowd != Crowd::default()) else {
+            return (0.0, 0.0);
+        };
         let saved = (-slope).clamp(0.0, self.draft_token());
         (saved, saved * self.wait.mean(self.crowd))
     }
@@ -590,7 +592,7 @@ mod tests {
     #[test]
     fn after_long_leaping_a_few_tokens_are_ridden() {
         let mut costs = riding_at(0.010);
-        costs.leapt(5.9);
+        costs.leapt(11.9);
         assert!(!costs.pace_is_old());
         costs.leapt(0.2);
         assert!(costs.pace_is_old() && !costs.pace_is_overdue());
@@ -598,7 +600,43 @@ mod tests {
         assert!(costs.pace_is_old());
         costs.rode(0.010, 1, Tick(0));
         assert!(!costs.pace_is_old());
-        costs.leapt(24.1);
+        costs.leapt(48.1);
         assert!(costs.pace_is_overdue());
+    }
+
+    #[test]
+    fn who_drafts_while_the_engine_computes_for_others_pays_for_it_once() {
+        let saved = |requests: usize| {
+            let mut costs = riding_at(0.010);
+            costs.crowded(requests, false, false);
+            costs.drafted(8, 0.008, Tick(0));
+            // A step of the other request ends 20 ms after the verdict, and a call takes a step of its own.
+            for call in 0..200 {
+                let modelled = call % 16;
+                let seconds = 0.030 - 0.001 * modelled as f64;
+                costs.verified(SCORE, modelled, seconds, Tick(0));
+                costs.shared(SCORE, modelled, seconds, Beside { nodes: modelled as f64, modelled });
+            }
+            costs.saved_by_drafting()
+        };
+        let (each, all) = saved(2);
+        assert!((0.0007..=0.001).contains(&each), "{each}");
+        assert!((all / each - 7.5).abs() < 1.0, "{all}");
+        assert_eq!(saved(1), (0.0, 0.0));
+    }
+
+    #[test]
+    fn a_lone_hiccup_is_doubted_and_two_are_believed() {
+        let mut costs = riding_at(0.010);
+        (0..4).for_each(|_| costs.verified(TREE, 4, 0.012, Tick(0)));
+        costs.verified(TREE, 8, 0.400, Tick(0));
+        assert!(costs.verify(TREE, 8) < 0.025, "{}", costs.verify(TREE, 8));
+        (0..10).for_each(|_| costs.verified(TREE, 8, 0.400, Tick(0)));
+        assert!(costs.verify(TREE, 8) > 0.2, "{}", costs.verify(TREE, 8));
+        // The very first call of all can be compared with later ones only.
+        let mut costs = riding_at(0.010);
+        costs.verified(TREE, 4, 0.400, Tick(0));
+        costs.verified(TREE, 3, 0.012, Tick(0));
+        assert!(costs.verify(TREE, 4) < 0.05, "{}", costs.verify(TREE, 4));
     }
 }

@@ -249,4 +249,17 @@ mod tests {
         assert!((900.0..1_000.0).contains(&length.expected_rest(0)));
         assert!((length.expected_rest(5_000) - 32.0).abs() < 1e-9);
     }
+
+    #[test]
+    fn a_call_is_beside_those_that_were_under_way_when_it_began_and_those_that_began_before_it_ended() {
+        let mut crowd = Crowd::default();
+        let first = crowd.call_begins(4);
+        let second = crowd.call_begins(8);
+        assert!((crowd.call_ends(first) - 6.0).abs() < 1e-9);
+        let third = crowd.call_begins(0);
+        assert!((crowd.call_ends(second) - 4.0).abs() < 1e-9);
+        assert!((crowd.call_ends(third) - 4.0).abs() < 1e-9);
+        let alone = crowd.call_begins(3);
+        assert!((crowd.call_ends(alone) - 3.0).abs() < 1e-9);
+    }
 }

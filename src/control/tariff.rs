@@ -98,8 +98,8 @@ fn price_of_ours(learnt: &Learnt<'_>, way: Way) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::control::Control;
     use crate::control::gates::Signal;
+    use crate::control::{Beside, Control};
     use crate::words::Plan;
     use std::time::Duration;
 
@@ -123,6 +123,11 @@ mod tests {
             };
             (0..ours).for_each(|_| learnt.crowd.enter());
             learnt.crowd.hear(&signal);
+            for call in 0..40 {
+                let nodes = 8 * (call % 2);
+                let beside = Beside { nodes: nodes as f64, modelled: 0 };
+                learnt.costs.shared(WAY, nodes, 0.012 + 0.001 * nodes as f64, beside);
+            }
         });
     }
 

@@ -24,6 +24,7 @@ use crate::dialect::MaxTokens;
 use crate::fleet::identity::Identity;
 use crate::fleet::{Answer, SendError};
 use crate::http::body::{Body, full};
+use crate::http::memory::Level;
 use crate::observe::Recorded;
 use crate::openai::{Path, Prompt, Request, Route, Sampling};
 use crate::policy::Ruling;
@@ -130,12 +131,16 @@ impl Run {
 
     /// The check whether the session may leap now: `None`, or why not, by the process, the mode and the replica.
     pub fn gates(&self, exchange: &Exchange) -> Box<dyn Fn() -> Option<RideReason> + Send + Sync> {
-        let (life, modes) = (Arc::clone(&exchange.shared.life), Arc::clone(&exchange.shared.modes));
+        let shared = &exchange.shared;
+        let (life, modes, memory) =
+            (Arc::clone(&shared.life), Arc::clone(&shared.modes), Arc::clone(&shared.memory));
         let replica = Arc::clone(&exchange.replica);
         let (gates, control) = (self.ruling.gates, Arc::clone(&self.control));
         Box::new(move || match modes.of(replica.name()) {
             // While the process drains, requests end by riding.
             _ if life.is_draining() => Some(RideReason::Draining),
+            // Every verify call carries the whole context.
+            Mode::Auto if memory.level() != Level::Enough => Some(RideReason::GateMemory),
             Mode::Auto => {
                 let signal = replica.load().map(|load| load.signal());
                 if let Some(signal) = &signal {

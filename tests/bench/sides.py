@@ -90,7 +90,7 @@ def running(argv, **more):
 
 def policy(name, drafters, setting, match=""):
     """The text of the policy by which a setting leaps; `match` is a whole line."""
-    return POLICY.format(name=name, match=match, drafters=drafters, mode="ride" if setting == "ride" else "auto",
+    return POLICY.format(name=name, match=match, drafters=drafters, mode=setting if setting in ("ride", "off") else "auto",
                          fixed=setting if setting.isdigit() else "null")
 
 

@@ -39,7 +39,8 @@ PROMPTS = {UNGUESSABLE: "hostile"}
 TEMPERATURE = {UNGUESSABLE: 1.2}
 HEADER = "x-workload"
 DIALECTS = {"llama": "llamacpp", "vllm": "vllm"}
-BUDGET = "    budget: { switchback: null }\n"
+# on two cores a call with a long prompt takes seconds
+LIMITS = "    budget: { switchback: null }\n    probe: { within: 2m }\n"
 PROBED_WITHIN = 180
 
 
@@ -57,7 +58,7 @@ def prompts(workload, tokens):
 def start_proxy(stack, kind, target, setting, args):
     """Foretell by one setting, with a policy for each workload, and what its probe found."""
     backend = (f"    dialect: {DIALECTS[kind]}\n" + exact.PLANS.get(kind, "") + exact.MODELS.format(root=engines.ROOT)
-               + BUDGET)
+               + LIMITS)
     policies = {name: sides.policy(name, speed.DRAFTERS[PROMPTS.get(name, name)], setting,
                                    f"match: {{ headers: {{ {HEADER}: [{name}] }} }}\n") for name in args.workloads}
     proxy = sides.start_proxy(stack, args.foretell, target, backend, policies, setting)

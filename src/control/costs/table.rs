@@ -19,8 +19,8 @@ pub const NODES_MAX: usize = 32;
 pub const CONTEXTS: [usize; 5] = [128, 512, 2_048, 8_192, 32_768];
 /// Nodes by which drafts must differ to show what a node costs.
 const SLOPE_OVER: usize = 4;
-/// A draft of a size that was hardly measured yet counts at most as so many times what its neighbours say: a lone hiccup would
-/// keep it from being tried again.
+/// A draft of a size that was hardly measured yet counts at most as so many times what others say that were: a lone hiccup
+/// would keep it from being tried again.
 const SURPRISE: f64 = 1.5;
 /// What was hardly measured yet counts at most as so many times what a later call took, and by so much more as it had more nodes.
 const HICCUP: f64 = 3.0;
@@ -176,8 +176,9 @@ struct Table {
 impl Table {
     fn observe(&mut self, nodes: usize, took: f64, now: Tick) {
         let nodes = nodes.min(NODES_MAX);
-        let measured = self.means.iter().any(|mean| mean.known().is_some());
-        let said = self.curve.get(nodes).copied().filter(|_| measured);
+        let others = self.means.iter().enumerate().filter(|(other, _)| *other != nodes);
+        let sure = others.map(|(_, mean)| mean.weight(now)).sum::<f64>() >= SURE;
+        let said = self.curve.get(nodes).copied().filter(|_| sure);
         self.means.resize(NODES_MAX + 1, Belief::default());
         if let Some(mean) = self.means.get_mut(nodes) {
             let most = said.filter(|_| mean.weight(now) < SURE).map_or(f64::MAX, |said| SURPRISE * said);

@@ -165,7 +165,8 @@ impl Pilot {
     /// Whether a round of the drafter in this seat pays, as far as is known.
     fn worth(&self, quote: Quote, seat: Option<&Seat>, outlook: &Outlook, scene: &Scene<'_, '_>) -> bool {
         if scene.stand.leaping {
-            return self.streak.is_some_and(|streak| streak.tries()) || outlook.goes_on(quote, self.stay, self.streak.map_or(0, |streak| streak.gap));
+            return self.streak.is_some_and(|streak| streak.tries())
+                || outlook.goes_on(quote, self.stay, self.streak.map_or(0, |streak| streak.gap));
         }
         let known = |seat: &Seat| scene.learnt.survival.evidence(self.heat, seat.id.source) >= EVIDENCE;
         seat.is_some_and(known) && outlook.begins(quote, self.margin)
