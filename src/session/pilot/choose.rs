@@ -213,10 +213,10 @@ impl Pilot {
         leaping.unwrap_or(0.0).max(1.0 / tariff.token)
     }
 
-    /// Seconds that other requests that ride lose by a round with so many nodes, all together.
+    /// Seconds that requests of others lose by a round with so many nodes, all together.
     pub(super) fn lost_by_others(&self, nodes: usize, learnt: &Learnt) -> f64 {
         let beyond = learnt.costs.verify(self.way(), nodes) - learnt.costs.ride_token_expected();
-        learnt.crowd.others() as f64 * beyond.max(0.0) + nodes as f64 * learnt.node_of_riders()
+        learnt.crowd.others() as f64 * beyond.max(0.0)
     }
 
     fn dithered(&mut self, step: Step, budget: Budget) -> Step {
