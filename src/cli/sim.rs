@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use crate::lab::Exit;
 use crate::lab::sim::report::Report;
 use crate::lab::sim::table::{self, Table};
-use crate::lab::sim::world::Broken;
+use crate::lab::sim::world::{Broken, Mode};
 use crate::lab::sim::{grid, html, permit, play, report, source, sweep, workloads};
 
 /// Simulate a fleet in virtual time.
@@ -26,6 +26,10 @@ pub struct SimArgs {
     /// Seeds all dice: the same number gives the same figures.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
+    /// Play every table with fixed gammas as well, and compare them with the controller over all tables; exits 2 if one is
+    /// faster.
+    #[arg(long, conflicts_with = "grid")]
+    pub fixed: bool,
     /// Compare the controller with fixed gammas on servers of known costs; exits 2 if it falls short anywhere.
     #[arg(long)]
     pub grid: bool,
@@ -90,7 +94,8 @@ fn tables(args: &SimArgs, out: &mut impl Write) -> Result<Exit, Stopped> {
     let (json, page) = (create(args.json.as_deref())?, create(args.html.as_deref())?);
     let mut reports = Vec::with_capacity(tables.len());
     for table in tables {
-        let outcome = play::play(&table, args.seed)?;
+        let gammas = if args.fixed { &play::GAMMAS } else { play::gammas(&table) };
+        let outcome = play::play(&table, args.seed, Mode::Auto, gammas)?;
         let swept = sweep::play(&table, args.seed)?;
         let report = Report { table, outcome, swept };
         let _ = out.write_all(report.text().as_bytes());
@@ -101,9 +106,13 @@ fn tables(args: &SimArgs, out: &mut impl Write) -> Result<Exit, Stopped> {
     let short = reports.iter().filter(|report| !report.shortfalls().is_empty()).count();
     if short > 0 {
         let _ = writeln!(out, "{short} of {} tables fell short", reports.len());
-        return Ok(Exit::FellShort);
     }
-    Ok(Exit::Done)
+    let set = args.fixed.then(|| report::Set::of(&reports));
+    let beaten = set.as_ref().is_some_and(report::Set::is_beaten);
+    if let Some(set) = set {
+        let _ = out.write_all(set.text().as_bytes());
+    }
+    Ok(if short > 0 || beaten { Exit::FellShort } else { Exit::Done })
 }
 
 fn create(path: Option<&Path>) -> Result<Option<(PathBuf, File)>, Stopped> {

@@ -34,10 +34,10 @@ const PAUSE_TOKENS: f64 = 24.0;
 /// A round has stalled that took so many times what was expected of it, and so many ridden tokens more than it brought.
 const STALL: f64 = 3.0;
 const STALL_TOKENS: f64 = 8.0;
-/// So many stalls count as no more than that: riding would have met them as well. One is forgotten with every sixteen rounds
+/// So many stalls count as no more than that: riding would have met them as well. One is forgotten with so many rounds
 /// that did not stall.
 const STALLS: f64 = 2.0;
-const FORGOTTEN: f64 = 1.0 / 16.0;
+const FORGOTTEN: f64 = 1.0 / 64.0;
 
 /// The account of one replica and one size of its crowd, shared by all sessions: what leaping loses in a crowd says nothing
 /// of what it brings to one alone.
@@ -206,7 +206,7 @@ mod tests {
         for _ in 0..100 {
             assert_eq!(stall(&mut account, 10), -STALL_TOKENS);
             assert_eq!(stall(&mut account, 0), -1.0, "another request met the same one");
-            (0..16).for_each(|_| {
+            (0..64).for_each(|_| {
                 leapt(&mut account, 2.0, 0.2);
             });
         }

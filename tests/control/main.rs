@@ -33,7 +33,8 @@ fn name(path: &Path) -> &str {
 
 fn played(path: &Path, mode: Mode) -> Report {
     let table = Table::read(path).unwrap_or_else(|error| panic!("{error}"));
-    let outcome = play::play_as(&table, 1, mode).unwrap_or_else(|broken| panic!("{}: {broken}", name(path)));
+    let outcome = play::play(&table, 1, mode, play::gammas(&table))
+        .unwrap_or_else(|broken| panic!("{}: {broken}", name(path)));
     Report { table, outcome, swept: Vec::new() }
 }
 
@@ -150,6 +151,7 @@ fn args(workload: &[&Path], folder: &Path) -> SimArgs {
         json: Some(folder.join("out.json")),
         html: Some(folder.join("out.html")),
         seed: 1,
+        fixed: false,
         grid: false,
         traces: PathBuf::new(),
         only: Vec::new(),
@@ -198,11 +200,26 @@ fn the_command_says_what_fell_short_and_exits_by_it() {
 }
 
 #[test]
+fn a_set_of_tables_is_compared_with_every_fixed_gamma_where_that_is_asked_for() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let table = folder.path().join("short.yaml");
+    let text = "version: 1\nname: short\nabout: one client\nfor: 5s\nengine: { paced: { step: 20ms, base: 1.1, node: 0.005 } }\n\
+                traffic:\n  - { whose: ours, clients: 1, text: { output: 64, copied: { rewrite: 0.05 } } }\nexpect: { ratio: { min: 0.1 } }\n";
+    std::fs::write(&table, text).expect("written");
+    let mut out = Vec::new();
+    let done = sim::run(&SimArgs { fixed: true, ..args(&[&table], folder.path()) }, &mut out);
+    let said = String::from_utf8(out).expect("text");
+    assert_eq!(done == Exit::FellShort, said.contains("BEATEN"), "{said}");
+    let last = said.lines().last().expect("a line");
+    assert!(last.starts_with("1 tables, our tokens per second") && last.contains("fixed 31 "), "{said}");
+}
+
+#[test]
 fn the_same_seed_gives_the_same_figures_and_another_others() {
     let path = tables().into_iter().find(|path| name(path) == "hostile-far-away").expect("it is there");
     let table = Table::read(&path).expect("a table");
     let json = |seed| {
-        let outcome = play::play(&table, seed).expect("exact");
+        let outcome = play::play(&table, seed, Mode::Auto, play::gammas(&table)).expect("exact");
         Report { table: table.clone(), outcome, swept: Vec::new() }.json().to_string()
     };
     assert_eq!(json(1), json(1));

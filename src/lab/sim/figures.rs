@@ -230,11 +230,18 @@ impl Outcome {
 
     /// The best fixed gamma and its ratio; riding counts as gamma 0. `None` if none was played.
     pub fn best(&self) -> Option<(usize, f64)> {
-        let direct = self.direct.speed(&self.streams)?;
-        let ratio = |(gamma, played): &(usize, Played)| Some((*gamma, played.speed(&self.streams)? / direct));
-        let fixed = self.fixed.iter().filter_map(ratio);
+        let fixed = self.fixed_ratios()?.into_iter();
         let best = fixed.fold((0, 1.0), |best, one| if one.1 > best.1 { one } else { best });
         (!self.fixed.is_empty()).then_some(best)
+    }
+
+    /// Our ratio with each fixed gamma; `None` if one cannot be told.
+    pub fn fixed_ratios(&self) -> Option<Vec<(usize, f64)>> {
+        let direct = self.direct.speed(&self.streams)?;
+        self.fixed
+            .iter()
+            .map(|(gamma, played)| Some((*gamma, played.speed(&self.streams)? / direct)))
+            .collect()
     }
 
     fn least_ratio(&self) -> Option<f64> {

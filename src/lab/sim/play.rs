@@ -10,21 +10,18 @@ use crate::units::Dice;
 /// The fixed gammas that the controller is compared with.
 pub const GAMMAS: [usize; 5] = [2, 4, 8, 16, 31];
 
-/// Plays a table with its seeds, on all processors.
-///
-/// # Errors
-/// What [`World::play`] finds broken.
-pub fn play(table: &Table, seed: u64) -> Result<Outcome, Broken> {
-    play_as(table, seed, Mode::Auto)
+/// The fixed gammas that a table has to be played with: those whose best it expects something of.
+pub fn gammas(table: &Table) -> &'static [usize] {
+    let compares = table.expected.iter().any(|expected| expected.figure == Figure::OfBest);
+    if compares { &GAMMAS } else { &[] }
 }
 
-/// As [`play`], with Foretell in this mode.
+/// Plays a table with its seeds, on all processors: without Foretell, with it in this mode, and with fixed gammas.
 ///
 /// # Errors
 /// What [`World::play`] finds broken.
-pub fn play_as(table: &Table, seed: u64, through: Mode) -> Result<Outcome, Broken> {
-    let compares = table.expected.iter().any(|expected| expected.figure == Figure::OfBest);
-    let fixed = GAMMAS.into_iter().filter(|_| compares).map(Mode::Fixed);
+pub fn play(table: &Table, seed: u64, through: Mode, gammas: &[usize]) -> Result<Outcome, Broken> {
+    let fixed = gammas.iter().copied().map(Mode::Fixed);
     let modes: Vec<Mode> = [Mode::Direct, through].into_iter().chain(fixed).collect();
     let seeds = table.seeds.max(1) as usize;
     let one = |number: usize| {
@@ -42,6 +39,6 @@ pub fn play_as(table: &Table, seed: u64, through: Mode) -> Result<Outcome, Broke
         overload: table.overload,
         direct,
         auto,
-        fixed: GAMMAS.into_iter().filter(|_| compares).map(|gamma| (gamma, of_seeds())).collect(),
+        fixed: gammas.iter().map(|&gamma| (gamma, of_seeds())).collect(),
     })
 }

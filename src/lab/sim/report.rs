@@ -9,6 +9,56 @@ use super::record::{Interval, Record};
 use super::sweep::{self, Cell};
 use super::table::{Expected, Table};
 
+/// The controller and the fixed gammas over a set of tables.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Set {
+    /// Tables in which both could be compared.
+    tables: usize,
+    /// Geometric mean over the tables of our tokens per second ÷ direct, as the controller decides.
+    auto: f64,
+    /// The same with each fixed gamma.
+    fixed: Vec<(usize, f64)>,
+}
+
+impl Set {
+    /// Over these tables, each of which was played with the same fixed gammas.
+    pub fn of(reports: &[Report]) -> Self {
+        let speeds: Vec<(f64, Vec<(usize, f64)>)> = reports
+            .iter()
+            .filter_map(|report| {
+                Some((report.outcome.figure(Figure::Ratio)?, report.outcome.fixed_ratios()?))
+            })
+            .collect();
+        let mean = |logs: f64| (logs / speeds.len().max(1) as f64).exp();
+        let mut fixed: Vec<(usize, f64)> = Vec::new();
+        for (gamma, ratio) in speeds.iter().flat_map(|(_, fixed)| fixed) {
+            match fixed.iter_mut().find(|(known, _)| known == gamma) {
+                Some((_, logs)) => *logs += ratio.ln(),
+                None => fixed.push((*gamma, ratio.ln())),
+            }
+        }
+        fixed.iter_mut().for_each(|(_, logs)| *logs = mean(*logs));
+        Self { tables: speeds.len(), auto: mean(speeds.iter().map(|(auto, _)| auto.ln()).sum()), fixed }
+    }
+
+    /// Whether a fixed gamma is faster than the controller.
+    pub fn is_beaten(&self) -> bool {
+        self.fixed.iter().any(|(_, ratio)| *ratio >= self.auto)
+    }
+
+    /// For a terminal.
+    pub fn text(&self) -> String {
+        let fixed: Vec<String> =
+            self.fixed.iter().map(|(gamma, ratio)| format!("fixed {gamma} {ratio:.3}")).collect();
+        let beaten = if self.is_beaten() { "   BEATEN" } else { "" };
+        let Self { tables, auto, .. } = self;
+        format!(
+            "{tables} tables, our tokens per second ÷ direct, geometric mean: auto {auto:.3}, {}{beaten}\n",
+            fixed.join(", ")
+        )
+    }
+}
+
 /// A table that was played.
 #[derive(Clone, Debug)]
 pub struct Report {
