@@ -201,16 +201,17 @@ mod tests {
         let mut stall = |account: &mut Account, after: u64| {
             now += after;
             account.leapt(1.0, 9.0, Round { expected: 0.2, lost: 0.0 }, Tick(now * 1_000_000), 0.1).round()
+                as i64
         };
         let mut account = Account::default();
         for _ in 0..100 {
-            assert_eq!(stall(&mut account, 10), -STALL_TOKENS);
-            assert_eq!(stall(&mut account, 0), -1.0, "another request met the same one");
+            assert_eq!(stall(&mut account, 10), -8);
+            assert_eq!(stall(&mut account, 0), -1, "another request met the same one");
             (0..64).for_each(|_| {
                 leapt(&mut account, 2.0, 0.2);
             });
         }
-        let each: Vec<f64> = (0..4).map(|_| stall(&mut account, 10)).collect();
-        assert_eq!(each, [-STALL_TOKENS, -STALL_TOKENS, -PAUSE_TOKENS, -PAUSE_TOKENS]);
+        let each: Vec<i64> = (0..4).map(|_| stall(&mut account, 10)).collect();
+        assert_eq!(each, [-8, -8, -24, -24]);
     }
 }

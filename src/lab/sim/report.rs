@@ -37,7 +37,9 @@ impl Set {
                 None => fixed.push((*gamma, ratio.ln())),
             }
         }
-        fixed.iter_mut().for_each(|(_, logs)| *logs = mean(*logs));
+        for (_, logs) in &mut fixed {
+            *logs = mean(*logs);
+        }
         Self { tables: speeds.len(), auto: mean(speeds.iter().map(|(auto, _)| auto.ln()).sum()), fixed }
     }
 
