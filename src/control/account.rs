@@ -3,7 +3,8 @@
 //! It is kept in ridden tokens. Every round adds the tokens that it brought and takes off those that riding would have
 //! brought in the same time, switches between riding and leaping included. Riding refills it by a small share. Where it
 //! is empty nobody leaps on this replica: so what leaping loses is at most what it began with, that share, and the rounds
-//! that were under way when it ran out (of which no more than 80 tokens are held against it), whatever was believed.
+//! that were under way when it ran out (of which no more than 80 tokens are held against it), whatever was believed. A stall
+//! that riding would have met as well is no loss of leaping's: of those no more than a few tokens are held against it.
 
 use serde::{Deserialize, Serialize};
 

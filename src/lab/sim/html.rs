@@ -170,14 +170,7 @@ fn drawn(plot: &Plot, interval: f64) -> String {
     for number in 0..=((high - low) / step).round() as u32 {
         let value = low + f64::from(number) * step;
         let at = y(value);
-        let _ = write!(
-            svg,
-            "<line class=\"axis\" x1=\"{left}\" x2=\"{right}\" y1=\"{at:.1}\" y2=\"{at:.1}\"/>\
-             <text class=\"soft\" x=\"{:.0}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>",
-            left - 6.0,
-            at + 4.0,
-            trimmed(value)
-        );
+        rule(&mut svg, (left, right), at, value);
     }
     let seconds = tick(places * interval);
     for number in 0..=(places * interval / seconds) as u32 {
@@ -197,6 +190,18 @@ fn drawn(plot: &Plot, interval: f64) -> String {
         let _ = write!(svg, "<polyline style=\"stroke:{}\" points=\"{}\"/>", line.ink, path.trim_end());
     }
     svg + "</svg>"
+}
+
+/// A line across a plot at height `at`, and its value beside it.
+fn rule(svg: &mut String, (left, right): (f64, f64), at: f64, value: f64) {
+    let _ = write!(
+        svg,
+        "<line class=\"axis\" x1=\"{left}\" x2=\"{right}\" y1=\"{at:.1}\" y2=\"{at:.1}\"/>\
+         <text class=\"soft\" x=\"{:.0}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>",
+        left - 6.0,
+        at + 4.0,
+        trimmed(value)
+    );
 }
 
 #[cfg(test)]

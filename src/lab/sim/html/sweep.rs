@@ -2,7 +2,8 @@
 
 use std::fmt::Write;
 
-use crate::lab::html::{escape, section, table, tick, trimmed};
+use super::rule;
+use crate::lab::html::{escape, section, table, tick};
 use crate::lab::sim::sweep::{self, Cell};
 
 /// Left and right of the panels.
@@ -69,14 +70,7 @@ fn panel(
     for number in 0..=(top / step).round() as u32 {
         let label = f64::from(number) * step;
         let at = y(label / scale);
-        let _ = write!(
-            svg,
-            "<line class=\"axis\" x1=\"{left}\" x2=\"{right}\" y1=\"{at:.1}\" y2=\"{at:.1}\"/>\
-             <text class=\"soft\" x=\"{:.0}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>",
-            left - 6.0,
-            at + 4.0,
-            trimmed(label)
-        );
+        rule(svg, (left, right), at, label);
     }
     for temperature in temperatures {
         let _ = write!(
