@@ -108,17 +108,12 @@ impl Learnt<'_> {
             self.costs.rode(seconds, tokens, now);
         } else {
             self.costs.rode_beside(tokens);
-            self.rode_beside(seconds, tokens as f64, now);
+            if let Some(token) = self.costs.ride_token() {
+                self.account.rode_beside(tokens as f64, seconds, now, token);
+            }
         }
         self.account.rode(tokens);
         self.passed(seconds, tokens, now);
-    }
-
-    /// Books what one of ours that rides lost because others leap: leaping has to win that as well.
-    fn rode_beside(&mut self, seconds: f64, tokens: f64, now: Tick) {
-        let Some(token) = self.costs.ride_token() else { return };
-        let round = Round { expected: tokens * token, lost: 0.0 };
-        self.account.leapt(tokens, seconds, round, now, token);
     }
 
     /// Notes the first token of a ride that followed a leap, `seconds` after it was asked for.

@@ -71,10 +71,26 @@ impl Account {
     /// Notes that leaping brought `tokens` in `seconds`, where a ridden token takes `pace` seconds. Returns the ridden
     /// tokens won, negative if lost.
     pub fn leapt(&mut self, tokens: f64, seconds: f64, round: Round, now: Tick, pace: f64) -> f64 {
-        let Round { expected, lost } = round;
         let pace = pace.max(1e-9);
-        let counted = self.counted(tokens, seconds, expected, now, pace);
-        let won = tokens - (counted + lost) / pace;
+        let counted = self.counted(tokens, seconds, round.expected, now, pace);
+        if counted >= seconds {
+            self.stalls = (self.stalls - FORGOTTEN).max(0.0);
+        }
+        self.book(tokens - (counted + round.lost) / pace)
+    }
+
+    /// Notes that one of ours that rides got `tokens` in `seconds` while others of ours leapt, where a ridden token takes
+    /// `pace` seconds: leaping has to win that as well. Returns the ridden tokens won, negative if lost.
+    ///
+    /// Its tokens forget no stall: a crowd rides through many of them in the time of one round.
+    pub fn rode_beside(&mut self, tokens: f64, seconds: f64, now: Tick, pace: f64) -> f64 {
+        let pace = pace.max(1e-9);
+        let counted = self.counted(tokens, seconds, tokens * pace, now, pace);
+        self.book(tokens - counted / pace)
+    }
+
+    /// Books `won` ridden tokens, negative if lost, and returns them.
+    fn book(&mut self, won: f64) -> f64 {
         if won.is_finite() {
             let before = self.credit;
             self.credit = (self.credit + won).clamp(LEAST, MOST);
@@ -92,7 +108,6 @@ impl Account {
     fn counted(&mut self, tokens: f64, seconds: f64, expected: f64, now: Tick, pace: f64) -> f64 {
         let ordinary = (STALL * expected).max((tokens + STALL_TOKENS) * pace);
         if seconds <= ordinary {
-            self.stalls = (self.stalls - FORGOTTEN).max(0.0);
             return seconds;
         }
         // All requests stall together: that is one stall, and was counted with the first of them.
