@@ -14,7 +14,7 @@ use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, reques
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-pub use configured::{Configured, Known};
+pub use configured::{Asked, Configured, Known};
 
 use crate::config::problem::Problem;
 use crate::drive::failure::Failure;
@@ -75,8 +75,8 @@ pub struct Admin {
 impl Admin {
     /// Requests are checked against `guard`. Without `configured`, paths that need the configuration answer 404.
     #[must_use]
-    pub fn new(shared: Shared, configured: Option<Configured>, guard: Guard) -> Self {
-        Self { shared, configured: configured.map(Arc::new), guard }
+    pub fn new(shared: Shared, configured: Option<Arc<Configured>>, guard: Guard) -> Self {
+        Self { shared, configured, guard }
     }
 
     /// Answers a request on the metrics-only listener.
@@ -215,15 +215,18 @@ impl Admin {
 
     fn policies(&self) -> Response<Body> {
         let Some(configured) = &self.configured else { return not_found() };
-        json_response(StatusCode::OK, &json!({ "policies": configured.policies() }))
+        json_response(
+            StatusCode::OK,
+            &json!({ "policies": configured.policies(), "refused": configured.refused() }),
+        )
     }
 
     /// Reads the policies again, on a thread that may block: a drafter's model may have to be loaded.
     async fn reload(&self) -> Response<Body> {
         let Some(configured) = self.configured.clone() else { return not_found() };
-        let observer = Arc::clone(&self.shared.observer);
-        let reloaded = tokio::task::spawn_blocking(move || configured.reload(&observer)).await;
-        let Ok(reloaded) = reloaded else { return Failure::Internal.response() };
+        let shared = self.shared.clone();
+        let reloaded = tokio::task::spawn_blocking(move || configured.reload(Asked::Outright, &shared)).await;
+        let Ok(Some(reloaded)) = reloaded else { return Failure::Internal.response() };
         match reloaded {
             Ok(done) => json_response(StatusCode::OK, &done),
             Err(problems) => {

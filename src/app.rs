@@ -21,13 +21,14 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 pub use gateway::{Ended, Gateway};
 pub use served::ServedError;
 
-use crate::admin::{Configured, Known};
+use crate::admin::{Asked, Configured, Known};
 use crate::app::signals::Signals;
 use crate::config::process::{
     self, Backend, ClientControl, Connect, Dialect, HostHeader, HttpVersion, Listen, PlanName, Process,
     Replicas, Switchback, TokenizerSource,
 };
 use crate::config::store::PolicyStore;
+use crate::config::watch::{self, Watch};
 use crate::control::{Imposed, Windows};
 use crate::drive::comparison::windows::WindowMetrics;
 use crate::drive::comparison::{Comparisons, GroupMetrics};
@@ -43,7 +44,7 @@ use crate::http::drain::{DrainTimes, Lifecycle};
 use crate::http::listen::{Bounds, Endpoint};
 use crate::policy::PolicySet;
 use crate::units::Dice;
-use crate::words::{Mode, Plan};
+use crate::words::Plan;
 
 /// How long a start waits for the backends' engines to be identified; after that, requests are relayed until they are.
 const KNOWN_WITHIN: Duration = Duration::from_secs(2);
@@ -164,10 +165,12 @@ pub async fn start_with(
         let driver = Arc::clone(&driver);
         blocking(move || driver.recall(&file)).await;
     }
-    let configured = Configured::new(process, known, &shared.observer);
+    let files = Watch::new(process.clone());
+    let configured = Arc::new(Configured::new(process, known, &shared.observer));
     let drive: Option<Arc<dyn Drive>> = Some(Arc::clone(&driver) as Arc<dyn Drive>);
     let watching = CancellationToken::new();
-    let gateway = Gateway::start_with(settings, drive, Some(configured), shared).await?;
+    let gateway = Gateway::start_with(settings, drive, Some(Arc::clone(&configured)), shared).await?;
+    tokio::spawn(follow(files, configured, gateway.shared.clone(), watching.clone()));
     let life = Arc::clone(&gateway.shared.life);
     let remembering = snapshot.map(|file| tokio::spawn(driver.remember(file, life)));
     let (asking, stop) = (Arc::clone(&identities), watching.clone());
@@ -209,6 +212,26 @@ fn imposed(backend: &Backend) -> Imposed {
     let budget = &backend.budget;
     let windows = budget.switchback.map(|Switchback { window, every }| Windows { window, every });
     Imposed { extra_tokens: budget.extra_tokens, windows }
+}
+
+/// Takes up changes of the configuration's files until `stop`.
+async fn follow(mut files: Watch, configured: Arc<Configured>, shared: Shared, stop: CancellationToken) {
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = tokio::time::sleep(watch::EVERY) => {}
+        }
+        let (configured, shared) = (Arc::clone(&configured), shared.clone());
+        // A disk that hangs holds up a thread that may block, and nothing else.
+        files = blocking(move || {
+            if files.changed() {
+                // Its outcome is logged and counted where it is known.
+                let _ = configured.reload(Asked::IfChanged, &shared);
+            }
+            files
+        })
+        .await;
+    }
 }
 
 /// Stops the identification of the backends once the process drains.
@@ -293,11 +316,7 @@ fn settings(process: &Process) -> Result<Settings, AssembleError> {
         admin_hosts: process.admin.hosts.clone(),
         require_backend: process.ready.require_backend,
         metrics: process.metrics,
-        mode: match process.mode {
-            process::Mode::Off => Mode::Off,
-            process::Mode::Observe => Mode::Observe,
-            process::Mode::Auto => Mode::Auto,
-        },
+        mode: process.mode.into(),
         tenant: process.tenant.clone(),
         client_control: process.client == ClientControl::Bounded,
         limits: Limits {

@@ -3,6 +3,7 @@
 //! Parsing is pure and finds every error at once; reading files and the environment is a thin shell around
 //! it. What a flag says wins over `FORETELL_<FLAG>`, that over the file, and that over the default.
 
+pub mod difference;
 pub mod effect;
 pub mod flags;
 pub mod load;
@@ -13,6 +14,7 @@ pub mod process;
 pub mod read;
 pub mod store;
 pub mod values;
+pub mod watch;
 pub mod yaml;
 
 pub use flags::{Flags, Strings};

@@ -20,6 +20,7 @@ pub mod state;
 pub mod survival;
 pub mod switchback;
 pub mod tariff;
+pub mod tolerance;
 
 pub use account::Account;
 pub use alarm::Alarm;
@@ -34,6 +35,7 @@ pub use state::{Accounts, Class, Crowd, EpochState, ReplicaState};
 pub use survival::{Heat, Survival, Tuning};
 pub use switchback::{Switchback, Windows};
 pub use tariff::Tariff;
+pub use tolerance::Tolerance;
 
 use std::time::Duration;
 

@@ -167,6 +167,8 @@ pub struct Round<'a> {
     pub sampling: &'a Sampling,
     /// How the draft is verified.
     pub plan: Plan,
+    /// A lossy accept rule wants to know the target's probabilities, where the plan can tell them.
+    pub weighs: bool,
 }
 
 /// One HTTP call: `POST path` with a JSON body.

@@ -212,4 +212,6 @@ pub trait Decode: Send {
     fn push(&mut self, token: TokenId) -> String;
     /// The text still held back, with U+FFFD for what never became a character.
     fn flush(&mut self) -> String;
+    /// A second one that goes on from here by itself.
+    fn fork(&self) -> Box<dyn Decode>;
 }

@@ -8,11 +8,13 @@ pub mod looping;
 mod mode;
 pub mod past;
 mod ride;
+mod structure;
 pub mod verdict;
 
 pub use bypass::BypassReason;
-pub use ledger::Ledger;
+pub use ledger::{DriftLimits, Ledger};
 pub use mode::Mode;
 pub use past::Past;
 pub use ride::RideReason;
+pub use structure::Structure;
 pub use verdict::{Dist, Plan, Put, Row, Shape, Verdict};

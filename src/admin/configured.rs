@@ -6,11 +6,13 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use super::explain::{self, Question, ServerFacts};
-use crate::config::load::{load_policies, policy_warnings};
+use crate::admin::FileError;
+use crate::config::load::{self, parse_policies, policy_sources, policy_warnings};
 use crate::config::problem::Problem;
 use crate::config::process::Process;
 use crate::config::store::PolicyStore;
 use crate::config::values::Revision;
+use crate::config::{Mode, difference};
 use crate::drive::Driver;
 use crate::drive::comparison::Comparisons;
 use crate::drive::drafters::Drafters;
@@ -41,24 +43,56 @@ pub struct Known {
 pub struct Configured {
     process: Process,
     known: Known,
-    /// Held while the policies are read again: one at a time.
-    reloading: Mutex<()>,
+    /// The last reload; held while the files are read again: one at a time.
+    last: Mutex<Last>,
+    /// The problems for which the last reload was refused, wholly or in part.
+    refused: Mutex<Vec<FileError>>,
+}
+
+/// What the last reload found.
+struct Last {
+    /// The files that it read.
+    files: Option<Files>,
+    /// The mode that the process file asked for.
+    mode: Mode,
+}
+
+/// The files of the configuration, as they were read at one time.
+#[derive(PartialEq)]
+struct Files {
+    process: Option<String>,
+    policies: Vec<(String, String)>,
+}
+
+/// How often the files are read anew where they change while they are read.
+const READINGS: usize = 4;
+
+/// Who asks for a reload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Asked {
+    /// The operator: the files are taken as they are.
+    Outright,
+    /// A change of the files was noticed: nothing is done if they are those of the last reload.
+    IfChanged,
 }
 
 impl Configured {
     /// Also sets the metrics about the policies in force.
     pub fn new(process: Process, known: Known, observer: &Observer) -> Self {
-        let configured = Self { process, known, reloading: Mutex::default() };
-        configured.show(observer, true);
+        let files = Files::read(&process).ok();
+        let last = Mutex::new(Last { files, mode: process.mode });
+        let configured = Self { process, known, last, refused: Mutex::default() };
+        configured.show(observer, true, true);
         configured
     }
 
-    /// Sets the metrics about the policies in force; `synchronized`: they are those of the files.
-    fn show(&self, observer: &Observer, synchronized: bool) {
+    /// Sets the metrics about the policies in force: whether a reload was `taken`, and whether all that the files say is in
+    /// force (`synchronized`).
+    fn show(&self, observer: &Observer, taken: bool, synchronized: bool) {
         let policies = self.known.policies.current();
         let labels: Vec<String> = policies.policies().iter().map(|policy| policy.label()).collect();
         let version = Revision::of(labels.join(",").as_bytes()).to_string();
-        observer.metrics().configured(&version, synchronized);
+        observer.metrics().configured(&version, taken, synchronized);
     }
 
     /// The list in `/api/policies`, in match order.
@@ -77,20 +111,89 @@ impl Configured {
         entries.collect()
     }
 
-    /// Reads the policies again and loads the drafters they name; replaces all policies or none.
+    /// Reads the files again, loads the drafters that the policies name, tries them, and replaces all policies or none. A
+    /// setting of the process file that only a restart can change stays as it is and is named. Blocks while a model is
+    /// loaded. `None`: there was nothing to do.
     ///
     /// # Errors
-    /// Every problem found; then the old policies stay in force.
-    pub fn reload(&self, observer: &Observer) -> Result<Value, Vec<Problem>> {
-        let _one_at_a_time = self.reloading.lock();
-        let outcome =
-            self.known.policies.reload(|| load_policies(&self.process), |policies| self.build(policies));
-        self.show(observer, outcome.is_ok());
-        outcome?;
-        for warning in policy_warnings(&self.process) {
-            tracing::warn!("{warning}");
+    /// Every problem found; then everything stays as it was.
+    pub fn reload(&self, asked: Asked, shared: &Shared) -> Option<Result<Value, Vec<Problem>>> {
+        let mut last = self.last.lock();
+        let outcome = match self.read_whole() {
+            Ok(files) if asked == Asked::IfChanged && last.files.as_ref() == Some(&files) => return None,
+            Ok(files) => {
+                let outcome = self.take(&files, &mut last, shared);
+                last.files = Some(files);
+                outcome
+            }
+            Err(problems) => {
+                last.files = None;
+                Err(problems)
+            }
+        };
+        let refused = outcome.as_ref().map_or_else(Vec::clone, Vec::clone);
+        for problem in &refused {
+            tracing::error!("reload: {problem}");
         }
-        Ok(json!({ "policies": self.policies() }))
+        self.show(&shared.observer, outcome.is_ok(), refused.is_empty());
+        *self.refused.lock() = refused.iter().map(FileError::from).collect();
+        Some(outcome.map(|_| {
+            let labels: Vec<String> =
+                self.known.policies.current().policies().iter().map(|policy| policy.label()).collect();
+            tracing::info!(policies = labels.join(","), "reloaded");
+            policy_warnings(&self.process).iter().for_each(|warning| tracing::warn!("{warning}"));
+            json!({ "policies": self.policies(), "refused": self.refused() })
+        }))
+    }
+
+    /// The problems for which the last reload was refused, wholly or in part.
+    pub fn refused(&self) -> Value {
+        json!(*self.refused.lock())
+    }
+
+    /// The files as they were at one moment: read until two readings agree.
+    fn read_whole(&self) -> Result<Files, Vec<Problem>> {
+        let mut files = Files::read(&self.process)?;
+        for _ in 1..READINGS {
+            let again = Files::read(&self.process)?;
+            if again == files {
+                break;
+            }
+            files = again;
+        }
+        Ok(files)
+    }
+
+    /// Puts the files in force: everything or nothing. Returns the settings that stay as they are until a restart.
+    fn take(&self, files: &Files, last: &mut Last, shared: &Shared) -> Result<Vec<Problem>, Vec<Problem>> {
+        let (mode, pending) = self.check_process(files.process.as_deref())?;
+        let policies = || parse_policies(&files.policies, &self.process);
+        self.known.policies.reload(policies, |policies| self.build(policies)).inspect_err(|_| {
+            // What was loaded for the policies that are not taken.
+            self.known.drafters.retain(&self.known.policies.current());
+        })?;
+        self.known.drafters.retain(&self.known.policies.current());
+        if std::mem::replace(&mut last.mode, mode) != mode {
+            shared.modes.set(mode.into(), None, None);
+            tracing::info!(
+                mode = crate::words::Mode::from(mode).name(),
+                "the process file sets another mode"
+            );
+        }
+        Ok(pending)
+    }
+
+    /// The mode that the process file asks for, and its edited settings that only a restart can change.
+    fn check_process(&self, edited: Option<&str>) -> Result<(Mode, Vec<Problem>), Vec<Problem>> {
+        let (Some(file), Some(edited)) = (&self.process.file, edited) else {
+            return Ok((self.process.mode, Vec::new()));
+        };
+        let name = file.path.display().to_string();
+        let parsed = crate::config::process::parse_all(&name, edited);
+        if !parsed.problems.is_empty() {
+            return Err(parsed.problems);
+        }
+        Ok((parsed.process.mode, difference::refused(&name, &file.text, edited)?))
     }
 
     fn build(&self, policies: &PolicySet) -> Result<(), Vec<Problem>> {
@@ -171,5 +274,12 @@ impl Configured {
             .identities
             .reprobe(replica)
             .map(|()| json!({ "replica": replica.label(), "reprobe": true }))
+    }
+}
+
+impl Files {
+    fn read(process: &Process) -> Result<Self, Vec<Problem>> {
+        let own = process.file.as_ref().map(|file| load::read(&file.path)).transpose()?;
+        Ok(Self { process: own, policies: policy_sources(process)? })
     }
 }

@@ -8,7 +8,7 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use crate::admin::{Admin, Configured, Guard};
+use crate::admin::{Admin, Asked, Configured, Guard};
 use crate::app::signals::{SAME_WISH, Signals, Wish};
 use crate::drive::exchange::Drive;
 use crate::gateway::proxy::Proxy;
@@ -50,6 +50,8 @@ pub struct Gateway {
     pub metrics: Option<SocketAddr>,
     /// State that the parts share.
     pub shared: Shared,
+    /// Reads the configuration again; `None` where there is none.
+    configured: Option<Arc<Configured>>,
     times: DrainTimes,
     tunnels: Tunnels,
     proxies: Vec<JoinHandle<usize>>,
@@ -67,7 +69,7 @@ impl Gateway {
     pub async fn start(
         settings: Settings,
         drive: Option<Arc<dyn Drive>>,
-        configured: Option<Configured>,
+        configured: Option<Arc<Configured>>,
     ) -> Result<Self, StartError> {
         let shared = Shared::new(&settings)?;
         Self::start_with(settings, drive, configured, shared).await
@@ -80,7 +82,7 @@ impl Gateway {
     pub async fn start_with(
         settings: Settings,
         drive: Option<Arc<dyn Drive>>,
-        configured: Option<Configured>,
+        configured: Option<Arc<Configured>>,
         shared: Shared,
     ) -> Result<Self, StartError> {
         let open = settings.admin.filter(|admin| !admin.ip().is_loopback());
@@ -107,6 +109,7 @@ impl Gateway {
             admins: Vec::new(),
             admin_stop: Stop::default(),
             shared,
+            configured: configured.clone(),
             _watching: watching.drop_guard(),
         };
         gateway.open_admin(&settings, configured).await?;
@@ -132,7 +135,7 @@ impl Gateway {
     async fn open_admin(
         &mut self,
         settings: &Settings,
-        configured: Option<Configured>,
+        configured: Option<Arc<Configured>>,
     ) -> Result<(), StartError> {
         let guard = Guard { token: settings.admin_token.clone(), hosts: settings.admin_hosts.clone() };
         let admin = Arc::new(Admin::new(self.shared.clone(), configured, guard));
@@ -203,6 +206,7 @@ impl Gateway {
     /// once. `SIGINT` skips the delay in which load balancers would notice.
     pub async fn until(self, mut signals: Signals) -> Ended {
         let life = Arc::clone(&self.shared.life);
+        let (configured, shared) = (self.configured.clone(), self.shared.clone());
         let ended = self.ended();
         tokio::pin!(ended);
         let mut first = None;
@@ -211,6 +215,12 @@ impl Gateway {
                 ended = &mut ended => return ended,
                 wish = signals.wish() => wish,
             };
+            if wish == Wish::Reload {
+                let (configured, shared) = (configured.clone(), shared.clone());
+                // Its outcome is logged and counted where it is known.
+                tokio::task::spawn_blocking(move || configured?.reload(Asked::Outright, &shared));
+                continue;
+            }
             let begun = *first.get_or_insert_with(Instant::now);
             if begun.elapsed() >= SAME_WISH {
                 return Ended::AtOnce;

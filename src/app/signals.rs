@@ -1,7 +1,7 @@
 //! Signals that the process handles.
 //!
-//! `SIGTERM` and `SIGINT` ask it to stop. `SIGHUP`, `SIGUSR1` and `SIGUSR2`, which would end it by default, are logged
-//! and ignored.
+//! `SIGTERM` and `SIGINT` ask it to stop, `SIGHUP` to read policies and process file again. `SIGUSR1` and `SIGUSR2`, which
+//! would end it by default, are logged and ignored.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -12,13 +12,15 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 /// and to its process group.
 pub const SAME_WISH: Duration = Duration::from_secs(1);
 
-/// A request that the process stop, by its signal.
+/// What a signal asks the process for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wish {
     /// `SIGTERM`, sent by a service manager.
     Terminate,
     /// `SIGINT`, sent from a terminal.
     Interrupt,
+    /// `SIGHUP`, sent by an operator or a service manager: read the configuration again.
+    Reload,
 }
 
 /// The signals caught since this was created.
@@ -46,33 +48,38 @@ impl Signals {
         })
     }
 
+    /// Waits for the next stop signal, where there is nothing to read again.
+    pub async fn stop(&mut self) -> Wish {
+        loop {
+            match self.wish().await {
+                Wish::Reload => tracing::warn!("SIGHUP is ignored: there is nothing to read again"),
+                stop => return stop,
+            }
+        }
+    }
+
     /// Waits for a stop signal at least [`SAME_WISH`] from now; earlier ones repeat the first.
     pub async fn later_wish(&mut self) {
         let first = Instant::now();
         loop {
-            self.wish().await;
+            self.stop().await;
             if first.elapsed() >= SAME_WISH {
                 return;
             }
         }
     }
 
-    /// Waits for the next stop signal; the others are logged.
+    /// Waits for the next signal that asks for something; the others are logged.
     pub async fn wish(&mut self) -> Wish {
         loop {
             let ignored = tokio::select! {
                 _ = self.terminate.recv() => return Wish::Terminate,
                 _ = self.interrupt.recv() => return Wish::Interrupt,
-                _ = self.hangup.recv() => "SIGHUP",
+                _ = self.hangup.recv() => return Wish::Reload,
                 _ = self.user1.recv() => "SIGUSR1",
                 _ = self.user2.recv() => "SIGUSR2",
             };
-            match ignored {
-                "SIGHUP" => tracing::warn!(
-                    "SIGHUP is ignored: POST /api/reload of the admin API reads the policies again"
-                ),
-                ignored => tracing::warn!("{ignored} is ignored"),
-            }
+            tracing::warn!("{ignored} is ignored");
         }
     }
 }

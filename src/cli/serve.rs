@@ -77,7 +77,7 @@ async fn serve(loaded: Loaded) -> Exit {
     };
     let started = tokio::select! {
         started = app::start(loaded.process, loaded.policies) => started,
-        _ = signals.wish() => {
+        _ = signals.stop() => {
             tracing::info!("ended by a signal before it had started");
             return Exit::Done;
         }

@@ -143,7 +143,7 @@ mod serve {
 
     /// The first signal stops accepting; a later one, or the end of [`GRACE`], cuts the open connections.
     async fn stop_on_signal(mut signals: Signals, stop: Stop) {
-        signals.wish().await;
+        signals.stop().await;
         stop.accept.cancel();
         let _ = tokio::time::timeout(GRACE, signals.later_wish()).await;
         stop.cut.cancel();

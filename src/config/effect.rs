@@ -61,19 +61,17 @@ const POLICY: &[Remark] = &[
         at: At::Only(&["slem", "tli"]),
         says: "is not built yet: the model drafts nothing",
     },
-    Remark {
-        path: "accept.rule",
-        at: At::AllBut(&["exact"]),
-        says: "is not built yet: the exact rule holds",
-    },
 ];
 
 /// Settings that have an effect but are not meant for production.
-const CAUTIONS: &[Remark] = &[Remark {
-    path: "gamma.fixed",
-    at: NOTHING,
-    says: "leaps whatever it costs: it is for tests and sweeps",
-}];
+const CAUTIONS: &[Remark] = &[
+    Remark { path: "gamma.fixed", at: NOTHING, says: "leaps whatever it costs: it is for tests and sweeps" },
+    Remark {
+        path: "accept.rule",
+        at: At::AllBut(&["exact"]),
+        says: "is lossy: texts may drift from the model's own, within max_drift and max_drift_rate, and each answer says how far",
+    },
+];
 
 /// The kind of file that is checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

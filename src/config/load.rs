@@ -8,9 +8,9 @@ use super::flags::{Flags, Overrides, Strings};
 use super::named::{FileKind, Named, shown};
 use super::policy::{self, Placed};
 use super::problem::{Problem, Refusal};
-use super::process::{self, Parsed, Process, Tenant};
+use super::process::{self, Parsed, Process, ProcessFile, Tenant};
 use super::yaml::FILE_BYTES;
-use crate::policy::{Drafter, Policy, PolicySet};
+use crate::policy::{Accept, Drafter, Policy, PolicySet, Rule};
 
 /// Process file that is read if none is named and this one exists.
 pub const CONFIG_FILE: &str = "foretell.yaml";
@@ -55,7 +55,8 @@ impl Attempt {
         if !problems.is_empty() {
             return Err(problems);
         }
-        let warnings = warnings(&files, process_file.as_deref(), &process);
+        let mut warnings = warnings(&files, process_file.as_deref(), &process);
+        warnings.extend(policies.policies().iter().filter_map(|policy| inert(policy)));
         Ok(Loaded { process, policies, files, warnings })
     }
 }
@@ -73,9 +74,14 @@ pub fn attempt(flags: &Flags, environment: &dyn Strings) -> Attempt {
     let overrides = Overrides::new(flags, environment);
     let file = overrides.config().or_else(|| Some(PathBuf::from(CONFIG_FILE)).filter(|path| path.exists()));
     let mut parsed = Parsed::default();
+    let mut source = None;
     if let Some(file) = &file {
         parsed = match read(file) {
-            Ok(text) => process::parse_all(&file.display().to_string(), &text),
+            Ok(text) => {
+                let parsed = process::parse_all(&file.display().to_string(), &text);
+                source = Some(ProcessFile { path: file.clone(), text });
+                parsed
+            }
             Err(problems) => Parsed { problems, ..Parsed::default() },
         };
     }
@@ -88,6 +94,7 @@ pub fn attempt(flags: &Flags, environment: &dyn Strings) -> Attempt {
     let mut files: Vec<PathBuf> = file.iter().cloned().collect();
     let policies = load_policies_into(&process, &place, process_is_good, &mut files, &mut problems);
     process.policies_must_exist |= process.policies.is_dir();
+    process.file = source;
     Attempt { process, policies, files, process_file: file, named, problems }
 }
 
@@ -137,6 +144,16 @@ fn unruled(process: &Process) -> Option<String> {
     empty.then(|| format!("no policy files in {dir}: the built-in policy `default` (mode auto) is in force"))
 }
 
+/// Warning that a lossy rule relaxes nothing.
+fn inert(policy: &Policy) -> Option<String> {
+    let Accept { rule, tolerance, .. } = &policy.accept;
+    let inert = *rule != Rule::Exact && tolerance.max <= 0.0;
+    let name = &policy.name;
+    inert.then(|| {
+        format!("policy {name}: accept.rule: {} relaxes nothing: tolerance.max is 0 or not set", rule.name())
+    })
+}
+
 /// Warning that a tenant header is set but no peer is trusted to send it.
 fn unbelieved(process: &Process) -> Option<String> {
     let Tenant { header, trusted_peers, .. } = &process.tenant;
@@ -150,15 +167,23 @@ pub fn policy_warnings(process: &Process) -> Vec<String> {
     files.iter().flat_map(|path| effect::warnings(Kind::Policy, path)).collect()
 }
 
-/// Reads all policies again, for a reload.
+/// The policy files as they are on disk now, as (path, text) in match order: what a reload reads.
+///
+/// # Errors
+/// Every file that cannot be read, and a missing folder if it must exist.
+pub fn policy_sources(process: &Process) -> Result<Vec<(String, String)>, Vec<Problem>> {
+    let mut problems = Vec::new();
+    let place = Place { file: process.policies.display().to_string(), line: None, path: "policies.dir" };
+    let sources = sources(process, &place, &mut Vec::new(), &mut problems);
+    if problems.is_empty() { Ok(sources) } else { Err(problems) }
+}
+
+/// Reads and checks all policies again.
 ///
 /// # Errors
 /// Every problem, in the order of files and lines.
 pub fn load_policies(process: &Process) -> Result<PolicySet, Vec<Problem>> {
-    let mut problems = Vec::new();
-    let place = Place { file: process.policies.display().to_string(), line: None, path: "policies.dir" };
-    let policies = load_policies_into(process, &place, true, &mut Vec::new(), &mut problems);
-    if problems.is_empty() { Ok(policies) } else { Err(problems) }
+    parse_policies(&policy_sources(process)?, process)
 }
 
 /// Parses policies and checks them against each other and the process file: unique names, declared drafters.
@@ -178,6 +203,18 @@ fn load_policies_into(
     files: &mut Vec<PathBuf>,
     problems: &mut Vec<Problem>,
 ) -> PolicySet {
+    let sources = sources(process, place, files, problems);
+    // With an unreadable process file every drafter would be reported as undeclared.
+    parse_all(&sources, process_is_good.then_some(process), problems)
+}
+
+/// Reads the policy files. `files` receives their paths, the unreadable ones included.
+fn sources(
+    process: &Process,
+    place: &Place,
+    files: &mut Vec<PathBuf>,
+    problems: &mut Vec<Problem>,
+) -> Vec<(String, String)> {
     let missing = process.policies_must_exist && !process.policies.is_dir();
     if missing {
         let refusal = Refusal::new("no such folder", "a folder with policy files");
@@ -196,8 +233,7 @@ fn load_policies_into(
         }
         files.push(path);
     }
-    // With an unreadable process file every drafter would be reported as undeclared.
-    parse_all(&sources, process_is_good.then_some(process), problems)
+    sources
 }
 
 fn parse_all(
@@ -261,7 +297,11 @@ pub fn policy_files(dir: &Path) -> Result<Vec<PathBuf>, Vec<Problem>> {
     Ok(paths)
 }
 
-fn read(path: &Path) -> Result<String, Vec<Problem>> {
+/// The text of a configuration file.
+///
+/// # Errors
+/// It cannot be read, is too large, or is not UTF-8.
+pub fn read(path: &Path) -> Result<String, Vec<Problem>> {
     let length = std::fs::metadata(path).map_err(|error| unreadable(path, &error))?.len();
     if length > FILE_BYTES {
         let refusal = Refusal::new("the file is too large", "at most 10MiB");

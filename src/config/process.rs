@@ -31,6 +31,16 @@ pub enum Mode {
     Auto,
 }
 
+impl From<Mode> for crate::words::Mode {
+    fn from(mode: Mode) -> Self {
+        match mode {
+            Mode::Off => Self::Off,
+            Mode::Observe => Self::Observe,
+            Mode::Auto => Self::Auto,
+        }
+    }
+}
+
 impl Mode {
     /// Every value with its name in files and in the admin interface.
     pub const NAMES: &'static [(&'static str, Self)] =
@@ -82,6 +92,17 @@ pub struct Process {
     pub policies_must_exist: bool,
     /// Logging and tracing.
     pub observe: Observe,
+    /// The process file as it was read; `None` without one.
+    pub file: Option<ProcessFile>,
+}
+
+/// A process file and its text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProcessFile {
+    /// Its path.
+    pub path: PathBuf,
+    /// Its text.
+    pub text: String,
 }
 
 /// A listener for clients.

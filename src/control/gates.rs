@@ -16,6 +16,8 @@ pub struct Signal {
     pub waiting: u32,
     /// Share of the KV memory in use, 0 to 1; `None` if the engine does not report it.
     pub kv_usage: Option<f64>,
+    /// Most requests that the engine computes at once; `None` if it does not report that.
+    pub limit: Option<u32>,
     /// Sequences of Foretell's own verify calls among them.
     pub own: u32,
     /// Calls that were under way through this Foretell when it was reported; one of several sequences counts once.
@@ -65,6 +67,7 @@ mod tests {
         running: 3,
         waiting: 0,
         kv_usage: Some(0.2),
+        limit: None,
         own: 0,
         calls: 0,
         age: Duration::from_millis(400),

@@ -50,12 +50,22 @@ impl Accounts {
 /// A report older than this says nothing of who computes now.
 const STALE: Duration = Duration::from_secs(2);
 
+/// An engine that reports no limit of requests is taken to compute at least so many at once.
+const AT_ONCE: usize = 8;
+
 /// How many requests an engine computes at once: ours, and those of others that it reports.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Crowd {
     ours: usize,
     leaping: usize,
     others: usize,
+    /// Most that it computed while nothing waited, and the limit that it reports.
+    most: usize,
+    limit: Option<u32>,
+    /// Share of the engine's KV memory in use; 0 where it does not report that.
+    kv: f64,
+    /// Requests other than our verify calls wait.
+    waits: bool,
     /// Our verify calls: under way, and all that began.
     under_way: Calls,
     begun: Calls,
@@ -133,6 +143,20 @@ impl Crowd {
         let rounds = self.leaping.min(signal.own as usize);
         let sequences = (signal.calls as usize).saturating_sub(rounds) + signal.own as usize;
         self.others = reported.saturating_sub(sequences);
+        self.waits = signal.waiting > signal.own;
+        self.kv = signal.kv_usage.unwrap_or(0.0);
+        self.limit = signal.limit;
+        if !self.waits {
+            self.most = self.most.max(self.requests());
+        }
+    }
+
+    /// How busy the engine is, 0 to 1: the largest of its KV usage, its requests ÷ its limit (else ÷ the most that it
+    /// computed while nothing waited), and 1 where something waits.
+    pub fn load(&self) -> f64 {
+        let limit = self.limit.map_or(self.most.max(AT_ONCE), |limit| limit.max(1) as usize);
+        let busy = (self.ours + self.others) as f64 / limit as f64;
+        if self.waits { 1.0 } else { busy.max(self.kv).clamp(0.0, 1.0) }
     }
 
     /// All requests, at least one.

@@ -30,6 +30,12 @@ pub enum Heat {
     Mid,
     /// Above 0.9.
     High,
+    /// Above 0, up to 0.5, judged by a lossy rule, which accepts more.
+    LowRelaxed,
+    /// Above 0.5, up to 0.9, judged by a lossy rule.
+    MidRelaxed,
+    /// Above 0.9, judged by a lossy rule.
+    HighRelaxed,
 }
 
 impl Heat {
@@ -46,8 +52,19 @@ impl Heat {
         }
     }
 
+    /// The bucket of the same temperature where drafts are judged by a lossy rule, which relaxes nothing at temperature 0.
+    #[must_use]
+    pub const fn relaxed(self) -> Self {
+        match self {
+            Self::Greedy => Self::Greedy,
+            Self::Low | Self::LowRelaxed => Self::LowRelaxed,
+            Self::Mid | Self::MidRelaxed => Self::MidRelaxed,
+            Self::High | Self::HighRelaxed => Self::HighRelaxed,
+        }
+    }
+
     /// Number of buckets.
-    pub const COUNT: usize = 4;
+    pub const COUNT: usize = 7;
 
     /// Its place among the buckets.
     pub const fn index(self) -> usize {
@@ -56,6 +73,9 @@ impl Heat {
             Self::Low => 1,
             Self::Mid => 2,
             Self::High => 3,
+            Self::LowRelaxed => 4,
+            Self::MidRelaxed => 5,
+            Self::HighRelaxed => 6,
         }
     }
 }

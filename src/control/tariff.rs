@@ -117,6 +117,7 @@ mod tests {
                 running,
                 waiting: 0,
                 kv_usage: None,
+                limit: None,
                 own: 0,
                 calls: ours as u32,
                 age: Duration::ZERO,

@@ -49,6 +49,8 @@ pub struct Load {
     pub waiting: u32,
     /// Share of the KV memory in use, 0 to 1; `None` if it does not report that.
     pub kv_usage: Option<f64>,
+    /// Most requests that it computes at once; `None` if it does not report that.
+    pub limit: Option<u32>,
 }
 
 /// One server, as it was found.

@@ -240,7 +240,8 @@ impl Codec for LlamaCpp {
     fn load(&self, body: &str) -> Option<Load> {
         if let Ok(slots) = serde_json::from_str::<Vec<Slot>>(body) {
             let running = slots.iter().filter(|slot| slot.is_processing).count();
-            return Some(Load { running: u32::try_from(running).ok()?, ..Load::default() });
+            let limit = u32::try_from(slots.len()).ok().filter(|&slots| slots > 0);
+            return Some(Load { running: u32::try_from(running).ok()?, limit, ..Load::default() });
         }
         let kv = ["llamacpp:kv_cache_usage_ratio"];
         shared::load(body, "llamacpp:requests_processing", "llamacpp:requests_deferred", &kv)

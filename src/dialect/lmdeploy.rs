@@ -181,6 +181,7 @@ impl Codec for Lmdeploy {
             running: shared::metric(body, &["lmdeploy:num_requests_running"])? as u32,
             waiting: waiting as u32,
             kv_usage: shared::metric(body, &["lmdeploy:gpu_cache_usage_perc"]),
+            limit: None,
         })
     }
 }
@@ -295,7 +296,7 @@ mod tests {
     fn a_fan_out_is_a_call_for_each_node() {
         let (draft, sampling) = (Tree::chain(&[4], Source::Model, Features::default()), Sampling::default());
         let context = Context::new("m", &[1], &[3]);
-        let round = Round { context, draft: &draft, sampling: &sampling, plan: Plan::FanOut };
+        let round = Round { context, draft: &draft, sampling: &sampling, plan: Plan::FanOut, weighs: false };
         let asked = Lmdeploy.verify(&engine(None), &round).unwrap();
         let bodies: Vec<_> =
             asked.calls.iter().map(|call| String::from_utf8(call.body.clone()).unwrap()).collect();

@@ -23,6 +23,8 @@ use crate::words::{Dist, Plan, Row, Verdict};
 
 const VERIFY: &str = "/v1/verify";
 const TOKENIZER_INFO: &str = "/tokenizer_info";
+/// Likeliest tokens that a lossy accept rule asks for: FLy looks at three.
+const TOP: usize = 3;
 
 /// The codec of `foretell target`.
 pub struct Onnx;
@@ -130,7 +132,9 @@ impl Codec for Onnx {
 
     fn load(&self, body: &str) -> Option<Load> {
         let [running, waiting] = ["foretell_target_requests_running", "foretell_target_requests_waiting"];
-        shared::load(body, running, waiting, &["foretell_target_kv_usage_ratio"])
+        let load = shared::load(body, running, waiting, &["foretell_target_kv_usage_ratio"])?;
+        let limit = shared::metric(body, &["foretell_target_requests_limit"]);
+        Some(Load { limit: limit.map(|most| most as u32), ..load })
     }
 }
 
@@ -151,6 +155,7 @@ fn tree(round: &Round<'_>) -> Call {
         .put("tokens", tokens)
         .put("parents", parents)
         .all(&full_fields(round.sampling));
+    let body = if round.weighs { body.put("top_logprobs", TOP) } else { body };
     Call { path: VERIFY, body: body.end() }
 }
 
@@ -175,16 +180,21 @@ struct VerifyAnswer {
 #[derive(Deserialize)]
 struct VerifyRow {
     sample: TokenId,
-    logprob: Option<f64>,
     draft_logprob: Option<f64>,
+    #[serde(default)]
+    top: Vec<(TokenId, f64)>,
+    entropy: Option<f64>,
 }
 
 impl VerifyRow {
-    /// The distribution holds only the sample's own probability.
+    /// Nothing of it but the sample depends on the sample.
     fn row(self) -> Row {
-        let told = |logprob: f64| Dist { top: vec![(self.sample, logprob.exp())], complete: false };
-        let (dist, draft_p) = (self.logprob.map(told), self.draft_logprob.map(f64::exp));
-        Row { dist, draft_p, ..Row::of(self.sample) }
+        let top: Vec<(TokenId, f64)> =
+            self.top.iter().map(|&(token, logprob)| (token, logprob.exp())).collect();
+        // Where fewer are listed than were asked for, there are no others.
+        let complete = !top.is_empty() && top.len() < TOP;
+        let dist = (!top.is_empty()).then_some(Dist { top, complete, slack: 0.0 });
+        Row { dist, draft_p: self.draft_logprob.map(f64::exp), entropy: self.entropy, ..Row::of(self.sample) }
     }
 }
 
@@ -210,7 +220,7 @@ mod tests {
     }
 
     fn asked(draft: &Tree, sampling: &Sampling, plan: Plan) -> (Asked, String) {
-        let round = Round { context: CONTEXT, draft, sampling, plan };
+        let round = Round { context: CONTEXT, draft, sampling, plan, weighs: false };
         let asked = Onnx.verify(&engine(), &round).unwrap();
         let text = String::from_utf8(asked.calls[0].body.clone()).unwrap();
         (asked, text)
@@ -263,7 +273,8 @@ mod tests {
         let body = br#"{"rows":[{"sample":4,"logprob":-0.1,"top":[],"draft_logprob":null}]}"#.to_vec();
         let sampling = Sampling::default();
         let read = |draft: &Tree| {
-            let round = Round { context: CONTEXT, draft, sampling: &sampling, plan: Plan::Tree };
+            let round =
+                Round { context: CONTEXT, draft, sampling: &sampling, plan: Plan::Tree, weighs: false };
             let asked = Onnx.verify(&engine(), &round).unwrap();
             Onnx.verdict(&engine(), &round, &asked, std::slice::from_ref(&body))
         };

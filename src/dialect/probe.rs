@@ -365,7 +365,7 @@ fn round<'a>(
     plan: Plan,
 ) -> Round<'a> {
     let context = Context::new(&engine.model, context, &[]);
-    Round { context, draft, sampling, plan }
+    Round { context, draft, sampling, plan, weighs: false }
 }
 
 /// Greedy sampling with every field set, so that the server's defaults do not matter.

@@ -210,6 +210,7 @@ impl Loads {
             running: self.loads.iter().map(|rank| rank.num_running_reqs).sum(),
             waiting: self.loads.iter().map(|rank| rank.num_waiting_reqs).sum(),
             kv_usage: fullest,
+            limit: None,
         })
     }
 }
@@ -319,7 +320,11 @@ fn score_verdict(
     let bonus = Row { ends, ..Row::of(*bonus) };
     let told =
         listed.iter().map(|row| row.iter().flatten().filter_map(|entry| Some((entry.1, entry.0?))).collect());
-    Ok(Verdict { rows: score::rows(engine, round.sampling, told, bonus), computed, ..Verdict::default() })
+    Ok(Verdict {
+        rows: score::rows(engine, round.sampling, told, round.weighs, bonus),
+        computed,
+        ..Verdict::default()
+    })
 }
 
 #[cfg(test)]

@@ -334,6 +334,7 @@ pub fn load(exposition: &str, running: &str, waiting: &str, kv_usage: &[&str]) -
         running: metric(exposition, &[running])? as u32,
         waiting: metric(exposition, &[waiting])? as u32,
         kv_usage: metric(exposition, kv_usage),
+        limit: None,
     })
 }
 

@@ -285,7 +285,7 @@ mod tests {
     fn with_round<T>(prompt: &[TokenId], draft: &Tree, look: impl Fn(&Round<'_>, &Asked) -> T) -> T {
         let sampling = Sampling { temperature: 0.0, ..Sampling::default() };
         let context = Context::new("ensemble", prompt, &[3]);
-        let round = Round { context, draft, sampling: &sampling, plan: Plan::Native };
+        let round = Round { context, draft, sampling: &sampling, plan: Plan::Native, weighs: false };
         look(&round, &Triton.verify(&engine(), &round).unwrap())
     }
 

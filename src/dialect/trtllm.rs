@@ -298,7 +298,7 @@ mod tests {
         let said = Said::default().with(SamplingField::Temperature).with(SamplingField::PresencePenalty);
         let sampling = Sampling { presence_penalty: 0.5, said, ..greedy() };
         let context = Context::new("m", &[1, 2], &[3]);
-        let round = Round { context, draft: &draft, sampling: &sampling, plan: Plan::FanOut };
+        let round = Round { context, draft: &draft, sampling: &sampling, plan: Plan::FanOut, weighs: false };
         let asked = TrtLlm.verify(&engine(), &round).unwrap();
         assert_eq!(asked.calls[0].path, "/v1/completions");
         assert_eq!(
@@ -381,7 +381,10 @@ mod tests {
         let engine = TrtLlm.engine(&answers).unwrap();
         assert_eq!((engine.block, engine.started, engine.defaults), (64, Some(17), None));
         assert_eq!(TrtLlm.load_path(&engine), Some("/prometheus/metrics"));
-        assert_eq!(TrtLlm.load(metrics), Some(Load { running: 2, waiting: 1, kv_usage: Some(0.5) }));
+        assert_eq!(
+            TrtLlm.load(metrics),
+            Some(Load { running: 2, waiting: 1, kv_usage: Some(0.5), limit: None })
+        );
     }
 
     proptest! {
@@ -402,7 +405,7 @@ mod tests {
             let draft = Tree::chain(&draft, Source::Model, Features::default());
             let context = Context::new("m", &[5], &[]);
             let round =
-                Round { context, draft: &draft, sampling: &request.sampling, plan: Plan::FanOut };
+                Round { context, draft: &draft, sampling: &request.sampling, plan: Plan::FanOut, weighs: false };
             let mut calls = TrtLlm.verify(&engine(), &round).unwrap().calls;
             calls.push(TrtLlm.ride(&engine(), &context, &request.sampling, 3));
             calls.push(TrtLlm.first_ride(&engine(), &request, 3));

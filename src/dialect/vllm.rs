@@ -381,7 +381,7 @@ fn score_verdict(
     let bonus = Row { ends: choice.finish_reason.as_deref() == Some("stop"), ..Row::of(*bonus) };
     let told = tail.iter().map(|row| row.as_ref().map(told).unwrap_or_default());
     Ok(Verdict {
-        rows: score::rows(engine, &raised(round.sampling), told, bonus),
+        rows: score::rows(engine, &raised(round.sampling), told, round.weighs, bonus),
         computed,
         ..Verdict::default()
     })

@@ -191,6 +191,11 @@ impl Tree {
         self.nodes.iter().position(|node| node.parent == parent && node.token == token)
     }
 
+    /// The children of `parent` in the order in which they were put in.
+    pub fn children(&self, parent: Option<usize>) -> impl Iterator<Item = usize> {
+        self.nodes.iter().enumerate().filter(move |(_, node)| node.parent == parent).map(|(index, _)| index)
+    }
+
     /// The tokens from the context down to and including `node`.
     pub fn path(&self, node: usize) -> Vec<TokenId> {
         let mut path = Vec::new();

@@ -41,6 +41,8 @@ pub struct Common {
     pub model: String,
     /// Sampling parameters; `seed` is the session's where the engine's noise can be reproduced.
     pub sampling: Sampling,
+    /// A lossy accept rule wants to know the target's probabilities.
+    pub weighs: bool,
     /// Size and time bounds.
     pub limits: CallLimits,
 }
@@ -85,6 +87,7 @@ impl Calls {
             request_id: exchange.slot.record.so_far().id.clone(),
             model: exchange.request.model.clone(),
             sampling: run.sampling.clone(),
+            weighs: run.ruling.rules.accept.is_lossy(),
             limits: run.limits,
         }))
     }
@@ -152,7 +155,7 @@ impl Calls {
     /// Makes one verify round. The event is `Verdict` or `Fault`; the session cancels a round that takes too long.
     pub async fn verify(self, past: Past, draft: Tree, plan: Plan, round: u32) -> Event {
         let context = Context::of(&self.0.model, &past);
-        let put = Round { context, draft: &draft, sampling: &self.0.sampling, plan };
+        let put = Round { context, draft: &draft, sampling: &self.0.sampling, plan, weighs: self.0.weighs };
         let asked = match self.0.engine.verify(&put, self.0.limits.bytes_max) {
             Ok(asked) => asked,
             Err(refusal) => {

@@ -72,6 +72,21 @@ mod with_runtime {
             Ok(())
         }
 
+        /// Drops the drafters that `policies` do not name. One that drafts for a session ends with the last of those.
+        pub fn retain(&self, policies: &PolicySet) {
+            let named: Vec<&str> = policies.models().collect();
+            self.loaded.write().retain(|name, _| {
+                let kept = named.contains(&name.as_str());
+                if !kept {
+                    tracing::info!(
+                        drafter = name,
+                        "no policy names it any more: it ends with its last session"
+                    );
+                }
+                kept
+            });
+        }
+
         /// Whether the drafter of that name can draft for a target of this vocabulary.
         pub fn state(&self, name: &str, vocabulary: &str) -> ModelState {
             match self.loaded.read().get(name) {
@@ -111,6 +126,7 @@ mod with_runtime {
             spinning: false,
         };
         let service = DrafterService::start(&model.path, &options).map_err(|error| error.to_string())?;
+        service.try_out().map_err(|fault| format!("it loads and does not run: {fault}"))?;
         Ok(LoadedDrafter { service, vocabulary: tokenizer.fingerprint().to_string() })
     }
 }
@@ -138,6 +154,9 @@ mod without_runtime {
                 Err(DrafterError { name: name.to_owned(), detail })
             })
         }
+
+        /// There is nothing to drop.
+        pub fn retain(&self, _: &PolicySet) {}
 
         /// Always [`ModelState::NotLoaded`].
         pub fn state(&self, _: &str, _: &str) -> ModelState {

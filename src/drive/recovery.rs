@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use crate::draft::{Features, Source, Tree};
 use crate::drive::calls::Calls;
-use crate::session::accept::{Judge, Rule, Walk};
+use crate::session::accept::{Accept, Judge, Judged, Walk};
 use crate::session::{Decode, Event, Tail};
 use crate::text::Tokenizer;
 use crate::units::TokenId;
@@ -86,7 +86,15 @@ impl Spelling<'_, Arc<Tokenizer>> {
             let answer = calls.clone().verify(self.past.clone(), draft.clone(), plan, round).await;
             let Event::Verdict(verdict) = answer else { break };
             // Ids are recovered at temperature 0 only, where nothing is drawn.
-            let said = Judge::new(Rule::Exact, 0).walk(&draft, &verdict, 0);
+            let round = Judged {
+                draft: &draft,
+                verdict: &verdict,
+                context: 0,
+                output: 0,
+                tolerance: 0.0,
+                free: &|_| false,
+            };
+            let said = Judge::new(Accept::default(), 0).walk(&round);
             let end = self.words.end();
             let Some(said) = said.filter(|said| !said.tokens.is_empty() && said.is_within(end)) else {
                 break;

@@ -218,6 +218,10 @@ impl<D: Decode> Decode for Tailless<D> {
         self.0.flush();
         String::new()
     }
+
+    fn fork(&self) -> Box<dyn Decode> {
+        self.0.fork()
+    }
 }
 
 /// Runs a session whose client streams: its head is sent, so errors go into the stream.

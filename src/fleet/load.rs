@@ -19,6 +19,8 @@ pub struct Load {
     pub waiting: u32,
     /// Share of the KV cache in use, 0 to 1; `None` where the engine does not report it.
     pub kv_usage: Option<f64>,
+    /// Most requests that it computes at once; `None` if it does not report that.
+    pub limit: Option<u32>,
     /// Sequences of our own verify calls that were under way then.
     pub verifying: u32,
     /// Calls of ours that were under way then.
@@ -37,8 +39,8 @@ pub(super) struct Told {
 impl Load {
     /// The figures as the gates take them.
     pub fn signal(&self) -> Signal {
-        let Self { running, waiting, kv_usage, verifying, calls, at } = *self;
-        Signal { running, waiting, kv_usage, own: verifying, calls, age: at.elapsed() }
+        let Self { running, waiting, kv_usage, limit, verifying, calls, at } = *self;
+        Signal { running, waiting, kv_usage, limit, own: verifying, calls, age: at.elapsed() }
     }
 }
 

@@ -84,8 +84,8 @@ impl RoundsSeen {
         let verifying = before.0.max(self.own.load(Ordering::Relaxed));
         let calls = u32::try_from(before.1.max(replica.in_flight())).unwrap_or(u32::MAX);
         let at = Instant::now();
-        let dialect::Load { running, waiting, kv_usage } = load;
-        replica.set_load(Load { running, waiting, kv_usage, verifying, calls, at });
+        let dialect::Load { running, waiting, kv_usage, limit } = load;
+        replica.set_load(Load { running, waiting, kv_usage, limit, verifying, calls, at });
         true
     }
 }

@@ -261,11 +261,12 @@ impl Metrics {
         self.overhead.with_label_values(&[stage.name()]).observe(took.as_secs_f64());
     }
 
-    /// Records the result of a reload: `taken` if it succeeded; `version` is the configuration now in force.
-    pub fn configured(&self, version: &str, taken: bool) {
+    /// Records the result of a reload: `taken` if it succeeded; `synchronized` if all that the files say is in force;
+    /// `version` is the configuration now in force.
+    pub fn configured(&self, version: &str, taken: bool, synchronized: bool) {
         self.config_info.reset();
         self.config_info.with_label_values(&[version]).set(1.0);
-        self.synchronized.set(i64::from(taken));
+        self.synchronized.set(i64::from(synchronized));
         self.reloads.with_label_values(&[if taken { "success" } else { "failure" }]).inc();
         if taken {
             let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();

@@ -148,6 +148,8 @@ pub struct Verified {
 /// The target's result at one place of a draft.
 #[derive(Clone, Debug, PartialEq)]
 pub struct VerifiedRow {
+    /// Entropy of the processed distribution, nats; `None` unless likely tokens were asked for.
+    pub entropy: Option<f64>,
     /// The token sampled there.
     pub sample: TokenId,
     /// Log-probability of the sample, after temperature and other processing.

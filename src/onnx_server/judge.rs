@@ -53,7 +53,8 @@ pub(super) fn judge<'a>(
             *draft_logprobs.get_mut(child)? = Some(logprob);
         }
         let draft_logprob = node.and_then(|node| draft_logprobs.get(node).copied().flatten());
-        rows.push(VerifiedRow { sample, logprob, top: processed.top(top), draft_logprob });
+        let entropy = (top > 0).then(|| processed.entropy());
+        rows.push(VerifiedRow { entropy, sample, logprob, top: processed.top(top), draft_logprob });
         pasts.push(past);
     }
     let accepted = walk(draft, &rows);

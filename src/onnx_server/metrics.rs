@@ -36,6 +36,8 @@ pub struct Metrics {
     pub(super) running: IntGauge,
     /// Number of jobs that wait for a lane.
     pub(super) waiting: IntGauge,
+    /// Most jobs that can have a lane at once.
+    pub(super) limit: IntGauge,
     /// Share of the cache that running jobs use, 0 to 1.
     pub(super) kv_usage: Gauge,
     pub(super) prompt_tokens: IntCounter,
@@ -80,6 +82,7 @@ impl Metrics {
         Ok(Self {
             running: gauge("requests_running", "Sequences that have a lane")?,
             waiting: gauge("requests_waiting", "Sequences that wait for a lane")?,
+            limit: gauge("requests_limit", "Most sequences that can have a lane at once")?,
             kv_usage,
             prompt_tokens: counter("prompt_tokens_total", "Prompt tokens of sequences that got a lane")?,
             cached_tokens: counter("cached_tokens_total", "Prompt tokens that were in the cache already")?,

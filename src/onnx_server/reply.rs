@@ -219,6 +219,8 @@ struct VerifyRow<'a> {
     sample: TokenId,
     logprob: f32,
     top: &'a [(TokenId, f32)],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    entropy: Option<f64>,
     draft_logprob: Option<f32>,
 }
 
@@ -229,6 +231,7 @@ impl<'a> VerifyReply<'a> {
             sample: row.sample,
             logprob: row.logprob,
             top: &row.top,
+            entropy: row.entropy,
             draft_logprob: row.draft_logprob,
         });
         let usage = Usage::new(context, verified.cached, verified.accepted.len() + 1);

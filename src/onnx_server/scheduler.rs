@@ -40,6 +40,7 @@ impl Engine {
     pub fn start(model: Box<dyn Forward>, metrics: Arc<Metrics>) -> std::io::Result<Self> {
         let (jobs, queue) = channel();
         let config = Arc::new(model.config().clone());
+        metrics.limit.set(config.lanes as i64);
         let scheduler = Scheduler {
             model,
             metrics,

@@ -168,7 +168,7 @@ mod tests {
             rounds: 3,
             drafted: 12,
             accepted: 9,
-            drift: Ledger { tv: 0.5, substitutions: 2 },
+            drift: Ledger { tv: 0.5, substitutions: 2, ..Ledger::default() },
             output_tokens: 10,
         };
         assert_eq!(

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::facts::Server;
 use super::part::Part;
-use super::{Gates, Policy};
+use super::{Accept, Gates, Policy};
 use crate::control::gates::{LoadGates, Signal};
 use crate::openai::{Control, Route, Sampling};
 use crate::session::{Permission, Rules};
@@ -54,8 +54,11 @@ impl Ruling {
         };
         let lookups =
             parts.iter().filter_map(|part| if let Part::Inline(spec) = part { Some(*spec) } else { None });
+        // A seeded request asks for its own text again, which no rule may change.
+        let accept = if sampling.seed.is_some() { Accept::default() } else { policy.accept.clone() };
         let rules = Rules {
             permission,
+            accept,
             plans,
             gamma_max: gamma(policy.gamma.max),
             gamma_fixed: policy.gamma.fixed.map(gamma),

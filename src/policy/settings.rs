@@ -88,69 +88,6 @@ pub struct Gamma {
     pub stay: f64,
 }
 
-/// Rule by which draft tokens are accepted.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Accept {
-    /// The rule; only the exact one is built.
-    pub rule: Rule,
-    /// Tolerance of a lossy rule.
-    pub tolerance: Tolerance,
-    /// Bound on the total-variation distance of a whole output's distribution; `None`: no bound.
-    pub max_drift: Option<f64>,
-    /// Bound on the mean drift per token.
-    pub max_drift_rate: f64,
-}
-
-/// An accept rule. All but `Exact` are lossy and not built.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Rule {
-    /// Only what the target itself would have generated is accepted.
-    Exact,
-    /// EARS, as published.
-    Ears,
-    /// EARS, only where the draft token is likely enough.
-    EarsGated {
-        /// Least probability of the draft token ÷ that of the most likely token.
-        kappa: f64,
-    },
-    /// EARS with a scaled tolerance.
-    EarsScaled,
-    /// Typical acceptance, as published.
-    Typical {
-        /// Threshold on the token's probability.
-        epsilon: f64,
-        /// Factor of the threshold that depends on the entropy.
-        delta: f64,
-    },
-    /// Deferred acceptance (FLy), as published.
-    Fly,
-}
-
-impl Rule {
-    /// Name in files.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Exact => "exact",
-            Self::Ears => "ears",
-            Self::EarsGated { .. } => "ears_gated",
-            Self::EarsScaled => "ears_scaled",
-            Self::Typical { .. } => "typical",
-            Self::Fly => "fly",
-        }
-    }
-}
-
-/// Tolerance of a lossy rule: the product of two curves, capped.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Tolerance {
-    /// Points (temperature, tolerance), temperature rising.
-    pub temperature: Vec<(f64, f64)>,
-    /// Points (load, factor), load rising.
-    pub load: Vec<(f64, f64)>,
-    /// Upper bound of the product.
-    pub max: f64,
-}
-
 /// Limits beyond which sessions ride for a while.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Gates {
@@ -182,12 +119,6 @@ pub struct Holdback {
 impl Default for Gamma {
     fn default() -> Self {
         Self { max: 32, fixed: None, margin: 0.10, stay: 0.05 }
-    }
-}
-
-impl Default for Accept {
-    fn default() -> Self {
-        Self { rule: Rule::Exact, tolerance: Tolerance::default(), max_drift: None, max_drift_rate: 0.02 }
     }
 }
 

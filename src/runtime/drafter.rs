@@ -97,6 +97,24 @@ impl DrafterService {
         &self.config
     }
 
+    /// Drafts one token behind the model's first one and throws it away: whether the model runs. Blocks; must not be called
+    /// where a runtime does not allow that.
+    ///
+    /// # Errors
+    /// It has stopped or cannot be run.
+    pub fn try_out(&self) -> Result<(), DraftFault> {
+        let (reply, answer) = oneshot::channel();
+        let noise = Noise { seed: None, choice: 0, sampling: Sampling::default() };
+        let seat = Command::Seat { noise, commands: self.commands.clone(), reply };
+        self.commands.send(seat).map_err(|_| DraftFault::Stopped)?;
+        let seat = answer.blocking_recv().ok().flatten().ok_or(DraftFault::Stopped)?;
+        let (reply, answer) = oneshot::channel();
+        let work =
+            Work { seat: seat.number, past: Past::new(&[0], &[]), want: Want::Draft { gamma: 1 }, reply };
+        self.commands.send(Command::Work(work)).map_err(|_| DraftFault::Stopped)?;
+        answer.blocking_recv().map_err(|_| DraftFault::Stopped)?.map(|_| ())
+    }
+
     /// A seat for a session; `None` if all are taken or the service has stopped.
     pub async fn seat(&self, noise: Noise) -> Option<Seat> {
         let (reply, answer) = oneshot::channel();

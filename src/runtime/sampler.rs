@@ -290,6 +290,19 @@ impl Processed<'_> {
             .collect()
     }
 
+    /// Entropy of the distribution, nats.
+    pub fn entropy(&self) -> f64 {
+        let normaliser = self.normaliser();
+        let term = |logit: f32| {
+            let log = f64::from(self.log(logit, normaliser));
+            if logit > f32::NEG_INFINITY { -log * log.exp() } else { 0.0 }
+        };
+        match &self.kept {
+            Kept::All => self.logits.iter().copied().map(term).sum(),
+            Kept::Some(kept) => kept.iter().map(|&(_, logit)| term(logit)).sum(),
+        }
+    }
+
     /// The `most` most probable tokens with their log-probabilities, best first; fewer if fewer can be sampled.
     pub fn top(&self, most: usize) -> Vec<(TokenId, f32)> {
         let mut all = match &self.kept {

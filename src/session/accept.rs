@@ -5,15 +5,25 @@
 //! the place it was drawn at. Every emitted token is a sample of the backend's own law at its own prefix, so the
 //! law of the text is the backend's whatever was drafted, for one-hot drafts and any tree of them, and for targets
 //! whose noise depends on the place alone.
+//!
+//! A lossy [`Rule`] may keep the first child of a place although the target chose another token. Whether it may is
+//! settled, and its price charged to the [`Ledger`], by what was known before the place is decided: the law there, the
+//! tolerance when the call was sent, the output so far. So the sum of the charges bounds the total variation of the
+//! whole output, by the chain rule, on every path.
 
+mod rule;
+
+pub use rule::{FLY_WINDOW, Known, Rule};
+
+use crate::control::Tolerance;
 use crate::draft::Tree;
 use crate::units::{Dice, TokenId};
-use crate::words::{Dist, Ledger, Row, Verdict};
+use crate::words::{Dist, DriftLimits, Ledger, Row, Verdict};
 
 /// What a round brought.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Accepted {
-    /// The tokens that become the past: the accepted run and one more.
+    /// The tokens that become the past: the accepted run and one more, unless that was left open.
     pub tokens: Vec<TokenId>,
     /// The draft nodes that were accepted, from the top down.
     pub nodes: Vec<usize>,
@@ -29,42 +39,196 @@ impl Accepted {
     }
 }
 
-/// By which rule draft tokens are judged.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Rule {
-    /// Sample and match: the text has the target's own law.
-    #[default]
-    Exact,
+/// How draft tokens are judged: the rule, how far it may be relaxed, and what that may cost.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Accept {
+    /// The rule.
+    pub rule: Rule,
+    /// Tolerance of a lossy rule.
+    pub tolerance: Tolerance,
+    /// Bound on the total-variation distance of a whole output's distribution; `None`: no bound.
+    pub max_drift: Option<f64>,
+    /// Bound on the mean drift per token.
+    pub max_drift_rate: f64,
 }
 
-/// Walks the draft by the samples, up to the first place that is not decided; no tokens if that is the
-/// first. `noise(depth)` is uniform in (0, 1) and belongs to the place `depth` tokens behind the context.
-/// `None` if the verdict has more rows than the draft has places.
+impl Default for Accept {
+    fn default() -> Self {
+        Self { rule: Rule::Exact, tolerance: Tolerance::default(), max_drift: None, max_drift_rate: 0.02 }
+    }
+}
+
+impl Accept {
+    /// Whether it may ever accept what the target did not choose.
+    pub fn is_lossy(&self) -> bool {
+        self.rule != Rule::Exact && self.tolerance.max > 0.0
+    }
+
+    fn limits(&self) -> DriftLimits {
+        DriftLimits { whole: self.max_drift, rate: self.max_drift_rate }
+    }
+}
+
+/// A round to be judged.
+pub struct Judged<'a> {
+    /// What was drafted.
+    pub draft: &'a Tree,
+    /// What the backend says to it.
+    pub verdict: &'a Verdict,
+    /// Tokens of prompt and output before the first row.
+    pub context: usize,
+    /// Tokens of output before it.
+    pub output: usize,
+    /// Tolerance of a lossy rule, fixed when the call was sent; zero is exact.
+    pub tolerance: f64,
+    /// Whether the output, with these accepted tokens, is free text, in which a rule may be relaxed.
+    pub free: &'a dyn Fn(&[TokenId]) -> bool,
+}
+
+/// What is drawn here, each uniform in (0, 1) and tied to a place `depth` tokens behind the context.
+pub trait Draws {
+    /// Decides which token a distribution gives.
+    fn token(&mut self, depth: usize) -> f64;
+
+    /// Whether a chance of this probability comes true. The draw belongs to the place: asked twice, it is the same.
+    fn chance(&mut self, depth: usize, probability: f64) -> bool;
+}
+
+/// Walks the draft by the samples, up to the first place that is not decided; no tokens if that is the first. `None` if
+/// the verdict has more rows than the draft has places.
 pub fn walk(
-    draft: &Tree,
-    verdict: &Verdict,
-    rule: Rule,
-    _ledger: &mut Ledger,
-    mut noise: impl FnMut(usize) -> f64,
+    round: &Judged<'_>,
+    accept: &Accept,
+    ledger: &mut Ledger,
+    draws: &mut impl Draws,
 ) -> Option<Accepted> {
+    let Judged { draft, verdict, .. } = *round;
     if verdict.rows.len() > draft.len() + 1 {
         return None;
     }
     let mut accepted = Accepted::default();
     let mut place = None;
+    // Places behind a mismatch that passed: that the target chose the draft there has been looked at already.
+    let mut seen = 0_usize;
     while let Some(row) = verdict.rows.get(place.map_or(0, |node| node + 1)) {
-        let token = match rule {
-            Rule::Exact => sampled(row, || noise(accepted.tokens.len())),
+        let depth = accepted.tokens.len();
+        let keep = match seen.checked_sub(1) {
+            Some(left) => {
+                seen = left;
+                None
+            }
+            None => relaxed(round, place, row, accept, &accepted.tokens, ledger),
+        };
+        let kept = keep.filter(|keep| draws.chance(depth, keep.probability));
+        let token = sampled(row, || draws.token(depth));
+        let token = match kept {
+            Some(Kept { token: child, window, .. }) if token != Some(child) => {
+                if native(draft, verdict, place, child, window) {
+                    seen = window;
+                    ledger.substitutions += 1;
+                    Some(child)
+                } else {
+                    token
+                }
+            }
+            _ => token,
         };
         let Some(token) = token else { break };
         accepted.tokens.push(token);
-        accepted.ends = row.ends;
-        let next = if row.ends { None } else { draft.child(place, token) };
+        accepted.ends = row.ends && row.sample == Some(token);
+        let next = if accepted.ends { None } else { draft.child(place, token) };
         let Some(node) = next else { break };
         accepted.nodes.push(node);
         place = Some(node);
     }
     Some(accepted)
+}
+
+/// A draft token that is kept although the target chose another one.
+#[derive(Clone, Copy, Debug)]
+struct Kept {
+    token: TokenId,
+    /// With this probability ...
+    probability: f64,
+    /// ... and only if the target itself chose so many draft tokens behind it.
+    window: usize,
+}
+
+/// Whether and how the rule is relaxed at a place, charged to the ledger. Reads the law there, and no sample of this
+/// round that is not accepted yet.
+fn relaxed(
+    round: &Judged<'_>,
+    place: Option<usize>,
+    row: &Row,
+    accept: &Accept,
+    before: &[TokenId],
+    ledger: &mut Ledger,
+) -> Option<Kept> {
+    let Judged { draft, verdict, tolerance, output, .. } = *round;
+    if tolerance <= 0.0 || accept.rule == Rule::Exact {
+        return None;
+    }
+    // Of several children the first: chosen before anything is drawn.
+    let node = draft.children(place).next()?;
+    if !(round.free)(before) {
+        return None;
+    }
+    let token = draft.nodes().get(node)?.token;
+    let window = if accept.rule == Rule::Fly { FLY_WINDOW } else { 0 };
+    let known = known(row, token, verdict, node);
+    let charge = known.and_then(|known| {
+        let keep = accept.rule.keeps(&known, tolerance)?;
+        let native = follow(draft, node, window)
+            .map(|path| path.map(|node| told(draft, verdict, node)).product::<Option<f64>>());
+        // A draft that ends within the window cannot pass.
+        let native = native.unwrap_or(Some(0.0))?;
+        Some((keep, keep * (1.0 - known.low) * native))
+    });
+    let Some((keep, charge)) = charge else {
+        ledger.unknown += 1;
+        return None;
+    };
+    let worth = charge > 0.0 && ledger.charge(charge, output + before.len(), accept.limits());
+    worth.then_some(Kept { token, probability: keep, window })
+}
+
+/// What is known at the place of a row about its child `node`.
+fn known(row: &Row, token: TokenId, verdict: &Verdict, node: usize) -> Option<Known> {
+    let told = verdict.rows.get(node + 1).and_then(|row| row.draft_p);
+    Known::of(row.dist.as_ref()?, row.entropy, token, told)
+}
+
+/// The probability of a node under its parent's row, if that is known exactly.
+fn told(draft: &Tree, verdict: &Verdict, node: usize) -> Option<f64> {
+    if let Some(p) = verdict.rows.get(node + 1).and_then(|row| row.draft_p) {
+        return Some(p);
+    }
+    let drafted = draft.nodes().get(node)?;
+    let dist: &Dist = verdict.rows.get(drafted.parent.map_or(0, |parent| parent + 1))?.dist.as_ref()?;
+    let listed = dist.top.iter().find(|entry| entry.0 == drafted.token).map(|entry| entry.1);
+    listed.or(dist.complete.then_some(0.0)).filter(|_| dist.slack <= 0.0)
+}
+
+/// The first so many nodes below `node`, always the first child; `None` if there are fewer.
+fn follow(draft: &Tree, node: usize, nodes: usize) -> Option<impl Iterator<Item = usize>> {
+    let mut path = Vec::with_capacity(nodes);
+    let mut at = node;
+    for _ in 0..nodes {
+        at = draft.children(Some(at)).next()?;
+        path.push(at);
+    }
+    Some(path.into_iter())
+}
+
+/// Whether the target itself chose the next `window` draft tokens behind `child`.
+fn native(draft: &Tree, verdict: &Verdict, place: Option<usize>, child: TokenId, window: usize) -> bool {
+    let path = draft.child(place, child).and_then(|node| follow(draft, node, window));
+    let chose = |node: usize| {
+        let drafted = draft.nodes().get(node)?;
+        let row = verdict.rows.get(drafted.parent.map_or(0, |parent| parent + 1))?;
+        Some(row.sample == Some(drafted.token) && !row.ends)
+    };
+    path.is_some_and(|mut path| path.all(|node| chose(node) == Some(true)))
 }
 
 /// The token that the target takes at a place: its own sample, or one drawn here from its whole distribution.
@@ -87,9 +251,8 @@ fn drawn(dist: &Dist, noise: f64) -> Option<TokenId> {
 /// Judges the rounds of a session. [`Judge`] does in production; a test can put one with a planted bug in its
 /// place, and everything around it is as shipped.
 pub trait Walk {
-    /// What a round brought whose first row follows `context` tokens of prompt and output; `None` if the verdict
-    /// does not fit the draft.
-    fn walk(&mut self, draft: &Tree, verdict: &Verdict, context: usize) -> Option<Accepted>;
+    /// What a round brought; `None` if the verdict does not fit the draft.
+    fn walk(&mut self, round: &Judged<'_>) -> Option<Accepted>;
 
     /// The drift of the output so far.
     fn ledger(&self) -> Ledger;
@@ -98,22 +261,22 @@ pub trait Walk {
 /// The judge of one session.
 #[derive(Clone, Debug)]
 pub struct Judge {
-    rule: Rule,
+    accept: Accept,
     ledger: Ledger,
     noise: u64,
 }
 
 impl Judge {
-    /// A judge whose draws, where the backend sends distributions and no samples, are those of the seed `noise`.
-    pub fn new(rule: Rule, noise: u64) -> Self {
-        Self { rule, ledger: Ledger::default(), noise }
+    /// A judge whose draws are those of the seed `noise`.
+    pub fn new(accept: Accept, noise: u64) -> Self {
+        Self { accept, ledger: Ledger::default(), noise }
     }
 }
 
 impl Walk for Judge {
-    fn walk(&mut self, draft: &Tree, verdict: &Verdict, context: usize) -> Option<Accepted> {
-        let seed = self.noise;
-        walk(draft, verdict, self.rule, &mut self.ledger, |depth| Dice::at(seed, context + depth))
+    fn walk(&mut self, round: &Judged<'_>) -> Option<Accepted> {
+        let mut draws = Seeded { seed: self.noise, context: round.context };
+        walk(round, &self.accept, &mut self.ledger, &mut draws)
     }
 
     fn ledger(&self) -> Ledger {
@@ -121,16 +284,49 @@ impl Walk for Judge {
     }
 }
 
+/// Draws by seed and place: two streams, one for tokens and one for chances.
+struct Seeded {
+    seed: u64,
+    context: usize,
+}
+
+impl Draws for Seeded {
+    fn token(&mut self, depth: usize) -> f64 {
+        Dice::at(self.seed, self.context + depth)
+    }
+
+    fn chance(&mut self, depth: usize, probability: f64) -> bool {
+        Dice::at(Dice::mix(self.seed ^ CHANCE), self.context + depth) < probability
+    }
+}
+
+/// Tells the stream of chances from that of tokens.
+const CHANCE: u64 = 0x6368_616e_6365;
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::draft::{Features, Node, Source, Vote};
     use crate::words::Row;
 
+    /// Draws in the order of the places.
+    struct Listed<'a>(&'a [f64]);
+
+    impl Draws for Listed<'_> {
+        fn token(&mut self, depth: usize) -> f64 {
+            self.0[depth]
+        }
+
+        fn chance(&mut self, _: usize, _: f64) -> bool {
+            unreachable!("exact leaves nothing to chance")
+        }
+    }
+
     /// Exact, with these draws; the ledger stays empty.
     fn walked(draft: &Tree, verdict: &Verdict, noise: &[f64]) -> Option<Accepted> {
         let mut ledger = Ledger::default();
-        let accepted = walk(draft, verdict, Rule::Exact, &mut ledger, |depth| noise[depth]);
+        let round = Judged { draft, verdict, context: 0, output: 0, tolerance: 1.0, free: &|_| true };
+        let accepted = walk(&round, &Accept::default(), &mut ledger, &mut Listed(noise));
         assert_eq!(ledger, Ledger::default());
         accepted
     }
@@ -175,7 +371,8 @@ mod tests {
     #[test]
     fn what_is_known_in_part_decides_nothing() {
         let draft = Tree::chain(&[1], Source::Model, Features::default());
-        let part = Row { dist: Some(Dist { top: vec![(1, 0.9)], complete: false }), ..Row::default() };
+        let part =
+            Row { dist: Some(Dist { top: vec![(1, 0.9)], complete: false, slack: 0.0 }), ..Row::default() };
         let verdict = |first: Row| Verdict { rows: vec![first, Row::of(4)], ..Verdict::default() };
         assert_eq!(walk_samples(&draft, &verdict(part.clone())).expect("fits"), Accepted::default());
         let sampled = Row { sample: Some(1), ..part };

@@ -35,6 +35,7 @@ pub struct Session<W: Walk = Judge> {
     pilot: Pilot,
     judge: W,
     flight: Flight,
+    temperature: f64,
     /// The backend asked for a pause until then, and no ride is under way.
     wait: Option<Tick>,
     /// The ids of this request cannot be trusted.
@@ -63,7 +64,7 @@ pub struct Session<W: Walk = Judge> {
 impl Session {
     /// Begins with the first ride. `now` counts from the origin that all sessions of `control` share.
     pub fn new(start: Start, control: Arc<Control>, now: Tick) -> Self {
-        let judge = Judge::new(start.rules.rule, start.noise);
+        let judge = Judge::new(start.rules.accept.clone(), start.noise);
         Self::judged_by(judge, start, control, now)
     }
 }
@@ -80,6 +81,7 @@ impl<W: Walk> Session<W> {
             pilot,
             judge,
             flight: Flight::default(),
+            temperature: start.temperature,
             wait: None,
             doubt: false,
             closed: None,

@@ -7,6 +7,7 @@
 use super::start::{Ending, Hold, Limit, StopOrder};
 use super::{Decode, Delta, Finish, Stopped};
 use crate::units::TokenId;
+use crate::words::Structure;
 
 /// The output of one request so far.
 pub struct Output {
@@ -17,6 +18,8 @@ pub struct Output {
     tokens: Vec<TokenId>,
     /// What the tokens decode to, as far as it is certain.
     text: String,
+    /// What that text is at its end.
+    structure: Structure,
     /// What the backend sent during the first ride; empty after it.
     backend: String,
     /// Bytes of `backend` that were compared with `text`.
@@ -39,6 +42,7 @@ impl Output {
             decode,
             tokens: Vec::new(),
             text: String::new(),
+            structure: Structure::default(),
             backend: String::new(),
             compared: 0,
             sent: 0,
@@ -76,6 +80,16 @@ impl Output {
     /// Whether the backend's text has been what the tokens decode to.
     pub fn agrees(&self) -> bool {
         self.agrees
+    }
+
+    /// Whether these tokens more would end in free text, where one wrong token breaks nothing.
+    pub fn is_free_behind(&self, tokens: &[TokenId]) -> bool {
+        let mut structure = self.structure.clone();
+        if !tokens.is_empty() {
+            let mut decode = self.decode.fork();
+            tokens.iter().for_each(|&token| structure.push(&decode.push(token)));
+        }
+        structure.is_free()
     }
 
     /// Tokens that may still come; `None` without a limit.
@@ -194,6 +208,7 @@ impl Output {
     fn append(&mut self, piece: &str) {
         let before = self.text.len();
         self.text.push_str(piece);
+        self.structure.push(piece);
         if piece.is_empty() || self.tokens.len() <= self.ending.min_tokens as usize {
             return;
         }
@@ -247,7 +262,7 @@ mod tests {
     use super::*;
 
     /// Token n is the n-th letter; 26.. are two-byte halves of "é".
-    #[derive(Default)]
+    #[derive(Clone, Default)]
     struct Letters(Vec<u8>);
 
     impl Decode for Letters {
@@ -268,6 +283,10 @@ mod tests {
 
         fn flush(&mut self) -> String {
             if std::mem::take(&mut self.0).is_empty() { String::new() } else { "\u{FFFD}".into() }
+        }
+
+        fn fork(&self) -> Box<dyn Decode> {
+            Box::new(self.clone())
         }
     }
 

@@ -119,7 +119,11 @@ impl Pilot {
         let drafts = !matches!(rules.permission, Permission::Ride(_));
         Self {
             control,
-            heat: Heat::of(temperature),
+            heat: if rules.accept.is_lossy() {
+                Heat::of(temperature).relaxed()
+            } else {
+                Heat::of(temperature)
+            },
             plans: rules.plans.clone(),
             seats: if drafts { Seat::all(rules) } else { Vec::new() },
             prompt: None,

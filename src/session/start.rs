@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Decode;
-use super::accept::Rule;
+use super::accept::Accept;
 use crate::draft::LookupSpec;
 use crate::units::TokenId;
 use crate::words::{Plan, RideReason};
@@ -104,8 +104,8 @@ pub struct Rules {
     /// Verify plans of the replica for this request, best first: a place that one of them cannot decide is
     /// taken by the next. Empty: the session rides.
     pub plans: Vec<Plan>,
-    /// By which rule draft tokens are judged.
-    pub rule: Rule,
+    /// How draft tokens are judged.
+    pub accept: Accept,
     /// One more than the largest id of a token.
     pub vocabulary: TokenId,
     /// Most draft nodes of one round.
@@ -148,7 +148,7 @@ impl Default for Rules {
         Self {
             permission: Permission::Leap,
             plans: Vec::new(),
-            rule: Rule::Exact,
+            accept: Accept::default(),
             vocabulary: TokenId::MAX,
             gamma_max: 32,
             gamma_fixed: None,

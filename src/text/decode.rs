@@ -72,8 +72,10 @@ fn alphabet() -> Vec<Option<u8>> {
 }
 
 /// An incremental detokenizer of one output.
+#[derive(Clone)]
 pub struct Detokenizer(Kind);
 
+#[derive(Clone)]
 enum Kind {
     Bytes { table: Arc<ByteTable>, held: Vec<u8>, skip_special: bool },
     Window { tokenizer: Arc<Tokenizer>, window: Vec<TokenId>, said: usize, skip_special: bool },
@@ -114,6 +116,10 @@ impl Decode for Detokenizer {
                 difference(tokenizer, window, said, *skip_special, true)
             }
         }
+    }
+
+    fn fork(&self) -> Box<dyn Decode> {
+        Box::new(self.clone())
     }
 }
 

@@ -77,10 +77,13 @@ pub enum Shape {
 /// truncation), as far as the engine reports it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Dist {
-    /// Tokens and their probabilities, the most probable first.
+    /// Tokens and their probabilities, the most probable first; where `slack` is not zero, the least that they may be.
     pub top: Vec<(TokenId, f64)>,
     /// No other token has any probability, so that a token can be drawn from it.
     pub complete: bool,
+    /// A probability may be larger than listed by this share of itself: 0.1 where only the share of the tokens not
+    /// listed is not known and may be a tenth. Zero where the probabilities are known.
+    pub slack: f64,
 }
 
 /// The target's answer at one place: row 0 follows the context, row `i + 1` follows node `i`. A row with
@@ -93,6 +96,8 @@ pub struct Row {
     pub dist: Option<Dist>,
     /// The probability of the node that this row follows, under the row of its parent; `None` if not known.
     pub draft_p: Option<f64>,
+    /// Entropy of the whole distribution, nats; `None` if not known.
+    pub entropy: Option<f64>,
     /// The backend reports that the sample ends the text.
     pub ends: bool,
 }
@@ -105,7 +110,7 @@ impl Row {
 
     /// A whole distribution from which nothing has been drawn yet.
     pub fn undrawn(top: Vec<(TokenId, f64)>) -> Self {
-        Self { dist: Some(Dist { top, complete: true }), ..Self::default() }
+        Self { dist: Some(Dist { top, complete: true, slack: 0.0 }), ..Self::default() }
     }
 }
 

@@ -376,9 +376,11 @@ fn every_setting_without_effect_that_a_file_sets_is_warned_of_at_its_line() {
             "/foretell.yaml:7: memory.bytes: 1MiB has no effect yet: no drafter remembers anything across requests",
             "/policies/a.yaml:5: drafters[1].kind: suffix is not built yet: it drafts nothing",
             "/policies/a.yaml:8: drafters[2].vocabulary: slem is not built yet: the model drafts nothing",
-            "/policies/a.yaml:9: accept.rule: typical is not built yet: the exact rule holds",
+            "/policies/a.yaml:9: accept.rule: typical is lossy: texts may drift from the model's own, within max_drift and \
+             max_drift_rate, and each answer says how far",
             "/policies/a.yaml:13: gamma.fixed: 4 leaps whatever it costs: it is for tests and sweeps",
             "tenant.header: x-t is never believed: tenant.trusted_peers names nobody",
+            "policy x: accept.rule: typical relaxes nothing: tolerance.max is 0 or not set",
         ]
     );
 }

@@ -4,6 +4,7 @@ mod backend;
 mod bugs;
 mod greedy;
 mod law;
+mod lossy;
 mod seeded;
 mod toy;
 mod world;

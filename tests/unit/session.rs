@@ -25,6 +25,10 @@ impl Decode for Letters {
     fn flush(&mut self) -> String {
         String::new()
     }
+
+    fn fork(&self) -> Box<dyn Decode> {
+        Box::new(Self)
+    }
 }
 
 /// A session, its clock, and what it has asked for.

@@ -41,6 +41,7 @@ impl Default for Process {
             policies: PathBuf::from("policies"),
             policies_must_exist: false,
             observe: Observe::default(),
+            file: None,
         }
     }
 }
@@ -146,6 +147,7 @@ fn read(root: &Item<'_>) -> Process {
         policies: policies(top.section("policies"), default.policies),
         policies_must_exist: false,
         observe: observe(top.section("observe")),
+        file: None,
     };
     top.close();
     process

@@ -51,7 +51,7 @@ fn request(route: Route, fields: &Value) -> Request {
 }
 
 fn round<'a>(context: Context<'a>, draft: &'a Tree, sampling: &'a Sampling) -> Round<'a> {
-    Round { context, draft, sampling, plan: Plan::FanOut }
+    Round { context, draft, sampling, plan: Plan::FanOut, weighs: false }
 }
 
 const CONTEXT: Context<'_> = Context::new("m", &[1, 2], &[3]);
@@ -265,7 +265,7 @@ fn the_prompt_is_found_by_template_and_tokenizer() {
 #[test]
 fn loads_are_read_from_metrics_or_slots() {
     let page = "llamacpp:requests_processing 2\nllamacpp:requests_deferred 1\n";
-    assert_eq!(LlamaCpp.load(page), Some(Load { running: 2, waiting: 1, kv_usage: None }));
+    assert_eq!(LlamaCpp.load(page), Some(Load { running: 2, waiting: 1, ..Load::default() }));
     let slots = r#"[{"id":0,"is_processing":true},{"id":1,"is_processing":false}]"#;
-    assert_eq!(LlamaCpp.load(slots), Some(Load { running: 1, ..Load::default() }));
+    assert_eq!(LlamaCpp.load(slots), Some(Load { running: 1, limit: Some(2), ..Load::default() }));
 }

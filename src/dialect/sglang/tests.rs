@@ -22,7 +22,7 @@ fn greedy() -> Sampling {
 
 fn round<'a>(draft: &'a Tree, sampling: &'a Sampling, plan: Plan) -> Round<'a> {
     let context = Context::new("m", &[1, 2], &[3]);
-    Round { context, draft, sampling, plan }
+    Round { context, draft, sampling, plan, weighs: false }
 }
 
 fn body(draft: &[TokenId], sampling: &Sampling, plan: Plan) -> (&'static str, String) {
@@ -190,7 +190,7 @@ fn both_names_of_the_ids_are_read() {
 fn loads_are_read_from_either_page() {
     let json = r#"{"loads":[{"dp_rank":0,"num_running_reqs":2,"num_waiting_reqs":1,"token_usage":0.25},
         {"dp_rank":1,"num_running_reqs":1,"num_waiting_reqs":0,"token_usage":0.5}]}"#;
-    let expected = Load { running: 3, waiting: 1, kv_usage: Some(0.5) };
+    let expected = Load { running: 3, waiting: 1, kv_usage: Some(0.5), limit: None };
     assert_eq!(Sglang.load(json), Some(expected));
     let page = "sglang:num_running_reqs{x=\"1\"} 3.0\nsglang:num_queue_reqs{x=\"1\"} 1.0\nsglang:token_usage{x=\"1\"} 0.5\n";
     assert_eq!(Sglang.load(page), Some(expected));

@@ -22,7 +22,7 @@ fn greedy() -> Sampling {
 
 fn round<'a>(prompt: &'a [TokenId], draft: &'a Tree, sampling: &'a Sampling, plan: Plan) -> Round<'a> {
     let context = Context::new("m", prompt, &[]);
-    Round { context, draft, sampling, plan }
+    Round { context, draft, sampling, plan, weighs: false }
 }
 
 proptest! {

@@ -30,7 +30,7 @@ fn picked(fleet: &Fleet, times: usize) -> HashMap<String, usize> {
 }
 
 fn load(running: u32, waiting: u32) -> Load {
-    Load { running, waiting, kv_usage: Some(0.5), verifying: 0, calls: 0, at: Instant::now() }
+    Load { running, waiting, kv_usage: Some(0.5), limit: None, verifying: 0, calls: 0, at: Instant::now() }
 }
 
 fn addresses(texts: &[&str]) -> BTreeSet<SocketAddr> {

@@ -91,6 +91,7 @@ pub enum What {
     Shadow(usize),
 }
 
+#[derive(Clone, Copy)]
 struct NoText;
 
 impl Decode for NoText {
@@ -100,6 +101,10 @@ impl Decode for NoText {
 
     fn flush(&mut self) -> String {
         String::new()
+    }
+
+    fn fork(&self) -> Box<dyn Decode> {
+        Box::new(*self)
     }
 }
 

@@ -102,6 +102,7 @@ impl Sidecar {
             running: report.running as u32,
             waiting: report.waiting as u32,
             kv_usage: Some(report.kv),
+            limit: None,
             own: own as u32,
             calls: calls as u32,
             age: now - report.at,

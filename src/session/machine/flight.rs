@@ -54,6 +54,8 @@ pub(super) struct Verifying {
     pub modelled: usize,
     /// The index of its plan in the list of plans.
     pub place: usize,
+    /// Tolerance of a lossy accept rule, by the load when it was sent: nothing that the answer says may change it.
+    pub tolerance: f64,
 }
 
 /// What kind of action an id names.
@@ -116,7 +118,15 @@ mod tests {
         flight.shadow = Some(Shadowing { id: ActionId(1), since, from: 0 });
         assert_eq!(flight.deadline(), None, "nobody waits for a shadow pass");
         let draft = Tree::default();
-        let call = Verifying { id: ActionId(3), until: Tick(90), began: since, draft, modelled: 0, place: 0 };
+        let call = Verifying {
+            id: ActionId(3),
+            until: Tick(90),
+            began: since,
+            draft,
+            modelled: 0,
+            place: 0,
+            tolerance: 0.0,
+        };
         flight.verify = Some(call);
         assert_eq!(flight.deadline(), Some(Tick(90)));
         flight.draft = Some(Drafting { id: ActionId(4), since, gamma: 4, until: Tick(70) });

@@ -6,7 +6,7 @@ use super::Session;
 use super::flight::{Drafting, Verifying};
 use crate::control::{Beside, Presence};
 use crate::draft::Tree;
-use crate::session::accept::Walk;
+use crate::session::accept::{Judged, Walk};
 use crate::session::pilot::Step;
 use crate::session::{Action, Event, Fault};
 use crate::units::Tick;
@@ -83,7 +83,17 @@ impl<W: Walk> Session<W> {
         let id = self.act(Action::Verify(draft.clone(), plan));
         let until = now.after(self.rules.verify_timeout);
         debug_assert!(self.flight.verify.is_none(), "one verify call at a time");
-        self.flight.verify = Some(Verifying { id, until, began, draft, modelled, place });
+        let tolerance = self.tolerance();
+        self.flight.verify = Some(Verifying { id, until, began, draft, modelled, place, tolerance });
+    }
+
+    /// How far the accept rule may be relaxed now.
+    fn tolerance(&self) -> f64 {
+        if !self.rules.accept.is_lossy() {
+            return 0.0;
+        }
+        let load = self.pilot.control().with(|learnt| learnt.crowd.load());
+        self.rules.accept.tolerance.at(self.temperature, load)
     }
 
     pub(super) fn drafting(&mut self, event: Event, now: Tick) {
@@ -134,9 +144,16 @@ impl<W: Walk> Session<W> {
     }
 
     fn judged(&mut self, call: Verifying, verdict: &Verdict, now: Tick) {
-        let Verifying { began, draft, modelled, place, .. } = call;
-        let context = self.context();
-        let accepted = self.judge.walk(&draft, verdict, context);
+        let Verifying { began, draft, modelled, place, tolerance, .. } = call;
+        let round = Judged {
+            draft: &draft,
+            verdict,
+            context: self.context(),
+            output: self.output.tokens().len(),
+            tolerance,
+            free: &|tokens| self.output.is_free_behind(tokens),
+        };
+        let accepted = self.judge.walk(&round);
         // An id outside the vocabulary must not become the past: no ride could go on from there.
         let Some(accepted) = accepted.filter(|accepted| accepted.is_within(self.rules.vocabulary)) else {
             return self.verify_failed(now);

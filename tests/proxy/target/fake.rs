@@ -243,4 +243,8 @@ impl Decode for ByteDecoder {
         self.held.clear();
         text
     }
+
+    fn fork(&self) -> Box<dyn Decode> {
+        Box::new(Self { held: self.held.clone() })
+    }
 }

@@ -8,12 +8,13 @@ use super::world::{Case, Hooks};
 use foretell::draft::Tree;
 use foretell::session::{ActionId, Decode, Ending, Event, Fault, Finish, Hold, Tail};
 use foretell::units::TokenId;
-use foretell::words::{Plan, Row, Verdict};
+use foretell::words::{Dist, Plan, Row, Verdict};
 
 /// Bytes of every token.
 pub type Vocabulary = Arc<Vec<Vec<u8>>>;
 
 /// Incremental decoding by bytes.
+#[derive(Clone)]
 pub struct Bytes {
     pub vocabulary: Vocabulary,
     pub held: Vec<u8>,
@@ -31,6 +32,10 @@ impl Decode for Bytes {
     fn flush(&mut self) -> String {
         let held = std::mem::take(&mut self.held);
         if held.is_empty() { String::new() } else { "\u{FFFD}".into() }
+    }
+
+    fn fork(&self) -> Box<dyn Decode> {
+        Box::new(self.clone())
     }
 }
 
@@ -241,6 +246,15 @@ impl Riding {
     }
 }
 
+/// The likeliest tokens of a law, at most so many.
+pub fn ranked(law: &[f64], most: usize) -> Dist {
+    let mut top: Vec<(TokenId, f64)> = (0..).zip(law.iter().copied()).filter(|entry| entry.1 > 0.0).collect();
+    top.sort_by(|a, b| b.1.total_cmp(&a.1));
+    let complete = top.len() <= most;
+    top.truncate(most);
+    Dist { top, complete, slack: 0.0 }
+}
+
 /// A draft that is put to the backend.
 pub struct Put<'a> {
     pub case: &'a Case,
@@ -321,6 +335,18 @@ impl Put<'_> {
         if hooks.wrong.race && place.is_none() && self.draft.child(place, sample).is_none() {
             sample = (hooks.sample)(&ask);
         }
-        Row { ends: self.case.manner.ends && self.case.is_end(sample), ..Row::of(sample) }
+        let mut row = Row { ends: self.case.manner.ends && self.case.is_end(sample), ..Row::of(sample) };
+        if self.plan == Plan::Tree
+            && let Some(law) = (hooks.law)(&full)
+        {
+            let node_p = |node: usize| {
+                let parent = self.draft.nodes()[node].parent;
+                (hooks.law)(&self.full(parent)).map(|law| law[self.draft.nodes()[node].token as usize])
+            };
+            row.draft_p = place.and_then(node_p);
+            row.entropy = Some(law.iter().filter(|p| **p > 0.0).map(|p| -p * p.ln()).sum());
+            row.dist = Some(ranked(&law, 3));
+        }
+        row
     }
 }

@@ -85,6 +85,7 @@ fn case(prompt: u64, plans: &[Plan], gamma: Option<usize>, model: bool) -> Case 
         vocabulary,
         rules,
         manner: Manner { lanes: 1 + random.below(8) as usize, ..Manner::default() },
+        temperature: 0.0,
     }
 }
 
@@ -100,6 +101,7 @@ fn speculated(case: &Case, seed: u64, chaos: &mut dyn FnMut() -> Option<Chaos>) 
         &mut Hooks {
             sample: &mut |ask| target(ask.context, size),
             told: &mut |context| told(context, size),
+            law: &mut |_| None,
             draft: &mut |context, gamma| scripted(context, gamma, size, wide),
             allow: &mut |_, _| switches.below(4) >= mostly,
             chunk: &mut || 1 + cuts.below(4) as usize,

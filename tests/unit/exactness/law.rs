@@ -13,10 +13,10 @@ use super::toy::{Chance, Law, Target, Told, Toy, distance, law};
 use super::world::{Case, Hooks, Outcome, play_judged};
 use foretell::control::{self, Control, Heat};
 use foretell::draft::{Features, LookupSpec, Ngram, Node, Source, Tree, Vote};
-use foretell::session::accept::{self, Accepted, Rule, Walk};
+use foretell::session::accept::{self, Accept, Accepted, Draws, Judged, Walk};
 use foretell::session::{Ending, Rules};
 use foretell::units::{Tick, TokenId};
-use foretell::words::{Ledger, Plan, Verdict};
+use foretell::words::{Ledger, Plan};
 use rstest::rstest;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -70,6 +70,7 @@ pub fn case(vocabulary: usize, drafter: Drafter, gamma: usize, plans: &[Plan]) -
         max: 4,
         rules,
         manner: Manner::default(),
+        temperature: 0.0,
     }
 }
 
@@ -102,21 +103,37 @@ struct Court<'a, 'o> {
 }
 
 impl Walk for Court<'_, '_> {
-    fn walk(&mut self, draft: &Tree, verdict: &Verdict, context: usize) -> Option<Accepted> {
-        let verdict = self.bug.verdict(draft, verdict.clone());
-        let (bug, chance, drawn, mut ledger) = (self.bug, self.chance, &mut self.drawn, Ledger::default());
-        let noise = |depth: usize| {
-            let place = if bug == Bug::DrawnPerCall { depth } else { context + depth };
-            let third = 1.0 / 3.0;
-            *drawn.entry(place).or_insert_with(|| Told::DRAWS[chance.pick(&[third, third, third])])
-        };
-        let accepted = accept::walk(draft, &verdict, Rule::Exact, &mut ledger, noise)?;
+    fn walk(&mut self, round: &Judged<'_>) -> Option<Accepted> {
+        let verdict = self.bug.verdict(round.draft, round.verdict.clone());
+        let mut ledger = Ledger::default();
+        let asked = Judged { verdict: &verdict, ..*round };
+        let mut draws = Keyed { court: self, context: round.context };
+        let accepted = accept::walk(&asked, &Accept::default(), &mut ledger, &mut draws)?;
         assert_eq!(ledger, Ledger::default(), "exact costs nothing");
-        Some(bug.accepted(draft, &verdict, accepted))
+        Some(self.bug.accepted(round.draft, &verdict, accepted))
     }
 
     fn ledger(&self) -> Ledger {
         Ledger::default()
+    }
+}
+
+/// The draws of a round that begins behind `context` tokens.
+struct Keyed<'c, 'a, 'o> {
+    court: &'c mut Court<'a, 'o>,
+    context: usize,
+}
+
+impl Draws for Keyed<'_, '_, '_> {
+    fn token(&mut self, depth: usize) -> f64 {
+        let Court { chance, drawn, bug } = &mut *self.court;
+        let place = if *bug == Bug::DrawnPerCall { depth } else { self.context + depth };
+        let third = 1.0 / 3.0;
+        *drawn.entry(place).or_insert_with(|| Told::DRAWS[chance.pick(&[third, third, third])])
+    }
+
+    fn chance(&mut self, _: usize, _: f64) -> bool {
+        unreachable!("exact leaves nothing to chance")
     }
 }
 
@@ -136,6 +153,7 @@ fn outcome(target: impl Target, case: &Case, control: Control, way: Way, chance:
     let mut hooks = Hooks {
         sample: &mut |ask| chance.token(&target.weights(ask.context)),
         told: &mut |context| target.row(context),
+        law: &mut |_| None,
         draft: &mut |context, gamma| draft(drafter, target, context, gamma),
         allow: &mut |event, ahead| if unread { ahead != Some(0) } else { switches >> event.min(2) & 1 == 1 },
         chunk: &mut || 1 + (switches as usize >> 3),

@@ -51,6 +51,7 @@ fn noisy_law(toy: Toy, case: &Case, switches: Option<u32>, bug: NoiseBug) -> Law
                     &mut Hooks {
                         sample: &mut sample,
                         told: &mut |_| None,
+                        law: &mut |_| None,
                         draft: &mut |context, gamma| {
                             let mut full = context.to_vec();
                             for position in (context.len() - case.prompt.len()..).take(gamma) {

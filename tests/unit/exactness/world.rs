@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::backend::{Ask, Bytes, Manner, Plain, Put, Riding, Vocabulary};
 use foretell::control::Control;
 use foretell::draft::Tree;
-use foretell::session::accept::{Judge, Rule, Walk};
+use foretell::session::accept::{Accept, Judge, Walk};
 use foretell::session::{
     Action, ActionId, Ending, Event, Fault, Finish, Limit, RidePlan, Rules, Session, Start, Summary, Tail,
 };
@@ -16,6 +16,7 @@ use foretell::words::{RideReason, Row, Verdict};
 /// One request.
 #[derive(Clone, Debug)]
 pub struct Case {
+    pub temperature: f64,
     pub prompt: Vec<TokenId>,
     pub vocabulary: Vocabulary,
     pub ending: Ending,
@@ -37,6 +38,8 @@ pub struct Hooks<'a> {
     pub sample: &'a mut dyn FnMut(&Ask<'_>) -> TokenId,
     /// What the backend tells of a place of a scored prompt.
     pub told: &'a mut dyn FnMut(&[TokenId]) -> Option<Row>,
+    /// The law that it tells beside a sample, where a lossy rule asks for it.
+    pub law: &'a mut dyn FnMut(&[TokenId]) -> Option<Vec<f64>>,
     /// The model drafter.
     pub draft: &'a mut dyn FnMut(&[TokenId], usize) -> Tree,
     /// Whether leaping is allowed at the n-th token event. The second argument is what the backend has
@@ -95,7 +98,7 @@ pub struct Outcome {
 
 /// Plays a request through the session.
 pub fn play(case: &Case, hooks: &mut Hooks<'_>) -> Outcome {
-    play_judged(case, Control::new(), Judge::new(Rule::Exact, 7), hooks)
+    play_judged(case, Control::new(), Judge::new(Accept::default(), 7), hooks)
 }
 
 /// The same, with what was learnt before, and rounds that `judge` judges.
@@ -115,7 +118,7 @@ pub fn play_judged(case: &Case, control: Control, judge: impl Walk, hooks: &mut 
         prompt: None,
         limit: Limit { max_tokens: Some((case.max + hooks.wrong.slack) as u32), context: None },
         ending: Ending { eos, ..case.ending.clone() },
-        temperature: 0.0,
+        temperature: case.temperature,
         decode: Box::new(Bytes { vocabulary: case.vocabulary.clone(), held: Vec::new() }),
         marks: Arc::default(),
         rules: case.rules.clone(),

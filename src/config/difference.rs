@@ -1,0 +1,92 @@
+//! Which settings of the process file have been edited since it was read.
+
+use std::collections::BTreeMap;
+
+use super::problem::{Problem, Refusal};
+use super::yaml::{self, Node, Value};
+
+/// Settings that take effect while the process runs.
+const LIVE: [&str; 1] = ["mode"];
+
+/// One problem for each setting that differs between two texts of a process file and that only a new start can change. A
+/// setting that is gone has no line.
+///
+/// # Errors
+/// The new text is not YAML.
+pub fn refused(file: &str, running: &str, edited: &str) -> Result<Vec<Problem>, Vec<Problem>> {
+    let before = leaves(&yaml::parse(file, running)?);
+    let after = leaves(&yaml::parse(file, edited)?);
+    let paths: std::collections::BTreeSet<&String> = before.keys().chain(after.keys()).collect();
+    let shown = |leaf: Option<&(u64, String)>| leaf.map_or("nothing".to_owned(), |(_, value)| value.clone());
+    let differs =
+        |path: &&String| before.get(*path).map(|leaf| &leaf.1) != after.get(*path).map(|leaf| &leaf.1);
+    let found = paths.into_iter().filter(differs).filter(|path| !LIVE.contains(&path.as_str()));
+    let mut problems: Vec<Problem> = found
+        .map(|path| {
+            let (was, is) = (before.get(path), after.get(path));
+            let refusal = Refusal::new(
+                "cannot change while the process runs",
+                format!("{} until a restart", shown(was)),
+            );
+            Problem {
+                file: file.to_owned(),
+                line: is.map(|leaf| leaf.0).filter(|&line| line > 0),
+                path: path.clone(),
+                message: refusal.message,
+                allowed: refusal.allowed,
+                got: shown(is),
+                suggestion: None,
+            }
+        })
+        .collect();
+    problems.sort_by_key(|problem| problem.line);
+    Ok(problems)
+}
+
+/// Every value that is no list or map, by its path, with its line.
+fn leaves(root: &Node) -> BTreeMap<String, (u64, String)> {
+    let mut leaves = BTreeMap::new();
+    gather(root, String::new(), &mut leaves);
+    leaves
+}
+
+fn gather(node: &Node, path: String, leaves: &mut BTreeMap<String, (u64, String)>) {
+    match &node.value {
+        Value::Map(members) => {
+            for (key, member) in members {
+                let path = if path.is_empty() { key.name.clone() } else { format!("{path}.{}", key.name) };
+                gather(member, path, leaves);
+            }
+        }
+        Value::List(items) => {
+            for (index, item) in items.iter().enumerate() {
+                gather(item, format!("{path}[{index}]"), leaves);
+            }
+        }
+        _ => {
+            leaves.insert(path, (node.line, node.got()));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_only_a_restart_can_change_is_named_with_its_line() {
+        let running = "version: 1\nmode: auto\nlimits: { sessions: 10 }\nbackends: [{ name: a }]\n";
+        let edited = "version: 1\n# a remark\nmode: off\nlimits:\n  sessions: 20\n  uri: 4KiB\nbackends: [{ name: a }]\n";
+        let found = refused("f.yaml", running, edited).unwrap();
+        let shown: Vec<String> = found.iter().map(ToString::to_string).collect();
+        assert_eq!(
+            shown,
+            [
+                "f.yaml:5: limits.sessions: cannot change while the process runs, allowed 10 until a restart, got 20",
+                "f.yaml:6: limits.uri: cannot change while the process runs, allowed nothing until a restart, got \"4KiB\"",
+            ]
+        );
+        assert_eq!(refused("f.yaml", running, running).unwrap(), []);
+        assert!(refused("f.yaml", running, "a: [").is_err());
+    }
+}

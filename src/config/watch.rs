@@ -1,0 +1,152 @@
+//! Notices that files of the configuration have changed, by looking at them again and again.
+//!
+//! A look reads what the file system says of the files (size, times, inode), which costs microseconds; every few seconds
+//! it reads the files themselves, for a file system that says nothing. Unlike a subscription to the kernel's events this
+//! sees every way in which files come to be: written in place, renamed over, swapped by a symbolic link one or two folders
+//! up (a Kubernetes `ConfigMap`), mounted over a network; and needs no watch that a machine may run out of.
+//!
+//! A file that is being written is left alone until it has stayed the same for one look.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::load::policy_files;
+use super::process::Process;
+
+/// Time between two looks. A change is seen by the first, and taken by the second that finds nothing newer.
+pub const EVERY: Duration = Duration::from_millis(250);
+/// The files themselves are read at every so many looks.
+const READ_EVERY: u32 = 20;
+
+/// What the file system says of the files, and what they hold.
+#[derive(Debug)]
+pub struct Watch {
+    process: Process,
+    signature: u64,
+    content: u64,
+    /// The files have changed, and were not the same for two looks yet.
+    unsettled: bool,
+    looks: u32,
+}
+
+impl Watch {
+    /// Watches the policy files and the process file from now on.
+    pub fn new(process: Process) -> Self {
+        let mut watch = Self { process, signature: 0, content: 0, unsettled: false, looks: 0 };
+        (watch.signature, watch.content) = (watch.says(), watch.holds());
+        watch
+    }
+
+    /// Looks once; blocks for as long as the file system takes. Whether the files hold something else than at the last
+    /// time that this said so.
+    pub fn changed(&mut self) -> bool {
+        let signature = self.says();
+        if signature != self.signature {
+            (self.signature, self.unsettled) = (signature, true);
+            return false;
+        }
+        self.looks = self.looks.wrapping_add(1);
+        let due = self.looks.is_multiple_of(READ_EVERY);
+        if !std::mem::take(&mut self.unsettled) && !due {
+            return false;
+        }
+        let content = self.holds();
+        std::mem::replace(&mut self.content, content) != content
+    }
+
+    fn files(&self) -> Vec<PathBuf> {
+        let own = self.process.file.iter().map(|file| file.path.clone());
+        policy_files(&self.process.policies).unwrap_or_default().into_iter().chain(own).collect()
+    }
+
+    fn says(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        for path in self.files() {
+            let said = std::fs::metadata(&path).ok();
+            let said = said.map(|said| {
+                (said.len(), said.ino(), said.dev(), said.mtime_nsec(), said.ctime_nsec(), said.ctime())
+            });
+            (path, said).hash(&mut hasher);
+        }
+        hasher.finish()
+    }
+
+    fn holds(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        for path in self.files() {
+            let text = super::load::read(&path).ok();
+            (path, text).hash(&mut hasher);
+        }
+        hasher.finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    fn policy(gamma: u32) -> String {
+        format!("version: 1\nname: a\ngamma: {{ max: {gamma} }}\n")
+    }
+
+    fn watch(dir: &Path) -> Watch {
+        Watch::new(Process { policies: dir.to_owned(), ..Process::default() })
+    }
+
+    /// Looks until nothing is unsettled: whether a change was seen.
+    fn sees(watch: &mut Watch) -> bool {
+        (0..3).filter(|_| watch.changed()).count() == 1
+    }
+
+    #[test]
+    fn every_way_to_change_a_file_is_seen_once_and_what_changes_nothing_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("a.yaml");
+        std::fs::write(&file, policy(1)).unwrap();
+        let mut watch = watch(dir.path());
+        assert!(!sees(&mut watch));
+        std::fs::write(&file, policy(2)).unwrap();
+        assert!(sees(&mut watch) && !sees(&mut watch), "written in place");
+        std::fs::write(dir.path().join(".a.yaml.tmp"), policy(3)).unwrap();
+        assert!(!sees(&mut watch), "an editor's own file");
+        std::fs::rename(dir.path().join(".a.yaml.tmp"), &file).unwrap();
+        assert!(sees(&mut watch), "renamed over");
+        std::fs::write(&file, policy(3)).unwrap();
+        assert!(!sees(&mut watch), "the same text again");
+        std::fs::remove_file(&file).unwrap();
+        assert!(sees(&mut watch), "gone");
+    }
+
+    #[test]
+    fn a_swapped_link_two_folders_up_is_seen() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        for (name, gamma) in [("..1", 1), ("..2", 2)] {
+            std::fs::create_dir(at(name)).unwrap();
+            std::fs::write(at(name).join("a.yaml"), policy(gamma)).unwrap();
+        }
+        std::os::unix::fs::symlink("..1", at("..data")).unwrap();
+        std::os::unix::fs::symlink("..data/a.yaml", at("a.yaml")).unwrap();
+        let mut watch = watch(dir.path());
+        std::os::unix::fs::symlink("..2", at("..data_tmp")).unwrap();
+        std::fs::rename(at("..data_tmp"), at("..data")).unwrap();
+        assert!(sees(&mut watch));
+    }
+
+    #[test]
+    fn a_file_that_is_being_written_is_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("a.yaml");
+        let mut watch = watch(dir.path());
+        let whole = policy(4);
+        for end in 1..whole.len() {
+            std::fs::write(&file, &whole[..end]).unwrap();
+            assert!(!watch.changed(), "{end}");
+        }
+        assert!(watch.changed());
+    }
+}

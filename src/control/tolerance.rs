@@ -1,0 +1,68 @@
+//! How much an accept rule may be relaxed, by temperature and load: two curves that the operator draws.
+
+/// Points (x, y) with x rising; linear between them, and as its ends beyond them. Without points it is 1 everywhere.
+pub type Curve = Vec<(f64, f64)>;
+
+/// Tolerance of a lossy rule: the product of two curves, capped.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Tolerance {
+    /// Tolerance by temperature.
+    pub temperature: Curve,
+    /// Factor by load, 0 to 1.
+    pub load: Curve,
+    /// Upper bound of the product.
+    pub max: f64,
+}
+
+impl Tolerance {
+    /// The tolerance at a temperature and a load (0 to 1). Zero at temperature 0: a greedy text has no second choice.
+    pub fn at(&self, temperature: f64, load: f64) -> f64 {
+        if temperature <= 0.0 {
+            return 0.0;
+        }
+        (value(&self.temperature, temperature) * value(&self.load, load)).clamp(0.0, self.max.clamp(0.0, 1.0))
+    }
+}
+
+fn value(curve: &[(f64, f64)], x: f64) -> f64 {
+    let Some(&(_, last)) = curve.last() else { return 1.0 };
+    let after = curve.iter().position(|&(at, _)| at >= x);
+    match after.map(|after| (after.checked_sub(1).and_then(|before| curve.get(before)), curve.get(after))) {
+        Some((Some(&(from, low)), Some(&(to, high)))) => low + (high - low) * (x - from) / (to - from),
+        Some((None, Some(&(_, first)))) => first,
+        _ => last,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn between_two_points_it_is_linear_and_beyond_them_flat() {
+        let curve = [(0.2, 0.0), (0.7, 0.2), (1.0, 0.3)];
+        for (x, y) in [(0.0, 0.0), (0.2, 0.0), (0.45, 0.1), (0.7, 0.2), (0.85, 0.25), (1.0, 0.3), (2.0, 0.3)]
+        {
+            assert!((value(&curve, x) - y).abs() < 1e-12, "{x}");
+        }
+        assert!((value(&[], 0.3) - 1.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn the_curves_are_multiplied_and_the_product_is_capped() {
+        let tolerance = Tolerance {
+            temperature: vec![(0.0, 0.0), (1.0, 0.4)],
+            load: vec![(0.0, 0.5), (1.0, 1.0)],
+            max: 0.3,
+        };
+        assert!((tolerance.at(0.5, 0.0) - 0.1).abs() < 1e-12);
+        assert!((tolerance.at(0.5, 1.0) - 0.2).abs() < 1e-12);
+        assert!((tolerance.at(1.0, 1.0) - 0.3).abs() < 1e-12);
+    }
+
+    #[test]
+    fn nothing_is_tolerated_at_temperature_zero_or_without_a_cap() {
+        assert!(Tolerance { max: 1.0, ..Tolerance::default() }.at(0.0, 1.0).abs() < 1e-12);
+        assert!(Tolerance::default().at(1.0, 1.0).abs() < 1e-12);
+    }
+}

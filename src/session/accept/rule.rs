@@ -1,0 +1,194 @@
+//! The lossy accept rules: how likely the draft token at a place is kept although the target chose another one.
+//!
+//! All of them are put in one form. Before anything is looked at, one child x of the place is chosen. Where the target's
+//! sample y is not x, x is kept with probability (R(x) − p(x)) / (1 − p(x)): so x comes out with probability R(x), which
+//! no rule sets below p(x), and every other token is scaled by (1 − R(x)) / (1 − p(x)). The law at that place differs from
+//! the target's by R(x) − p(x) in total variation. p is the *processed* law (temperature, penalties, truncation).
+
+use crate::words::Dist;
+
+/// EARS refuses whatever is less likely than this, as its authors' patch of vLLM does (`clamp(min=0.01)`).
+const EARS_LEAST: f64 = 0.01;
+/// Entropy of the three likeliest tokens, nats, from which on FLy takes a mismatch to be a matter of taste.
+const FLY_ENTROPY: f64 = 0.3;
+/// Draft tokens behind a mismatch that must be the target's own choice for FLy to let the mismatch pass.
+pub const FLY_WINDOW: usize = 6;
+
+/// By which rule draft tokens are judged. All but `Exact` are lossy.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum Rule {
+    /// Sample and match: the text has the target's own law.
+    #[default]
+    Exact,
+    /// EARS as published (arXiv 2512.13194, one-hot drafts): R = p + τ(1 − max p), where p is at least 0.01.
+    Ears,
+    /// EARS, only where the draft token is likely beside the likeliest one.
+    EarsGated {
+        /// Least probability of the draft token ÷ that of the most likely token.
+        kappa: f64,
+    },
+    /// EARS in proportion to how likely the draft token is: R = p / (1 − τ(1 − max p)).
+    EarsScaled,
+    /// Typical acceptance (Medusa, arXiv 2401.10774): R = 1 where p > min(ε, δ·exp(−H)), with H the entropy of the law. τ is
+    /// the share of it that is used; 1 is as published.
+    Typical {
+        /// Threshold on the token's probability.
+        epsilon: f64,
+        /// Factor of the threshold that depends on the entropy.
+        delta: f64,
+    },
+    /// FLy (arXiv 2511.22972): a mismatch passes where the three likeliest tokens leave a choice and the target itself chose
+    /// the next six draft tokens. τ is the share of it that is used; 1 is as published.
+    Fly,
+}
+
+impl Rule {
+    /// Name in files.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Exact => "exact",
+            Self::Ears => "ears",
+            Self::EarsGated { .. } => "ears_gated",
+            Self::EarsScaled => "ears_scaled",
+            Self::Typical { .. } => "typical",
+            Self::Fly => "fly",
+        }
+    }
+
+    /// The probability with which the token that `known` speaks of is kept where the target chose another one, at tolerance
+    /// `tau`: the least over everything that the bounds allow. `None` if too little is known to say. For `Fly` it is the
+    /// probability before the next tokens have been looked at.
+    pub fn keeps(self, known: &Known, tau: f64) -> Option<f64> {
+        let Known { low, peak, entropy, .. } = *known;
+        if low <= 0.0 {
+            return Some(0.0);
+        }
+        let slack = tau * (1.0 - peak).max(0.0);
+        let relaxed = match self {
+            Self::Exact => low,
+            Self::Ears if low < EARS_LEAST => low,
+            Self::EarsGated { kappa } if low < kappa * peak => low,
+            Self::Ears | Self::EarsGated { .. } => low + slack,
+            Self::EarsScaled => low / (1.0 - slack),
+            Self::Typical { epsilon, delta } => {
+                let typical = low > epsilon.min(delta * (-entropy?).exp());
+                if typical { low + tau * (1.0 - low) } else { low }
+            }
+            Self::Fly => {
+                if known.leading? >= FLY_ENTROPY {
+                    low + tau * (1.0 - low)
+                } else {
+                    low
+                }
+            }
+        };
+        // A draft token that is sure is never replaced.
+        let rest = 1.0 - low;
+        Some(if rest <= f64::EPSILON { 0.0 } else { ((relaxed.min(1.0) - low) / rest).clamp(0.0, 1.0) })
+    }
+}
+
+/// What is known of the target's law at a place about one token, before anything is drawn there.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Known {
+    /// The least that its probability may be.
+    pub low: f64,
+    /// The most that the probability of the likeliest token may be.
+    pub peak: f64,
+    /// Entropy of the whole law, nats; `None` if not known.
+    pub entropy: Option<f64>,
+    /// Entropy of the three likeliest tokens, −Σ p ln p, nats; `None` if they are not known.
+    pub leading: Option<f64>,
+}
+
+impl Known {
+    /// What a row tells about `token`, whose probability the backend may have told beside it (`told`).
+    pub fn of(
+        dist: &Dist,
+        entropy: Option<f64>,
+        token: crate::units::TokenId,
+        told: Option<f64>,
+    ) -> Option<Self> {
+        let listed = || dist.top.iter().find(|entry| entry.0 == token).map(|entry| entry.1);
+        let low = told.or_else(listed).or(dist.complete.then_some(0.0))?;
+        let (_, first) = dist.top.first()?;
+        let known = dist.slack <= 0.0;
+        let leading = dist.top.get(..3).or_else(|| dist.complete.then_some(dist.top.as_slice()));
+        Some(Self {
+            low,
+            peak: (first * (1.0 + dist.slack)).max(low).min(1.0),
+            entropy: entropy.or_else(|| (dist.complete && known).then(|| entropy_of(&dist.top))),
+            leading: leading.filter(|_| known).map(entropy_of),
+        })
+    }
+}
+
+/// −Σ p ln p, nats.
+fn entropy_of(dist: &[(crate::units::TokenId, f64)]) -> f64 {
+    dist.iter().filter(|entry| entry.1 > 0.0).map(|entry| -entry.1 * entry.1.ln()).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn known(low: f64, peak: f64) -> Known {
+        Known { low, peak, entropy: Some(1.0), leading: Some(0.9) }
+    }
+
+    /// R(x) where p(x) is known.
+    fn relaxed(rule: Rule, p: f64, peak: f64, tau: f64) -> f64 {
+        p + rule.keeps(&known(p, peak), tau).expect("known") * (1.0 - p)
+    }
+
+    #[test]
+    fn every_rule_has_its_published_law() {
+        let gated = Rule::EarsGated { kappa: 0.3 };
+        let typical = Rule::Typical { epsilon: 0.09, delta: 0.3 };
+        for (rule, p, peak, tau, wanted) in [
+            (Rule::Exact, 0.2, 0.5, 1.0, 0.2),
+            (Rule::Ears, 0.2, 0.5, 0.4, 0.4),
+            (Rule::Ears, 0.9, 0.9, 1.0, 1.0),
+            (Rule::Ears, 0.009, 0.5, 0.4, 0.009),
+            (gated, 0.2, 0.5, 0.4, 0.4),
+            (gated, 0.14, 0.5, 0.4, 0.14),
+            (Rule::EarsScaled, 0.2, 0.5, 0.4, 0.25),
+            (typical, 0.091, 0.5, 1.0, 1.0),
+            (typical, 0.089, 0.5, 1.0, 0.089),
+            (typical, 0.2, 0.5, 0.5, 0.6),
+            (Rule::Fly, 0.2, 0.5, 1.0, 1.0),
+        ] {
+            assert!((relaxed(rule, p, peak, tau) - wanted).abs() < 1e-12, "{rule:?} {p} {peak} {tau}");
+        }
+    }
+
+    #[test]
+    fn what_the_target_never_takes_is_never_kept_and_what_is_not_known_is_not_relaxed() {
+        for rule in [Rule::Ears, Rule::EarsGated { kappa: 0.0 }, Rule::EarsScaled, Rule::Fly] {
+            assert_eq!(rule.keeps(&known(0.0, 0.5), 1.0), Some(0.0), "{rule:?}");
+        }
+        let dark = Known { entropy: None, leading: None, ..known(0.2, 0.5) };
+        assert_eq!(Rule::Typical { epsilon: 0.09, delta: 0.3 }.keeps(&dark, 1.0), None);
+        assert_eq!(Rule::Fly.keeps(&dark, 1.0), None);
+    }
+
+    #[test]
+    fn between_bounds_the_least_of_what_may_be_kept_is_kept() {
+        let rules = [Rule::Ears, Rule::EarsGated { kappa: 0.3 }, Rule::EarsScaled];
+        let dist = Dist { top: vec![(1, 0.4), (2, 0.2)], complete: false, slack: 0.25 };
+        for token in [1, 2] {
+            let low = Known::of(&dist, None, token, None).expect("listed");
+            for rule in rules {
+                let least = rule.keeps(&low, 0.5).expect("known");
+                // Every law that the bounds allow keeps at least as much.
+                for step in 0..=20 {
+                    let scale = 1.0 + 0.25 * f64::from(step) / 20.0;
+                    let law = Known { low: low.low * scale, peak: 0.4 * scale, ..low };
+                    let own = rule.keeps(&law, 0.5).expect("known");
+                    assert!(own >= least - 1e-12, "{rule:?} {token} {scale}: {own} {least}");
+                }
+            }
+        }
+        assert_eq!(Known::of(&dist, None, 3, None), None, "not listed");
+    }
+}
