@@ -12,6 +12,9 @@ pub struct CheckArgs {
     /// The settings, as `serve` takes them.
     #[command(flatten)]
     pub flags: Flags,
+    /// Print the JSON Schema of policy files, for editors, and check nothing
+    #[arg(long)]
+    pub schema: bool,
 }
 
 /// Reads all settings, opens all files they name and prints every problem. Returns the exit code.
@@ -19,6 +22,9 @@ pub struct CheckArgs {
 /// # Errors
 /// `out` cannot be written.
 pub fn run(args: &CheckArgs, environment: &dyn Strings, out: &mut dyn Write) -> io::Result<u8> {
+    if args.schema {
+        return write!(out, "{}", crate::config::policy::schema::text()).map(|()| OK);
+    }
     match files::load(&args.flags, environment) {
         Ok(loaded) => good(&loaded, out).map(|()| OK),
         Err(problems) => {

@@ -1,7 +1,7 @@
 //! Control groups, what leaping would have gained, ride-only windows and alarms, as an operator sees them.
 
 mod alarms;
-mod house;
+pub mod house;
 mod kept;
 mod shown;
 mod windows;

@@ -14,6 +14,7 @@ mod gateway;
 mod groups;
 mod probe;
 mod reasons;
+mod reload;
 #[allow(clippy::needless_pass_by_value)] // `json!` at the call reads best
 mod target;
 mod text_rides;

@@ -435,6 +435,78 @@ fn every_file_that_is_shipped_is_good() {
     }
 }
 
+fn as_json(text: &str) -> Option<serde_json::Value> {
+    serde_saphyr::from_str(text).ok()
+}
+
+/// What a schema cannot say, and `check` does.
+const BEYOND_A_SCHEMA: [&str; 8] = [
+    "bounds the wrong way round",
+    "n-grams the wrong way round",
+    "sharing without saying so",
+    "a curve that falls back",
+    "a curve that goes back",
+    "a floor above the start",
+    "a holdback that grows",
+    "a key twice",
+];
+
+#[test]
+fn the_schema_that_is_shipped_is_the_reader_s_and_takes_what_it_takes() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let shipped = fs::read_to_string(root.join("policies/schema.json")).unwrap();
+    assert_eq!(shipped, policy::schema::text(), "foretell check --schema > policies/schema.json");
+    let schema = jsonschema::validator_for(&policy::schema::schema()).unwrap();
+    let mut good = vec![root.join("policies/default.yaml")];
+    good.extend(fs::read_dir(root.join("policies/examples")).unwrap().map(|entry| entry.unwrap().path()));
+    for file in good {
+        let text = fs::read_to_string(&file).unwrap();
+        let errors: Vec<String> = schema.iter_errors(&as_json(&text).unwrap()).map(|error| error.to_string()).collect();
+        assert!(errors.is_empty(), "{}: {errors:?}", file.display());
+    }
+    for (name, source, _) in cases(BAD_POLICY).into_iter().filter(|(name, ..)| !BEYOND_A_SCHEMA.contains(name)) {
+        // What is no YAML at all is no matter of a schema.
+        assert!(as_json(&source).is_none_or(|value| !schema.is_valid(&value)), "{name} passes");
+    }
+}
+
+/// 200 files cut off or with one byte changed: each is taken as a whole or changes nothing.
+#[test]
+fn a_damaged_file_is_taken_whole_or_not_at_all() {
+    let good = include_str!("../../policies/examples/ide-code.yaml");
+    let process = process_of("drafters: { draft-same: { path: x } }\n");
+    let read = |text: &[u8]| {
+        let text = String::from_utf8(text.to_vec()).map_err(|_| Vec::new())?;
+        parse_policies(&[("a.yaml".to_owned(), text)], &process)
+    };
+    let store = PolicyStore::new(read(good.as_bytes()).unwrap());
+    let mut dice = foretell::units::Dice::new(10);
+    let (mut taken, mut refused) = (0, 0);
+    for round in 0..200 {
+        let mut bytes = good.as_bytes().to_vec();
+        let at = dice.below(bytes.len() as u64) as usize;
+        if round % 2 == 0 {
+            bytes.truncate(at);
+        } else {
+            bytes[at] = dice.below(256) as u8;
+        }
+        let before = store.current().policies()[0].label();
+        match store.reload(|| read(&bytes), |_| Ok(())) {
+            Ok(policies) => {
+                taken += 1;
+                let whole = read(&bytes).unwrap();
+                assert_eq!((policies.policies(), policies.policies().len()), (whole.policies(), 1));
+                assert_eq!(store.current().policies()[0].label(), whole.policies()[0].label());
+            }
+            Err(_) => {
+                refused += 1;
+                assert_eq!(store.current().policies()[0].label(), before);
+            }
+        }
+    }
+    assert!(taken > 10 && refused > 10, "{taken} taken, {refused} refused");
+}
+
 proptest! {
     #[test]
     fn no_text_is_too_strange(text in "(?s).{0,200}") {

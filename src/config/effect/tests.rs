@@ -219,6 +219,35 @@ fn every_setting_of_a_policy_file_acts_or_is_known_not_to() {
     sorted_out(&settings, POLICY_ACTS, POLICY, POLICY_BESIDE);
 }
 
+/// Every value's path in a schema, as [`settings`] writes them.
+fn paths(schema: &serde_json::Value, path: &str, found: &mut BTreeSet<String>) {
+    let join = |name: &str| if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") };
+    let branches = ["oneOf", "anyOf"].iter().filter_map(|word| schema.get(word)?.as_array()).flatten();
+    branches.for_each(|branch| paths(branch, path, found));
+    if let Some(items) = schema.get("items").filter(|items| items.get("properties").or(items.get("oneOf")).is_some()) {
+        paths(items, &format!("{path}[]"), found);
+    }
+    let Some(properties) = schema.get("properties").and_then(serde_json::Value::as_object) else { return };
+    for (name, inner) in properties {
+        let holds = |value: &serde_json::Value| ["properties", "oneOf"].iter().any(|word| value.get(word).is_some());
+        let listed = inner.get("items").is_some_and(holds);
+        if !holds(inner) && !listed {
+            found.insert(join(name));
+        }
+        paths(inner, &join(name), found);
+    }
+}
+
+#[test]
+fn the_schema_has_every_key_that_the_reader_asks_for_and_no_other() {
+    let settings = settings(&POLICIES, |text| drop(policy::parse("f", text).unwrap()));
+    let mut found = BTreeSet::new();
+    paths(&policy::schema::schema(), "", &mut found);
+    found.retain(|path| path != "drafters[].kind");
+    let settings: BTreeSet<String> = settings.into_iter().filter(|path| path != "drafters[].kind").collect();
+    assert_eq!(found, settings);
+}
+
 /// Name under which code would use the setting: its last two path segments.
 fn tail(path: &str) -> String {
     let names: Vec<&str> = path.trim_end_matches("[]").rsplitn(3, '.').take(2).collect();

@@ -110,8 +110,9 @@ fn bounds(mut section: Section<'_>, most: f64) -> Bounds {
     bounds
 }
 
+/// A kind of drafter.
 #[derive(Clone, Copy)]
-enum Kind {
+pub(super) enum Kind {
     PromptLookup,
     Suffix,
     Phrasebook,
@@ -120,7 +121,8 @@ enum Kind {
     Model,
 }
 
-const KINDS: &[(&str, Kind)] = &[
+/// Every kind of drafter, by its name in files.
+pub(super) const KINDS: &[(&str, Kind)] = &[
     ("prompt_lookup", Kind::PromptLookup),
     ("suffix", Kind::Suffix),
     ("phrasebook", Kind::Phrasebook),
@@ -209,8 +211,9 @@ fn gamma(mut section: Section<'_>) -> Gamma {
     gamma
 }
 
+/// An accept rule, less its settings.
 #[derive(Clone, Copy, PartialEq)]
-enum RuleName {
+pub(super) enum RuleName {
     Exact,
     Ears,
     EarsGated,
@@ -219,7 +222,8 @@ enum RuleName {
     Fly,
 }
 
-const RULES: &[(&str, RuleName)] = &[
+/// Every accept rule, by its name in files.
+pub(super) const RULES: &[(&str, RuleName)] = &[
     ("exact", RuleName::Exact),
     ("ears", RuleName::Ears),
     ("ears_gated", RuleName::EarsGated),

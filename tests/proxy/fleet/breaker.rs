@@ -160,6 +160,7 @@ async fn what_an_engine_says_about_its_load_is_shown() {
     let load = Load {
         running: 3,
         waiting: 2,
+        limit: None,
         kv_usage: Some(0.25),
         verifying: 0,
         calls: 0,

@@ -88,6 +88,22 @@ impl Proxy {
         Wire::connect(self.admin).await.ask(request).await
     }
 
+    /// The folder of its files: `foretell.yaml`, and `policies`.
+    pub fn folder(&self) -> &std::path::Path {
+        self.folder.path()
+    }
+
+    /// What it has logged so far.
+    pub fn log(&self) -> String {
+        self.log.lock().clone()
+    }
+
+    /// Sends it a signal by name.
+    pub async fn signal(&self, name: &str) {
+        let id = self.process.id().expect("it runs").to_string();
+        assert!(Command::new("kill").args([name, &id]).status().await.unwrap().success());
+    }
+
     /// Puts another policy in force.
     pub async fn adopt(&self, policy: &str) {
         std::fs::write(self.folder.path().join("policies").join(POLICY), policy).unwrap();
@@ -97,9 +113,7 @@ impl Proxy {
 
     /// Tells it to end in order, and waits until it has.
     pub async fn end(mut self) {
-        let id = self.process.id().expect("it runs").to_string();
-        let told = Command::new("kill").args(["-TERM", &id]).status().await.unwrap();
-        assert!(told.success());
+        self.signal("-TERM").await;
         let status = tokio::time::timeout(PATIENCE, self.process.wait()).await.expect("it ends").unwrap();
         assert!(status.success(), "{status}:\n{}", self.log.lock());
     }

@@ -1,0 +1,234 @@
+//! The JSON Schema of policy files, by which editors complete and check them while they are written.
+//!
+//! It is built from the same tables of words and ranges that the reader uses; a test holds it against every key that the
+//! reader asks for. What a schema cannot say (bounds the wrong way round, names that two files share, drafters that the
+//! process file does not declare) is left to `foretell check`.
+
+use serde_json::{Map, Value, json};
+
+use super::file::{KINDS, RULES};
+use crate::openai::control_header::GAMMA_MAX;
+use crate::policy::{Gamma, Gates, Holdback, PolicyMode};
+
+/// The schema, draft 2020-12.
+pub fn schema() -> Value {
+    let (gamma, holdback) = (Gamma::default(), Holdback::default());
+    json!({
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Foretell policy",
+        "description": "Which requests, drafters and bounds. The first file, by name, whose match holds applies.",
+        "type": "object",
+        "required": ["version", "name"],
+        "additionalProperties": false,
+        "properties": {
+            "version": { "const": 1, "description": "Version of the file format." },
+            "name": {
+                "type": "string",
+                "pattern": "^[A-Za-z0-9._-]{1,64}$",
+                "description": "Unique; answers, metrics and logs call the policy NAME@REVISION.",
+            },
+            "mode": words(&names(PolicyMode::NAMES), PolicyMode::default().name(),
+                "off: relay. shadow: ride, and score drafts without sending them. ride: no drafting. auto: leap where it pays."),
+            "match": matcher(),
+            "drafters": {
+                "type": "array",
+                "items": { "oneOf": KINDS.iter().map(|(name, _)| drafter(name)).collect::<Vec<_>>() },
+                "description": "What proposes tokens, in order of preference. Default: prompt_lookup.",
+            },
+            "gamma": object("Draft lengths, and the gain that leaping must promise.", &[
+                ("max", whole(1, u32::from(GAMMA_MAX), Some(gamma.max), "Most draft tokens of a round.")),
+                ("fixed", or_null(&whole(1, u32::from(GAMMA_MAX), None,
+                    "Leap at every token with at most so many draft tokens, whatever it costs: for tests and sweeps."))),
+                ("margin", share(Some(gamma.margin), "Predicted gain over riding that is required to start leaping; 0.10 is 10 %.")),
+                ("stay", share(Some(gamma.stay), "Predicted gain over riding that is required to go on.")),
+            ]),
+            "accept": accept(),
+            "gates": gates(),
+            "holdback": object("The control group: a share of the requests only rides, for comparison.", &[
+                ("start", share(Some(holdback.start), "Share at the start; it falls as the comparison gets certain.")),
+                ("floor", share(Some(holdback.floor), "Least share.")),
+            ]),
+        },
+    })
+}
+
+/// The schema as the text of `policies/schema.json`.
+pub fn text() -> String {
+    format!("{:#}\n", schema())
+}
+
+fn names<T>(table: &[(&'static str, T)]) -> Vec<&'static str> {
+    table.iter().map(|(name, _)| *name).collect()
+}
+
+fn words(allowed: &[&str], default: &str, says: &str) -> Value {
+    json!({ "enum": allowed, "default": default, "description": says })
+}
+
+fn texts(says: &str) -> Value {
+    json!({ "type": "array", "items": { "type": "string" }, "description": says })
+}
+
+fn number(least: f64, most: f64, default: Option<f64>, says: &str) -> Value {
+    let mut schema = json!({ "type": "number", "minimum": least, "maximum": most, "description": says });
+    if let (Some(default), Some(schema)) = (default, schema.as_object_mut()) {
+        schema.insert("default".to_owned(), default.into());
+    }
+    schema
+}
+
+fn share(default: Option<f64>, says: &str) -> Value {
+    number(0.0, 1.0, default, says)
+}
+
+fn whole(least: u32, most: u32, default: Option<u32>, says: &str) -> Value {
+    let mut schema = json!({ "type": "integer", "minimum": least, "maximum": most, "description": says });
+    if let (Some(default), Some(schema)) = (default, schema.as_object_mut()) {
+        schema.insert("default".to_owned(), default.into());
+    }
+    schema
+}
+
+fn duration(default: &str, says: &str) -> Value {
+    json!({ "type": "string", "pattern": r"^\d+(ms|s|m|h)$", "default": default, "description": says })
+}
+
+fn or_null(schema: &Value) -> Value {
+    json!({ "anyOf": [schema, { "type": "null" }] })
+}
+
+/// A map with these keys and no others. `null` reads as an empty map.
+fn object(says: &str, properties: &[(&str, Value)]) -> Value {
+    let properties: Map<String, Value> =
+        properties.iter().map(|(name, schema)| ((*name).to_owned(), schema.clone())).collect();
+    json!({ "type": ["object", "null"], "additionalProperties": false, "properties": properties, "description": says })
+}
+
+fn matcher() -> Value {
+    let bounds = |most: f64, says: &str| {
+        let side = |says: &str| or_null(&number(0.0, most, None, says));
+        object(says, &[("min", side("Least, inclusive.")), ("max", side("Greatest, inclusive."))])
+    };
+    object("Conditions; every field must hold, and of a list one entry.", &[
+        ("models", texts("Model ids as clients send them, with * and ? for any characters.")),
+        ("backends", texts("Names of backends, with * and ?.")),
+        ("tenants", texts("Tenants, as `tenant` of the process file finds them.")),
+        ("routes", json!({ "type": "array", "items": { "enum": ["completions", "chat"] }, "description": "API routes." })),
+        ("headers", json!({
+            "type": ["object", "null"],
+            "additionalProperties": { "type": "array", "items": { "type": "string" } },
+            "propertyNames": { "pattern": "^[!#$%&'*+.^_`|~0-9A-Za-z-]+$" },
+            "description": "Header names, each with the values that are allowed.",
+        })),
+        ("temperature", bounds(2.0, "The effective temperature, the server's default included.")),
+        ("prompt_tokens", bounds(1e9, "Length of the prompt, tokens; a quarter of its bytes where it is text.")),
+    ])
+}
+
+fn drafter(kind: &str) -> Value {
+    let (says, more, required): (&str, Vec<(&str, Value)>, Vec<&str>) = match kind {
+        "prompt_lookup" => (
+            "Copies what followed the longest match of the last tokens in the request's own text.",
+            vec![("ngram", object("Lengths of the match, tokens.", &[
+                ("min", whole(1, 64, Some(2), "Shortest match.")),
+                ("max", whole(1, 64, Some(8), "Longest match.")),
+            ]))],
+            vec![],
+        ),
+        "suffix" => (
+            "Suffix statistics of earlier outputs (not built yet).",
+            vec![
+                ("scope", words(&["request", "tenant", "global"], "request", "Whose outputs it learns from.")),
+                ("i_accept_sharing", json!({ "type": "boolean", "description": "Needed for scope: global, which shares text between tenants." })),
+            ],
+            vec![],
+        ),
+        "phrasebook" => {
+            let text = json!({ "type": "string" });
+            let phrase = json!({
+                "type": "object",
+                "additionalProperties": false,
+                "required": ["trigger", "continuation"],
+                "properties": { "trigger": text.clone(), "continuation": text },
+            });
+            ("Phrases of the operator (not built yet).", vec![("phrases", json!({ "type": "array", "items": phrase }))], vec!["phrases"])
+        }
+        "model" => (
+            "A language model in this process.",
+            vec![
+                ("model", json!({ "type": "string", "description": "Its name under drafters of the process file." })),
+                ("vocabulary", words(&["auto", "same", "slem", "tli"], "auto",
+                    "Relation of its vocabulary to the target's: auto and same need the same one; slem and tli are not built yet.")),
+            ],
+            vec!["model"],
+        ),
+        "recycling" => ("Successors that verify calls showed (not built yet).", vec![], vec![]),
+        _ => ("The client's own prediction (not built yet).", vec![], vec![]),
+    };
+    let mut properties: Vec<(&str, Value)> = vec![("kind", json!({ "const": kind }))];
+    properties.extend(more);
+    let required: Vec<&str> = std::iter::once("kind").chain(required).collect();
+    let mut schema = object(says, &properties);
+    if let Some(schema) = schema.as_object_mut() {
+        schema.insert("type".to_owned(), "object".into());
+        schema.insert("required".to_owned(), required.into());
+    }
+    schema
+}
+
+fn curve(most: f64, says: &str) -> Value {
+    let point = json!({
+        "type": "array",
+        "prefixItems": [{ "type": "number", "minimum": 0, "maximum": most }, { "type": "number", "minimum": 0, "maximum": 1 }],
+        "items": false,
+        "minItems": 2,
+    });
+    json!({ "type": "array", "items": point, "minItems": 1, "description": says })
+}
+
+/// Which keys go with a rule depends on the rule.
+fn accept() -> Value {
+    let exact = object("Only what the target itself would have generated.", &[("rule", json!({ "const": "exact" }))]);
+    let tolerance = object("How far the rule is relaxed: the product of two curves, capped.", &[
+        ("temperature", curve(2.0, "Points [temperature, tolerance], temperature rising. Without it 1 everywhere; always 0 at temperature 0.")),
+        ("load", curve(1.0, "Points [load, factor], load from 0 (idle) to 1 (full or waiting) rising. Without it 1 everywhere.")),
+        ("max", share(Some(0.0), "The most that the product may be; 0 relaxes nothing. typical and fly are as published at 1.")),
+    ]);
+    let own = |rule: &str| match rule {
+        "ears_gated" => vec![("kappa", share(Some(0.3), "Least probability of the draft token ÷ that of the likeliest."))],
+        "typical" => vec![
+            ("epsilon", share(Some(0.09), "Threshold on the token's probability.")),
+            ("delta", share(Some(0.3), "Factor of the threshold that depends on the entropy.")),
+        ],
+        _ => Vec::new(),
+    };
+    let lossy = RULES.iter().map(|(name, _)| *name).filter(|name| *name != "exact").map(|name| {
+        let mut properties = vec![
+            ("rule", json!({ "const": name })),
+            ("tolerance", tolerance.clone()),
+            ("max_drift", or_null(&share(None, "Bound on the total variation of a whole output; null: none."))),
+            ("max_drift_rate", share(Some(0.02), "Bound on the mean total variation per output token so far.")),
+        ];
+        properties.extend(own(name));
+        let mut schema = object("A lossy rule: texts may drift from the model's own, and each answer says how far.", &properties);
+        if let Some(schema) = schema.as_object_mut() {
+            (schema.insert("type".to_owned(), "object".into()), schema.insert("required".to_owned(), json!(["rule"])));
+        }
+        schema
+    });
+    json!({ "oneOf": std::iter::once(exact).chain(lossy).collect::<Vec<_>>(), "description": "How draft tokens are judged." })
+}
+
+fn gates() -> Value {
+    let gates = Gates::default();
+    let seconds = |duration: std::time::Duration| format!("{}s", duration.as_secs());
+    object("Limits beyond which requests ride for a while.", &[
+        ("waiting", whole(0, 1_000_000, Some(gates.waiting), "Most requests waiting in the engine, ours not counted.")),
+        ("kv", share(Some(gates.kv), "Highest share of the engine's KV cache in use.")),
+        ("stale", duration(&seconds(gates.stale), "Greatest age of the engine's last load report.")),
+        ("acceptance", share(Some(gates.acceptance), "Least accepted ÷ drafted of the first tokens of drafts, where no gain is predicted.")),
+        ("latency", number(1.0, 10.0, Some(gates.latency), "Time per token of leaping ÷ that of the control group: closes when surely above.")),
+        ("max_gap", duration(&format!("{}ms", gates.max_gap.as_millis()), "Longest pause in a stream that a leap may cause.")),
+        ("reprobe", duration(&seconds(gates.reprobe), "How long the latency gate stays closed for the first time.")),
+    ])
+}

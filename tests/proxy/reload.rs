@@ -1,0 +1,36 @@
+//! Policies that change under a running proxy: what is taken, what is refused, and what requests notice of it.
+
+mod bad;
+mod live;
+mod matching;
+mod taken;
+
+use std::path::Path;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::reasons::proxy::Proxy;
+use crate::wire::PATIENCE;
+
+/// Whether `holds` becomes true of what `/api/policies` says, within the patience of a busy machine.
+async fn comes(proxy: &Proxy, holds: impl Fn(&Value) -> bool) {
+    let found = async {
+        loop {
+            if holds(&proxy.get("/api/policies").await.json()) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let log = || proxy.log();
+    tokio::time::timeout(PATIENCE, found).await.unwrap_or_else(|_| panic!("it never came:\n{}", log()));
+}
+
+fn write(folder: &Path, name: &str, text: &str) {
+    std::fs::write(folder.join(name), text).unwrap();
+}
+
+fn is_named(policies: &Value, name: &str) -> bool {
+    policies["policies"][0]["name"] == name
+}

@@ -1,0 +1,94 @@
+//! What requests notice of a reload, and of the mode: nothing but the policy that they began with.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use serde_json::json;
+
+use super::write;
+use crate::fakes::Pace;
+use crate::groups::house::{VERIFIES, ask, before, engine, policy};
+use crate::client::metric;
+
+const RELOADS: u32 = 1_000;
+const CLIENTS: u32 = 4;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thousand_reloads_under_load_fail_no_request_and_each_has_one_revision() {
+    let engine = engine(Pace::default()).await;
+    let texts = [3, 4, 5].map(|max| policy("p", &format!("gamma: {{ max: {max}, fixed: 3 }}")));
+    let labels = texts.clone().map(|text| format!("p@{}", foretell::policy::Revision::of(text.as_bytes())));
+    let proxy = before(&engine, "", "", &texts[0]).await;
+    let over = Arc::new(AtomicBool::new(false));
+    let (front, over_too) = (proxy.front, &over);
+    let client = |number: u32| {
+        let labels = labels.clone();
+        let over = Arc::clone(over_too);
+        async move {
+            let mut served = std::collections::BTreeMap::new();
+            for round in 0.. {
+                if over.load(Ordering::Relaxed) {
+                    break;
+                }
+                let answer = ask(number * 50 + round % 50).send(front, "").await;
+                assert_eq!(answer.plain.status, 200, "{}", answer.message.text());
+                let header = answer.message.head.get("x-foretell-policy").unwrap().to_owned();
+                assert!(labels.contains(&header), "{header}");
+                assert_eq!(answer.foretell()["policy"], json!(header));
+                *served.entry(header).or_insert(0_u32) += 1;
+            }
+            served
+        }
+    };
+    let reloads = async {
+        for round in 0..RELOADS {
+            write(&proxy.folder().join("policies"), "policy.yaml", &texts[round as usize % texts.len()]);
+            let done = proxy.post("/api/reload").await;
+            assert_eq!(done.head.status(), 200, "{}", done.text());
+        }
+        over.store(true, Ordering::Relaxed);
+    };
+    let (served, ()) = tokio::join!(join_all((0..CLIENTS).map(client)), reloads);
+    let kinds: std::collections::BTreeSet<&String> = served.iter().flat_map(|served| served.keys()).collect();
+    assert!(kinds.len() > 1, "{served:?}");
+    let reloads = metric(proxy.admin, "foretell_config_reloads_total{result=\"success\"} ").await;
+    assert!(reloads >= f64::from(RELOADS), "{reloads}");
+    let failed = metric(proxy.admin, "foretell_config_reloads_total{result=\"failure\"} ").await;
+    assert!(failed < 0.5, "{failed}");
+}
+
+/// A session that leaps goes on by riding once the operator says so, in the file or over the admin interface.
+#[rstest::rstest]
+#[case::by_the_process_file(true)]
+#[case::by_the_admin_interface(false)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_mode_changes_for_live_sessions(#[case] file: bool) {
+    let step = Duration::from_millis(5);
+    let engine = engine(Pace { step, per_token: Duration::ZERO, cancel: Duration::ZERO }).await;
+    let proxy = before(&engine, "", "", &policy("p", "gamma: { max: 8, fixed: 2 }")).await;
+    let prompt: Vec<u32> = (0..64).map(|at| 100 + at % 8).collect();
+    let long = crate::client::Ask::new(
+        foretell::openai::Route::Completions,
+        false,
+        json!({"prompt": prompt, "max_tokens": 1500, "temperature": 0}),
+    );
+    let switch = async {
+        // It leaps by then, however slow the machine is.
+        while engine.house.tally().calls_of(VERIFIES) < 3 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        if file {
+            let path = proxy.folder().join("foretell.yaml");
+            let process = std::fs::read_to_string(&path).unwrap();
+            std::fs::write(&path, process.replacen("version: 1", "version: 1\nmode: observe", 1)).unwrap();
+        } else {
+            let body = json!({"mode": "observe"});
+            assert_eq!(crate::client::send(proxy.admin, "/api/mode", "", &body).await.head.status(), 200);
+        }
+    };
+    let (answer, ()) = tokio::join!(long.send(proxy.front, ""), switch);
+    let told = answer.foretell();
+    assert_eq!((&told["path"], &told["reason"]), (&json!("speculated"), &json!("observe")), "{told}");
+}
