@@ -30,13 +30,14 @@ use futures_util::future::FutureExt;
 use parking_lot::Mutex;
 
 use crate::clock::Clock;
-use crate::control::{Control, Imposed, Shelf};
+use crate::control::{Class, Control, Forecast, Heat, Imposed, Shelf, Way, forecast};
 use crate::drive::calls::CallLimits;
 use crate::drive::drafters::Drafters;
 use crate::drive::drafting::Drafting;
 use crate::drive::exchange::{BoxFuture, Drive, Driven, Exchange};
 use crate::drive::ruling::{Passed, Rulebook};
 use crate::drive::run::Run;
+use crate::fleet::Replica;
 use crate::fleet::identity::{Epoch, Identities, Identity, Standing};
 use crate::observe::Observer;
 use crate::openai::Sampling;
@@ -81,6 +82,27 @@ impl Driver {
     pub fn new(setup: DriverSetup) -> Self {
         let controls = Mutex::new(Shelf::new(EPOCHS, EPOCH_KEPT));
         Self { inner: Arc::new(Inner { setup, clock: Clock::start(), controls }) }
+    }
+}
+
+impl Driver {
+    /// What is expected of a request with this ruling and temperature on a replica now; `None` if its engine is not known.
+    pub fn forecast(&self, replica: &Arc<Replica>, ruling: &Ruling, temperature: f64) -> Option<Forecast> {
+        let standing = self.inner.setup.identities.standing(replica)?;
+        let Standing::Known(identity) = &*standing else { return None };
+        let control = Arc::clone(self.inner.controls.lock().get(&identity.epoch, self.inner.clock.now()));
+        let heat = Heat::of(temperature);
+        let heat = if ruling.rules.accept.is_lossy() { heat.relaxed() } else { heat };
+        let kind = ruling.rules.kind;
+        let classes: Vec<Class> = ruling::sources(ruling).map(|source| Class { source, heat, kind }).collect();
+        let way = Way::by(*ruling.rules.plans.first()?, 0);
+        let signal = replica.load().map(|load| load.signal());
+        control.with(|learnt| {
+            if let Some(signal) = &signal {
+                learnt.crowd_changes(|crowd| crowd.hear(signal));
+            }
+            Some(forecast(learnt, &classes, way, ruling.rules.margin, self.inner.clock.now()))
+        })
     }
 }
 

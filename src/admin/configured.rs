@@ -21,6 +21,10 @@ use crate::fleet::Replica;
 use crate::fleet::identity::{Identities, Standing};
 use crate::gateway::Shared;
 use crate::observe::Observer;
+use crate::control::Forecast;
+use crate::control::gates::Signal;
+use crate::http::memory::Level;
+use crate::policy::explain::{GainLine, GateLine, Now, WhyLine};
 use crate::policy::part::ModelState;
 use crate::policy::{self, Explanation, Fact, PolicySet, Ruling};
 use crate::words::RideReason;
@@ -242,7 +246,17 @@ impl Configured {
                 let signal = replica.load().map(|load| load.signal());
                 ruling::closed(&ruling.gates, replica, signal.as_ref())
             };
-            if shared.life.is_draining() { Some(RideReason::Draining) } else { gate() }
+            match () {
+                () if shared.life.is_draining() => Some(RideReason::Draining),
+                () if shared.memory.level() != Level::Enough => Some(RideReason::GateMemory),
+                () => gate(),
+            }
+        };
+        let now = |ruling: &Ruling, temperature: f64| {
+            let replica = replica.as_ref()?;
+            let signal = replica.load().map(|load| load.signal());
+            let forecast = self.known.driver.forecast(replica, ruling, temperature)?;
+            Some(shown(&forecast, ruling, signal.as_ref()))
         };
         let known = ServerFacts {
             asked: "proxy",
@@ -250,6 +264,7 @@ impl Configured {
             server,
             models: &models,
             closed: &closed,
+            now: &now,
             notes: Vec::new(),
         };
         explain::explain(question, &self.process, &self.known.policies.current(), shared, known)
@@ -275,6 +290,42 @@ impl Configured {
             .reprobe(replica)
             .map(|()| json!({ "replica": replica.label(), "reprobe": true }))
     }
+}
+
+/// What is known now, as an explanation shows it.
+fn shown(forecast: &Forecast, ruling: &Ruling, signal: Option<&Signal>) -> Now {
+    let gain = forecast.gain.map(|gain| GainLine {
+        low: gain.low,
+        middle: gain.middle,
+        high: gain.high,
+        rounds: gain.rounds,
+        costs: gain.basis.name().to_owned(),
+    });
+    let why = |(reason, words): &(RideReason, &str)| WhyLine { reason: reason.name().to_owned(), words: (*words).to_owned() };
+    Now {
+        load: forecast.load,
+        credit: forecast.credit,
+        token_seconds: forecast.token,
+        gain,
+        gates: gates(ruling, signal),
+        not_leaping: forecast.reasons.iter().map(why).collect(),
+    }
+}
+
+/// The gates of the policy by the engine's load report. Our own verify calls are taken off, as the gates do.
+fn gates(ruling: &Ruling, signal: Option<&Signal>) -> Vec<GateLine> {
+    let policy = ruling.policy.gates;
+    let line = |gate: &str, reads: Option<f64>, limit: f64| GateLine {
+        gate: gate.to_owned(),
+        reads,
+        limit,
+        closed: reads.is_some_and(|reads| reads > limit),
+    };
+    vec![
+        line("waiting", signal.map(|signal| f64::from(signal.waiting.saturating_sub(signal.own))), f64::from(policy.waiting)),
+        line("kv", signal.and_then(|signal| signal.kv_usage), policy.kv),
+        line("stale", signal.map(|signal| signal.age.as_secs_f64()), policy.stale.as_secs_f64()),
+    ]
 }
 
 impl Files {

@@ -18,7 +18,7 @@ use crate::gateway::{Shared, route, tenant};
 use crate::http::headers;
 use crate::http::listen::Peer;
 use crate::openai::{self, Finding, Request, Route};
-use crate::policy::explain::{Besides, Explanation};
+use crate::policy::explain::{AskNow, Besides, Explanation};
 use crate::policy::part::ModelState;
 use crate::policy::{self, Body, Fact, Facts, PolicySet, Ruling, Wish};
 use crate::words::RideReason;
@@ -194,6 +194,8 @@ pub struct ServerFacts<'a> {
     pub models: &'a (dyn Fn(&str) -> ModelState + Sync),
     /// The gate that is closed there now, for a session with this ruling.
     pub closed: &'a dyn Fn(&Ruling) -> Option<RideReason>,
+    /// What a running proxy knows of a session with this ruling.
+    pub now: AskNow<'a>,
     /// Further remarks, one sentence each.
     pub notes: Vec<String>,
 }
@@ -229,7 +231,7 @@ pub fn explain(
     };
     let replica = known.replica.map(|replica| format!("{} at {}", replica.label(), replica.url()));
     let besides = Besides { asked: known.asked, replica, notes: known.notes };
-    policy::explain::explain(&facts, question.parameters(), besides, known.closed)
+    policy::explain::explain(&facts, question.parameters(), besides, known.closed, known.now)
 }
 
 /// Why a replica is considered down, from its latest calls; `None` if it is not.

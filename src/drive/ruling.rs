@@ -6,6 +6,7 @@ use std::sync::Arc;
 use crate::config::process::Plans;
 use crate::config::store::PolicyStore;
 use crate::control::gates::Signal;
+use crate::draft::Source;
 use crate::drive::comparison::{Comparisons, Drawn};
 use crate::drive::drafters::Drafters;
 use crate::fleet::identity::{self, Identity};
@@ -54,6 +55,12 @@ pub fn closed(gates: &LiveGates, replica: &Replica, signal: Option<&Signal>) -> 
         fleet::Standing::Ready => true,
     };
     gates.closed(healthy, signal)
+}
+
+/// The sources whose drafts a session with this ruling would verify.
+pub fn sources(ruling: &Ruling) -> impl Iterator<Item = Source> {
+    let lookup = (!ruling.rules.lookups.is_empty()).then_some(Source::PromptLookup);
+    lookup.into_iter().chain(ruling.model.as_ref().map(|_| Source::Model))
 }
 
 /// An eligible request, and the backend it goes to.

@@ -8,9 +8,9 @@ use serde::{Deserialize, Serialize};
 use super::decide::{Decision, Finding, Outcome, Step, Verdict, decide_and_say_why};
 use super::facts::{Body, Facts};
 use super::part::Part;
-use super::{Drafter, Policy, Ruling};
+use super::{Accept, Drafter, Policy, Rule, Ruling};
 use crate::openai;
-use crate::words::{BypassReason, RideReason};
+use crate::words::{BypassReason, Plan, RideReason};
 
 /// What would happen to a request, and why, as `foretell explain` and the admin API show it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -55,6 +55,77 @@ pub struct Explanation {
     pub gamma_max: Option<usize>,
     /// The drafters of the policy that applies.
     pub drafters: Vec<DrafterLine>,
+    /// How drafts would be judged; `null` where the request would not be driven.
+    pub accept: Option<AcceptLine>,
+    /// What the running proxy knows at this moment; `null` without one, or where the request would not be driven.
+    pub now: Option<Now>,
+}
+
+/// How drafts would be judged.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct AcceptLine {
+    /// The rule of the policy.
+    pub rule: String,
+    /// Its tolerance at this temperature and the present load.
+    pub tolerance: Option<f64>,
+    /// The least and the most that its tolerance is at this temperature, whatever the load.
+    pub between: (f64, f64),
+    /// Why nothing is relaxed; `null` if the rule is.
+    pub exact: Option<String>,
+}
+
+/// What a running proxy knows at the moment of the question.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Now {
+    /// How busy the engine is, 0 to 1, as curves over load take it.
+    pub load: f64,
+    /// Ridden tokens that leaping may still lose on the replica.
+    pub credit: f64,
+    /// Seconds of a ridden token.
+    pub token_seconds: Option<f64>,
+    /// How many times as fast as riding leaping is expected to be.
+    pub gain: Option<GainLine>,
+    /// The gates by the engine's load report, with what they read.
+    pub gates: Vec<GateLine>,
+    /// Every reason not to leap from the first token on.
+    pub not_leaping: Vec<WhyLine>,
+}
+
+/// An expected gain and its spread of 95 %.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct GainLine {
+    /// Lower bound.
+    pub low: f64,
+    /// The mean.
+    pub middle: f64,
+    /// Upper bound.
+    pub high: f64,
+    /// Rounds of this kind of request that it rests on, real and virtual, decayed.
+    pub rounds: f64,
+    /// What the costs rest on: `guess`, `probe` or `measured`.
+    pub costs: String,
+}
+
+/// A gate, what it reads, and from where on it is closed.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct GateLine {
+    /// Its name under `gates` of the policy.
+    pub gate: String,
+    /// What it reads; `null` if the engine does not report that.
+    pub reads: Option<f64>,
+    /// Above this it is closed.
+    pub limit: f64,
+    /// Whether it is closed.
+    pub closed: bool,
+}
+
+/// A reason not to leap.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WhyLine {
+    /// Its name.
+    pub reason: String,
+    /// It in words.
+    pub words: String,
 }
 
 /// Result of one step.
@@ -118,13 +189,17 @@ pub struct Besides {
     pub notes: Vec<String>,
 }
 
+/// What is asked about a session with this ruling, at this effective temperature.
+pub type AskNow<'a> = &'a dyn Fn(&Ruling, f64) -> Option<Now>;
+
 /// Explains a request. `parameters`: how each parameter of its body was judged. `closed`: the gate that is closed now
-/// for a session with this ruling.
+/// for a session with this ruling. `now`: what a running proxy knows of it.
 pub fn explain(
     facts: &Facts<'_>,
     parameters: &[openai::Finding],
     besides: Besides,
     closed: impl Fn(&Ruling) -> Option<RideReason>,
+    now: AskNow<'_>,
 ) -> Explanation {
     let decision = decide_and_say_why(facts);
     let request = facts.body.known().and_then(Body::request);
@@ -134,6 +209,9 @@ pub fn explain(
         Outcome::Bypass(_) | Outcome::Nobody | Outcome::Undecided(..) => None,
     };
     let gate = ruling.and_then(closed);
+    let temperature = decision.temperature.known();
+    let now = ruling.zip(temperature).and_then(|(ruling, temperature)| now(ruling, temperature));
+    let accept = ruling.map(|ruling| accept(ruling, temperature.unwrap_or(0.0), now.as_ref()));
     let subject =
         request.map(|request| facts.subject(request, backend.unwrap_or_default(), decision.temperature));
     let policies = facts.policies.known().map_or(&[][..], super::PolicySet::policies);
@@ -164,6 +242,33 @@ pub fn explain(
         plans: ruling.map_or_else(Vec::new, plans),
         gamma_max: ruling.map(|ruling| ruling.rules.gamma_fixed.unwrap_or(ruling.rules.gamma_max)),
         drafters: policy.map_or_else(Vec::new, |policy| drafters(policy, facts)),
+        accept,
+        now,
+    }
+}
+
+fn accept(ruling: &Ruling, temperature: f64, now: Option<&Now>) -> AcceptLine {
+    let Accept { rule, tolerance, .. } = &ruling.policy.accept;
+    // The curve over load is linear between its points: its extremes are among them.
+    let loads = tolerance.load.iter().map(|point| point.0).chain([0.0, 1.0]);
+    let all: Vec<f64> = loads.map(|load| tolerance.at(temperature, load)).collect();
+    let between = (all.iter().copied().fold(1.0, f64::min), all.iter().copied().fold(0.0, f64::max));
+    let told = [Plan::Tree, Plan::Score];
+    let exact = match rule {
+        Rule::Exact => Some("it is the exact rule"),
+        _ if ruling.sampling.seed.is_some() => Some("the request has a seed: it asks for its own text again"),
+        _ if temperature <= 0.0 => Some("at temperature 0 there is nothing to relax"),
+        _ if between.1 <= 0.0 => Some("its tolerance is 0 at this temperature"),
+        _ if !ruling.rules.plans.iter().any(|plan| told.contains(plan)) => {
+            Some("no plan of this server tells probabilities")
+        }
+        _ => None,
+    };
+    AcceptLine {
+        rule: rule.name().to_owned(),
+        tolerance: now.map(|now| if exact.is_some() { 0.0 } else { tolerance.at(temperature, now.load) }),
+        between: if exact.is_some() { (0.0, 0.0) } else { between },
+        exact: exact.map(ToOwned::to_owned),
     }
 }
 

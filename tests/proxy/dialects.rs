@@ -1,6 +1,7 @@
 //! What every engine is owed through the proxy, told once, and asked of every dialect against its fake.
 
 mod contract;
+mod explained;
 mod house;
 mod law;
 mod parameters;

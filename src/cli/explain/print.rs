@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 
 use crate::policy::Explanation;
-use crate::policy::explain::{DrafterLine, ParameterLine, PolicyLine};
+use crate::policy::explain::{AcceptLine, DrafterLine, GateLine, Now, ParameterLine, PolicyLine};
 
 /// Writes it line by line, the result first.
 pub(super) fn words(told: &Explanation, out: &mut dyn Write) -> io::Result<()> {
@@ -20,7 +20,42 @@ pub(super) fn words(told: &Explanation, out: &mut dyn Write) -> io::Result<()> {
     if !told.drafters.is_empty() {
         writeln!(out, "drafters")?;
     }
-    told.drafters.iter().try_for_each(|line| drafter(line, out))
+    told.drafters.iter().try_for_each(|line| drafter(line, out))?;
+    told.accept.as_ref().map_or(Ok(()), |line| accept(line, out))?;
+    told.now.as_ref().map_or(Ok(()), |line| now(line, out))
+}
+
+fn accept(line: &AcceptLine, out: &mut dyn Write) -> io::Result<()> {
+    let (least, most) = line.between;
+    let tolerance = match (&line.exact, line.tolerance) {
+        (Some(why), _) => format!("nothing is relaxed: {why}"),
+        (None, Some(tolerance)) => format!("tolerance {tolerance:.3} now ({least:.3} to {most:.3} by load)"),
+        (None, None) => format!("tolerance {least:.3} to {most:.3} by load, which is not known"),
+    };
+    writeln!(out, "accept       {}: {tolerance}", line.rule)
+}
+
+fn now(now: &Now, out: &mut dyn Write) -> io::Result<()> {
+    writeln!(out, "now")?;
+    let token = now.token_seconds.map_or("not known".to_owned(), |seconds| format!("{:.1} ms", seconds * 1e3));
+    writeln!(out, "  {:<12} {:.2}; a ridden token takes {token}", "load", now.load)?;
+    let gain = now.gain.as_ref().map_or("not known yet".to_owned(), |gain| {
+        let basis = format!("{:.0} rounds of its kind, costs: {}", gain.rounds, gain.costs);
+        format!("{:.2} times as fast as riding ({:.2} to {:.2}; {basis})", gain.middle, gain.low, gain.high)
+    });
+    writeln!(out, "  {:<12} {gain}", "gain")?;
+    writeln!(out, "  {:<12} {:.1} ridden tokens that leaping may lose", "credit", now.credit)?;
+    now.gates.iter().try_for_each(|line| gate(line, out))?;
+    for why in &now.not_leaping {
+        writeln!(out, "  {:<12} {}: {}", "not leaping", why.reason, why.words)?;
+    }
+    Ok(())
+}
+
+fn gate(line: &GateLine, out: &mut dyn Write) -> io::Result<()> {
+    let reads = line.reads.map_or("not reported".to_owned(), |reads| format!("{reads:.2}"));
+    let state = if line.closed { "closed" } else { "open" };
+    writeln!(out, "  {:<12} {state}: {} is {reads}, at most {}", "gate", line.gate, line.limit)
 }
 
 fn head(told: &Explanation, out: &mut dyn Write) -> io::Result<()> {

@@ -45,6 +45,11 @@ pub struct House {
 
 impl House {
     pub async fn build(row: &'static Row, setup: Setup) -> Self {
+        Self::under(row, setup, &[FORCED]).await
+    }
+
+    /// The same, with these policies.
+    pub async fn under(row: &'static Row, setup: Setup, policies: &[&str]) -> Self {
         watch_panics();
         let engine = (row.start)(setup).await;
         let pace = *engine.house().pace.lock();
@@ -57,7 +62,7 @@ impl House {
             engine.address(),
             toy::folder().join("tokenizer.json").display(),
         );
-        let proxy = local::proxy(&process, &[FORCED]).await.unwrap();
+        let proxy = local::proxy(&process, policies).await.unwrap();
         // Who it is is known by now.
         *engine.house().pace.lock() = pace;
         Self { row, engine, proxy }
