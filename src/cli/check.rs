@@ -1,10 +1,12 @@
 //! `foretell check`: reports every error that would keep `serve` from starting with these settings.
 
+use std::collections::BTreeSet;
 use std::io::{self, Write};
 
 use super::{OK, USAGE};
 use crate::app::files;
-use crate::config::{Flags, Loaded, Strings};
+use crate::config::load::UNDECLARED;
+use crate::config::{Flags, Loaded, Problem, Strings};
 
 /// The arguments of `foretell check`.
 #[derive(clap::Args, Clone, Debug, Default)]
@@ -33,9 +35,22 @@ pub fn run(args: &CheckArgs, environment: &dyn Strings, out: &mut dyn Write) -> 
             }
             let count = problems.len();
             writeln!(out, "{count} error{}", if count == 1 { "" } else { "s" })?;
+            wanted(&problems, out)?;
             Ok(USAGE)
         }
     }
+}
+
+/// The stanza of the process file that would declare the drafters that policies name and it does not.
+fn wanted(problems: &[Problem], out: &mut dyn Write) -> io::Result<()> {
+    let undeclared = |problem: &&Problem| problem.message == UNDECLARED && problem.suggestion.is_none();
+    let names: BTreeSet<&str> =
+        problems.iter().filter(undeclared).map(|problem| problem.got.trim_matches('"')).collect();
+    if names.is_empty() {
+        return Ok(());
+    }
+    writeln!(out, "the process file wants, with the folder of each model:\ndrafters:")?;
+    names.iter().try_for_each(|name| writeln!(out, "  {name}: {{ path: onnx/models/{name} }}"))
 }
 
 fn good(loaded: &Loaded, out: &mut dyn Write) -> io::Result<()> {

@@ -15,6 +15,9 @@ use crate::policy::{Accept, Drafter, Policy, PolicySet, Rule};
 /// Process file that is read if none is named and this one exists.
 pub const CONFIG_FILE: &str = "foretell.yaml";
 
+/// The message for a drafter that a policy names and the process file does not declare.
+pub const UNDECLARED: &str = "not declared under drafters of the process file";
+
 /// The complete configuration, free of problems.
 #[derive(Clone, Debug)]
 pub struct Loaded {
@@ -273,7 +276,7 @@ fn undeclared(file: &str, placed: &Placed, process: &Process) -> Vec<Problem> {
     let missing = |(index, drafter): (usize, &Drafter)| match drafter {
         Drafter::Model { model, .. } if !process.drafters.contains_key(model) => {
             let allowed = if declared.is_empty() { "none".to_owned() } else { declared.join("|") };
-            let refusal = Refusal::new("not declared under drafters of the process file", allowed);
+            let refusal = Refusal::new(UNDECLARED, allowed);
             let line = placed.drafter_lines.get(index).copied();
             let path = format!("drafters[{index}].model");
             Some(problem(file, line, &path, refusal.near(model, &declared), format!("{model:?}")))

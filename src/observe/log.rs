@@ -19,6 +19,7 @@ use self::json::{JsonLines, Members};
 pub use self::writer::{dropped, flush};
 use super::Finished;
 use crate::openai::{Path, Route};
+use crate::words::Ledger;
 
 /// Format of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -92,6 +93,8 @@ pub fn millis(time: Duration) -> f64 {
 /// Logs a finished request: completions at `info`, others at `debug`. To be called in the request's span, which has its
 /// id.
 pub(super) fn finished(finished: &Finished) {
+    // Only a lossy rule has something to tell.
+    let drifted = Some(finished.drift).filter(|drift| *drift != Ledger::default());
     macro_rules! line {
         ($level:ident) => {
             tracing::$level!(
@@ -107,6 +110,8 @@ pub(super) fn finished(finished: &Finished) {
                 rounds = finished.rounds.len(),
                 drafted = finished.drafted(),
                 accepted = finished.accepted(),
+                drift = drifted.map(|drift| drift.tv),
+                substitutions = drifted.map(|drift| drift.substitutions),
                 output_tokens = finished.output_tokens,
                 first_byte_ms = finished.first_byte.map(millis),
                 duration_ms = millis(finished.duration),

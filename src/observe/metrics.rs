@@ -3,19 +3,21 @@
 
 mod drafts;
 mod dropped;
+mod drift;
 mod models;
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use prometheus::core::Collector;
 use prometheus::{
-    Encoder, Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
-    Opts, Registry, TextEncoder,
+    CounterVec, Encoder, Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec,
+    IntGauge, Opts, Registry, TextEncoder,
 };
 
 use self::drafts::DraftCounts;
 pub use self::drafts::{DraftKind, DraftLoss};
 use self::dropped::DroppedLines;
+use self::drift::DriftMetrics;
 use self::models::ModelLabels;
 use super::Finished;
 use crate::control::Alarm;
@@ -102,6 +104,7 @@ pub struct Metrics {
     synchronized: IntGauge,
     config_success: Gauge,
     reloads: IntCounterVec,
+    drift: DriftMetrics,
     resident: IntGauge,
     descriptors: IntGauge,
 }
@@ -185,6 +188,7 @@ impl Metrics {
                 "When a configuration was last taken.",
             )?,
             reloads: new.counters("foretell_config_reloads_total", "Reloads.", &["result"])?,
+            drift: DriftMetrics::new(&new)?,
             resident: new.level("process_resident_memory_bytes", "Resident memory.")?,
             descriptors: new.level("process_open_fds", "Open file descriptors.")?,
             registry: new.registry,
@@ -301,6 +305,7 @@ impl Metrics {
             _ => {}
         }
         self.rounds(finished);
+        self.drift.finish(finished, policy);
     }
 
     fn rounds(&self, finished: &Finished) {
@@ -356,6 +361,10 @@ impl Maker {
 
     fn counters(&self, name: &str, help: &str, labels: &[&str]) -> Result<IntCounterVec, prometheus::Error> {
         self.registered(IntCounterVec::new(Opts::new(name, help), labels)?)
+    }
+
+    fn sums(&self, name: &str, help: &str, labels: &[&str]) -> Result<CounterVec, prometheus::Error> {
+        self.registered(CounterVec::new(Opts::new(name, help), labels)?)
     }
 
     fn level(&self, name: &str, help: &str) -> Result<IntGauge, prometheus::Error> {

@@ -168,7 +168,7 @@ def understood(lines):
     told = usage.get("foretell") or {}
     return {"text": text, "tokens": usage["completion_tokens"], "first": first, "seconds": lines[-1][0],
             "path": told.get("path"), "reason": told.get("reason"), "rounds": told.get("rounds", 0),
-            "drafted": told.get("drafted", 0), "accepted": told.get("accepted", 0)}
+            "drafted": told.get("drafted", 0), "accepted": told.get("accepted", 0), "drift": told.get("drift") or {}}
 
 
 def measure(groups, prompts, requests, size=BLOCK):

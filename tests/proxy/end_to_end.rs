@@ -2,6 +2,7 @@
 //! said, whatever happens in between.
 
 mod contract;
+mod drift;
 mod faults;
 #[cfg(feature = "onnx")]
 mod here;

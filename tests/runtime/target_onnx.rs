@@ -6,11 +6,16 @@
 use std::path::PathBuf;
 
 use bytes::Bytes;
+use foretell::control::Tolerance;
+use foretell::draft::{Features, Source, Tree};
 use foretell::http::listen::Stop;
 use foretell::onnx_server::open::open;
 use foretell::runtime::device::DeviceChoice;
 use foretell::runtime::model::Options;
 use foretell::runtime::noise::gumbel;
+use foretell::session::accept::{Accept, Judge, Judged, Rule, Walk};
+use foretell::units::TokenId;
+use foretell::words::{Dist, Row, Verdict};
 use http::Request;
 use http_body_util::{BodyExt, Full};
 use hyper_util::client::legacy::Client;
@@ -168,4 +173,57 @@ async fn a_chat_is_answered_with_the_models_own_template() {
     let text = server.ask("/detokenize", &json!({"tokens": tokens["tokens"]})).await;
     assert!(text["prompt"].as_str().unwrap().contains("Rename x to y"), "{text}");
     assert_eq!(answer["choices"][0]["message"]["role"], "assistant");
+}
+
+/// The law that a place really has under a relaxed rule, by ten thousand draws of the target itself: the draft token comes
+/// out as often as the rule's formula says, and no further from the target's own law than what the ledger was charged.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ten_thousand_draws_of_one_place_lie_within_the_ledger() {
+    const DRAWS: usize = 10_000;
+    const AT_ONCE: usize = 100;
+    let server = serve().await;
+    let sampling = json!({"temperature": 0.9, "top_p": 0.95});
+    let tokens = server.ask("/tokenize", &json!({"prompt": PROMPT})).await;
+    let context = ids(&tokens["tokens"]);
+    let ask = with(&sampling, json!({"context": context, "tokens": [], "parents": [], "top_logprobs": 3}));
+    let top = server.ask("/v1/verify", &ask).await["rows"][0]["top"].clone();
+    // The second choice: likely, and often not taken.
+    let drafted = top[1][0].as_u64().unwrap() as TokenId;
+    let draft = Tree::chain(&[drafted], Source::Model, Features::default());
+    let ask = with(&sampling, json!({"context": context, "tokens": [drafted], "parents": [-1], "top_logprobs": 3}));
+    let told = server.ask("/v1/verify", &ask).await;
+    let row = &told["rows"][0];
+    let p = told["rows"][1]["draft_logprob"].as_f64().unwrap().exp();
+    let listed = |entry: &Value| (entry[0].as_u64().unwrap() as TokenId, entry[1].as_f64().unwrap().exp());
+    let dist = Dist { top: row["top"].as_array().unwrap().iter().map(listed).collect(), complete: false, slack: 0.0 };
+    let behind = Row { draft_p: Some(p), ..Row::of(0) };
+    let prompts = vec![context.clone(); AT_ONCE];
+    let call = with(&sampling, json!({"prompt": prompts, "max_tokens": 1, "return_token_ids": true}));
+    let mut samples = Vec::new();
+    while samples.len() < DRAWS {
+        let answer = server.ask("/v1/completions", &call).await;
+        samples.extend(answer["choices"].as_array().unwrap().iter().map(|choice| ids(&choice["token_ids"])[0]));
+    }
+    for rule in [Rule::Ears, Rule::EarsGated { kappa: 0.05 }, Rule::EarsScaled, Rule::Typical { epsilon: 0.09, delta: 0.3 }] {
+        let tolerance = 0.4;
+        let accept = Accept { rule, tolerance: Tolerance { max: 1.0, ..Tolerance::default() }, max_drift: None, max_drift_rate: 1.0 };
+        let (mut kept, mut own, mut charged) = (0_usize, 0_usize, 0.0);
+        for (number, &sample) in samples.iter().enumerate() {
+            let first = Row { dist: Some(dist.clone()), entropy: row["entropy"].as_f64(), ..Row::of(sample) };
+            let verdict = Verdict { rows: vec![first, behind.clone()], ..Verdict::default() };
+            let mut judge = Judge::new(accept.clone(), number as u64);
+            let judged = Judged { draft: &draft, verdict: &verdict, context: context.len(), output: 0, tolerance, free: &|_| true };
+            let token = judge.walk(&judged).unwrap().tokens[0];
+            kept += usize::from(token == drafted);
+            own += usize::from(sample == drafted);
+            charged = judge.ledger().tv;
+        }
+        let share = |count: usize| count as f64 / DRAWS as f64;
+        let spread = 4.0 * (0.25 / DRAWS as f64).sqrt();
+        assert!((share(own) - p).abs() < spread, "the target's own: {} of {p}", share(own));
+        // Only the draft token gains, so that is the whole distance.
+        let moved = share(kept) - p;
+        assert!((moved - charged).abs() < spread, "{rule:?}: {moved} moved, {charged} charged");
+        assert!(charged > 0.01, "{rule:?} is too tame: {charged}");
+    }
 }

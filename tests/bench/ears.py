@@ -1,0 +1,214 @@
+#!/usr/bin/env python3
+"""What relaxed accept rules bring and what they cost, by temperature and load: the bundled pair, the real controller.
+
+    ears.py [--foretell BIN] [--pace COSTS] [--workload W] [--tokens N] [--temperatures LIST] [--loads LIST]
+            [--requests N] [--json F] [--svg F]
+
+One paced target (`foretell target --pace`) with LANES lanes, one `foretell serve` before it with a policy for each rule, chosen by
+a header, and both drafters. The rules are compared with drafts of GAMMA tokens at every place; `auto` is EARS with drafts as long
+as the controller chooses, which beside others' requests is not at all once too many of its tokens are refused. Other clients keep so many lanes busy, directly, that the load is what is asked for. A first turn at
+each load is not counted. Then the rules take turns, request by request, at each temperature. No request has a seed: a seeded one
+is never relaxed.
+
+The tolerance is the product of two curves (CURVES): it grows with the temperature, as published for EARS, and with the load. Per
+rule, temperature and load, from `usage.foretell` and `POST /api/explain`:
+
+load       as Foretell takes it, at the end of the turn
+tolerance  what the policy's curves give there
+gamma      drafted tokens per round or ridden token: where riding is gamma 0
+accepted   share of the drafted tokens
+tokens     per second of one client, and how many times as many as by the exact rule
+drift      bound on the total variation per output token; substituted: share of tokens that the target had not chosen
+
+Exits 2 if a request failed, if anything is relaxed at temperature 0 or by the exact rule, or if a relaxed rule does not accept
+more than the exact one where it has any tolerance. Needs the exports of `make -s print-env`.
+"""
+
+import argparse
+import contextlib
+import json
+import pathlib
+import sys
+import threading
+import urllib.request
+
+import gamma
+import paced
+import sides
+
+PACE = "step=10ms,base=1.35,node=0.025,growth=0.005,prompt=0.1ms"
+LANES = 20
+GAMMA = "8"
+CURVES = "{ temperature: [[0.0, 0.0], [0.4, 0.2], [0.7, 0.35], [1.0, 0.5]], load: [[0.0, 0.4], [1.0, 1.0]], max: 0.5 }"
+RULES = {
+    "exact": "{ rule: exact }",
+    "ears": f"{{ rule: ears, tolerance: {CURVES}, max_drift_rate: 1.0 }}",
+    "ears_gated": f"{{ rule: ears_gated, kappa: 0.3, tolerance: {CURVES}, max_drift_rate: 1.0 }}",
+}
+RULES["auto"] = RULES["ears"]
+
+
+def policy(rule):
+    text = sides.policy(rule.replace("_", "-"), sides.DRAFTERS["both"], "auto" if rule == "auto" else GAMMA, f"match: {{ headers: {{ x-rule: [{rule}] }} }}\n")
+    return text.replace("accept: { rule: exact }", f"accept: {RULES[rule]}")
+
+
+class Others:
+    """Clients of the engine's own, that keep so many lanes busy until they are told to end."""
+
+    def __init__(self, target, prompts, count):
+        self.over = threading.Event()
+        self.threads = [threading.Thread(target=self.keep_asking, args=(target, prompts, place), daemon=True) for place in range(count)]
+        for thread in self.threads:
+            thread.start()
+
+    def keep_asking(self, target, prompts, place):
+        side = sides.Side(f"other {place}", target)
+        while not self.over.is_set():
+            entry = prompts[place % len(prompts)]
+            side.ask(sides.changed(entry, temperature=0.7, max_tokens=256, ignore_eos=True))
+            place += 1
+        side.connection.close()
+
+    def end(self):
+        self.over.set()
+        for thread in self.threads:
+            thread.join()
+
+
+def explained(admin, rule, entry):
+    """What the running proxy says of the request now: load and tolerance."""
+    call = urllib.request.Request(f"http://127.0.0.1:{admin}/api/explain?route={entry['route']}",
+                                  data=json.dumps(entry["body"]).encode(),
+                                  headers={"content-type": "application/json", "x-rule": rule})
+    with urllib.request.urlopen(call, timeout=10) as answer:
+        told = json.load(answer)
+    return told["now"]["load"], told["accept"]["tolerance"]
+
+
+def measured(rule, temperature, wanted, answers, load, tolerance):
+    whole = [answer for answer in answers if "failed" not in answer]
+    rounds, drafted, accepted, tokens = (sum(a[key] for a in whole) for key in ("rounds", "drafted", "accepted", "tokens"))
+    drift = sum(a["drift"].get("tv", 0) for a in whole)
+    substituted = sum(a["drift"].get("substitutions", 0) for a in whole)
+    return {"rule": rule, "temperature": temperature, "wanted": wanted, "load": load, "tolerance": tolerance,
+            "requests": len(whole), "failed": len(answers) - len(whole), "tokens": tokens, "rounds": rounds,
+            "gamma": drafted / (rounds + tokens - accepted - rounds) if tokens else 0, "accepted": accepted / drafted if drafted else None,
+            "per_second": tokens / sum(a["seconds"] for a in whole) if whole else None,
+            "drift": drift / tokens if tokens else 0, "substituted": substituted / tokens if tokens else 0}
+
+
+def run(args):
+    cell = {part.partition("=")[0]: part.partition("=")[2] for part in args.pace.split(",")}
+    prompts = sides.read_workload(args.workload)
+    policies = {rule: policy(rule) for rule in RULES}
+    cells = []
+    with contextlib.ExitStack() as stack:
+        target = paced.start_target(stack, args.foretell, cell, LANES)
+        proxy = sides.start_proxy(stack, args.foretell, target, paced.BACKEND, policies, "auto")
+        asking = {rule: sides.Side(rule, proxy.address, {"x-rule": rule}) for rule in RULES}
+
+        def turn(temperature, requests):
+            for side in asking.values():
+                side.answers = []
+            for number in range(requests):
+                entry = sides.changed(prompts[number % len(prompts)], temperature=temperature, max_tokens=args.tokens)
+                for side in asking.values():
+                    side.answers.append(side.ask(entry))
+            return entry
+
+        for wanted in args.loads:
+            others = Others(target, prompts, max(round(wanted * LANES) - 1, 0))
+            try:
+                turn(args.temperatures[-1], 2)
+                for temperature in args.temperatures:
+                    entry = turn(temperature, args.requests)
+                    for rule, side in asking.items():
+                        cells.append(measured(rule, temperature, wanted, side.answers, *explained(proxy.admin, rule, entry)))
+                        say(cells[-1], cells)
+            finally:
+                others.end()
+    return cells
+
+
+HEADING = f"{'load':>5} {'T':>4}  {'rule':<10} {'tolerance':>9} {'gamma':>6} {'accepted':>9} {'tokens/s':>9} {'÷ exact':>8} {'drift':>7} {'substituted':>11}"
+
+
+def exact_of(cell, cells):
+    return next(c for c in cells if (c["rule"], c["temperature"], c["wanted"]) == ("exact", cell["temperature"], cell["wanted"]))
+
+
+def say(cell, cells):
+    ratio = cell["per_second"] / exact_of(cell, cells)["per_second"]
+    accepted = gamma.number(cell["accepted"], ".3f")
+    print(f"{cell['load']:>5.2f} {cell['temperature']:>4}  {cell['rule']:<10} {cell['tolerance']:>9.3f} {cell['gamma']:>6.2f} {accepted:>9} "
+          f"{cell['per_second']:>9.1f} {ratio:>8.2f} {cell['drift']:>7.3f} {cell['substituted']:>11.3f}", flush=True)
+
+
+def wrong(cells):
+    """What published behaviour and exactness ask for and the cells do not show."""
+    for cell in cells:
+        where = f"{cell['rule']} at T={cell['temperature']}, load {cell['wanted']}"
+        if cell["failed"]:
+            yield f"{where}: {cell['failed']} requests failed"
+        if cell["tolerance"] == 0 and (cell["drift"] or cell["substituted"]):
+            yield f"{where}: relaxed without tolerance"
+        if (cell["rule"] == "exact" or cell["temperature"] == 0) and cell["tolerance"] != 0:
+            yield f"{where}: has a tolerance"
+    relaxed = [c for c in cells if c["rule"] == "ears" and c["tolerance"] > 0 and c["accepted"] is not None]
+    gains = [c["accepted"] - exact_of(c, cells)["accepted"] for c in relaxed if exact_of(c, cells)["accepted"] is not None]
+    if gains and sum(gains) <= 0:
+        yield f"ears accepts no more than exact: {sum(gains) / len(gains):+.3f}"
+
+
+def drawn(cells, title):
+    """One SVG: tolerance, gamma, what more is accepted, and the drift, over the temperature, a line for each load."""
+    ears = [{**c, "clients": c["wanted"], "more": (c["accepted"] or 0) - (exact_of(c, cells)["accepted"] or 0)} for c in cells if c["rule"] == "ears"]
+    auto = [{**c, "clients": c["wanted"]} for c in cells if c["rule"] == "auto"]
+    loads = sorted({c["wanted"] for c in ears})
+    svg = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1280 {gamma.BOTTOM + 30}" font-family="system-ui, sans-serif" '
+           f'font-size="13"><rect width="100%" height="100%" fill="#fff"/><text x="44" y="20" fill="{gamma.INK}">{title}</text>']
+    for place, load in enumerate(loads):
+        left = 980 + 90 * place
+        svg.append(f'<circle cx="{left}" cy="16" r="4" fill="{gamma.LINES[place]}"/><text x="{left + 8}" y="20" fill="{gamma.SOFT}">load {load}</text>')
+    longest = max(c["gamma"] for c in auto)
+    most = next(most for most in (2, 4, 8, 16, 32) if most >= longest)
+    share = lambda value: f"{value:.0%}"
+    top = lambda key: next(top for top in (0.1, 0.2, 0.4, 0.8, 1) if top >= max(c[key] for c in ears))
+    svg += gamma.panel(40, 310, "tolerance τ", 0.5, lambda value: f"{value:.2f}", ears, "tolerance")
+    svg += gamma.panel(360, 630, "gamma as chosen, 0 is riding", most, lambda value: f"{value:g}", auto, "gamma")
+    svg += gamma.panel(680, 950, "accepted beyond exact", top("more"), share, [{**c, "more": max(c["more"], 0)} for c in ears], "more")
+    svg += gamma.panel(1000, 1270, "drift per token (bound)", top("drift"), share, ears, "drift")
+    return "\n".join(svg) + "\n</svg>\n"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--foretell", default=str(sides.ROOT / "target/dist/foretell"), metavar="BIN")
+    parser.add_argument("--pace", default=PACE, metavar="COSTS")
+    parser.add_argument("--workload", default="completion", metavar="W")
+    parser.add_argument("--tokens", type=int, default=96, metavar="N", help="most tokens of an output")
+    parser.add_argument("--temperatures", type=gamma.numbers(float, 0), default="0,0.4,0.7,1.0", metavar="LIST")
+    parser.add_argument("--loads", type=gamma.numbers(float, 0), default="0,0.5,0.9", metavar="LIST")
+    parser.add_argument("--requests", type=int, default=8, metavar="N", help="for each rule, temperature and load")
+    parser.add_argument("--json", type=pathlib.Path, metavar="F")
+    parser.add_argument("--svg", type=pathlib.Path, metavar="F")
+    args = parser.parse_args()
+    print(f"{args.workload}, {args.tokens} tokens, {args.pace}, {LANES} lanes, both drafters\n{HEADING}", flush=True)
+    try:
+        cells = run(args)
+    except (sides.Wrong, OSError) as error:
+        print(f"ears.py: {error}", file=sys.stderr)
+        return 64
+    if args.json:
+        args.json.write_text(json.dumps({"pace": args.pace, "workload": args.workload, "tokens": args.tokens, "cells": cells}, indent=1) + "\n")
+    if args.svg:
+        args.svg.write_text(drawn(cells, f"EARS by temperature and load: {args.workload}, {args.pace}"))
+    found = list(wrong(cells))
+    for line in found:
+        print(line)
+    return 2 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
