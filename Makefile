@@ -30,8 +30,8 @@ INFLATED = $(CACHE)/models/target-x$(INFLATE)
 
 export ORT_DYLIB_PATH := $(ORT)
 
-.PHONY: help demo serve-demo quick test test-rust test-python test-loaded build dist bench bench-control bench-crowd bench-gamma bench-load
-.PHONY: bench-paced bench-relay models lint print-env clean dead-code engines test-engines demo-parts binary
+.PHONY: help demo serve-demo quick test test-rust test-python test-loaded build dist bench bench-control bench-crowd bench-ears bench-gamma bench-load
+.PHONY: bench-paced bench-relay bench-reload models lint print-env clean dead-code engines test-engines demo-parts binary
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -84,6 +84,12 @@ bench-paced: build ## Leaping as it pays against fixed lengths, at six machines'
 
 bench-gamma: build ## Length of drafts by temperature and clients on a paced target, drawn to .cache/gamma.svg (15 min)
 	@$(PYTHON) tests/bench/gamma.py --foretell $(BIN) --svg $(CACHE)/gamma.svg --json $(CACHE)/gamma.json
+
+bench-ears: build ## Relaxed accept rules by temperature and load on a paced target, drawn to .cache/ears.svg (10 min)
+	@$(PYTHON) tests/bench/ears.py --foretell $(BIN) --svg $(CACHE)/ears.svg --json $(CACHE)/ears.json
+
+bench-reload: build ## 1,000 reloads under load, and how long a change takes to be active (2 min)
+	@$(PYTHON) tests/bench/reload.py --foretell $(BIN)
 
 bench-relay: dist ## Foretell against nginx as plain reverse proxies
 	@command -v nginx >/dev/null || PATH=$$PATH:/usr/sbin command -v nginx >/dev/null || { echo "needs nginx (Debian package nginx)" >&2; exit 1; }

@@ -215,10 +215,7 @@ impl Admin {
 
     fn policies(&self) -> Response<Body> {
         let Some(configured) = &self.configured else { return not_found() };
-        json_response(
-            StatusCode::OK,
-            &json!({ "policies": configured.policies(), "refused": configured.refused() }),
-        )
+        json_response(StatusCode::OK, &configured.shown())
     }
 
     /// Reads the policies again, on a thread that may block: a drafter's model may have to be loaded.

@@ -94,7 +94,8 @@ impl Driver {
         let heat = Heat::of(temperature);
         let heat = if ruling.rules.accept.is_lossy() { heat.relaxed() } else { heat };
         let kind = ruling.rules.kind;
-        let classes: Vec<Class> = ruling::sources(ruling).map(|source| Class { source, heat, kind }).collect();
+        let classes: Vec<Class> =
+            ruling::sources(ruling).map(|source| Class { source, heat, kind }).collect();
         let way = Way::by(*ruling.rules.plans.first()?, 0);
         let signal = replica.load().map(|load| load.signal());
         control.with(|learnt| {

@@ -13,6 +13,8 @@ use crate::config::process::Process;
 use crate::config::store::PolicyStore;
 use crate::config::values::Revision;
 use crate::config::{Mode, difference};
+use crate::control::Forecast;
+use crate::control::gates::Signal;
 use crate::drive::Driver;
 use crate::drive::comparison::Comparisons;
 use crate::drive::drafters::Drafters;
@@ -20,10 +22,8 @@ use crate::drive::ruling;
 use crate::fleet::Replica;
 use crate::fleet::identity::{Identities, Standing};
 use crate::gateway::Shared;
-use crate::observe::Observer;
-use crate::control::Forecast;
-use crate::control::gates::Signal;
 use crate::http::memory::Level;
+use crate::observe::Observer;
 use crate::policy::explain::{GainLine, GateLine, Now, WhyLine};
 use crate::policy::part::ModelState;
 use crate::policy::{self, Explanation, Fact, PolicySet, Ruling};
@@ -99,8 +99,14 @@ impl Configured {
         observer.metrics().configured(&version, taken, synchronized);
     }
 
-    /// The list in `/api/policies`, in match order.
-    pub fn policies(&self) -> Value {
+    /// What `/api/policies` says: the policies in match order, their folder, and for which problems the last reload was
+    /// refused, wholly or in part.
+    pub fn shown(&self) -> Value {
+        let dir = self.process.policies.display().to_string();
+        json!({ "policies": self.policies(), "dir": dir, "refused": self.refused() })
+    }
+
+    fn policies(&self) -> Value {
         let synchronized = self.known.policies.synchronized();
         let policies = self.known.policies.current();
         let entries = policies.policies().iter().map(|policy| {
@@ -145,13 +151,14 @@ impl Configured {
             let labels: Vec<String> =
                 self.known.policies.current().policies().iter().map(|policy| policy.label()).collect();
             tracing::info!(policies = labels.join(","), "reloaded");
-            policy_warnings(&self.process).iter().for_each(|warning| tracing::warn!("{warning}"));
-            json!({ "policies": self.policies(), "refused": self.refused() })
+            for warning in policy_warnings(&self.process) {
+                tracing::warn!("{warning}");
+            }
+            self.shown()
         }))
     }
 
-    /// The problems for which the last reload was refused, wholly or in part.
-    pub fn refused(&self) -> Value {
+    fn refused(&self) -> Value {
         json!(*self.refused.lock())
     }
 
@@ -301,7 +308,10 @@ fn shown(forecast: &Forecast, ruling: &Ruling, signal: Option<&Signal>) -> Now {
         rounds: gain.rounds,
         costs: gain.basis.name().to_owned(),
     });
-    let why = |(reason, words): &(RideReason, &str)| WhyLine { reason: reason.name().to_owned(), words: (*words).to_owned() };
+    let why = |(reason, words): &(RideReason, &str)| WhyLine {
+        reason: reason.name().to_owned(),
+        words: (*words).to_owned(),
+    };
     Now {
         load: forecast.load,
         credit: forecast.credit,
@@ -322,7 +332,11 @@ fn gates(ruling: &Ruling, signal: Option<&Signal>) -> Vec<GateLine> {
         closed: reads.is_some_and(|reads| reads > limit),
     };
     vec![
-        line("waiting", signal.map(|signal| f64::from(signal.waiting.saturating_sub(signal.own))), f64::from(policy.waiting)),
+        line(
+            "waiting",
+            signal.map(|signal| f64::from(signal.waiting.saturating_sub(signal.own))),
+            f64::from(policy.waiting),
+        ),
         line("kv", signal.and_then(|signal| signal.kv_usage), policy.kv),
         line("stale", signal.map(|signal| signal.age.as_secs_f64()), policy.stale.as_secs_f64()),
     ]

@@ -82,17 +82,45 @@ fn reasons(
         }
     };
     let ridden = learnt.costs.ride_token().is_some();
-    add(!ridden, RideReason::NoGain, "nothing was ridden on this replica yet: how long a token takes is not known");
-    add(ridden && learnt.costs.pace_is_old(), RideReason::Switchback, "the pace of riding is to be measured again");
-    add(learnt.switchback.in_window(now), RideReason::Switchback, "a window in which everything rides is under way");
+    add(
+        !ridden,
+        RideReason::NoGain,
+        "nothing was ridden on this replica yet: how long a token takes is not known",
+    );
+    add(
+        ridden && learnt.costs.pace_is_old(),
+        RideReason::Switchback,
+        "the pace of riding is to be measured again",
+    );
+    add(
+        learnt.switchback.in_window(now),
+        RideReason::Switchback,
+        "a window in which everything rides is under way",
+    );
     let beside = learnt.crowd.others() > 0;
-    add(beside && !learnt.budget.may_begin(), RideReason::Budget, "too many refused tokens beside requests of others");
+    add(
+        beside && !learnt.budget.may_begin(),
+        RideReason::Budget,
+        "too many refused tokens beside requests of others",
+    );
     let leaping = learnt.crowd.leaping();
-    add(!learnt.account.may_begin(leaping), RideReason::GateLatency, "leaping has lost what it may lose here; riding refills it");
-    add(learnt.switchback.is_closed(now), RideReason::GateLatency, "the ride-only windows were faster than the time between them");
+    add(
+        !learnt.account.may_begin(leaping),
+        RideReason::GateLatency,
+        "leaping has lost what it may lose here; riding refills it",
+    );
+    add(
+        learnt.switchback.is_closed(now),
+        RideReason::GateLatency,
+        "the ride-only windows were faster than the time between them",
+    );
     add(undrafted, RideReason::NoDraft, "the policy has no drafter that drafts here");
     let unseen = gain.is_none() && !undrafted;
-    add(unseen, RideReason::NoGain, "too few rounds of this kind of request were seen; they are played while it rides");
+    add(
+        unseen,
+        RideReason::NoGain,
+        "too few rounds of this kind of request were seen; they are played while it rides",
+    );
     let small = gain.is_some_and(|gain| gain.middle < 1.0 + margin);
     add(small, RideReason::NoGain, "the gain that is expected is below gamma.margin");
     found
@@ -127,7 +155,10 @@ mod tests {
         let known = asked(&[CLASS]);
         let gain = known.gain.expect("forty rounds");
         assert!(known.reasons.is_empty(), "{:?}", known.reasons);
-        assert!((2.2..2.7).contains(&gain.middle) && gain.low < gain.middle && gain.middle < gain.high, "{gain:?}");
+        assert!(
+            (2.2..2.7).contains(&gain.middle) && gain.low < gain.middle && gain.middle < gain.high,
+            "{gain:?}"
+        );
         assert!(gain.low > 1.7, "{gain:?}");
         assert_eq!(asked(&[]).reasons.len(), 1);
     }

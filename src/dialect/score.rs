@@ -5,10 +5,13 @@
 //! session draws from it; what is left undecided is taken by another plan, whose sample is then the only one ever
 //! drawn there.
 
+mod bounds;
+
+use self::bounds::bounded;
 use super::Engine;
 use crate::openai::Sampling;
 use crate::units::TokenId;
-use crate::words::{Dist, Row};
+use crate::words::Row;
 
 /// Log-probabilities closer than this count as equal.
 const TIE: f64 = 1e-6;
@@ -71,62 +74,6 @@ pub fn rows(
     }
     rows.push(bonus);
     rows
-}
-
-/// What can be said of a place that [`row`] leaves undecided: the tokens that are kept for certain, with the least that
-/// their probabilities may be, and how much larger they may be. `None` at temperature 0, and where the likeliest token
-/// is special or not certain to be kept.
-pub fn bounded(top: &[(TokenId, f64)], sampling: &Sampling, special: &[TokenId]) -> Option<Row> {
-    let keep = sampling.top_k? as usize;
-    let mut top = top.to_vec();
-    top.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
-    top.dedup_by_key(|entry| entry.0);
-    let edge = top.get(keep)?.1;
-    // Engines keep what is level with the last of top-k, or drop it: all of that must be listed.
-    let tied = top.get(keep.checked_sub(1)?)?.1 - edge <= TIE;
-    let unlisted = tied && edge - top.last()?.1 <= TIE;
-    if sampling.temperature <= 0.0 || unlisted {
-        return None;
-    }
-    let most = top.first()?.1;
-    let weigh = |logprob: f64| ((logprob - most) / sampling.temperature).exp();
-    let weights: Vec<(TokenId, f64)> = top.iter().map(|&(token, logprob)| (token, weigh(logprob))).collect();
-    let above = |place: usize| top.get(place).is_some_and(|entry| entry.1 - edge > TIE);
-    let floor = EDGE * sampling.min_p.max(EDGE);
-    let sure = |place: usize, weight: f64| place < keep && above(place) && weight > sampling.min_p + floor;
-    let maybe = |place: usize, weight: f64| {
-        let level = || tied && top.get(place).is_some_and(|entry| (edge - entry.1).abs() <= TIE);
-        (place < keep || level()) && weight > sampling.min_p - floor
-    };
-    let all: Vec<f64> = weights.iter().map(|entry| entry.1).collect();
-    let sum = |kept: &dyn Fn(usize, f64) -> bool| -> f64 {
-        all.iter().enumerate().filter(|&(place, &weight)| kept(place, weight)).map(|(_, weight)| weight).sum()
-    };
-    let (least, greatest) = (sum(&sure), sum(&maybe));
-    let before = |place: usize| all.iter().take(place).sum::<f64>();
-    let inside = |place: usize, total: f64, slack: f64| {
-        sampling.top_p >= 1.0 || before(place) / total < sampling.top_p + slack
-    };
-    let in_nucleus = |place: usize, weight: f64| {
-        // One that is level with the next is certain only if that is.
-        let next = all.get(place + 1).copied().unwrap_or(0.0);
-        let level = weight - next <= TIE * weight && !inside(place + 1, least, -EDGE);
-        sure(place, weight) && inside(place, least, -EDGE) && !level
-    };
-    let may_be_in = |place: usize, weight: f64| {
-        let level = place > 0 && all.get(place - 1).is_some_and(|above| above - weight <= TIE * above);
-        maybe(place, weight) && (inside(place, greatest, EDGE) || level)
-    };
-    let (least, greatest) = (sum(&in_nucleus), sum(&may_be_in));
-    let first = weights.first()?;
-    if special.contains(&first.0) || !in_nucleus(0, first.1) {
-        return None;
-    }
-    let kept = weights.iter().enumerate().filter(|&(place, entry)| in_nucleus(place, entry.1));
-    let listed =
-        kept.map(|(_, entry)| (entry.0, entry.1 / greatest)).filter(|entry| !special.contains(&entry.0));
-    let dist = Dist { top: listed.collect(), complete: false, slack: greatest / least - 1.0 };
-    Some(Row { dist: Some(dist), ..Row::default() })
 }
 
 /// Weights after temperature, min-p and top-k, the most probable first; the first has weight one.
@@ -233,49 +180,5 @@ mod tests {
         let tokens: Vec<TokenId> = dist.top.iter().map(|entry| entry.0).collect();
         assert_eq!((tokens, dist.complete), (vec![0, 1], true));
         assert!((dist.top[0].1 - 0.64).abs() < 1e-12 && (dist.top[1].1 - 0.36).abs() < 1e-12);
-    }
-
-    /// Of every law that an engine may take it for, which keeps or drops what lies at an edge, the probabilities lie between
-    /// the bounds.
-    #[test]
-    fn what_is_left_undecided_is_known_between_bounds() {
-        let logprobs = |weights: &[f64]| -> Vec<(TokenId, f64)> {
-            let sum: f64 = weights.iter().sum();
-            (0..).zip(weights.iter().map(|weight| (weight / sum).ln())).collect()
-        };
-        let p = |kept: &[f64], at: usize| kept[at] / kept.iter().sum::<f64>();
-        // A tie at the edge of top-k: the third or the fourth is kept.
-        let dist = bounded(&logprobs(&[4.0, 3.0, 1.0, 1.0, 0.5]), &sampling(1.0, 3, 1.0), &[])
-            .unwrap()
-            .dist
-            .unwrap();
-        let tokens: Vec<TokenId> = dist.top.iter().map(|entry| entry.0).collect();
-        assert_eq!((tokens, dist.complete), (vec![0, 1], false));
-        for at in [0, 1] {
-            let own = p(&[4.0, 3.0, 1.0], at);
-            assert!(dist.top[at].1 <= own && own <= dist.top[at].1 * (1.0 + dist.slack), "{at}");
-        }
-        // The nucleus of 0.7 ends exactly at the second: with the third, or without.
-        let edge = logprobs(&[4.0, 3.0, 2.0, 1.0]);
-        assert_eq!(row(&edge, &sampling(1.0, 3, 7.0 / 9.0), &[]), None);
-        let dist = bounded(&edge, &sampling(1.0, 3, 7.0 / 9.0), &[]).unwrap().dist.unwrap();
-        assert_eq!(dist.top.len(), 2);
-        for kept in [&[4.0, 3.0][..], &[4.0, 3.0, 2.0]] {
-            let own = p(kept, 0);
-            assert!(
-                dist.top[0].1 <= own + 1e-12 && own <= dist.top[0].1 * (1.0 + dist.slack) + 1e-12,
-                "{kept:?}"
-            );
-        }
-        // One that may end the text is listed nowhere, and the others are known.
-        let special = bounded(&edge, &sampling(1.0, 3, 1.0), &[1]).unwrap().dist.unwrap();
-        assert_eq!(special.top.iter().map(|entry| entry.0).collect::<Vec<_>>(), [0, 2]);
-        assert!((special.top[0].1 - 4.0 / 9.0).abs() < 1e-12 && special.slack.abs() < 1e-12);
-        assert_eq!(
-            bounded(&edge, &sampling(1.0, 3, 1.0), &[0]),
-            None,
-            "how likely the likeliest is must be known"
-        );
-        assert_eq!(bounded(&edge, &sampling(0.0, 3, 1.0), &[]), None);
     }
 }

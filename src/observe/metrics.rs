@@ -2,8 +2,8 @@
 //! lists; the number of model labels is limited.
 
 mod drafts;
-mod dropped;
 mod drift;
+mod dropped;
 mod models;
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -16,8 +16,8 @@ use prometheus::{
 
 use self::drafts::DraftCounts;
 pub use self::drafts::{DraftKind, DraftLoss};
-use self::dropped::DroppedLines;
 use self::drift::DriftMetrics;
+use self::dropped::DroppedLines;
 use self::models::ModelLabels;
 use super::Finished;
 use crate::control::Alarm;

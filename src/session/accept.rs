@@ -10,6 +10,10 @@
 //! settled, and its price charged to the [`Ledger`], by what was known before the place is decided: the law there, the
 //! tolerance when the call was sent, the output so far. So the sum of the charges bounds the total variation of the
 //! whole output, by the chain rule, on every path.
+//!
+//! Where the drafter shares the target's noise, the draft x and the sample y are not independent: Gumbel noise makes both
+//! increasing in the noise of their own token and decreasing in that of all others, so by the inequality of Fortuin, Kasteleyn and
+//! Ginibre P(y = x | x) ≥ p(x): x is put in y's place no more often than is charged, and the bound holds.
 
 mod rule;
 

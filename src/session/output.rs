@@ -87,7 +87,9 @@ impl Output {
         let mut structure = self.structure.clone();
         if !tokens.is_empty() {
             let mut decode = self.decode.fork();
-            tokens.iter().for_each(|&token| structure.push(&decode.push(token)));
+            for &token in tokens {
+                structure.push(&decode.push(token));
+            }
         }
         structure.is_free()
     }

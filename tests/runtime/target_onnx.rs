@@ -190,29 +190,52 @@ async fn ten_thousand_draws_of_one_place_lie_within_the_ledger() {
     // The second choice: likely, and often not taken.
     let drafted = top[1][0].as_u64().unwrap() as TokenId;
     let draft = Tree::chain(&[drafted], Source::Model, Features::default());
-    let ask = with(&sampling, json!({"context": context, "tokens": [drafted], "parents": [-1], "top_logprobs": 3}));
+    let ask =
+        with(&sampling, json!({"context": context, "tokens": [drafted], "parents": [-1], "top_logprobs": 3}));
     let told = server.ask("/v1/verify", &ask).await;
     let row = &told["rows"][0];
     let p = told["rows"][1]["draft_logprob"].as_f64().unwrap().exp();
     let listed = |entry: &Value| (entry[0].as_u64().unwrap() as TokenId, entry[1].as_f64().unwrap().exp());
-    let dist = Dist { top: row["top"].as_array().unwrap().iter().map(listed).collect(), complete: false, slack: 0.0 };
+    let dist = Dist {
+        top: row["top"].as_array().unwrap().iter().map(listed).collect(),
+        complete: false,
+        slack: 0.0,
+    };
     let behind = Row { draft_p: Some(p), ..Row::of(0) };
     let prompts = vec![context.clone(); AT_ONCE];
     let call = with(&sampling, json!({"prompt": prompts, "max_tokens": 1, "return_token_ids": true}));
     let mut samples = Vec::new();
     while samples.len() < DRAWS {
         let answer = server.ask("/v1/completions", &call).await;
-        samples.extend(answer["choices"].as_array().unwrap().iter().map(|choice| ids(&choice["token_ids"])[0]));
+        samples
+            .extend(answer["choices"].as_array().unwrap().iter().map(|choice| ids(&choice["token_ids"])[0]));
     }
-    for rule in [Rule::Ears, Rule::EarsGated { kappa: 0.05 }, Rule::EarsScaled, Rule::Typical { epsilon: 0.09, delta: 0.3 }] {
+    for rule in [
+        Rule::Ears,
+        Rule::EarsGated { kappa: 0.05 },
+        Rule::EarsScaled,
+        Rule::Typical { epsilon: 0.09, delta: 0.3 },
+    ] {
         let tolerance = 0.4;
-        let accept = Accept { rule, tolerance: Tolerance { max: 1.0, ..Tolerance::default() }, max_drift: None, max_drift_rate: 1.0 };
+        let accept = Accept {
+            rule,
+            tolerance: Tolerance { max: 1.0, ..Tolerance::default() },
+            max_drift: None,
+            max_drift_rate: 1.0,
+        };
         let (mut kept, mut own, mut charged) = (0_usize, 0_usize, 0.0);
         for (number, &sample) in samples.iter().enumerate() {
             let first = Row { dist: Some(dist.clone()), entropy: row["entropy"].as_f64(), ..Row::of(sample) };
             let verdict = Verdict { rows: vec![first, behind.clone()], ..Verdict::default() };
             let mut judge = Judge::new(accept.clone(), number as u64);
-            let judged = Judged { draft: &draft, verdict: &verdict, context: context.len(), output: 0, tolerance, free: &|_| true };
+            let judged = Judged {
+                draft: &draft,
+                verdict: &verdict,
+                context: context.len(),
+                output: 0,
+                tolerance,
+                free: &|_| true,
+            };
             let token = judge.walk(&judged).unwrap().tokens[0];
             kept += usize::from(token == drafted);
             own += usize::from(sample == drafted);

@@ -39,7 +39,8 @@ impl Folder {
 
     fn check(&self) -> (u8, String) {
         let mut out = Vec::new();
-        let code = check::run(&CheckArgs { flags: self.flags(), schema: false }, &BTreeMap::new(), &mut out).unwrap();
+        let code = check::run(&CheckArgs { flags: self.flags(), schema: false }, &BTreeMap::new(), &mut out)
+            .unwrap();
         (code, self.told(out))
     }
 
@@ -257,8 +258,12 @@ fn each_example_is_good_alone_or_check_prints_what_it_wants() {
             continue;
         }
         wanting += 1;
-        let (_, stanza) = told.split_once("the process file wants, with the folder of each model:\n").expect(&told);
-        let process = format!("{ONE_BACKEND}{}", stanza.replace("onnx/models", &root.join("onnx/models").display().to_string()));
+        let (_, stanza) =
+            told.split_once("the process file wants, with the folder of each model:\n").expect(&told);
+        let process = format!(
+            "{ONE_BACKEND}{}",
+            stanza.replace("onnx/models", &root.join("onnx/models").display().to_string())
+        );
         let (code, told) = Folder::new(&[("foretell.yaml", &process), ("policies/a.yaml", &text)]).check();
         assert_eq!(code, 0, "{}: {told}", file.display());
     }

@@ -37,7 +37,8 @@ fn accept(line: &AcceptLine, out: &mut dyn Write) -> io::Result<()> {
 
 fn now(now: &Now, out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "now")?;
-    let token = now.token_seconds.map_or("not known".to_owned(), |seconds| format!("{:.1} ms", seconds * 1e3));
+    let token =
+        now.token_seconds.map_or("not known".to_owned(), |seconds| format!("{:.1} ms", seconds * 1e3));
     writeln!(out, "  {:<12} {:.2}; a ridden token takes {token}", "load", now.load)?;
     let gain = now.gain.as_ref().map_or("not known yet".to_owned(), |gain| {
         let basis = format!("{:.0} rounds of its kind, costs: {}", gain.rounds, gain.costs);

@@ -224,12 +224,15 @@ fn paths(schema: &serde_json::Value, path: &str, found: &mut BTreeSet<String>) {
     let join = |name: &str| if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") };
     let branches = ["oneOf", "anyOf"].iter().filter_map(|word| schema.get(word)?.as_array()).flatten();
     branches.for_each(|branch| paths(branch, path, found));
-    if let Some(items) = schema.get("items").filter(|items| items.get("properties").or(items.get("oneOf")).is_some()) {
+    if let Some(items) =
+        schema.get("items").filter(|items| items.get("properties").or(items.get("oneOf")).is_some())
+    {
         paths(items, &format!("{path}[]"), found);
     }
     let Some(properties) = schema.get("properties").and_then(serde_json::Value::as_object) else { return };
     for (name, inner) in properties {
-        let holds = |value: &serde_json::Value| ["properties", "oneOf"].iter().any(|word| value.get(word).is_some());
+        let holds =
+            |value: &serde_json::Value| ["properties", "oneOf"].iter().any(|word| value.get(word).is_some());
         let listed = inner.get("items").is_some_and(holds);
         if !holds(inner) && !listed {
             found.insert(join(name));

@@ -109,37 +109,61 @@ fn matcher() -> Value {
         let side = |says: &str| or_null(&number(0.0, most, None, says));
         object(says, &[("min", side("Least, inclusive.")), ("max", side("Greatest, inclusive."))])
     };
-    object("Conditions; every field must hold, and of a list one entry.", &[
-        ("models", texts("Model ids as clients send them, with * and ? for any characters.")),
-        ("backends", texts("Names of backends, with * and ?.")),
-        ("tenants", texts("Tenants, as `tenant` of the process file finds them.")),
-        ("routes", json!({ "type": "array", "items": { "enum": ["completions", "chat"] }, "description": "API routes." })),
-        ("headers", json!({
-            "type": ["object", "null"],
-            "additionalProperties": { "type": "array", "items": { "type": "string" } },
-            "propertyNames": { "pattern": "^[!#$%&'*+.^_`|~0-9A-Za-z-]+$" },
-            "description": "Header names, each with the values that are allowed.",
-        })),
-        ("temperature", bounds(2.0, "The effective temperature, the server's default included.")),
-        ("prompt_tokens", bounds(1e9, "Length of the prompt, tokens; a quarter of its bytes where it is text.")),
-    ])
+    object(
+        "Conditions; every field must hold, and of a list one entry.",
+        &[
+            ("models", texts("Model ids as clients send them, with * and ? for any characters.")),
+            ("backends", texts("Names of backends, with * and ?.")),
+            ("tenants", texts("Tenants, as `tenant` of the process file finds them.")),
+            (
+                "routes",
+                json!({ "type": "array", "items": { "enum": ["completions", "chat"] }, "description": "API routes." }),
+            ),
+            (
+                "headers",
+                json!({
+                    "type": ["object", "null"],
+                    "additionalProperties": { "type": "array", "items": { "type": "string" } },
+                    "propertyNames": { "pattern": "^[!#$%&'*+.^_`|~0-9A-Za-z-]+$" },
+                    "description": "Header names, each with the values that are allowed.",
+                }),
+            ),
+            ("temperature", bounds(2.0, "The effective temperature, the server's default included.")),
+            (
+                "prompt_tokens",
+                bounds(1e9, "Length of the prompt, tokens; a quarter of its bytes where it is text."),
+            ),
+        ],
+    )
 }
 
 fn drafter(kind: &str) -> Value {
     let (says, more, required): (&str, Vec<(&str, Value)>, Vec<&str>) = match kind {
         "prompt_lookup" => (
             "Copies what followed the longest match of the last tokens in the request's own text.",
-            vec![("ngram", object("Lengths of the match, tokens.", &[
-                ("min", whole(1, 64, Some(2), "Shortest match.")),
-                ("max", whole(1, 64, Some(8), "Longest match.")),
-            ]))],
+            vec![(
+                "ngram",
+                object(
+                    "Lengths of the match, tokens.",
+                    &[
+                        ("min", whole(1, 64, Some(2), "Shortest match.")),
+                        ("max", whole(1, 64, Some(8), "Longest match.")),
+                    ],
+                ),
+            )],
             vec![],
         ),
         "suffix" => (
             "Suffix statistics of earlier outputs (not built yet).",
             vec![
-                ("scope", words(&["request", "tenant", "global"], "request", "Whose outputs it learns from.")),
-                ("i_accept_sharing", json!({ "type": "boolean", "description": "Needed for scope: global, which shares text between tenants." })),
+                (
+                    "scope",
+                    words(&["request", "tenant", "global"], "request", "Whose outputs it learns from."),
+                ),
+                (
+                    "i_accept_sharing",
+                    json!({ "type": "boolean", "description": "Needed for scope: global, which shares text between tenants." }),
+                ),
             ],
             vec![],
         ),
@@ -151,14 +175,27 @@ fn drafter(kind: &str) -> Value {
                 "required": ["trigger", "continuation"],
                 "properties": { "trigger": text.clone(), "continuation": text },
             });
-            ("Phrases of the operator (not built yet).", vec![("phrases", json!({ "type": "array", "items": phrase }))], vec!["phrases"])
+            (
+                "Phrases of the operator (not built yet).",
+                vec![("phrases", json!({ "type": "array", "items": phrase }))],
+                vec!["phrases"],
+            )
         }
         "model" => (
             "A language model in this process.",
             vec![
-                ("model", json!({ "type": "string", "description": "Its name under drafters of the process file." })),
-                ("vocabulary", words(&["auto", "same", "slem", "tli"], "auto",
-                    "Relation of its vocabulary to the target's: auto and same need the same one; slem and tli are not built yet.")),
+                (
+                    "model",
+                    json!({ "type": "string", "description": "Its name under drafters of the process file." }),
+                ),
+                (
+                    "vocabulary",
+                    words(
+                        &["auto", "same", "slem", "tli"],
+                        "auto",
+                        "Relation of its vocabulary to the target's: auto and same need the same one; slem and tli are not built yet.",
+                    ),
+                ),
             ],
             vec!["model"],
         ),
@@ -188,14 +225,38 @@ fn curve(most: f64, says: &str) -> Value {
 
 /// Which keys go with a rule depends on the rule.
 fn accept() -> Value {
-    let exact = object("Only what the target itself would have generated.", &[("rule", json!({ "const": "exact" }))]);
-    let tolerance = object("How far the rule is relaxed: the product of two curves, capped.", &[
-        ("temperature", curve(2.0, "Points [temperature, tolerance], temperature rising. Without it 1 everywhere; always 0 at temperature 0.")),
-        ("load", curve(1.0, "Points [load, factor], load from 0 (idle) to 1 (full or waiting) rising. Without it 1 everywhere.")),
-        ("max", share(Some(0.0), "The most that the product may be; 0 relaxes nothing. typical and fly are as published at 1.")),
-    ]);
+    let exact =
+        object("Only what the target itself would have generated.", &[("rule", json!({ "const": "exact" }))]);
+    let tolerance = object(
+        "How far the rule is relaxed: the product of two curves, capped.",
+        &[
+            (
+                "temperature",
+                curve(
+                    2.0,
+                    "Points [temperature, tolerance], temperature rising. Without it 1 everywhere; always 0 at temperature 0.",
+                ),
+            ),
+            (
+                "load",
+                curve(
+                    1.0,
+                    "Points [load, factor], load from 0 (idle) to 1 (full or waiting) rising. Without it 1 everywhere.",
+                ),
+            ),
+            (
+                "max",
+                share(
+                    Some(0.0),
+                    "The most that the product may be; 0 relaxes nothing. typical and fly are as published at 1.",
+                ),
+            ),
+        ],
+    );
     let own = |rule: &str| match rule {
-        "ears_gated" => vec![("kappa", share(Some(0.3), "Least probability of the draft token ÷ that of the likeliest."))],
+        "ears_gated" => {
+            vec![("kappa", share(Some(0.3), "Least probability of the draft token ÷ that of the likeliest."))]
+        }
         "typical" => vec![
             ("epsilon", share(Some(0.09), "Threshold on the token's probability.")),
             ("delta", share(Some(0.3), "Factor of the threshold that depends on the entropy.")),
@@ -206,13 +267,23 @@ fn accept() -> Value {
         let mut properties = vec![
             ("rule", json!({ "const": name })),
             ("tolerance", tolerance.clone()),
-            ("max_drift", or_null(&share(None, "Bound on the total variation of a whole output; null: none."))),
-            ("max_drift_rate", share(Some(0.02), "Bound on the mean total variation per output token so far.")),
+            (
+                "max_drift",
+                or_null(&share(None, "Bound on the total variation of a whole output; null: none.")),
+            ),
+            (
+                "max_drift_rate",
+                share(Some(0.02), "Bound on the mean total variation per output token so far."),
+            ),
         ];
         properties.extend(own(name));
-        let mut schema = object("A lossy rule: texts may drift from the model's own, and each answer says how far.", &properties);
+        let mut schema = object(
+            "A lossy rule: texts may drift from the model's own, and each answer says how far.",
+            &properties,
+        );
         if let Some(schema) = schema.as_object_mut() {
-            (schema.insert("type".to_owned(), "object".into()), schema.insert("required".to_owned(), json!(["rule"])));
+            schema.insert("type".to_owned(), "object".into());
+            schema.insert("required".to_owned(), json!(["rule"]));
         }
         schema
     });
@@ -222,13 +293,50 @@ fn accept() -> Value {
 fn gates() -> Value {
     let gates = Gates::default();
     let seconds = |duration: std::time::Duration| format!("{}s", duration.as_secs());
-    object("Limits beyond which requests ride for a while.", &[
-        ("waiting", whole(0, 1_000_000, Some(gates.waiting), "Most requests waiting in the engine, ours not counted.")),
-        ("kv", share(Some(gates.kv), "Highest share of the engine's KV cache in use.")),
-        ("stale", duration(&seconds(gates.stale), "Greatest age of the engine's last load report.")),
-        ("acceptance", share(Some(gates.acceptance), "Least accepted ÷ drafted of the first tokens of drafts, where no gain is predicted.")),
-        ("latency", number(1.0, 10.0, Some(gates.latency), "Time per token of leaping ÷ that of the control group: closes when surely above.")),
-        ("max_gap", duration(&format!("{}ms", gates.max_gap.as_millis()), "Longest pause in a stream that a leap may cause.")),
-        ("reprobe", duration(&seconds(gates.reprobe), "How long the latency gate stays closed for the first time.")),
-    ])
+    object(
+        "Limits beyond which requests ride for a while.",
+        &[
+            (
+                "waiting",
+                whole(
+                    0,
+                    1_000_000,
+                    Some(gates.waiting),
+                    "Most requests waiting in the engine, ours not counted.",
+                ),
+            ),
+            ("kv", share(Some(gates.kv), "Highest share of the engine's KV cache in use.")),
+            ("stale", duration(&seconds(gates.stale), "Greatest age of the engine's last load report.")),
+            (
+                "acceptance",
+                share(
+                    Some(gates.acceptance),
+                    "Least accepted ÷ drafted of the first tokens of drafts, where no gain is predicted.",
+                ),
+            ),
+            (
+                "latency",
+                number(
+                    1.0,
+                    10.0,
+                    Some(gates.latency),
+                    "Time per token of leaping ÷ that of the control group: closes when surely above.",
+                ),
+            ),
+            (
+                "max_gap",
+                duration(
+                    &format!("{}ms", gates.max_gap.as_millis()),
+                    "Longest pause in a stream that a leap may cause.",
+                ),
+            ),
+            (
+                "reprobe",
+                duration(
+                    &seconds(gates.reprobe),
+                    "How long the latency gate stays closed for the first time.",
+                ),
+            ),
+        ],
+    )
 }

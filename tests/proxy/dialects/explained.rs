@@ -58,7 +58,19 @@ fn fields(dice: &mut Dice) -> Value {
 /// Header fields of the request: each as it is sent, and as it is told to `explain`.
 fn headers(dice: &mut Dice) -> String {
     let team = one_of(dice, &["", "", "x-team: web\r\n", "x-team: ide\r\n"]);
-    let wish = one_of(dice, &["", "", "", "", "x-foretell: off\r\n", "x-foretell: ride\r\n", "x-foretell: gamma=2\r\n", "x-foretell: gama=2\r\n"]);
+    let wish = one_of(
+        dice,
+        &[
+            "",
+            "",
+            "",
+            "",
+            "x-foretell: off\r\n",
+            "x-foretell: ride\r\n",
+            "x-foretell: gamma=2\r\n",
+            "x-foretell: gama=2\r\n",
+        ],
+    );
     let encoded = if dice.one_in(20) { "content-encoding: gzip\r\n" } else { "" };
     format!("{team}{wish}{encoded}")
 }
@@ -66,10 +78,14 @@ fn headers(dice: &mut Dice) -> String {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_explained_of_random_requests_is_what_happens() {
     let each = REQUESTS.div_ceil(TABLE.len());
-    let counts = on_each(TABLE.iter().enumerate(), move |(number, row)| agrees(row, number as u64, each)).await;
+    let counts =
+        on_each(TABLE.iter().enumerate(), move |(number, row)| agrees(row, number as u64, each)).await;
     let sum = |at: usize| counts.iter().map(|count| count[at]).sum::<usize>();
     let all = [sum(0), sum(1), sum(2)];
-    assert!(all.iter().sum::<usize>() >= 500 && all.iter().all(|&count| count > 40), "{all:?} bypassed, ridden, free");
+    assert!(
+        all.iter().sum::<usize>() >= 500 && all.iter().all(|&count| count > 40),
+        "{all:?} bypassed, ridden, free"
+    );
 }
 
 /// How many were bypassed, were to ride only, and were free to leap.
@@ -86,7 +102,8 @@ async fn agrees(row: &'static Row, number: u64, requests: usize) -> [usize; 3] {
         let told = send(admin, &path, &headers, &ask.body()).await.json();
         let answer = crate::wire::Wire::connect(house.front()).await.ask(ask.bytes(&headers)).await;
         let said = |name: &str| answer.head.get(name).unwrap_or_default().to_owned();
-        let (went, why, policy) = (said("x-foretell-path"), said("x-foretell-reason"), said("x-foretell-policy"));
+        let (went, why, policy) =
+            (said("x-foretell-path"), said("x-foretell-reason"), said("x-foretell-policy"));
         let reason = told["reason"].as_str().unwrap_or_default();
         let context = format!("{} {headers} {}: {told}\n{:?}", row.name, ask.body(), answer.head);
         match told["path"].as_str().unwrap() {
@@ -99,7 +116,8 @@ async fn agrees(row: &'static Row, number: u64, requests: usize) -> [usize; 3] {
                 assert_eq!(told["policy"], policy.as_str(), "{context}");
                 let streams = went == "eligible" && why.is_empty();
                 let rides = went == "ridden" && why == reason;
-                let leaps = reason.is_empty() && (went == "speculated" || why == "no_draft" || why == "no_gain");
+                let leaps =
+                    reason.is_empty() && (went == "speculated" || why == "no_draft" || why == "no_gain");
                 assert!(streams || rides || leaps, "{context}");
             }
             other => panic!("{other}: {context}"),

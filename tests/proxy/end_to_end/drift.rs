@@ -43,7 +43,11 @@ async fn what_is_spent_is_told_in_usage_trailers_metrics_and_log() {
     assert!(tv > 0.5 && substitutions > 0, "{tv} {substitutions}");
     let counted = house.metric("foretell_drift_tv_total{policy=\"lossy\"} ").await;
     assert!((counted - tv).abs() < 1e-6, "{counted} {tv}");
-    assert!((house.metric("foretell_drift_substitutions_total{policy=\"lossy\"} ").await - substitutions as f64).abs() < 0.5);
+    assert!(
+        (house.metric("foretell_drift_substitutions_total{policy=\"lossy\"} ").await - substitutions as f64)
+            .abs()
+            < 0.5
+    );
     assert!(house.metric("foretell_drift_places_total{outcome=\"relaxed\"} ").await > 0.5);
     House::assert_calm();
 }
@@ -65,7 +69,10 @@ async fn where_it_may_not_be_relaxed_nothing_is() {
     assert!(house.metric("foretell_drift_places_total{outcome=\"relaxed\"} ").await < 0.5);
     let blind = self::house("[fan_out]").await;
     let answer = ask(false, &json!({})).send(blind.front(), "").await;
-    assert_eq!((&answer.foretell()["path"], &answer.foretell()["drift"]["tv"]), (&json!("speculated"), &json!(0.0)));
+    assert_eq!(
+        (&answer.foretell()["path"], &answer.foretell()["drift"]["tv"]),
+        (&json!("speculated"), &json!(0.0))
+    );
     assert!(blind.metric("foretell_drift_places_total{outcome=\"unknown\"} ").await > 0.5);
     House::assert_calm();
 }
@@ -82,7 +89,11 @@ async fn explain_says_how_far_a_rule_is_relaxed_and_why_not() {
         }
     };
     let free = asked(json!({})).await;
-    assert_eq!((&free["rule"], &free["tolerance"], &free["exact"]), (&json!("ears"), &json!(0.8), &Value::Null), "{free}");
+    assert_eq!(
+        (&free["rule"], &free["tolerance"], &free["exact"]),
+        (&json!("ears"), &json!(0.8), &Value::Null),
+        "{free}"
+    );
     for (more, why) in [
         (json!({"seed": 5}), "the request has a seed: it asks for its own text again"),
         (json!({"temperature": 0}), "at temperature 0 there is nothing to relax"),

@@ -40,7 +40,10 @@ async fn each_of_sixty_bad_files_is_told_exactly_and_none_changes_anything() {
         assert!(found.iter().all(|error| error["file"] == json!(file)), "{found:?}");
         assert_eq!(found.iter().map(shown).collect::<Vec<_>>(), errors, "{source}");
         let policies = proxy.get("/api/policies").await.json();
-        assert_eq!((policies["policies"].as_array().unwrap().len(), &policies["policies"][0]["revision"]), (1, &before));
+        assert_eq!(
+            (policies["policies"].as_array().unwrap().len(), &policies["policies"][0]["revision"]),
+            (1, &before)
+        );
         assert_eq!(policies["refused"], Value::Array(found));
         told += 1;
     }

@@ -8,9 +8,9 @@ use futures_util::future::join_all;
 use serde_json::json;
 
 use super::write;
+use crate::client::metric;
 use crate::fakes::Pace;
 use crate::groups::house::{VERIFIES, ask, before, engine, policy};
-use crate::client::metric;
 
 const RELOADS: u32 = 1_000;
 const CLIENTS: u32 = 4;

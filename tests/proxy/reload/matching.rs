@@ -75,7 +75,11 @@ async fn two_tenants_never_see_each_other_s_policies() {
         let tenants = format!("tenant: {{ header: x-tenant, trusted_peers: [{peers}] }}\n");
         let red = policy("red", "match: { tenants: [red] }\nmode: ride");
         let proxy = before(&engine, &tenants, "", &red).await;
-        write(&proxy.folder().join("policies"), "z.yaml", &policy("blue", "match: { tenants: [blue] }\nmode: ride"));
+        write(
+            &proxy.folder().join("policies"),
+            "z.yaml",
+            &policy("blue", "match: { tenants: [blue] }\nmode: ride"),
+        );
         assert_eq!(proxy.post("/api/reload").await.head.status(), 200);
         let asked = (0..40).map(|number| {
             let (proxy, tenant) = (&proxy, if number % 3 == 0 { "red" } else { "blue" });

@@ -91,7 +91,7 @@ impl Walk for Court<'_, '_> {
                 verdict.rows.iter_mut().filter_map(|row| row.dist.as_mut()).for_each(|dist| {
                     dist.top.iter_mut().for_each(|entry| entry.1 *= 1.0 + dist.slack);
                     dist.slack = 0.0;
-                })
+                });
             }
             Bug::LoadAfterSample if !refused => tolerance = 0.0,
             Bug::RawLaw => {
@@ -113,7 +113,7 @@ impl Walk for Court<'_, '_> {
             Bug::ClampBelowP => {
                 // What was accepted although it is less likely than a hundredth is refused, and drawn anew.
                 let unlikely = |node: &usize| verdict.rows[node + 1].draft_p.is_some_and(|p| p < 0.01);
-                if let Some(at) = accepted.nodes.iter().position(|node| unlikely(node)) {
+                if let Some(at) = accepted.nodes.iter().position(unlikely) {
                     accepted.tokens.truncate(at);
                     accepted.nodes.truncate(at);
                     accepted.tokens.push(0);
@@ -228,6 +228,11 @@ fn verdict(target: impl Target, chance: &Chance<'_>, context: &[TokenId], draft:
     Verdict { rows: rows.collect(), ..Verdict::default() }
 }
 
+/// Tokens as the keys of a round's law have them.
+fn written(tokens: &[TokenId]) -> String {
+    tokens.iter().fold(String::new(), |text, token| text + &format!("{token}."))
+}
+
 fn accept_by(rule: Rule) -> Accept {
     let tolerance = Tolerance { temperature: Vec::new(), load: Vec::new(), max: 1.0 };
     Accept { rule, tolerance, max_drift: None, max_drift_rate: 100.0 }
@@ -256,7 +261,7 @@ fn round_law(
         let accepted = court.walk(&round).expect("fits");
         let mut most = charged.borrow_mut();
         *most = most.max(court.ledger.tv);
-        accepted.tokens.iter().map(|token| format!("{token}.")).collect()
+        written(&accepted.tokens)
     });
     (found, charged.into_inner())
 }
@@ -353,8 +358,7 @@ fn fly_has_the_law_of_its_formula() {
             let other = 1 - chain[0];
             *wanted.get_mut(&format!("{other}.")).expect("a mismatch") -= moved;
             for (last, weight) in p(7).into_iter().enumerate() {
-                let path: String =
-                    chain.iter().chain(&[last as TokenId]).map(|token| format!("{token}.")).collect();
+                let path = written(&[chain.as_slice(), &[last as TokenId]].concat());
                 *wanted.entry(path).or_default() += moved * weight;
             }
             assert!(distance(&found, &wanted) < 1e-12, "{ranks:b} {tau}");
