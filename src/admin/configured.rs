@@ -138,7 +138,7 @@ impl Configured {
             }
             Err(problems) => {
                 last.files = None;
-                Err(problems)
+                self.known.policies.reload(|| Err(problems), |_| Ok(())).map(|_| Vec::new())
             }
         };
         let refused = outcome.as_ref().map_or_else(Vec::clone, Vec::clone);
@@ -177,12 +177,26 @@ impl Configured {
 
     /// Puts the files in force: everything or nothing. Returns the settings that stay as they are until a restart.
     fn take(&self, files: &Files, last: &mut Last, shared: &Shared) -> Result<Vec<Problem>, Vec<Problem>> {
-        let (mode, pending) = self.check_process(files.process.as_deref())?;
-        let policies = || parse_policies(&files.policies, &self.process);
-        self.known.policies.reload(policies, |policies| self.build(policies)).inspect_err(|_| {
+        let mut checked = None;
+        let read = || {
+            // Every problem at once, those of the process file first.
+            let (own, policies) = (
+                self.check_process(files.process.as_deref()),
+                parse_policies(&files.policies, &self.process),
+            );
+            match (own, policies) {
+                (Ok(own), Ok(policies)) => {
+                    checked = Some(own);
+                    Ok(policies)
+                }
+                (own, policies) => Err([own.err(), policies.err()].into_iter().flatten().flatten().collect()),
+            }
+        };
+        self.known.policies.reload(read, |policies| self.build(policies)).inspect_err(|_| {
             // What was loaded for the policies that are not taken.
             self.known.drafters.retain(&self.known.policies.current());
         })?;
+        let (mode, pending) = checked.unwrap_or((last.mode, Vec::new()));
         self.known.drafters.retain(&self.known.policies.current());
         if std::mem::replace(&mut last.mode, mode) != mode {
             shared.modes.set(mode.into(), None, None);

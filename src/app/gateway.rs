@@ -216,6 +216,7 @@ impl Gateway {
                 wish = signals.wish() => wish,
             };
             if wish == Wish::Reload {
+                tracing::info!("SIGHUP: policies and process file are read again");
                 let (configured, shared) = (configured.clone(), shared.clone());
                 // Its outcome is logged and counted where it is known.
                 tokio::task::spawn_blocking(move || configured?.reload(Asked::Outright, &shared));

@@ -286,7 +286,7 @@ fn every_setting_without_effect_is_warned_of_by_check_and_serve() {
     let places = [
         "foretell.yaml:4: memory.ttl: 2h has no effect",
         "foretell.yaml:6: observe.text: true has no effect",
-        "policies/a.yaml:4: accept.rule: ears is not built yet",
+        "policy a: accept.rule: ears relaxes nothing: tolerance.max is 0 or not set",
     ];
     for place in places {
         assert!(out.contains(place), "{place} is missing in\n{out}");
@@ -296,7 +296,7 @@ fn every_setting_without_effect_is_warned_of_by_check_and_serve() {
     start.policies = vec![("a.yaml", format!("version: 1\nname: a\n{policy}"))];
     let proxy = start.start();
     proxy.ready();
-    for place in ["memory.ttl: 2h has no effect", "a.yaml:4: accept.rule: ears is not built yet"] {
+    for place in ["memory.ttl: 2h has no effect", "policy a: accept.rule: ears relaxes nothing"] {
         eventually(place, || proxy.stderr().contains(place).then_some(()));
     }
 }
