@@ -165,12 +165,14 @@ pub async fn start_with(
         let driver = Arc::clone(&driver);
         blocking(move || driver.recall(&file)).await;
     }
-    let files = Watch::new(process.clone());
+    let files = process.policies_read.is_some().then(|| Watch::new(process.clone()));
     let configured = Arc::new(Configured::new(process, known, &shared.observer));
     let drive: Option<Arc<dyn Drive>> = Some(Arc::clone(&driver) as Arc<dyn Drive>);
     let watching = CancellationToken::new();
     let gateway = Gateway::start_with(settings, drive, Some(Arc::clone(&configured)), shared).await?;
-    tokio::spawn(follow(files, configured, gateway.shared.clone(), watching.clone()));
+    if let Some(files) = files {
+        tokio::spawn(follow(files, configured, gateway.shared.clone(), watching.clone()));
+    }
     let life = Arc::clone(&gateway.shared.life);
     let remembering = snapshot.map(|file| tokio::spawn(driver.remember(file, life)));
     let (asking, stop) = (Arc::clone(&identities), watching.clone());
@@ -216,7 +218,9 @@ fn imposed(backend: &Backend) -> Imposed {
 
 /// Takes up changes of the configuration's files until `stop`.
 async fn follow(mut files: Watch, configured: Arc<Configured>, shared: Shared, stop: CancellationToken) {
-    loop {
+    // The first look sees what was edited while the models were loaded.
+    let mut edited = true;
+    for look in 1_u32.. {
         tokio::select! {
             () = stop.cancelled() => return,
             () = tokio::time::sleep(watch::EVERY) => {}
@@ -224,13 +228,14 @@ async fn follow(mut files: Watch, configured: Arc<Configured>, shared: Shared, s
         let (configured, shared) = (Arc::clone(&configured), shared.clone());
         // A disk that hangs holds up a thread that may block, and nothing else.
         files = blocking(move || {
-            if files.changed() {
-                // Its outcome is logged and counted where it is known.
-                let _ = configured.reload(Asked::IfChanged, &shared);
-            }
+            let changed = files.changed() || edited;
+            // What comes of it is logged and counted where it is known.
+            let _ = changed.then(|| configured.reload(Asked::IfChanged, &shared));
+            let _ = look.is_multiple_of(watch::READ_EVERY).then(|| configured.reload(Asked::Again, &shared));
             files
         })
         .await;
+        edited = false;
     }
 }
 

@@ -29,7 +29,7 @@ pub use belief::Belief;
 pub use budget::Budget;
 pub use chooser::{Outlook, Quote, best_cut, dither};
 pub use costs::{Basis, Beside, Costs, Way};
-pub use forecast::{Forecast, forecast};
+pub use forecast::{Forecast, Prospective, forecast};
 pub use prospect::Prior;
 pub use rounds::{Prices, Rounds, Value};
 pub use shelf::Shelf;

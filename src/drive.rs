@@ -30,7 +30,7 @@ use futures_util::future::FutureExt;
 use parking_lot::Mutex;
 
 use crate::clock::Clock;
-use crate::control::{Class, Control, Forecast, Heat, Imposed, Shelf, Way, forecast};
+use crate::control::{Class, Control, Forecast, Heat, Imposed, Prospective, Shelf, Way, forecast};
 use crate::drive::calls::CallLimits;
 use crate::drive::drafters::Drafters;
 use crate::drive::drafting::Drafting;
@@ -86,23 +86,38 @@ impl Driver {
 }
 
 impl Driver {
-    /// What is expected of a request with this ruling and temperature on a replica now; `None` if its engine is not known.
-    pub fn forecast(&self, replica: &Arc<Replica>, ruling: &Ruling, temperature: f64) -> Option<Forecast> {
+    /// What is expected of a request with this ruling, temperature and prompt length (tokens) on a replica now; `None` if its
+    /// engine is not known.
+    pub fn forecast(
+        &self,
+        replica: &Arc<Replica>,
+        ruling: &Ruling,
+        temperature: f64,
+        prompt: usize,
+    ) -> Option<Forecast> {
         let standing = self.inner.setup.identities.standing(replica)?;
         let Standing::Known(identity) = &*standing else { return None };
-        let control = Arc::clone(self.inner.controls.lock().get(&identity.epoch, self.inner.clock.now()));
+        let control = self.inner.control(identity, replica.name());
+        let rules = &ruling.rules;
         let heat = Heat::of(temperature);
-        let heat = if ruling.rules.accept.is_lossy() { heat.relaxed() } else { heat };
-        let kind = ruling.rules.kind;
+        let heat = if rules.accept.is_lossy() { heat.relaxed() } else { heat };
         let classes: Vec<Class> =
-            ruling::sources(ruling).map(|source| Class { source, heat, kind }).collect();
-        let way = Way::by(*ruling.rules.plans.first()?, 0);
+            ruling::sources(ruling).map(|source| Class { source, heat, kind: rules.kind }).collect();
+        let (plan, fallback) = (*rules.plans.first()?, rules.plans.get(1).copied());
+        let asked = Prospective {
+            classes: &classes,
+            way: Way { plan, fallback, context: prompt },
+            margin: rules.margin,
+            gap_most: rules.gap_most.map_or(f64::MAX, |most| most.as_secs_f64()),
+            acceptance_least: rules.acceptance_least,
+            forced: rules.gamma_fixed.is_some(),
+        };
         let signal = replica.load().map(|load| load.signal());
         control.with(|learnt| {
             if let Some(signal) = &signal {
                 learnt.crowd_changes(|crowd| crowd.hear(signal));
             }
-            Some(forecast(learnt, &classes, way, ruling.rules.margin, self.inner.clock.now()))
+            Some(forecast(learnt, &asked, self.inner.clock.now()))
         })
     }
 }
@@ -121,6 +136,20 @@ impl Drive for Driver {
 }
 
 impl Inner {
+    /// What is known of an engine, with what the operator and the probe have said of it.
+    fn control(&self, identity: &Identity, backend: &str) -> Arc<Control> {
+        let control = Arc::clone(self.controls.lock().get(&identity.epoch, self.clock.now()));
+        control.with(|learnt| {
+            if let Some(imposed) = self.setup.costs.get(backend) {
+                learnt.impose(*imposed);
+            }
+            if let Some(probe) = &identity.probe {
+                learnt.costs.take_prior(&probe.prior);
+            }
+        });
+        control
+    }
+
     /// Everything that is decided before the first call; the error is why the request is relayed instead.
     fn prepare(&self, exchange: &Exchange) -> Result<Run, BypassReason> {
         let request = &exchange.request;
@@ -146,18 +175,11 @@ impl Inner {
         };
         let drafting = self.drafting(&ruling, &identity, &sampling, &exchange.shared.observer);
         ruling.rules.model = drafting.is_there();
+        ruling.rules.shares_noise = drafting.is_there() && identity.engine.shares_noise();
         ruling.rules.vocabulary = identity.tokenizer.end();
         ruling.rules.verify_timeout = self.setup.verify_timeout;
         ruling.rules.draft_timeout = self.setup.draft_timeout;
-        let control = Arc::clone(self.controls.lock().get(&identity.epoch, self.clock.now()));
-        control.with(|learnt| {
-            if let Some(imposed) = self.setup.costs.get(backend) {
-                learnt.impose(*imposed);
-            }
-            if let Some(probe) = &identity.probe {
-                learnt.costs.take_prior(&probe.prior);
-            }
-        });
+        let control = self.control(&identity, backend);
         let limits = CallLimits { bytes_max: ruling.bytes_max, question: self.setup.verify_timeout };
         Ok(Run { identity, ruling, drawn, sampling, control, drafting, limits, clock: self.clock, seed })
     }

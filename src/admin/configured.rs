@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::explain::{self, Question, ServerFacts};
 use crate::admin::FileError;
-use crate::config::load::{self, parse_policies, policy_sources, policy_warnings};
+use crate::config::load::{self, parse_policies, policy_sources, reload_warnings};
 use crate::config::problem::Problem;
 use crate::config::process::Process;
 use crate::config::store::PolicyStore;
@@ -59,6 +59,8 @@ struct Last {
     files: Option<Files>,
     /// The mode that the process file asked for.
     mode: Mode,
+    /// It changed nothing.
+    refused: bool,
 }
 
 /// The files of the configuration, as they were read at one time.
@@ -76,15 +78,16 @@ const READINGS: usize = 4;
 pub enum Asked {
     /// The operator: the files are taken as they are.
     Outright,
-    /// A change of the files was noticed: nothing is done if they are those of the last reload.
+    /// A change of the files was noticed: nothing is done if they are those in force, or were refused already.
     IfChanged,
+    /// Nobody: a reload that was refused is tried again, for what it wanted may be there by now.
+    Again,
 }
 
 impl Configured {
     /// Also sets the metrics about the policies in force.
     pub fn new(process: Process, known: Known, observer: &Observer) -> Self {
-        let files = Files::read(&process).ok();
-        let last = Mutex::new(Last { files, mode: process.mode });
+        let last = Mutex::new(Last { files: None, mode: process.mode, refused: false });
         let configured = Self { process, known, last, refused: Mutex::default() };
         configured.show(observer, true, true);
         configured
@@ -99,11 +102,13 @@ impl Configured {
         observer.metrics().configured(&version, taken, synchronized);
     }
 
-    /// What `/api/policies` says: the policies in match order, their folder, and for which problems the last reload was
-    /// refused, wholly or in part.
+    /// What `/api/policies` says: the policies in match order, their folder, whether all that the files say is in force, and
+    /// for which problems the last reload was refused, wholly or in part.
     pub fn shown(&self) -> Value {
         let dir = self.process.policies.display().to_string();
-        json!({ "policies": self.policies(), "dir": dir, "refused": self.refused() })
+        let refused = self.refused();
+        let synchronized = refused.as_array().is_some_and(Vec::is_empty);
+        json!({ "policies": self.policies(), "dir": dir, "synchronized": synchronized, "refused": refused })
     }
 
     fn policies(&self) -> Value {
@@ -129,10 +134,21 @@ impl Configured {
     /// Every problem found; then everything stays as it was.
     pub fn reload(&self, asked: Asked, shared: &Shared) -> Option<Result<Value, Vec<Problem>>> {
         let mut last = self.last.lock();
-        let outcome = match self.read_whole() {
-            Ok(files) if asked == Asked::IfChanged && last.files.as_ref() == Some(&files) => return None,
+        let read = self.read_whole();
+        let known = last.files.as_ref();
+        match (&read, asked) {
+            (Ok(files), Asked::IfChanged) if known == Some(files) => return None,
+            // The first look: nothing was edited since the start.
+            (Ok(files), Asked::IfChanged) if known.is_none() && !last.refused && self.is_in_force(files) => {
+                last.files = read.ok();
+                return None;
+            }
+            (_, Asked::Again) if !last.refused => return None,
+            _ => {}
+        }
+        let outcome = match read {
             Ok(files) => {
-                let outcome = self.take(&files, &mut last, shared);
+                let outcome = self.take(&files, asked, &mut last, shared);
                 last.files = Some(files);
                 outcome
             }
@@ -141,28 +157,46 @@ impl Configured {
                 self.known.policies.reload(|| Err(problems), |_| Ok(())).map(|_| Vec::new())
             }
         };
+        last.refused = outcome.is_err();
         let refused = outcome.as_ref().map_or_else(Vec::clone, Vec::clone);
-        for problem in &refused {
-            tracing::error!("reload: {problem}");
+        let errors: Vec<FileError> = refused.iter().map(FileError::from).collect();
+        let told = std::mem::replace(&mut *self.refused.lock(), errors.clone()) == errors;
+        if !(asked == Asked::Again && last.refused && told) {
+            for problem in &refused {
+                tracing::error!("reload: {problem}");
+            }
+            self.show(&shared.observer, outcome.is_ok(), refused.is_empty());
         }
-        self.show(&shared.observer, outcome.is_ok(), refused.is_empty());
-        *self.refused.lock() = refused.iter().map(FileError::from).collect();
         Some(outcome.map(|_| {
-            let labels: Vec<String> =
-                self.known.policies.current().policies().iter().map(|policy| policy.label()).collect();
+            let policies = self.known.policies.current();
+            let labels: Vec<String> = policies.policies().iter().map(|policy| policy.label()).collect();
             tracing::info!(policies = labels.join(","), "reloaded");
-            for warning in policy_warnings(&self.process) {
+            for warning in reload_warnings(&self.process, &policies) {
                 tracing::warn!("{warning}");
             }
             self.shown()
         }))
     }
 
+    /// Whether these files are those of the start.
+    fn is_in_force(&self, files: &Files) -> bool {
+        let own = self.process.file.as_ref().map(|file| file.text.as_str());
+        self.process.policies_read == Some(load::fingerprint(&files.policies))
+            && files.process.as_deref() == own
+    }
+
+    /// Whether the built-in policy is in force.
+    fn was_built_in(&self) -> bool {
+        let revision = Revision::of(crate::config::policy::DEFAULT.as_bytes());
+        let policies = self.known.policies.current();
+        matches!(policies.policies(), [only] if only.revision == revision)
+    }
+
     fn refused(&self) -> Value {
         json!(*self.refused.lock())
     }
 
-    /// The files as they were at one moment: read until two readings agree.
+    /// The files as they were at one moment: read until two readings agree, or so often that others will follow anyway.
     fn read_whole(&self) -> Result<Files, Vec<Problem>> {
         let mut files = Files::read(&self.process)?;
         for _ in 1..READINGS {
@@ -176,9 +210,18 @@ impl Configured {
     }
 
     /// Puts the files in force: everything or nothing. Returns the settings that stay as they are until a restart.
-    fn take(&self, files: &Files, last: &mut Last, shared: &Shared) -> Result<Vec<Problem>, Vec<Problem>> {
+    fn take(
+        &self,
+        files: &Files,
+        asked: Asked,
+        last: &mut Last,
+        shared: &Shared,
+    ) -> Result<Vec<Problem>, Vec<Problem>> {
         let mut checked = None;
         let read = || {
+            if asked != Asked::Outright && files.policies.is_empty() && !self.was_built_in() {
+                return Err(vec![self.emptied()]);
+            }
             // Every problem at once, those of the process file first.
             let (own, policies) = (
                 self.check_process(files.process.as_deref()),
@@ -199,13 +242,28 @@ impl Configured {
         let (mode, pending) = checked.unwrap_or((last.mode, Vec::new()));
         self.known.drafters.retain(&self.known.policies.current());
         if std::mem::replace(&mut last.mode, mode) != mode {
-            shared.modes.set(mode.into(), None, None);
+            shared.modes.set_base(mode.into());
             tracing::info!(
                 mode = crate::words::Mode::from(mode).name(),
                 "the process file sets another mode"
             );
         }
         Ok(pending)
+    }
+
+    /// The problem that all policy files are gone, which as a rule means that others are about to come.
+    fn emptied(&self) -> Problem {
+        Problem {
+            file: self.process.policies.display().to_string(),
+            line: None,
+            path: "policies.dir".to_owned(),
+            message:
+                "no policy files any more: those in force stay, and POST /api/reload takes the built-in one"
+                    .to_owned(),
+            allowed: "at least one".to_owned(),
+            got: "none".to_owned(),
+            suggestion: None,
+        }
     }
 
     /// The mode that the process file asks for, and its edited settings that only a restart can change.
@@ -273,10 +331,10 @@ impl Configured {
                 () => gate(),
             }
         };
-        let now = |ruling: &Ruling, temperature: f64| {
+        let now = |ruling: &Ruling, temperature: f64, prompt: usize| {
             let replica = replica.as_ref()?;
             let signal = replica.load().map(|load| load.signal());
-            let forecast = self.known.driver.forecast(replica, ruling, temperature)?;
+            let forecast = self.known.driver.forecast(replica, ruling, temperature, prompt)?;
             Some(shown(&forecast, ruling, signal.as_ref()))
         };
         let known = ServerFacts {
@@ -331,7 +389,8 @@ fn shown(forecast: &Forecast, ruling: &Ruling, signal: Option<&Signal>) -> Now {
         credit: forecast.credit,
         token_seconds: forecast.token,
         gain,
-        gates: gates(ruling, signal),
+        // With `gamma.fixed` no gate by load is kept.
+        gates: if ruling.rules.gamma_fixed.is_some() { Vec::new() } else { gates(ruling, signal) },
         not_leaping: forecast.reasons.iter().map(why).collect(),
     }
 }

@@ -68,7 +68,7 @@ pub async fn explain(
         models: &|name| state(process.drafters.get(name), &answered),
         closed: &|_| None,
         notes,
-        now: &|_, _| None,
+        now: &|_, _, _| None,
     };
     Ok(explain::explain(question, process, policies, &shared, known))
 }

@@ -48,11 +48,11 @@ impl Signals {
         })
     }
 
-    /// Waits for the next stop signal, where there is nothing to read again.
+    /// Waits for the next stop signal, where nothing can be read again: before the proxy has started, and in a target.
     pub async fn stop(&mut self) -> Wish {
         loop {
             match self.wish().await {
-                Wish::Reload => tracing::warn!("SIGHUP is ignored: there is nothing to read again"),
+                Wish::Reload => tracing::warn!("SIGHUP is ignored now"),
                 stop => return stop,
             }
         }

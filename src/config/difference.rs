@@ -17,9 +17,10 @@ pub fn refused(file: &str, running: &str, edited: &str) -> Result<Vec<Problem>, 
     let before = leaves(&yaml::parse(file, running)?);
     let after = leaves(&yaml::parse(file, edited)?);
     let paths: std::collections::BTreeSet<&String> = before.keys().chain(after.keys()).collect();
-    let shown = |leaf: Option<&(u64, String)>| leaf.map_or("nothing".to_owned(), |(_, value)| value.clone());
-    let differs =
-        |path: &&String| before.get(*path).map(|leaf| &leaf.1) != after.get(*path).map(|leaf| &leaf.1);
+    let shown = |leaf: Option<&Node>| leaf.map_or("nothing".to_owned(), Node::got);
+    let value =
+        |leaves: &BTreeMap<String, Node>, path: &String| leaves.get(path).map(|leaf| leaf.value.clone());
+    let differs = |path: &&String| value(&before, path) != value(&after, path);
     let found = paths.into_iter().filter(differs).filter(|path| !LIVE.contains(&path.as_str()));
     let mut problems: Vec<Problem> = found
         .map(|path| {
@@ -30,7 +31,7 @@ pub fn refused(file: &str, running: &str, edited: &str) -> Result<Vec<Problem>, 
             );
             Problem {
                 file: file.to_owned(),
-                line: is.map(|leaf| leaf.0).filter(|&line| line > 0),
+                line: is.map(|leaf| leaf.line).filter(|&line| line > 0),
                 path: path.clone(),
                 message: refusal.message,
                 allowed: refusal.allowed,
@@ -43,14 +44,14 @@ pub fn refused(file: &str, running: &str, edited: &str) -> Result<Vec<Problem>, 
     Ok(problems)
 }
 
-/// Every value that is no list or map, by its path, with its line.
-fn leaves(root: &Node) -> BTreeMap<String, (u64, String)> {
+/// Every value that is no list or map, by its path.
+fn leaves(root: &Node) -> BTreeMap<String, Node> {
     let mut leaves = BTreeMap::new();
     gather(root, String::new(), &mut leaves);
     leaves
 }
 
-fn gather(node: &Node, path: String, leaves: &mut BTreeMap<String, (u64, String)>) {
+fn gather(node: &Node, path: String, leaves: &mut BTreeMap<String, Node>) {
     match &node.value {
         Value::Map(members) => {
             for (key, member) in members {
@@ -64,7 +65,7 @@ fn gather(node: &Node, path: String, leaves: &mut BTreeMap<String, (u64, String)
             }
         }
         _ => {
-            leaves.insert(path, (node.line, node.got()));
+            leaves.insert(path, node.clone());
         }
     }
 }

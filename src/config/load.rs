@@ -1,5 +1,6 @@
 //! Reads process file and policy files and reports all problems together.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
@@ -95,7 +96,10 @@ pub fn attempt(flags: &Flags, environment: &dyn Strings) -> Attempt {
     named.extend(overrides.named());
     let place = settle_policies(&overrides, file.as_deref(), &named, &mut process);
     let mut files: Vec<PathBuf> = file.iter().cloned().collect();
-    let policies = load_policies_into(&process, &place, process_is_good, &mut files, &mut problems);
+    let sources = sources(&process, &place, &mut files, &mut problems);
+    // With an unreadable process file every drafter would be reported as undeclared.
+    let policies = parse_all(&sources, process_is_good.then_some(&process), &mut problems);
+    process.policies_read = Some(fingerprint(&sources));
     process.policies_must_exist |= process.policies.is_dir();
     process.file = source;
     Attempt { process, policies, files, process_file: file, named, problems }
@@ -164,10 +168,12 @@ fn unbelieved(process: &Process) -> Option<String> {
     Some(format!("tenant.header: {header} is never believed: tenant.trusted_peers names nobody"))
 }
 
-/// Warnings about the settings of the policy files as they are on disk now.
-pub fn policy_warnings(process: &Process) -> Vec<String> {
+/// Warnings about policies that were just read: settings of their files, rules that relax nothing, and that there are no files.
+pub fn reload_warnings(process: &Process, policies: &PolicySet) -> Vec<String> {
     let files = policy_files(&process.policies).unwrap_or_default();
-    files.iter().flat_map(|path| effect::warnings(Kind::Policy, path)).collect()
+    let settings = files.iter().flat_map(|path| effect::warnings(Kind::Policy, path));
+    let inert = policies.policies().iter().filter_map(|policy| inert(policy));
+    settings.chain(inert).chain(unruled(process)).collect()
 }
 
 /// The policy files as they are on disk now, as (path, text) in match order: what a reload reads.
@@ -199,16 +205,11 @@ pub fn parse_policies(sources: &[(String, String)], process: &Process) -> Result
     if problems.is_empty() { Ok(policies) } else { Err(problems) }
 }
 
-fn load_policies_into(
-    process: &Process,
-    place: &Place,
-    process_is_good: bool,
-    files: &mut Vec<PathBuf>,
-    problems: &mut Vec<Problem>,
-) -> PolicySet {
-    let sources = sources(process, place, files, problems);
-    // With an unreadable process file every drafter would be reported as undeclared.
-    parse_all(&sources, process_is_good.then_some(process), problems)
+/// A number for files, as (path, text), that others do not have.
+pub fn fingerprint(sources: &[(String, String)]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    sources.hash(&mut hasher);
+    hasher.finish()
 }
 
 /// Reads the policy files. `files` receives their paths, the unreadable ones included.

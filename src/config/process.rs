@@ -94,6 +94,9 @@ pub struct Process {
     pub observe: Observe,
     /// The process file as it was read; `None` without one.
     pub file: Option<ProcessFile>,
+    /// The [`fingerprint`](super::load::fingerprint) of the policy files as they were read with these settings; `None` where
+    /// the policies are not those of files, so that there is nothing to watch.
+    pub policies_read: Option<u64>,
 }
 
 /// A process file and its text.

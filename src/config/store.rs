@@ -26,7 +26,7 @@ impl PolicyStore {
         self.current.load_full()
     }
 
-    /// Whether the last reload succeeded (metric `foretell_config_synchronized`).
+    /// Whether the last reload succeeded, so that these policies are those of the files.
     pub fn synchronized(&self) -> bool {
         self.synchronized.load(Ordering::Relaxed)
     }

@@ -17,8 +17,8 @@ use super::process::Process;
 
 /// Time between two looks. A change is seen by the first, and taken by the second that finds nothing newer.
 pub const EVERY: Duration = Duration::from_millis(250);
-/// The files themselves are read at every so many looks.
-const READ_EVERY: u32 = 20;
+/// The files themselves are read at every so many looks, and what was refused is tried again.
+pub const READ_EVERY: u32 = 20;
 
 /// What the file system says of the files, and what they hold.
 #[derive(Debug)]

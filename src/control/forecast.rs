@@ -1,5 +1,5 @@
 //! What leaping is expected to bring to the next request of a kind, and everything that keeps it from leaping now: for an
-//! operator who asks why. Nothing here decides; it reads what sessions decide by.
+//! operator who asks why. Nothing here decides, and nothing that sessions decide by is changed.
 
 use super::costs::{Basis, Way};
 use super::state::Class;
@@ -9,6 +9,10 @@ use crate::words::RideReason;
 
 /// Rounds below which a class says too little.
 const FEW: f64 = 4.0;
+/// First draft tokens, real and virtual, that the acceptance gate judges by, as sessions do.
+const REFUSED_OF: f64 = 200.0;
+/// A round may always take as long as so many ridden tokens, as in sessions.
+const GAP_TOKENS: f64 = 2.0;
 /// Two-sided 95 % of a normal distribution.
 const NORMAL: f64 = 1.96;
 
@@ -43,17 +47,34 @@ pub struct Gain {
     pub basis: Basis,
 }
 
-/// The forecast for a request that is of one of these classes by each of its drafters. `margin`: the gain that leaping must
-/// promise, as a share.
-pub fn forecast(learnt: &mut Learnt<'_>, classes: &[Class], way: Way, margin: f64, now: Tick) -> Forecast {
-    let tariff = Tariff::new(learnt, way, None);
+/// What a request is, as far as a forecast depends on it.
+#[derive(Clone, Copy, Debug)]
+pub struct Prospective<'a> {
+    /// Its class by each of its drafters.
+    pub classes: &'a [Class],
+    /// How its drafts would be verified.
+    pub way: Way,
+    /// The gain that leaping must promise, as a share.
+    pub margin: f64,
+    /// Longest silence that a round may cause, seconds.
+    pub gap_most: f64,
+    /// The share of first draft tokens below which the acceptance gate is closed where no gain is predicted.
+    pub acceptance_least: f64,
+    /// It leaps at every token, whatever it brings: only what it has no drafter for keeps it from that.
+    pub forced: bool,
+}
+
+/// The forecast for a request.
+pub fn forecast(learnt: &mut Learnt<'_>, asked: &Prospective<'_>, now: Tick) -> Forecast {
+    let classes = asked.classes;
+    let tariff = Tariff::new(learnt, asked.way, None);
     let gain = classes.iter().filter_map(|class| gain(learnt, *class, &tariff));
     let gain = gain.max_by(|a, b| a.middle.total_cmp(&b.middle));
     Forecast {
         load: learnt.crowd.load(),
         credit: learnt.account.credit(),
         token: learnt.costs.ride_token(),
-        reasons: reasons(learnt, gain, classes.is_empty(), margin, now),
+        reasons: if asked.forced { forced(classes) } else { reasons(learnt, gain, asked, &tariff, now) },
         gain,
     }
 }
@@ -68,13 +89,29 @@ fn gain(learnt: &Learnt<'_>, class: Class, tariff: &Tariff) -> Option<Gain> {
     Some(Gain { middle, low, high, rounds: value.rounds, basis: tariff.basis })
 }
 
+const UNDRAFTED: (RideReason, &str) = (RideReason::NoDraft, "the policy has no drafter that drafts here");
+
+fn forced(classes: &[Class]) -> Vec<(RideReason, &'static str)> {
+    if classes.is_empty() { vec![UNDRAFTED] } else { Vec::new() }
+}
+
+/// Whether hardly any first token of any of these drafters is accepted.
+fn refused(learnt: &Learnt<'_>, asked: &Prospective<'_>) -> bool {
+    let refused = |class: &Class| {
+        let (accepted, tried) = learnt.survival.first_tokens(class.heat, class.source);
+        tried >= REFUSED_OF && accepted < asked.acceptance_least * tried
+    };
+    !asked.classes.is_empty() && asked.classes.iter().all(refused)
+}
+
 fn reasons(
     learnt: &mut Learnt<'_>,
     gain: Option<Gain>,
-    undrafted: bool,
-    margin: f64,
+    asked: &Prospective<'_>,
+    tariff: &Tariff,
     now: Tick,
 ) -> Vec<(RideReason, &'static str)> {
+    let undrafted = asked.classes.is_empty();
     let mut found = Vec::new();
     let mut add = |holds: bool, reason: RideReason, says: &'static str| {
         if holds {
@@ -114,14 +151,26 @@ fn reasons(
         RideReason::GateLatency,
         "the ride-only windows were faster than the time between them",
     );
-    add(undrafted, RideReason::NoDraft, "the policy has no drafter that drafts here");
+    add(undrafted, UNDRAFTED.0, UNDRAFTED.1);
+    let gap = asked.gap_most.max(GAP_TOKENS * tariff.token);
+    add(
+        ridden && tariff.within(1, gap).is_none(),
+        RideReason::GateLatency,
+        "even a round without a draft takes longer than gates.max_gap",
+    );
     let unseen = gain.is_none() && !undrafted;
     add(
         unseen,
         RideReason::NoGain,
         "too few rounds of this kind of request were seen; they are played while it rides",
     );
-    let small = gain.is_some_and(|gain| gain.middle < 1.0 + margin);
+    let small = gain.is_some_and(|gain| gain.middle < 1.0 + asked.margin);
+    let refuses = (small || unseen) && refused(learnt, asked);
+    add(refuses, RideReason::GateAcceptance, "hardly any first token of a draft is accepted");
+    let rest = learnt.expected_rest(0) * tariff.token;
+    let wins = |gain: Gain| rest - rest / gain.middle >= tariff.switch_in + tariff.switch_out;
+    let short = !small && gain.is_some_and(|gain| !wins(gain));
+    add(short, RideReason::NoGain, "outputs are too short to win back what leaving the ride costs");
     add(small, RideReason::NoGain, "the gain that is expected is below gamma.margin");
     found
 }
@@ -139,7 +188,18 @@ mod tests {
     fn what_was_seen_is_foretold_and_what_was_not_is_a_reason() {
         let control = Control::new();
         let asked = |classes: &[Class]| {
-            control.with(|learnt| forecast(learnt, classes, Way::by(Plan::Tree, 40), 0.1, Tick(1)))
+            let asked = Prospective {
+                classes,
+                way: Way::by(Plan::Tree, 40),
+                margin: 0.1,
+                gap_most: 1.0,
+                acceptance_least: 0.2,
+                forced: false,
+            };
+            control.with(|learnt| {
+                assert!(forecast(learnt, &Prospective { forced: true, ..asked }, Tick(1)).reasons.len() <= 1);
+                forecast(learnt, &asked, Tick(1))
+            })
         };
         let fresh = asked(&[CLASS]);
         assert_eq!((fresh.token, fresh.gain), (None, None));

@@ -87,7 +87,7 @@ impl Calls {
             request_id: exchange.slot.record.so_far().id.clone(),
             model: exchange.request.model.clone(),
             sampling: run.sampling.clone(),
-            weighs: run.ruling.rules.accept.is_lossy(),
+            weighs: run.ruling.rules.accept.is_lossy() && run.sampling.temperature > 0.0,
             limits: run.limits,
         }))
     }

@@ -62,6 +62,11 @@ impl ModeSwitch {
         self.settings.read().0.at(Instant::now())
     }
 
+    /// Sets the permanent mode of the process, as its file says it. A mode that was set for a time holds until it ends.
+    pub fn set_base(&self, mode: Mode) {
+        self.settings.write().0.base = mode;
+    }
+
     /// Sets the mode of one backend (`None`: of the process), for `ttl` (`None`: permanently).
     pub fn set(&self, mode: Mode, backend: Option<&str>, ttl: Option<Duration>) {
         let now = Instant::now();
@@ -88,6 +93,17 @@ mod tests {
         assert_eq!((switch.of("a"), switch.of("b")), (Mode::Observe, Mode::Auto));
         switch.set(Mode::Off, None, None);
         assert_eq!((switch.of("a"), switch.of("b")), (Mode::Off, Mode::Off));
+    }
+
+    #[test]
+    fn the_file_does_not_end_a_mode_that_was_set_for_a_time() {
+        let switch = ModeSwitch::new(Mode::Auto);
+        switch.set(Mode::Off, None, Some(Duration::from_hours(1)));
+        switch.set_base(Mode::Observe);
+        assert_eq!(switch.process(), Mode::Off);
+        switch.set(Mode::Auto, None, None);
+        switch.set_base(Mode::Observe);
+        assert_eq!(switch.process(), Mode::Observe, "the later one");
     }
 
     #[test]

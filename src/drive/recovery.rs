@@ -92,6 +92,7 @@ impl Spelling<'_, Arc<Tokenizer>> {
                 context: 0,
                 output: 0,
                 tolerance: 0.0,
+                coupled: false,
                 free: &|_| false,
             };
             let said = Judge::new(Accept::default(), 0).walk(&round);

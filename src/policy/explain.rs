@@ -189,8 +189,8 @@ pub struct Besides {
     pub notes: Vec<String>,
 }
 
-/// What is asked about a session with this ruling, at this effective temperature.
-pub type AskNow<'a> = &'a dyn Fn(&Ruling, f64) -> Option<Now>;
+/// What is asked about a session with this ruling, at this effective temperature, with a prompt of so many tokens.
+pub type AskNow<'a> = &'a dyn Fn(&Ruling, f64, usize) -> Option<Now>;
 
 /// Explains a request. `parameters`: how each parameter of its body was judged. `closed`: the gate that is closed now
 /// for a session with this ruling. `now`: what a running proxy knows of it.
@@ -210,7 +210,9 @@ pub fn explain(
     };
     let gate = ruling.and_then(closed);
     let temperature = decision.temperature.known();
-    let now = ruling.zip(temperature).and_then(|(ruling, temperature)| now(ruling, temperature));
+    let size = request.map(openai::Request::prompt_size);
+    let tokens = size.map_or(0, |size| size.tokens);
+    let now = ruling.zip(temperature).and_then(|(ruling, temperature)| now(ruling, temperature, tokens));
     let accept = ruling.map(|ruling| accept(ruling, temperature.unwrap_or(0.0), now.as_ref()));
     let subject =
         request.map(|request| facts.subject(request, backend.unwrap_or_default(), decision.temperature));
@@ -219,7 +221,6 @@ pub fn explain(
     let matching =
         || subject.as_ref().and_then(|subject| facts.policies.known()?.first_match(subject).known()?);
     let policy = ruling.map(|ruling| &ruling.policy).or_else(matching);
-    let size = request.map(openai::Request::prompt_size);
     let (path, reason, words) = verdict(&decision, ruling, gate);
     Explanation {
         path: path.to_owned(),
@@ -259,6 +260,9 @@ fn accept(ruling: &Ruling, temperature: f64, now: Option<&Now>) -> AcceptLine {
         _ if ruling.sampling.seed.is_some() => Some("the request has a seed: it asks for its own text again"),
         _ if temperature <= 0.0 => Some("at temperature 0 there is nothing to relax"),
         _ if between.1 <= 0.0 => Some("its tolerance is 0 at this temperature"),
+        Rule::Fly if !ruling.rules.plans.contains(&Plan::Tree) => {
+            Some("no plan of this server tells probabilities beside samples")
+        }
         _ if !ruling.rules.plans.iter().any(|plan| told.contains(plan)) => {
             Some("no plan of this server tells probabilities")
         }

@@ -55,6 +55,9 @@ pub struct Noise {
     pub sampling: Sampling,
 }
 
+/// How long a first draft may take, model and device warm or not.
+pub const TRIED_WITHIN: std::time::Duration = std::time::Duration::from_secs(60);
+
 /// A handle to the running service; the thread ends with the last handle and seat.
 #[derive(Clone, Debug)]
 pub struct DrafterService {
@@ -97,8 +100,8 @@ impl DrafterService {
         &self.config
     }
 
-    /// Drafts one token behind the model's first one and throws it away: whether the model runs. Blocks; must not be called
-    /// where a runtime does not allow that.
+    /// Drafts one token behind the model's first one and throws it away: whether the model runs. Blocks for at most
+    /// [`TRIED_WITHIN`]; must not be called where a runtime does not allow that.
     ///
     /// # Errors
     /// It has stopped or cannot be run.
@@ -107,12 +110,12 @@ impl DrafterService {
         let noise = Noise { seed: None, choice: 0, sampling: Sampling::default() };
         let seat = Command::Seat { noise, commands: self.commands.clone(), reply };
         self.commands.send(seat).map_err(|_| DraftFault::Stopped)?;
-        let seat = answer.blocking_recv().ok().flatten().ok_or(DraftFault::Stopped)?;
+        let seat = within(answer).flatten().ok_or(DraftFault::Stopped)?;
         let (reply, answer) = oneshot::channel();
         let work =
             Work { seat: seat.number, past: Past::new(&[0], &[]), want: Want::Draft { gamma: 1 }, reply };
         self.commands.send(Command::Work(work)).map_err(|_| DraftFault::Stopped)?;
-        answer.blocking_recv().map_err(|_| DraftFault::Stopped)?.map(|_| ())
+        within(answer).ok_or(DraftFault::Stopped)?.map(|_| ())
     }
 
     /// A seat for a session; `None` if all are taken or the service has stopped.
@@ -120,6 +123,20 @@ impl DrafterService {
         let (reply, answer) = oneshot::channel();
         self.commands.send(Command::Seat { noise, commands: self.commands.clone(), reply }).ok()?;
         answer.await.ok().flatten()
+    }
+}
+
+/// The answer, if it comes in time.
+fn within<T>(mut answer: oneshot::Receiver<T>) -> Option<T> {
+    let begun = std::time::Instant::now();
+    loop {
+        match answer.try_recv() {
+            Ok(answer) => return Some(answer),
+            Err(oneshot::error::TryRecvError::Empty) if begun.elapsed() < TRIED_WITHIN => {
+                thread::sleep(std::time::Duration::from_millis(2));
+            }
+            Err(_) => return None,
+        }
     }
 }
 

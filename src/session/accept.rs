@@ -13,7 +13,9 @@
 //!
 //! Where the drafter shares the target's noise, the draft x and the sample y are not independent: Gumbel noise makes both
 //! increasing in the noise of their own token and decreasing in that of all others, so by the inequality of Fortuin, Kasteleyn and
-//! Ginibre P(y = x | x) ≥ p(x): x is put in y's place no more often than is charged, and the bound holds.
+//! Ginibre P(y = x | x) ≥ p(x): x is put in y's place no more often than is charged, and the bound holds. It says nothing of a
+//! token that another drafter proposed and that was chosen by what the first one drew, nor of the places behind it: there
+//! ([`Judged::coupled`]) the whole chance of keeping x is charged, as if y were never x.
 
 mod rule;
 
@@ -85,6 +87,9 @@ pub struct Judged<'a> {
     pub output: usize,
     /// Tolerance of a lossy rule, fixed when the call was sent; zero is exact.
     pub tolerance: f64,
+    /// Which token is drafted first, or how many follow it, may depend on the target's noise in other ways than that a
+    /// drafter drew the token itself with it.
+    pub coupled: bool,
     /// Whether the output, with these accepted tokens, is free text, in which a rule may be relaxed.
     pub free: &'a dyn Fn(&[TokenId]) -> bool,
 }
@@ -182,11 +187,11 @@ fn relaxed(
     let known = known(row, token, verdict, node);
     let charge = known.and_then(|known| {
         let keep = accept.rule.keeps(&known, tolerance)?;
-        let native = follow(draft, node, window)
-            .map(|path| path.map(|node| told(draft, verdict, node)).product::<Option<f64>>());
+        let native = follow(draft, node, window).map(|path| passes(draft, verdict, path));
         // A draft that ends within the window cannot pass.
         let native = native.unwrap_or(Some(0.0))?;
-        Some((keep, keep * (1.0 - known.low) * native))
+        let spent = if round.coupled && native > 0.0 { 1.0 } else { (1.0 - known.low) * native };
+        Some((keep, keep * spent))
     });
     let Some((keep, charge)) = charge else {
         ledger.unknown += 1;
@@ -194,6 +199,20 @@ fn relaxed(
     };
     let worth = charge > 0.0 && ledger.charge(charge, output + before.len(), accept.limits());
     worth.then_some(Kept { token, probability: keep, window })
+}
+
+/// The probability that the target itself chooses these nodes, one after the other; `None` where that is not known, or where
+/// it will not be known whether it did.
+fn passes(draft: &Tree, verdict: &Verdict, mut path: impl Iterator<Item = usize>) -> Option<f64> {
+    path.try_fold(1.0, |p, node| {
+        above(draft, verdict, node)?.sample?;
+        Some(p * told(draft, verdict, node)?)
+    })
+}
+
+/// The row at which a node was drafted.
+fn above<'v>(draft: &Tree, verdict: &'v Verdict, node: usize) -> Option<&'v Row> {
+    verdict.rows.get(draft.nodes().get(node)?.parent.map_or(0, |parent| parent + 1))
 }
 
 /// What is known at the place of a row about its child `node`.
@@ -208,7 +227,7 @@ fn told(draft: &Tree, verdict: &Verdict, node: usize) -> Option<f64> {
         return Some(p);
     }
     let drafted = draft.nodes().get(node)?;
-    let dist: &Dist = verdict.rows.get(drafted.parent.map_or(0, |parent| parent + 1))?.dist.as_ref()?;
+    let dist: &Dist = above(draft, verdict, node)?.dist.as_ref()?;
     let listed = dist.top.iter().find(|entry| entry.0 == drafted.token).map(|entry| entry.1);
     listed.or(dist.complete.then_some(0.0)).filter(|_| dist.slack <= 0.0)
 }
@@ -229,7 +248,7 @@ fn native(draft: &Tree, verdict: &Verdict, place: Option<usize>, child: TokenId,
     let path = draft.child(place, child).and_then(|node| follow(draft, node, window));
     let chose = |node: usize| {
         let drafted = draft.nodes().get(node)?;
-        let row = verdict.rows.get(drafted.parent.map_or(0, |parent| parent + 1))?;
+        let row = above(draft, verdict, node)?;
         Some(row.sample == Some(drafted.token) && !row.ends)
     };
     path.is_some_and(|mut path| path.all(|node| chose(node) == Some(true)))
@@ -329,7 +348,8 @@ mod tests {
     /// Exact, with these draws; the ledger stays empty.
     fn walked(draft: &Tree, verdict: &Verdict, noise: &[f64]) -> Option<Accepted> {
         let mut ledger = Ledger::default();
-        let round = Judged { draft, verdict, context: 0, output: 0, tolerance: 1.0, free: &|_| true };
+        let round =
+            Judged { draft, verdict, context: 0, output: 0, tolerance: 1.0, coupled: false, free: &|_| true };
         let accepted = walk(&round, &Accept::default(), &mut ledger, &mut Listed(noise));
         assert_eq!(ledger, Ledger::default());
         accepted

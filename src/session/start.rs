@@ -129,6 +129,8 @@ pub struct Rules {
     pub lookups: Vec<LookupSpec>,
     /// Whether a model drafter answers `Draft` and `Shadow`.
     pub model: bool,
+    /// The model drafter draws with the target's own noise.
+    pub shares_noise: bool,
     /// Most tokens of context and draft that a verify call may carry.
     pub context_max: usize,
     /// This request is in the control group.
@@ -159,6 +161,7 @@ impl Default for Rules {
             gap_most: None,
             lookups: Vec::new(),
             model: false,
+            shares_noise: false,
             context_max: 8192,
             holdback: false,
             segment: None,

@@ -239,13 +239,21 @@ fn the_running_proxy_is_asked_and_says_when_its_server_is_gone() {
     assert!(words.contains("asked        the running proxy"), "{words}");
     assert_eq!(first["replica"], format!("b/0 at http://{}/", target.address));
 
-    // Policies that were changed and not taken over are no part of the answer, and that is said.
+    // Policies that were changed are no part of the answer until they are taken up, and that is said.
     std::fs::write(home.join("policies/a.yaml"), "version: 1\nname: b\nmode: \"off\"\n").unwrap();
-    let (stale, words) = told();
-    assert_eq!(verdict(&stale), ("eligible", ""));
-    assert!(words.contains("the files have b@"), "{words}");
+    eventually("they are taken up", || {
+        let request = ["explain", "--request", "request.json", "--config", "foretell.yaml"];
+        let (_, words, _) = foretell(home, &request);
+        let stale = words.starts_with("eligible");
+        assert!(!stale || words.contains("the files have b@"), "{words}");
+        (!stale && words.contains("reason       policy")).then_some(())
+    });
+    std::fs::write(home.join("policies/a.yaml"), "version: 1\nname: a\n").unwrap();
+    eventually("and the old ones again", || (verdict(&told().0) == ("eligible", "")).then_some(()));
     // With other settings the question is what they would do.
-    let (other, _) = explained(home, &["--config", "foretell.yaml", "--policies", "policies"]);
+    std::fs::create_dir(home.join("others")).unwrap();
+    std::fs::write(home.join("others/a.yaml"), "version: 1\nname: b\nmode: \"off\"\n").unwrap();
+    let (other, _) = explained(home, &["--config", "foretell.yaml", "--policies", "others"]);
     assert_eq!((verdict(&other), &other["asked"]), (("bypassed", "policy"), &"server".into()));
 
     let _ = target.child.kill();

@@ -3,6 +3,8 @@
 mod bad;
 mod live;
 mod matching;
+#[cfg(feature = "onnx")]
+mod models;
 mod taken;
 
 use std::path::Path;

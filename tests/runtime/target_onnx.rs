@@ -237,6 +237,7 @@ async fn ten_thousand_draws_of_one_place_lie_within_the_ledger() {
                 context: context.len(),
                 output: 0,
                 tolerance,
+                coupled: false,
                 free: &|_| true,
             };
             let token = judge.walk(&judged).unwrap().tokens[0];

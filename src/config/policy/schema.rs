@@ -66,7 +66,7 @@ fn words(allowed: &[&str], default: &str, says: &str) -> Value {
 }
 
 fn texts(says: &str) -> Value {
-    json!({ "type": "array", "items": { "type": "string" }, "description": says })
+    json!({ "type": "array", "items": { "type": "string", "minLength": 1 }, "description": says })
 }
 
 fn number(least: f64, most: f64, default: Option<f64>, says: &str) -> Value {
@@ -91,6 +91,11 @@ fn whole(least: u32, most: u32, default: Option<u32>, says: &str) -> Value {
 
 fn duration(default: &str, says: &str) -> Value {
     json!({ "type": "string", "pattern": r"^\d+(ms|s|m|h)$", "default": default, "description": says })
+}
+
+/// A duration of at least 1 ms.
+fn period(default: &str, says: &str) -> Value {
+    json!({ "type": "string", "pattern": r"^0*[1-9]\d*(ms|s|m|h)$", "default": default, "description": says })
 }
 
 fn or_null(schema: &Value) -> Value {
@@ -123,7 +128,7 @@ fn matcher() -> Value {
                 "headers",
                 json!({
                     "type": ["object", "null"],
-                    "additionalProperties": { "type": "array", "items": { "type": "string" } },
+                    "additionalProperties": { "type": "array", "items": { "type": "string", "minLength": 1 } },
                     "propertyNames": { "pattern": "^[!#$%&'*+.^_`|~0-9A-Za-z-]+$" },
                     "description": "Header names, each with the values that are allowed.",
                 }),
@@ -168,7 +173,7 @@ fn drafter(kind: &str) -> Value {
             vec![],
         ),
         "phrasebook" => {
-            let text = json!({ "type": "string" });
+            let text = json!({ "type": "string", "minLength": 1 });
             let phrase = json!({
                 "type": "object",
                 "additionalProperties": false,
@@ -186,7 +191,7 @@ fn drafter(kind: &str) -> Value {
             vec![
                 (
                     "model",
-                    json!({ "type": "string", "description": "Its name under drafters of the process file." }),
+                    json!({ "type": "string", "minLength": 1, "description": "Its name under drafters of the process file." }),
                 ),
                 (
                     "vocabulary",
@@ -306,7 +311,7 @@ fn gates() -> Value {
                 ),
             ),
             ("kv", share(Some(gates.kv), "Highest share of the engine's KV cache in use.")),
-            ("stale", duration(&seconds(gates.stale), "Greatest age of the engine's last load report.")),
+            ("stale", period(&seconds(gates.stale), "Greatest age of the engine's last load report.")),
             (
                 "acceptance",
                 share(
@@ -325,7 +330,7 @@ fn gates() -> Value {
             ),
             (
                 "max_gap",
-                duration(
+                period(
                     &format!("{}ms", gates.max_gap.as_millis()),
                     "Longest pause in a stream that a leap may cause.",
                 ),

@@ -42,6 +42,7 @@ impl Default for Process {
             policies_must_exist: false,
             observe: Observe::default(),
             file: None,
+            policies_read: None,
         }
     }
 }
@@ -148,6 +149,7 @@ fn read(root: &Item<'_>) -> Process {
         policies_must_exist: false,
         observe: observe(top.section("observe")),
         file: None,
+        policies_read: None,
     };
     top.close();
     process

@@ -76,12 +76,18 @@ fn nucleus(places: &[Place], top_p: f64) -> Vec<Place> {
     let weight = |index: usize| places.get(index).map_or(0.0, |place| place.weight);
     let level = |a: f64, b: f64| (a - b).abs() <= TIE * a.max(b);
     let inside = |index: usize| before(index) / least < top_p - EDGE;
-    let at_edge = |index: usize| level(weight(index), weight(index + 1)) && !inside(index + 1);
+    // Of a run of equal tokens that the edge goes through, none is certain.
+    let at_edge = |index: usize| {
+        let run = (index + 1..places.len()).take_while(|&other| level(weight(index), weight(other)));
+        run.last().is_some_and(|last| !inside(last))
+    };
     let kept = |(index, place): (usize, &Place)| Place {
         sure: place.sure && inside(index) && !at_edge(index),
         maybe: place.maybe
             && (before(index) / greatest < top_p + EDGE
-                || index.checked_sub(1).is_some_and(|above| level(weight(above), place.weight))),
+                || (0..index).any(|above| {
+                    level(weight(above), place.weight) && before(above) / greatest < top_p + EDGE
+                })),
         ..*place
     };
     places.iter().enumerate().map(kept).collect()
@@ -122,6 +128,17 @@ mod tests {
         let dist = bounded(&edge, &sampling(1.0, 3, 7.0 / 9.0), &[]).unwrap().dist.unwrap();
         assert_eq!(dist.top.len(), 2);
         for kept in [&[4.0, 3.0][..], &[4.0, 3.0, 2.0]] {
+            let own = p(kept, 0);
+            assert!(
+                dist.top[0].1 <= own + 1e-12 && own <= dist.top[0].1 * (1.0 + dist.slack) + 1e-12,
+                "{kept:?}"
+            );
+        }
+        // Of three equal tokens two fit: any of them may be the one that is dropped.
+        let run = logprobs(&[4.0, 2.0, 2.0, 2.0, 0.5]);
+        let dist = bounded(&run, &sampling(1.0, 4, 0.75), &[]).unwrap().dist.unwrap();
+        assert_eq!(dist.top.iter().map(|entry| entry.0).collect::<Vec<_>>(), [0]);
+        for kept in [&[4.0, 2.0, 2.0][..], &[4.0, 2.0], &[4.0, 2.0, 2.0, 2.0]] {
             let own = p(kept, 0);
             assert!(
                 dist.top[0].1 <= own + 1e-12 && own <= dist.top[0].1 * (1.0 + dist.slack) + 1e-12,

@@ -6,7 +6,7 @@ use super::Session;
 use super::flight::{Drafting, Verifying};
 use crate::control::{Beside, Presence};
 use crate::draft::Tree;
-use crate::session::accept::{Judged, Walk};
+use crate::session::accept::{Judged, Rule, Walk};
 use crate::session::pilot::Step;
 use crate::session::{Action, Event, Fault};
 use crate::units::Tick;
@@ -87,6 +87,12 @@ impl<W: Walk> Session<W> {
         self.flight.verify = Some(Verifying { id, until, began, draft, modelled, place, tolerance });
     }
 
+    /// Whether drafts depend on the target's noise in other ways than that the model drafter drew each token with it.
+    fn coupled(&self) -> bool {
+        let rules = &self.rules;
+        rules.shares_noise && (rules.accept.rule == Rule::Fly || !rules.lookups.is_empty())
+    }
+
     /// How far the accept rule may be relaxed now.
     fn tolerance(&self) -> f64 {
         if !self.rules.accept.is_lossy() {
@@ -151,6 +157,7 @@ impl<W: Walk> Session<W> {
             context: self.context(),
             output: self.output.tokens().len(),
             tolerance,
+            coupled: self.coupled(),
             free: &|tokens| self.output.is_free_behind(tokens),
         };
         let accepted = self.judge.walk(&round);

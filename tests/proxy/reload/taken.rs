@@ -18,8 +18,12 @@ async fn files_that_are_written_renamed_or_gone_are_taken_up_by_themselves() {
     write(&dir, "new.tmp", &policy("third", ""));
     std::fs::rename(dir.join("new.tmp"), dir.join("policy.yaml")).unwrap();
     comes(&proxy, |told| is_named(told, "third")).await;
+    // An empty folder is taken for one that is about to be filled: the built-in policy would let everything leap.
     std::fs::remove_file(dir.join("policy.yaml")).unwrap();
-    comes(&proxy, |told| is_named(told, "default")).await;
+    comes(&proxy, |told| told["synchronized"] == false).await;
+    assert!(is_named(&proxy.get("/api/policies").await.json(), "third"));
+    assert_eq!(proxy.post("/api/reload").await.head.status(), 200);
+    assert!(is_named(&proxy.get("/api/policies").await.json(), "default"));
     assert!(metric(proxy.admin, "foretell_config_synchronized ").await > 0.5);
     assert!(metric(proxy.admin, "foretell_config_reloads_total{result=\"success\"} ").await > 3.5);
 }

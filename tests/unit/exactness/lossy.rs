@@ -256,6 +256,7 @@ fn round_law(
             context: context.len(),
             output: 0,
             tolerance: tau,
+            coupled: false,
             free: &|_| true,
         };
         let accepted = court.walk(&round).expect("fits");
@@ -601,6 +602,7 @@ fn at_one_place(target: impl Target, rank: usize, between: bool, bug: Bug) -> (f
             context: 3,
             output: 0,
             tolerance: 0.6,
+            coupled: false,
             free: &|_| true,
         };
         let accepted = court.walk(&round).expect("fits").tokens;
@@ -641,4 +643,49 @@ fn a_second_relaxed_child_is_caught() {
     let off = |bug| distance(&round_law(toy, Rule::Ears, 0.5, &context, &bush, bug).0, &wanted);
     assert!(off(Bug::None) < 1e-12);
     assert!(off(Bug::TwoChildren) > 1e-3, "not caught");
+}
+
+/// A drafter that shares the target's noise beside one that does not: which token is drafted first depends on what the former
+/// drew, and with it on what the target draws. As if the two were independent, too little would be charged.
+#[test]
+fn drafts_that_depend_on_the_target_s_noise_are_charged_in_full() {
+    const P: [f64; 4] = [0.3, 0.05, 0.65, 0.0];
+    // The model draws token 1 or 2, and with each the target draws by another law; together they are P.
+    const DRAWN: [f64; 2] = [0.6, 0.4];
+    let given = [[0.396, 0.05 / 0.6, 1.0 - 0.396 - 0.05 / 0.6, 0.0], [0.156, 0.0, 0.844, 0.0]];
+    let run = |coupled: bool| {
+        let mean = RefCell::new(0.0);
+        let found = law(|chance| {
+            let model = chance.pick(&DRAWN);
+            let sample = chance.token(&given[model]);
+            // The other drafter proposes token 0, which comes before token 2 and after token 1.
+            let first = if model == 0 { 1 } else { 0 };
+            let mut draft = Tree::default();
+            draft.push(node(first, None));
+            let row = Row { dist: Some(ranked(&P, 3)), ..Row::of(sample) };
+            let verdict = Verdict { rows: vec![row], ..Verdict::default() };
+            let mut court = Court::new(chance, accept_by(Rule::EarsGated { kappa: 0.3 }), Bug::None);
+            let round = Judged {
+                draft: &draft,
+                verdict: &verdict,
+                context: 3,
+                output: 0,
+                tolerance: 0.3,
+                coupled,
+                free: &|_| true,
+            };
+            let token = court.walk(&round).expect("fits").tokens[0];
+            // The charge depends on the model's draw alone.
+            if model == 1 {
+                *mean.borrow_mut() = DRAWN[1] * court.ledger.tv;
+            }
+            token.to_string()
+        });
+        let plain = (0..).zip(P).map(|(token, p): (u32, f64)| (token.to_string(), p)).collect();
+        (distance(&found, &plain), mean.into_inner())
+    };
+    let (tv, charged) = run(true);
+    assert!(tv > 0.05 && tv <= charged + 1e-12, "{tv} of {charged}");
+    let (tv, charged) = run(false);
+    assert!(tv > charged + 1e-3, "not caught: {tv} of {charged}");
 }
