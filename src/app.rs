@@ -218,8 +218,6 @@ fn imposed(backend: &Backend) -> Imposed {
 
 /// Takes up changes of the configuration's files until `stop`.
 async fn follow(mut files: Watch, configured: Arc<Configured>, shared: Shared, stop: CancellationToken) {
-    // The first look sees what was edited while the models were loaded.
-    let mut edited = true;
     for look in 1_u32.. {
         tokio::select! {
             () = stop.cancelled() => return,
@@ -228,14 +226,13 @@ async fn follow(mut files: Watch, configured: Arc<Configured>, shared: Shared, s
         let (configured, shared) = (Arc::clone(&configured), shared.clone());
         // A disk that hangs holds up a thread that may block, and nothing else.
         files = blocking(move || {
-            let changed = files.changed() || edited;
+            let changed = files.changed();
             // What comes of it is logged and counted where it is known.
             let _ = changed.then(|| configured.reload(Asked::IfChanged, &shared));
             let _ = look.is_multiple_of(watch::READ_EVERY).then(|| configured.reload(Asked::Again, &shared));
             files
         })
         .await;
-        edited = false;
     }
 }
 

@@ -161,7 +161,7 @@ impl Configured {
         let refused = outcome.as_ref().map_or_else(Vec::clone, Vec::clone);
         let errors: Vec<FileError> = refused.iter().map(FileError::from).collect();
         let told = std::mem::replace(&mut *self.refused.lock(), errors.clone()) == errors;
-        if !(asked == Asked::Again && last.refused && told) {
+        if asked == Asked::Outright || !last.refused || !told {
             for problem in &refused {
                 tracing::error!("reload: {problem}");
             }

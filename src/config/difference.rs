@@ -17,7 +17,7 @@ pub fn refused(file: &str, running: &str, edited: &str) -> Result<Vec<Problem>, 
     let before = leaves(&yaml::parse(file, running)?);
     let after = leaves(&yaml::parse(file, edited)?);
     let paths: std::collections::BTreeSet<&String> = before.keys().chain(after.keys()).collect();
-    let shown = |leaf: Option<&Node>| leaf.map_or("nothing".to_owned(), Node::got);
+    let shown = |leaf: Option<&Node>, without: &str| leaf.map_or(without.to_owned(), Node::got);
     let value =
         |leaves: &BTreeMap<String, Node>, path: &String| leaves.get(path).map(|leaf| leaf.value.clone());
     let differs = |path: &&String| value(&before, path) != value(&after, path);
@@ -27,7 +27,7 @@ pub fn refused(file: &str, running: &str, edited: &str) -> Result<Vec<Problem>, 
             let (was, is) = (before.get(path), after.get(path));
             let refusal = Refusal::new(
                 "cannot change while the process runs",
-                format!("{} until a restart", shown(was)),
+                format!("{} until a restart", shown(was, "the default")),
             );
             Problem {
                 file: file.to_owned(),
@@ -35,7 +35,7 @@ pub fn refused(file: &str, running: &str, edited: &str) -> Result<Vec<Problem>, 
                 path: path.clone(),
                 message: refusal.message,
                 allowed: refusal.allowed,
-                got: shown(is),
+                got: shown(is, "nothing"),
                 suggestion: None,
             }
         })
@@ -84,7 +84,7 @@ mod tests {
             shown,
             [
                 "f.yaml:5: limits.sessions: cannot change while the process runs, allowed 10 until a restart, got 20",
-                "f.yaml:6: limits.uri: cannot change while the process runs, allowed nothing until a restart, got \"4KiB\"",
+                "f.yaml:6: limits.uri: cannot change while the process runs, allowed the default until a restart, got \"4KiB\"",
             ]
         );
         assert_eq!(refused("f.yaml", running, running).unwrap(), []);

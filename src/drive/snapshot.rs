@@ -17,7 +17,7 @@ use crate::fleet::identity::Epoch;
 use crate::http::drain::Lifecycle;
 
 /// The version of the file.
-const VERSION: u32 = 2;
+const VERSION: u32 = 1;
 /// How often it is written.
 const EVERY: Duration = Duration::from_mins(1);
 

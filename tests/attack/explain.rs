@@ -249,7 +249,8 @@ fn the_running_proxy_is_asked_and_says_when_its_server_is_gone() {
         (!stale && words.contains("reason       policy")).then_some(())
     });
     std::fs::write(home.join("policies/a.yaml"), "version: 1\nname: a\n").unwrap();
-    eventually("and the old ones again", || (verdict(&told().0) == ("eligible", "")).then_some(()));
+    // A probe may have found by now that nothing pays here.
+    eventually("and the old ones again", || (verdict(&told().0).0 == "eligible").then_some(()));
     // With other settings the question is what they would do.
     std::fs::create_dir(home.join("others")).unwrap();
     std::fs::write(home.join("others/a.yaml"), "version: 1\nname: b\nmode: \"off\"\n").unwrap();

@@ -1,12 +1,21 @@
 //! What `POST /api/explain` says of a request is what then happens to it: random requests, before every engine.
 
+use foretell::app::Running;
+use foretell::lab::local;
 use foretell::openai::Route;
 use foretell::units::Dice;
 use serde_json::{Value, json};
 
 use super::house::{House, on_each, setup};
-use super::table::{Row, TABLE};
+use super::table::{Row, Started, TABLE, start};
 use crate::client::{Ask, send};
+use crate::fakes::hosted::{self, Hosted};
+use crate::fakes::mlx::{self, Mlx};
+use crate::fakes::ollama::{self, Ollama};
+use crate::fakes::tgi::{self, Tgi};
+use crate::fakes::toy;
+use crate::fakes::trtllm::{self, Trtllm};
+use crate::wire::Wire;
 
 /// Requests in all.
 const REQUESTS: usize = 504;
@@ -75,12 +84,33 @@ fn headers(dice: &mut Dice) -> String {
     format!("{team}{wish}{encoded}")
 }
 
+/// Engines that leap on few requests or on none: name, how it is started, what its backend is told.
+type Other = (&'static str, fn() -> Started, &'static str);
+
+const OTHERS: [Other; 5] = [
+    (
+        "trtllm",
+        || start(|| Trtllm::new(trtllm::Options { perf_metrics: true, ..trtllm::Options::default() })),
+        "",
+    ),
+    ("tgi", || start(|| Tgi::new(tgi::Options::default())), ""),
+    ("ollama", || start(|| Ollama::new(ollama::Options::default())), "    dialect: ollama\n"),
+    ("mlx", || start(|| Mlx::new(mlx::Options::default())), "    dialect: mlx\n"),
+    (
+        "hosted",
+        || start(|| Hosted::new(hosted::Options::default())),
+        "    dialect: openai\n    billed: true\n",
+    ),
+];
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_explained_of_random_requests_is_what_happens() {
     let each = REQUESTS.div_ceil(TABLE.len());
-    let counts =
-        on_each(TABLE.iter().enumerate(), move |(number, row)| agrees(row, number as u64, each)).await;
-    let sum = |at: usize| counts.iter().map(|count| count[at]).sum::<usize>();
+    let known = on_each(TABLE.iter().enumerate(), move |(number, row)| known(row, number as u64, each));
+    let others =
+        on_each(OTHERS.iter().enumerate(), move |(number, one)| other(one, 100 + number as u64, each / 3));
+    let (known, others) = tokio::join!(known, others);
+    let sum = |at: usize| known.iter().chain(&others).map(|count| count[at]).sum::<usize>();
     let all = [sum(0), sum(1), sum(2)];
     assert!(
         all.iter().sum::<usize>() >= 500 && all.iter().all(|&count| count > 40),
@@ -88,24 +118,47 @@ async fn what_is_explained_of_random_requests_is_what_happens() {
     );
 }
 
-/// How many were bypassed, were to ride only, and were free to leap.
-async fn agrees(row: &'static Row, number: u64, requests: usize) -> [usize; 3] {
+async fn known(row: &'static Row, number: u64, requests: usize) -> [usize; 3] {
     let house = House::under(row, setup(None), &POLICIES).await;
-    let admin = house.proxy.gateway.admin.unwrap();
+    let counts = agrees(row.name, &house.proxy, number, requests, |ask| house.said(&ask)).await;
+    house.leave().await;
+    counts
+}
+
+async fn other(&(name, start, backend): &'static Other, number: u64, requests: usize) -> [usize; 3] {
+    let engine = start().await;
+    let process = format!(
+        "version: 1\nbackends:\n  - name: toy\n    replicas: [\"http://{}\"]\n    models: [{{ id: toy, tokenizer: {} }}]\n    \
+         probe: {{ when: never }}\n{backend}",
+        engine.address(),
+        toy::folder().join("tokenizer.json").display(),
+    );
+    let proxy = local::proxy(&process, &POLICIES).await.unwrap();
+    agrees(name, &proxy, number, requests, |ask| ask).await
+}
+
+/// How many were bypassed, were to ride only, and were free to leap.
+async fn agrees(
+    name: &str,
+    proxy: &Running,
+    number: u64,
+    requests: usize,
+    said: impl Fn(Ask) -> Ask,
+) -> [usize; 3] {
+    let (front, admin) = (proxy.gateway.addresses[0], proxy.gateway.admin.unwrap());
     let mut dice = Dice::new(1_000 + number);
     let mut counts = [0; 3];
     for _ in 0..requests {
         let route = one_of(&mut dice, &[Route::Completions, Route::Chat]);
-        let ask = house.said(&Ask::new(route, dice.one_in(4), fields(&mut dice)));
+        let ask = said(Ask::new(route, dice.one_in(4), fields(&mut dice)));
         let headers = headers(&mut dice);
         let path = format!("/api/explain?route={}", route.name());
         let told = send(admin, &path, &headers, &ask.body()).await.json();
-        let answer = crate::wire::Wire::connect(house.front()).await.ask(ask.bytes(&headers)).await;
-        let said = |name: &str| answer.head.get(name).unwrap_or_default().to_owned();
-        let (went, why, policy) =
-            (said("x-foretell-path"), said("x-foretell-reason"), said("x-foretell-policy"));
+        let answer = Wire::connect(front).await.ask(ask.bytes(&headers)).await;
+        let header = |name: &str| answer.head.get(name).unwrap_or_default().to_owned();
+        let (went, why) = (header("x-foretell-path"), header("x-foretell-reason"));
         let reason = told["reason"].as_str().unwrap_or_default();
-        let context = format!("{} {headers} {}: {told}\n{:?}", row.name, ask.body(), answer.head);
+        let context = format!("{name} {headers} {}: {told}\n{:?}", ask.body(), answer.head);
         match told["path"].as_str().unwrap() {
             "bypassed" => {
                 counts[0] += 1;
@@ -113,7 +166,7 @@ async fn agrees(row: &'static Row, number: u64, requests: usize) -> [usize; 3] {
             }
             "eligible" => {
                 counts[if reason.is_empty() { 2 } else { 1 }] += 1;
-                assert_eq!(told["policy"], policy.as_str(), "{context}");
+                assert_eq!(told["policy"], header("x-foretell-policy").as_str(), "{context}");
                 let streams = went == "eligible" && why.is_empty();
                 let rides = went == "ridden" && why == reason;
                 let leaps =
@@ -123,6 +176,5 @@ async fn agrees(row: &'static Row, number: u64, requests: usize) -> [usize; 3] {
             other => panic!("{other}: {context}"),
         }
     }
-    house.leave().await;
     counts
 }

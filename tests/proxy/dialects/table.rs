@@ -37,7 +37,7 @@ impl<E: Engine> Server for Fake<E> {
     }
 }
 
-type Started = BoxFuture<'static, Box<dyn Server>>;
+pub type Started = BoxFuture<'static, Box<dyn Server>>;
 
 /// One engine, as it is run.
 pub struct Row {
@@ -145,7 +145,7 @@ pub const TABLE: &[Row] = &[
     },
 ];
 
-fn start<E: Engine>(engine: impl FnOnce() -> E + Send + 'static) -> Started {
+pub fn start<E: Engine>(engine: impl FnOnce() -> E + Send + 'static) -> Started {
     async move { Box::new(Fake::start(engine()).await) as Box<dyn Server> }.boxed()
 }
 

@@ -69,7 +69,7 @@ async fn what_only_a_restart_can_change_is_named_and_the_policies_are_taken_all_
     let done = proxy.post("/api/reload").await;
     assert_eq!((done.head.status(), &done.json()["policies"][0]["name"]), (200, &json!("second")));
     let line = format!("{process}x").lines().count();
-    let message = "cannot change while the process runs, allowed nothing until a restart, got 7";
+    let message = "cannot change while the process runs, allowed the default until a restart, got 7";
     let error = json!({ "file": file.display().to_string(), "line": line, "path": "limits.sessions", "message": message });
     assert_eq!(done.json()["refused"], json!([error]));
     assert!(metric(proxy.admin, "foretell_config_synchronized ").await < 0.5);

@@ -12,6 +12,11 @@ async fn files_that_are_written_renamed_or_gone_are_taken_up_by_themselves() {
     let dir = proxy.folder().join("policies");
     write(&dir, "policy.yaml", &policy("second", ""));
     comes(&proxy, |told| is_named(told, "second")).await;
+    // Taken by hand and taken back at once: what was there before is a change as well.
+    write(&dir, "policy.yaml", &policy("other", ""));
+    assert!(is_named(&proxy.post("/api/reload").await.json(), "other"));
+    write(&dir, "policy.yaml", &policy("second", ""));
+    comes(&proxy, |told| is_named(told, "second")).await;
     // An editor's temporary file counts for nothing until it is renamed.
     write(&dir, ".policy.yaml.swp", "no policy at all");
     write(&dir, "policy.yaml~", "no policy at all");
