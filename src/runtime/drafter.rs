@@ -56,7 +56,7 @@ pub struct Noise {
 }
 
 /// How long a first draft may take, model and device warm or not.
-pub const TRIED_WITHIN: std::time::Duration = std::time::Duration::from_secs(60);
+pub const TRIED_WITHIN: std::time::Duration = std::time::Duration::from_mins(1);
 
 /// A handle to the running service; the thread ends with the last handle and seat.
 #[derive(Clone, Debug)]

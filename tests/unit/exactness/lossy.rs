@@ -659,7 +659,7 @@ fn drafts_that_depend_on_the_target_s_noise_are_charged_in_full() {
             let model = chance.pick(&DRAWN);
             let sample = chance.token(&given[model]);
             // The other drafter proposes token 0, which comes before token 2 and after token 1.
-            let first = if model == 0 { 1 } else { 0 };
+            let first = u32::from(model == 0);
             let mut draft = Tree::default();
             draft.push(node(first, None));
             let row = Row { dist: Some(ranked(&P, 3)), ..Row::of(sample) };
