@@ -175,7 +175,7 @@ impl Inner {
         };
         let drafting = self.drafting(&ruling, &identity, &sampling, &exchange.shared.observer);
         ruling.rules.model = drafting.is_there();
-        ruling.rules.shares_noise = drafting.is_there() && identity.engine.shares_noise();
+        ruling.rules.shares_noise = drafting.shares_noise() && identity.engine.shares_noise();
         ruling.rules.vocabulary = identity.tokenizer.end();
         ruling.rules.verify_timeout = self.setup.verify_timeout;
         ruling.rules.draft_timeout = self.setup.draft_timeout;
@@ -194,7 +194,8 @@ impl Inner {
         sampling: &Sampling,
         observer: &Arc<Observer>,
     ) -> Drafting {
-        let drafter = ruling.model.as_deref().and_then(|name| self.setup.drafters.get(name, identity));
+        let named = ruling.model.as_ref();
+        let drafter = named.and_then(|(name, speech)| self.setup.drafters.get(name, *speech, identity));
         // Where the target's noise cannot be reproduced, its most probable token is the best guess: draft greedily.
         let temperature = if identity.engine.shares_noise() { sampling.temperature } else { 0.0 };
         let sampling = Sampling { temperature, ..sampling.clone() };

@@ -58,8 +58,9 @@ pub enum Event {
     RideEnded(Finish),
     /// The model drafter's answer to `Draft`.
     Draft(Tree),
-    /// The model drafter's answer to `Shadow`: its own choice at each asked place.
-    Shadow(Vec<TokenId>),
+    /// The model drafter's answer to `Shadow`: its own choice at each asked place; `None` where that is no token of the
+    /// target's.
+    Shadow(Vec<Option<TokenId>>),
     /// The answer to `Verify`.
     Verdict(Verdict),
     /// An action failed.

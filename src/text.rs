@@ -1,14 +1,16 @@
-//! Tokens to text and back: tokenizer, incremental detokenizer, chat template, vocabulary fingerprint.
+//! Tokens to text and back: tokenizer, incremental detokenizer, chat template, vocabulary fingerprint, and the way
+//! between two vocabularies.
 
 pub mod decode;
 pub mod fingerprint;
 pub mod template;
 pub mod tokenizer;
+pub mod translate;
 
 pub use decode::Detokenizer;
 pub use fingerprint::Fingerprint;
 pub use template::ChatTemplate;
-pub use tokenizer::Tokenizer;
+pub use tokenizer::{Piece, Tokenizer};
 
 /// Errors of tokenizers and chat templates.
 #[derive(Debug, thiserror::Error)]

@@ -317,7 +317,7 @@ impl Configured {
         };
         let models = |name: &str| {
             let unknown = ModelState::Unknown("the server's vocabulary is not known");
-            identity.map_or(unknown, |identity| self.known.drafters.state(name, &identity.epoch.vocabulary))
+            identity.map_or(unknown, |identity| self.known.drafters.state(name, identity))
         };
         let closed = |ruling: &Ruling| {
             let gate = || {

@@ -7,7 +7,7 @@ use super::{AssembleError, asking, settings};
 use crate::admin::explain::{self, Question, ServerFacts};
 use crate::config::process::{Backend, DrafterModel, Process, Replicas};
 use crate::dialect::relayed;
-use crate::drive::ruling;
+use crate::drive::{drafters, ruling};
 use crate::fleet::identity::{self, Identity, Unknown};
 use crate::fleet::rounds_seen::RoundsSeen;
 use crate::fleet::{Replica, SystemResolver};
@@ -65,7 +65,7 @@ pub async fn explain(
         asked: if matches!(answered, Answered::NotAsked(_)) { "nobody" } else { "server" },
         replica: replica.as_ref(),
         server: fact(&answered, &terms),
-        models: &|name| state(process.drafters.get(name), &answered),
+        models: &|name| state(name, process.drafters.get(name), &answered),
         closed: &|_| None,
         notes,
         now: &|_, _, _| None,
@@ -130,17 +130,14 @@ fn fact<'a>(answered: &'a Answered, terms: &'a Terms) -> Fact<policy::ServerStat
 }
 
 /// Whether a drafter model could draft for this server, by the tokenizer in its folder.
-fn state(model: Option<&DrafterModel>, answered: &Answered) -> ModelState {
+fn state(name: &str, model: Option<&DrafterModel>, answered: &Answered) -> ModelState {
     let Answered::Known(identity) = answered else {
         return ModelState::Unknown("the server's vocabulary is not known");
     };
     let Some(DrafterModel { path, tokenizer, .. }) = model else { return ModelState::NotLoaded };
     let file = tokenizer.clone().unwrap_or_else(|| path.join("tokenizer.json"));
     match Tokenizer::from_file(&file) {
-        Ok(tokenizer) if tokenizer.fingerprint().to_string() == identity.epoch.vocabulary => {
-            ModelState::Ready
-        }
-        Ok(_) => ModelState::OtherVocabulary,
+        Ok(tokenizer) => drafters::compared(name, &tokenizer, identity),
         Err(_) => ModelState::Unknown("its tokenizer cannot be read"),
     }
 }

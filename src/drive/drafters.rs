@@ -1,10 +1,13 @@
 //! The model drafters that the policies name, loaded once and shared by all sessions.
 
 use crate::config::process::Process;
+use crate::fleet::identity::Identity;
 use crate::policy::PolicySet;
+use crate::policy::part::ModelState;
+use crate::text::Tokenizer;
 
 #[cfg(feature = "onnx")]
-pub use with_runtime::{Drafters, LoadedDrafter};
+pub use with_runtime::{Drafters, LoadedDrafter, Speaker, Translation};
 #[cfg(not(feature = "onnx"))]
 pub use without_runtime::{Drafters, LoadedDrafter};
 
@@ -18,28 +21,111 @@ pub struct DrafterError {
     pub detail: String,
 }
 
+/// How the vocabulary of a drafter compares to that of a target.
+pub fn compared(name: &str, drafter: &Tokenizer, identity: &Identity) -> ModelState {
+    let (own, target) = (drafter.fingerprint().to_string(), &identity.epoch.vocabulary);
+    if own == *target {
+        return ModelState::Ready;
+    }
+    let short = |fingerprint: &str| fingerprint.get(..8).unwrap_or(fingerprint).to_owned();
+    ModelState::OtherVocabulary(format!(
+        "the vocabulary of `{name}` ({} tokens, {}) is not that of `{}` ({} tokens, {})",
+        drafter.size(),
+        short(&own),
+        identity.epoch.model,
+        identity.tokenizer.size(),
+        short(target),
+    ))
+}
+
 #[cfg(feature = "onnx")]
 mod with_runtime {
     use std::collections::HashMap;
+    use std::sync::{Arc, OnceLock};
 
-    use parking_lot::RwLock;
+    use parking_lot::{Mutex, RwLock};
 
-    use super::{DrafterError, PolicySet, Process};
+    use super::{DrafterError, Identity, ModelState, PolicySet, Process, Tokenizer, compared};
     use crate::config::process::DrafterModel;
-    use crate::fleet::identity::Identity;
-    use crate::policy::part::ModelState;
+    use crate::policy::part::Speech;
     use crate::runtime::drafter::DrafterService;
     use crate::runtime::model::Options;
-    use crate::text::Tokenizer;
+    use crate::text::translate::{Ends, Pair};
 
     /// A loaded model drafter and its vocabulary.
     #[derive(Clone)]
     pub struct LoadedDrafter {
         /// Handle to the thread that runs the model.
         pub service: DrafterService,
-        /// Fingerprint of its vocabulary; it drafts only for targets with the same one.
-        pub vocabulary: String,
+        /// Its tokenizer.
+        pub tokenizer: Arc<Tokenizer>,
+        /// Translations between it and the targets it has drafted for, by the fingerprints of those.
+        pairs: Arc<Mutex<HashMap<String, Arc<Translation>>>>,
     }
+
+    /// The translation between a drafter and a target, made when it is first needed.
+    pub struct Translation {
+        target: Arc<Tokenizer>,
+        drafter: Arc<Tokenizer>,
+        ends: [Vec<u32>; 2],
+        pair: OnceLock<Option<Arc<Pair>>>,
+    }
+
+    /// A model drafter as one target's sessions ask it.
+    #[derive(Clone)]
+    pub struct Speaker {
+        /// Handle to the thread that runs the model.
+        pub service: DrafterService,
+        /// How its drafts become the target's.
+        pub speech: Speech,
+        /// The translation, if there is one to be made.
+        pub translation: Option<Arc<Translation>>,
+    }
+
+    impl LoadedDrafter {
+        /// A drafter that is running.
+        pub fn new(service: DrafterService, tokenizer: Arc<Tokenizer>) -> Self {
+            Self { service, tokenizer, pairs: Arc::default() }
+        }
+
+        fn is_of(&self, vocabulary: &str) -> bool {
+            self.tokenizer.fingerprint().to_string() == vocabulary
+        }
+
+        fn translation(&self, identity: &Identity) -> Arc<Translation> {
+            let mut pairs = self.pairs.lock();
+            // A target that has gone for good is not worth a table of both vocabularies.
+            if pairs.len() >= PAIRS {
+                pairs.retain(|_, translation| Arc::strong_count(translation) > 1);
+            }
+            let made = pairs.entry(identity.epoch.vocabulary.clone()).or_insert_with(|| {
+                Arc::new(Translation {
+                    target: Arc::clone(&identity.tokenizer),
+                    drafter: Arc::clone(&self.tokenizer),
+                    ends: [identity.engine.eos.clone(), self.service.config().eos.clone()],
+                    pair: OnceLock::new(),
+                })
+            });
+            Arc::clone(made)
+        }
+    }
+
+    impl Translation {
+        /// The pair of vocabularies; `None` if one of the tokenizers cannot be used. The first call takes tens of
+        /// milliseconds for large vocabularies.
+        pub fn pair(&self) -> Option<&Arc<Pair>> {
+            let made = || {
+                let [target, drafter] = &self.ends;
+                let pair =
+                    Pair::new(Arc::clone(&self.target), Arc::clone(&self.drafter), Ends { target, drafter });
+                pair.map(Arc::new).inspect_err(|error| tracing::warn!(%error, "no translation")).ok()
+            };
+            self.pair.get_or_init(made).as_ref()
+        }
+    }
+
+    /// Translations that a drafter keeps without looking whether they are still used.
+    const PAIRS: usize = 16;
 
     /// The model drafters, by the names that policies use.
     #[derive(Default)]
@@ -87,20 +173,25 @@ mod with_runtime {
             });
         }
 
-        /// Whether the drafter of that name can draft for a target of this vocabulary.
-        pub fn state(&self, name: &str, vocabulary: &str) -> ModelState {
+        /// Whether the drafter of that name has the vocabulary of a target.
+        pub fn state(&self, name: &str, identity: &Identity) -> ModelState {
             match self.loaded.read().get(name) {
                 None => ModelState::NotLoaded,
-                Some(drafter) if drafter.vocabulary == vocabulary => ModelState::Ready,
-                Some(_) => ModelState::OtherVocabulary,
+                Some(drafter) => compared(name, &drafter.tokenizer, identity),
             }
         }
 
-        /// The drafter of that name, if it is loaded and speaks the target's vocabulary.
-        pub fn get(&self, name: &str, identity: &Identity) -> Option<DrafterService> {
+        /// The drafter of that name for a target, if it is loaded.
+        pub fn get(&self, name: &str, speech: Speech, identity: &Identity) -> Option<Speaker> {
             let loaded = self.loaded.read();
             let drafter = loaded.get(name)?;
-            (drafter.vocabulary == identity.epoch.vocabulary).then(|| drafter.service.clone())
+            let same = drafter.is_of(&identity.epoch.vocabulary);
+            let translation = match speech {
+                Speech::Same if !same => return None,
+                Speech::Same => None,
+                Speech::Slem | Speech::Tli | Speech::Measured => Some(drafter.translation(identity)),
+            };
+            Some(Speaker { service: drafter.service.clone(), speech, translation })
         }
 
         /// The names of those that are loaded.
@@ -127,14 +218,13 @@ mod with_runtime {
         };
         let service = DrafterService::start(&model.path, &options).map_err(|error| error.to_string())?;
         service.try_out().map_err(|fault| format!("it loads and does not run: {fault}"))?;
-        Ok(LoadedDrafter { service, vocabulary: tokenizer.fingerprint().to_string() })
+        Ok(LoadedDrafter::new(service, Arc::new(tokenizer)))
     }
 }
 
 #[cfg(not(feature = "onnx"))]
 mod without_runtime {
-    use super::{DrafterError, PolicySet, Process};
-    use crate::policy::part::ModelState;
+    use super::{DrafterError, Identity, ModelState, PolicySet, Process};
 
     /// Never constructed: this build has no ONNX runtime.
     pub enum LoadedDrafter {}
@@ -159,7 +249,7 @@ mod without_runtime {
         pub fn retain(&self, _: &PolicySet) {}
 
         /// Always [`ModelState::NotLoaded`].
-        pub fn state(&self, _: &str, _: &str) -> ModelState {
+        pub fn state(&self, _: &str, _: &Identity) -> ModelState {
             ModelState::NotLoaded
         }
 

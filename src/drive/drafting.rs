@@ -14,18 +14,21 @@ use futures_util::future::{BoxFuture, FutureExt};
 use tokio::sync::OnceCell;
 
 #[cfg(feature = "onnx")]
-use crate::draft::{Features, Node, Source, Tree, Vote};
+use crate::drive::drafters::Speaker;
 #[cfg(feature = "onnx")]
 use crate::observe::{DraftKind, DraftLoss, Observer};
 #[cfg(feature = "onnx")]
 use crate::openai::Sampling;
 use crate::session::{ActionId, Event, Fault};
-#[cfg(feature = "onnx")]
-use crate::units::TokenId;
 use crate::words::Past;
 
 #[cfg(feature = "onnx")]
-use crate::runtime::drafter::{DraftFault, DrafterService, Noise, Seat};
+use self::tongue::Tongue;
+#[cfg(feature = "onnx")]
+use crate::runtime::drafter::{DrafterService, Noise, Seat};
+
+#[cfg(feature = "onnx")]
+mod tongue;
 
 /// The result of an asynchronous action.
 pub struct Reply {
@@ -52,10 +55,18 @@ enum Question {
     Shadow { from: usize },
 }
 
+/// Who is asked, and how one speaks with it.
+#[cfg(feature = "onnx")]
+#[derive(Clone)]
+struct Asked {
+    service: DrafterService,
+    tongue: Tongue,
+}
+
 /// The model drafter of one session.
 #[cfg(feature = "onnx")]
 pub struct Drafting {
-    service: Option<DrafterService>,
+    drafter: Option<Asked>,
     noise: Noise,
     /// Taken by the first question that finds a free one; kept until the session ends.
     seat: Arc<OnceCell<Seat>>,
@@ -83,6 +94,11 @@ impl Drafting {
         false
     }
 
+    /// Always false.
+    pub fn shares_noise(&self) -> bool {
+        false
+    }
+
     /// Always [`Fault::Draft`].
     pub fn draft(&mut self, _: ActionId, _: Past, _: usize) -> BoxFuture<'static, Reply> {
         async { Reply::event(Event::Fault(Fault::Draft)) }.boxed()
@@ -102,22 +118,23 @@ impl Drafting {
 
 #[cfg(feature = "onnx")]
 impl Drafting {
-    /// Questions go to `service`; `sampling` carries the seed of the noise that the target samples with. `bounded`:
+    /// Questions go to `speaker`; `sampling` carries the seed of the noise that the target samples with. `bounded`:
     /// the operator has set how long a draft may take (`timeouts.draft`).
-    pub fn new(
-        service: Option<DrafterService>,
-        sampling: Sampling,
-        bounded: bool,
-        observer: Arc<Observer>,
-    ) -> Self {
+    pub fn new(speaker: Option<Speaker>, sampling: Sampling, bounded: bool, observer: Arc<Observer>) -> Self {
         let noise = Noise { seed: sampling.seed, choice: 0, sampling };
         let late = if bounded { DraftLoss::Timeout } else { DraftLoss::Patience };
-        Self { service, noise, seat: Arc::default(), asked: Vec::new(), late, observer }
+        let drafter = speaker.map(|speaker| Asked { tongue: Tongue::of(&speaker), service: speaker.service });
+        Self { drafter, noise, seat: Arc::default(), asked: Vec::new(), late, observer }
+    }
+
+    /// Whether the drafter may draw with the target's own noise: not where its drafts are translated as text.
+    pub fn shares_noise(&self) -> bool {
+        self.drafter.as_ref().is_some_and(|drafter| drafter.tongue.shares_noise())
     }
 
     /// Whether there is a drafter to ask.
     pub fn is_there(&self) -> bool {
-        self.service.is_some()
+        self.drafter.is_some()
     }
 
     /// A chain of at most `gamma` tokens after the past.
@@ -148,14 +165,13 @@ impl Drafting {
         let kind = question.kind();
         self.asked.push((id, kind));
         self.observer.metrics().draft_asked(kind);
-        let (service, seat) = (self.service.clone(), Arc::clone(&self.seat));
+        let (drafter, seat) = (self.drafter.clone(), Arc::clone(&self.seat));
         let (noise, observer) = (self.noise.clone(), Arc::clone(&self.observer));
         async move {
-            let seated = seat.get_or_try_init(|| async { service.ok_or(())?.seat(noise).await.ok_or(()) });
             let started = tokio::time::Instant::now();
-            let answer = match seated.await {
-                Ok(seat) => question.put(seat, past).await.map_err(|_| DraftLoss::Fault),
-                Err(()) => Err(DraftLoss::NoSeat),
+            let answer = match drafter {
+                Some(drafter) => drafter.answer(&seat, noise, past, question).await,
+                None => Err(DraftLoss::NoSeat),
             };
             let event = answer.unwrap_or_else(|loss| {
                 observer.metrics().draft_lost(kind, loss);
@@ -175,24 +191,29 @@ impl Question {
             Self::Shadow { .. } => DraftKind::Shadow,
         }
     }
-
-    async fn put(self, seat: &Seat, past: Past) -> Result<Event, DraftFault> {
-        match self {
-            Self::Draft { gamma } => seat.draft(past, gamma).await.map(|chain| Event::Draft(tree(&chain))),
-            Self::Shadow { from } => seat.shadow(past, from).await.map(Event::Shadow),
-        }
-    }
 }
 
-/// A chain; each node carries the drafter's margin as its feature.
 #[cfg(feature = "onnx")]
-fn tree(chain: &[(TokenId, f32)]) -> Tree {
-    let mut tree = Tree::default();
-    for (index, &(token, margin)) in chain.iter().enumerate() {
-        let features = Features { margin, ..Features::default() };
-        tree.push(Node::new(token, index.checked_sub(1), Vote::new(Source::Model, features)));
+impl Asked {
+    /// Tells the drafter the past, takes a seat if the session has none, and puts the question.
+    async fn answer(
+        self,
+        seat: &OnceCell<Seat>,
+        noise: Noise,
+        past: Past,
+        question: Question,
+    ) -> Result<Event, DraftLoss> {
+        let told = self.tongue.tell(past, &noise).await.ok_or(DraftLoss::Fault)?;
+        let seated = seat.get_or_try_init(|| async {
+            self.service.seat_speaking(noise, self.tongue.voice()).await.ok_or(DraftLoss::NoSeat)
+        });
+        let seat = seated.await?;
+        let event = match question {
+            Question::Draft { gamma } => tongue::draft(seat, told, gamma).await.map(Event::Draft),
+            Question::Shadow { from } => self.tongue.shadow(seat, told, from).await.map(Event::Shadow),
+        };
+        event.map_err(|_| DraftLoss::Fault)
     }
-    tree
 }
 
 #[cfg(all(test, feature = "onnx"))]
@@ -201,7 +222,12 @@ mod tests {
     use std::task::Poll;
 
     use super::*;
+    use crate::policy::part::Speech;
     use crate::runtime::fake::Fake;
+
+    fn speaker(service: &DrafterService) -> Speaker {
+        Speaker { service: service.clone(), speech: Speech::Same, translation: None }
+    }
 
     fn counted(observer: &Observer, line: &str) -> bool {
         observer.metrics().text().lines().any(|found| found == line)
@@ -214,7 +240,7 @@ mod tests {
         let service = DrafterService::start_with(Box::new(fake));
         let observer = Arc::new(Observer::new().unwrap());
         let sampling = Sampling::default();
-        let mut drafting = Drafting::new(Some(service.clone()), sampling, false, Arc::clone(&observer));
+        let mut drafting = Drafting::new(Some(speaker(&service)), sampling, false, Arc::clone(&observer));
         let past = Past::new(&[1; 500], &[2]);
         controls.hold(true);
         let mut reading = drafting.shadow(ActionId(1), past.clone(), 0);
@@ -247,7 +273,7 @@ mod tests {
         let controls = fake.controls();
         let service = DrafterService::start_with(Box::new(fake));
         let session =
-            || Drafting::new(Some(service.clone()), Sampling::default(), true, Arc::clone(&observer));
+            || Drafting::new(Some(speaker(&service)), Sampling::default(), true, Arc::clone(&observer));
         let (mut one, mut other) = (session(), session());
         let past = Past::new(&[1, 2], &[]);
         assert!(matches!(one.draft(ActionId(1), past.clone(), 2).await.event, Event::Draft(_)));

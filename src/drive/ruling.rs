@@ -114,7 +114,7 @@ impl Rulebook {
         let terms = self.terms(passed.backend).ok_or(BypassReason::NoPlan)?;
         let standing = standing.ok_or(BypassReason::NoPlan)?;
         let models = |name: &str| match standing {
-            identity::Standing::Known(identity) => drafters.state(name, &identity.epoch.vocabulary),
+            identity::Standing::Known(identity) => drafters.state(name, identity),
             identity::Standing::Relayed(..) => ModelState::NotLoaded,
         };
         let policies = self.policies.current();

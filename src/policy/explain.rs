@@ -174,7 +174,7 @@ pub struct DrafterLine {
     pub drafter: String,
     /// Whether it drafts; `null` if that is not known.
     pub drafts: Option<bool>,
-    /// Why it does not draft, or why that is not known.
+    /// How a model with another vocabulary drafts; why it does not draft, or why that is not known.
     pub why: Option<String>,
 }
 
@@ -389,8 +389,9 @@ fn policy_line(policy: &Policy, subject: Option<&super::Subject<'_>>) -> PolicyL
 fn drafters(policy: &Policy, facts: &Facts<'_>) -> Vec<DrafterLine> {
     let line = |drafter: &Drafter| {
         let (drafts, why) = match drafter.part(facts.models) {
-            Part::Inline(_) | Part::Asked(_) => (Some(true), None),
-            Part::Absent(why) => (Some(false), Some(why.to_owned())),
+            Part::Inline(_) => (Some(true), None),
+            Part::Asked(_, speech) => (Some(true), speech.words().map(ToOwned::to_owned)),
+            Part::Absent(why) => (Some(false), Some(why.into_owned())),
             Part::Unknown(why) => (None, Some(why.to_owned())),
         };
         let drafter = match drafter {

@@ -1,20 +1,50 @@
 //! How a policy's drafter takes part in a session: inline, as a model that is asked, or not at all.
 
+use std::borrow::Cow;
+
 use super::{Drafter, Vocabulary};
 use crate::draft::LookupSpec;
 use crate::draft::prompt_lookup::Ngram;
 
 /// State of a drafter model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ModelState {
     /// It is loaded and has the target's vocabulary.
     Ready,
-    /// Its vocabulary differs from the target's.
-    OtherVocabulary,
+    /// Its vocabulary differs from the target's; the text names both.
+    OtherVocabulary(String),
     /// It is not loaded.
     NotLoaded,
     /// Not known; the text says why.
     Unknown(&'static str),
+}
+
+/// How the drafts of a model become drafts in the target's tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Speech {
+    /// They are: both have one vocabulary.
+    Same,
+    /// As text, which is encoded in the target's tokens.
+    Slem,
+    /// The model chooses among the common tokens only.
+    Tli,
+    /// By one of both, as measured for each request.
+    Measured,
+}
+
+impl Speech {
+    /// How it is done, in words for the operator; `None` where nothing is to be done.
+    pub const fn words(self) -> Option<&'static str> {
+        match self {
+            Self::Same => None,
+            Self::Slem => Some("another vocabulary: drafts are translated as text (slem)"),
+            Self::Tli => Some("another vocabulary: it drafts in the common tokens (tli)"),
+            Self::Measured => Some(
+                "another vocabulary: drafts are translated as text (slem), or it drafts in the \
+                 common tokens (tli) where the target's noise is shared and they make up nine tenths of the text",
+            ),
+        }
+    }
 }
 
 /// How a drafter takes part in a session.
@@ -23,32 +53,39 @@ pub enum Part<'a> {
     /// It drafts inside the session, from the tokens seen so far.
     Inline(LookupSpec),
     /// The drafter model of this name is asked for drafts.
-    Asked(&'a str),
+    Asked(&'a str, Speech),
     /// Not known; the text says why.
     Unknown(&'static str),
     /// It does not draft; the text says why. The output stays exact, only speed may be lost.
-    Absent(&'static str),
+    Absent(Cow<'static, str>),
 }
 
 impl Drafter {
     /// How this drafter takes part; `model` gives the state of a drafter model by name.
     pub fn part(&self, model: impl Fn(&str) -> ModelState) -> Part<'_> {
-        const NOT_BUILT: Part<'static> = Part::Absent("this kind of drafter is not built yet");
+        const NOT_BUILT: Part<'static> = Part::Absent(Cow::Borrowed("this kind of drafter is not built yet"));
         match self {
             Self::PromptLookup { ngram_min, ngram_max } => {
                 Part::Inline(LookupSpec::PromptLookup(Ngram { min: *ngram_min, max: *ngram_max }))
             }
             Self::Suffix { .. } | Self::Phrasebook { .. } | Self::Recycling | Self::Prediction => NOT_BUILT,
-            Self::Model { vocabulary: Vocabulary::Slem | Vocabulary::Tli, .. } => {
-                Part::Absent("translating between vocabularies is not built yet")
-            }
-            Self::Model { model: name, vocabulary: Vocabulary::Auto | Vocabulary::Same } => match model(name)
-            {
-                ModelState::Ready => Part::Asked(name),
-                ModelState::OtherVocabulary => Part::Absent("it speaks another vocabulary than the target"),
-                ModelState::NotLoaded => Part::Absent("it is not loaded"),
+            Self::Model { model: name, vocabulary } => match model(name) {
+                ModelState::Ready => Part::Asked(name, Speech::Same),
+                ModelState::OtherVocabulary(both) => speech(*vocabulary, &both)
+                    .map_or_else(|why| Part::Absent(Cow::Owned(why)), |speech| Part::Asked(name, speech)),
+                ModelState::NotLoaded => Part::Absent(Cow::Borrowed("it is not loaded")),
                 ModelState::Unknown(why) => Part::Unknown(why),
             },
         }
+    }
+}
+
+/// How a model with another vocabulary speaks; an error, in words, where the policy says that it has the same.
+fn speech(vocabulary: Vocabulary, both: &str) -> Result<Speech, String> {
+    match vocabulary {
+        Vocabulary::Auto => Ok(Speech::Measured),
+        Vocabulary::Slem => Ok(Speech::Slem),
+        Vocabulary::Tli => Ok(Speech::Tli),
+        Vocabulary::Same => Err(format!("it is declared `vocabulary: same`, and {both}")),
     }
 }

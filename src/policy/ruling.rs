@@ -4,7 +4,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use super::facts::Server;
-use super::part::Part;
+use super::part::{Part, Speech};
 use super::{Accept, Gates, Policy};
 use crate::control::gates::{LoadGates, Signal};
 use crate::openai::{Control, Route, Sampling};
@@ -23,8 +23,8 @@ pub struct Ruling {
     /// Rules of the session. The driver fills in the deadlines, the control-group draw and whether the drafter model is
     /// available.
     pub rules: Rules,
-    /// Name of the drafter model to ask; `None` if the policy has none that can draft.
-    pub model: Option<String>,
+    /// The drafter model to ask, and how it speaks; `None` if the policy has none that can draft.
+    pub model: Option<(String, Speech)>,
     /// Most bytes of a round's request, and most bytes of its answer.
     pub bytes_max: usize,
     /// Gates that may close while the session runs.
@@ -72,13 +72,15 @@ impl Ruling {
             segment: server.engine.segment,
             ..Rules::default()
         };
-        let model =
-            parts.iter().find_map(|part| if let Part::Asked(name) = part { Some(*name) } else { None });
+        let model = parts.iter().find_map(|part| match part {
+            Part::Asked(name, speech) => Some(((*name).to_owned(), *speech)),
+            _ => None,
+        });
         Self {
             name: policy.label(),
             sampling,
             rules,
-            model: model.map(ToOwned::to_owned),
+            model,
             bytes_max: server.terms.bytes_max,
             gates: LiveGates::of(policy),
             policy: Arc::clone(policy),

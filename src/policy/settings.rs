@@ -64,14 +64,14 @@ pub enum Scope {
 /// Relation of a drafter model's vocabulary to the target's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Vocabulary {
-    /// Detected by comparing fingerprints of both vocabularies; it must be the same.
+    /// Detected by comparing the fingerprints of both; if they differ, `slem` or `tli` by what is measured.
     #[default]
     Auto,
-    /// The same, also checked by the fingerprints.
+    /// The same; a model whose fingerprint differs does not draft.
     Same,
-    /// Different; drafts are translated as text (not built).
+    /// Drafts are translated as text (string-level exact match, Universal Assisted Generation).
     Slem,
-    /// Different; drafts are restricted to the common tokens (not built).
+    /// The model chooses among the common tokens only (token-level intersection).
     Tli,
 }
 

@@ -252,7 +252,7 @@ pub(super) fn say_plans(plans: &[Plan]) -> (Verdict, String) {
 }
 
 pub(super) fn say_parts(parts: &[Part<'_>]) -> (Verdict, String) {
-    let drafts = |part: &Part<'_>| matches!(part, Part::Inline(_) | Part::Asked(_));
+    let drafts = |part: &Part<'_>| matches!(part, Part::Inline(_) | Part::Asked(..));
     if parts.iter().any(drafts) {
         return passed("some drafter drafts");
     }

@@ -7,13 +7,14 @@
 
 mod worker;
 
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::thread;
 
 use tokio::sync::oneshot;
 
 use super::forward::{Forward, ModelConfig};
 use crate::openai::Sampling;
+use crate::text::translate::Common;
 use crate::units::TokenId;
 use crate::words::Past;
 use worker::{Command, Want, Work};
@@ -53,6 +54,25 @@ pub struct Noise {
     pub choice: u32,
     /// The target's sampling.
     pub sampling: Sampling,
+}
+
+/// In whose tokens a seat drafts.
+#[derive(Clone, Debug, Default)]
+pub enum Voice {
+    /// In the model's own.
+    #[default]
+    Own,
+    /// In the target's: the model chooses among the tokens that both have, with the target's noise where the seed is known.
+    Common(Arc<Common>),
+}
+
+/// The past in the target's tokens, for a seat that speaks them ([`Voice::Common`]).
+#[derive(Clone, Debug)]
+pub struct Spoken {
+    /// Prompt and output.
+    pub past: Past,
+    /// For each place that is asked for, how many of these tokens stand before it.
+    pub before: Vec<usize>,
 }
 
 /// How long a first draft may take, model and device warm or not.
@@ -108,20 +128,31 @@ impl DrafterService {
     pub fn try_out(&self) -> Result<(), DraftFault> {
         let (reply, answer) = oneshot::channel();
         let noise = Noise { seed: None, choice: 0, sampling: Sampling::default() };
-        let seat = Command::Seat { noise, commands: self.commands.clone(), reply };
+        let seat = Command::Seat { noise, voice: Voice::Own, commands: self.commands.clone(), reply };
         self.commands.send(seat).map_err(|_| DraftFault::Stopped)?;
         let seat = within(answer).flatten().ok_or(DraftFault::Stopped)?;
         let (reply, answer) = oneshot::channel();
-        let work =
-            Work { seat: seat.number, past: Past::new(&[0], &[]), want: Want::Draft { gamma: 1 }, reply };
+        let work = Work {
+            seat: seat.number,
+            past: Past::new(&[0], &[]),
+            spoken: None,
+            want: Want::Draft { gamma: 1 },
+            reply,
+        };
         self.commands.send(Command::Work(work)).map_err(|_| DraftFault::Stopped)?;
         within(answer).ok_or(DraftFault::Stopped)?.map(|_| ())
     }
 
-    /// A seat for a session; `None` if all are taken or the service has stopped.
+    /// A seat for a session that drafts in the model's own tokens; `None` if all are taken or the service has stopped.
     pub async fn seat(&self, noise: Noise) -> Option<Seat> {
+        self.seat_speaking(noise, Voice::Own).await
+    }
+
+    /// As [`Self::seat`], in the tokens of `voice`.
+    pub async fn seat_speaking(&self, noise: Noise, voice: Voice) -> Option<Seat> {
         let (reply, answer) = oneshot::channel();
-        self.commands.send(Command::Seat { noise, commands: self.commands.clone(), reply }).ok()?;
+        let seat = Command::Seat { noise, voice, commands: self.commands.clone(), reply };
+        self.commands.send(seat).ok()?;
         answer.await.ok().flatten()
     }
 }
@@ -145,20 +176,44 @@ impl Seat {
     ///
     /// Of two questions at a time the later one is answered.
     pub async fn draft(&self, past: Past, gamma: usize) -> Result<Vec<Drafted>, DraftFault> {
-        self.ask(past, Want::Draft { gamma }).await
+        self.ask(past, None, Want::Draft { gamma }).await
+    }
+
+    /// As [`Self::draft`] for a seat that speaks the target's tokens, which the answer is made of; `past` is in the
+    /// model's own.
+    pub async fn draft_common(
+        &self,
+        past: Past,
+        spoken: Past,
+        gamma: usize,
+    ) -> Result<Vec<Drafted>, DraftFault> {
+        let before = vec![spoken.len()];
+        self.ask(past, Some(Spoken { past: spoken, before }), Want::Draft { gamma }).await
     }
 
     /// The drafter's own choice at every place from output token `from` of `past` to the one behind its end, each
     /// given the tokens before it. One pass; there must be a token before `from`.
     pub async fn shadow(&self, past: Past, from: usize) -> Result<Vec<TokenId>, DraftFault> {
         let from = past.prompt().len() + from;
-        let chosen = self.ask(past, Want::Shadow { from }).await?;
+        let chosen = self.ask(past, None, Want::Shadow { from }).await?;
         Ok(chosen.into_iter().map(|(token, _)| token).collect())
     }
 
-    async fn ask(&self, past: Past, want: Want) -> Result<Vec<Drafted>, DraftFault> {
+    /// As [`Self::shadow`] for a seat that speaks the target's tokens, which the answer is made of.
+    pub async fn shadow_common(
+        &self,
+        past: Past,
+        spoken: Spoken,
+        from: usize,
+    ) -> Result<Vec<TokenId>, DraftFault> {
+        let from = past.prompt().len() + from;
+        let chosen = self.ask(past, Some(spoken), Want::Shadow { from }).await?;
+        Ok(chosen.into_iter().map(|(token, _)| token).collect())
+    }
+
+    async fn ask(&self, past: Past, spoken: Option<Spoken>, want: Want) -> Result<Vec<Drafted>, DraftFault> {
         let (reply, answer) = oneshot::channel();
-        let work = Work { seat: self.number, past, want, reply };
+        let work = Work { seat: self.number, past, spoken, want, reply };
         self.commands.send(Command::Work(work)).map_err(|_| DraftFault::Stopped)?;
         answer.await.map_err(|_| DraftFault::Stopped)?
     }

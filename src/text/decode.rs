@@ -43,7 +43,8 @@ impl ByteTable {
         table
     }
 
-    fn bytes(&self, id: TokenId) -> &[u8] {
+    /// The bytes of a token; none if there is no such token.
+    pub(crate) fn bytes(&self, id: TokenId) -> &[u8] {
         let id = id as usize;
         let start = id.checked_sub(1).map_or(Some(&0), |before| self.ends.get(before));
         let range = start.zip(self.ends.get(id)).map(|(&start, &end)| start as usize..end as usize);
@@ -89,6 +90,16 @@ impl Detokenizer {
     pub(crate) fn window(tokenizer: Arc<Tokenizer>, context: &[TokenId], skip_special: bool) -> Self {
         let recent = context.get(context.len().saturating_sub(CONTEXT)..).unwrap_or_default();
         Self(Kind::Window { tokenizer, window: recent.to_vec(), said: recent.len(), skip_special })
+    }
+}
+
+impl Detokenizer {
+    /// Whether it holds back the beginning of a character.
+    pub fn holds(&self) -> bool {
+        match &self.0 {
+            Kind::Bytes { held, .. } => !held.is_empty(),
+            Kind::Window { window, said, .. } => window.len() > *said,
+        }
     }
 }
 

@@ -10,6 +10,15 @@ use super::fingerprint::Fingerprint;
 use super::{TextError, read};
 use crate::units::TokenId;
 
+/// A token of a text that was encoded, and where in it the token ends, bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// Token id.
+    pub token: TokenId,
+    /// One past its last byte. Tokens that share a character between them all end with it.
+    pub end: usize,
+}
+
 /// A tokenizer. Shared as an `Arc`.
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
@@ -47,6 +56,46 @@ impl Tokenizer {
     /// The ids of a text; `special` adds what the tokenizer puts around every prompt (such as a BOS token).
     pub fn encode(&self, text: &str, special: bool) -> Result<Vec<TokenId>, TextError> {
         self.inner.encode_fast(text, special).map(|encoding| encoding.get_ids().to_vec()).map_err(wrong)
+    }
+
+    /// The tokens of a text, each with its place; nothing is put around the text.
+    pub fn pieces(&self, text: &str) -> Result<Vec<Piece>, TextError> {
+        if let Some(pieces) = self.bytes.as_ref().and_then(|table| self.laid_out(table, text)) {
+            return Ok(pieces);
+        }
+        let encoding = self.inner.encode(text, false).map_err(wrong)?;
+        let mut end = 0;
+        let pieces = encoding.get_ids().iter().zip(encoding.get_offsets());
+        Ok(pieces
+            .map(|(&token, &(_, until))| {
+                end = end.max(until);
+                Piece { token, end }
+            })
+            .collect())
+    }
+
+    /// The tokens of a text, placed by the bytes of each; `None` if they are not those of the text (it was normalised).
+    fn laid_out(&self, table: &ByteTable, text: &str) -> Option<Vec<Piece>> {
+        let mut end = 0;
+        let pieces = self.encode(text, false).ok()?.into_iter().map(|token| {
+            end += table.bytes(token).len();
+            Piece { token, end }
+        });
+        let pieces: Vec<Piece> = pieces.collect();
+        (end == text.len()).then_some(pieces)
+    }
+
+    /// The bytes that a token stands for within a text; `None` if there is no such token.
+    pub fn spelling(&self, id: TokenId) -> Option<Vec<u8>> {
+        let token = self.token(id)?;
+        if let Some(table) = &self.bytes {
+            return Some(table.bytes(id).to_vec());
+        }
+        let byte = token.strip_prefix("<0x").and_then(|rest| rest.strip_suffix('>'));
+        if let Some(byte) = byte.and_then(|digits| u8::from_str_radix(digits, 16).ok()) {
+            return Some(vec![byte]);
+        }
+        Some(token.replace('\u{2581}', " ").into_bytes())
     }
 
     /// The text of ids, with U+FFFD for bytes that are no characters. Ids without a token are left out.

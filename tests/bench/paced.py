@@ -69,7 +69,8 @@ def read_cell(text):
 def start_target(stack, foretell, cell, lanes=None):
     pace = ",".join(f"{key}={cell[key]}" for key in PACE if key in cell)
     argv = [foretell, "target", "--model", str(ROOT / "onnx/models/target"), "--name", "foretell-target", "--listen",
-            "127.0.0.1:0", "--device", "cpu", "--threads", "1", "--log-level", "error", "--pace", pace]
+            "127.0.0.1:0", "--device", "cpu", "--threads", "1", "--log-level", "error"]
+    argv += ["--pace", pace] if pace else []
     argv += ["--lanes", str(lanes)] if lanes else []
     process = stack.enter_context(sides.running(argv, stdout=subprocess.PIPE, text=True))
     stack.callback(process.stdout.close)

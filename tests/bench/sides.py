@@ -21,7 +21,9 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 WORKLOADS = ROOT / "tests/workloads"
 LOOKUP = "{ kind: prompt_lookup, ngram: { min: 2, max: 8 } }"
 MODEL = "{ kind: model, model: draft-same, vocabulary: same }"
-DRAFTERS = {"lookup": LOOKUP, "model": MODEL, "both": f"{LOOKUP}, {MODEL}"}
+OTHER = "{{ kind: model, model: draft-other, vocabulary: {} }}"
+DRAFTERS = {"lookup": LOOKUP, "model": MODEL, "both": f"{LOOKUP}, {MODEL}",
+            "slem": OTHER.format("slem"), "tli": OTHER.format("tli"), "other": OTHER.format("auto")}
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 BLOCK = 5
 PROCESS = """version: 1
@@ -30,7 +32,9 @@ admin: {{ address: "127.0.0.1:{admin}" }}
 backends:
   - name: target
     replicas: ["http://{target}"]
-{backend}drafters: {{ draft-same: {{ path: {root}/onnx/models/draft-same, slots: {slots}, context: 2048 }} }}
+{backend}drafters:
+  draft-same: {{ path: {root}/onnx/models/draft-same, slots: {slots}, context: 2048 }}
+  draft-other: {{ path: {root}/onnx/models/draft-other, slots: {slots}, context: 2048 }}
 policies: {{ dir: {policies} }}
 drain: {{ delay: 0s, grace: 1s }}
 observe: {{ log: text, level: error }}

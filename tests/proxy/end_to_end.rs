@@ -17,3 +17,5 @@ mod paced;
 mod parameters;
 mod partition;
 mod replicas;
+#[cfg(feature = "onnx")]
+mod vocabularies;

@@ -12,3 +12,5 @@ mod session;
 mod sim;
 mod text;
 mod text_models;
+mod tongues;
+mod translate;

@@ -506,7 +506,7 @@ fn without_a_limit_a_draft_is_waited_for_as_long_as_two_ridden_tokens_take() {
     let asked = desk.token(ride, 0);
     let [(shadow, Action::Shadow { from: 0 })] = asked[..] else { panic!("{asked:?}") };
     assert_eq!(desk.session.deadline(), None, "a pass beside the ride delays nobody");
-    assert_eq!(desk.tell(shadow, Event::Shadow(vec![0, 1])), []);
+    assert_eq!(desk.tell(shadow, Event::Shadow(vec![Some(0), Some(1)])), []);
     let asked = desk.token(ride, 1);
     let [(_, Action::Cancel(_)), (_, Action::Draft { .. })] = asked[..] else { panic!("{asked:?}") };
     let patience = desk.session.deadline().expect("a deadline") - desk.now;

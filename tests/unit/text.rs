@@ -5,63 +5,11 @@ use std::sync::{Arc, LazyLock};
 use foretell::session::Decode;
 use foretell::text::Tokenizer;
 use proptest::prelude::*;
-use tokenizers::decoders::byte_fallback::ByteFallback;
-use tokenizers::decoders::sequence::Sequence;
-use tokenizers::models::bpe::{BPE, BpeTrainer};
-use tokenizers::models::{ModelWrapper, TrainerWrapper};
-use tokenizers::normalizers::Replace;
-use tokenizers::pre_tokenizers::byte_level::ByteLevel;
-use tokenizers::pre_tokenizers::metaspace::{Metaspace, PrependScheme};
-use tokenizers::{AddedToken, DecoderWrapper};
 
-const TEXT: &str = "The quick brown fox jumps over the lazy dog. Der schnelle braune Fuchs springt über den \
-    faulen Hund, naïve façade — “quoted” … 東京は夜の七時。 Привет, мир! 👩‍👩‍👧 and 💩.\n\tdef f(x):\n        return x + 1\n";
+use crate::tongues::{TEXT, byte_level, sentence_pieces};
 
-fn special(text: &str) -> AddedToken {
-    AddedToken::from(text, true)
-}
-
-fn byte_level() -> Tokenizer {
-    let mut tokenizer = tokenizers::Tokenizer::new(BPE::default());
-    tokenizer.with_pre_tokenizer(Some(ByteLevel::new(false, true, true)));
-    tokenizer.with_decoder(Some(ByteLevel::new(false, true, true)));
-    let trainer = BpeTrainer::builder()
-        .vocab_size(400)
-        .show_progress(false)
-        .initial_alphabet(ByteLevel::alphabet().into_iter().collect())
-        .special_tokens(vec![special("<s>"), special("</s>"), special("<|ü ü|>")])
-        .build();
-    let mut trainer = TrainerWrapper::BpeTrainer(trainer);
-    tokenizer.train(&mut trainer, std::iter::repeat_n(TEXT.to_owned(), 3)).unwrap();
-    tokenizer.add_tokens([AddedToken::from("plain added ö", false)]).unwrap();
-    Tokenizer::new(tokenizer).unwrap()
-}
-
-/// As Llama's first tokenizers: a sign for spaces, bytes for what is not in the vocabulary.
-fn sentence_pieces() -> Tokenizer {
-    let mut tokenizer = tokenizers::Tokenizer::new(BPE::builder().byte_fallback(true).build().unwrap());
-    tokenizer.with_pre_tokenizer(Some(Metaspace::new('▁', PrependScheme::First, false)));
-    tokenizer.with_decoder(Some(Sequence::new(vec![
-        DecoderWrapper::Replace(Replace::new("▁", " ").unwrap()),
-        DecoderWrapper::ByteFallback(ByteFallback::new()),
-        DecoderWrapper::Fuse(tokenizers::decoders::fuse::Fuse::new()),
-        DecoderWrapper::Strip(tokenizers::decoders::strip::Strip::new(' ', 1, 0)),
-    ])));
-    let bytes = (0..=255_u8).map(|byte| AddedToken::from(format!("<0x{byte:02X}>"), false));
-    let ascii: String = TEXT.chars().filter(char::is_ascii).collect();
-    let trainer = BpeTrainer::builder()
-        .vocab_size(500)
-        .show_progress(false)
-        .special_tokens([special("<s>"), special("</s>")].into_iter().chain(bytes).collect())
-        .build();
-    let mut trainer = TrainerWrapper::BpeTrainer(trainer);
-    tokenizer.train(&mut trainer, std::iter::repeat_n(ascii, 3)).unwrap();
-    assert!(matches!(tokenizer.get_model(), ModelWrapper::BPE(_)));
-    Tokenizer::new(tokenizer).unwrap()
-}
-
-static BYTES: LazyLock<Arc<Tokenizer>> = LazyLock::new(|| Arc::new(byte_level()));
-static PIECES: LazyLock<Arc<Tokenizer>> = LazyLock::new(|| Arc::new(sentence_pieces()));
+static BYTES: LazyLock<Arc<Tokenizer>> = LazyLock::new(|| Arc::new(byte_level(400)));
+static PIECES: LazyLock<Arc<Tokenizer>> = LazyLock::new(|| Arc::new(sentence_pieces(500)));
 
 /// Every piece is made of whole characters by its type; returns them.
 fn pieces(tokenizer: &Arc<Tokenizer>, ids: &[u32], skip_special: bool) -> Vec<String> {
@@ -126,7 +74,7 @@ fn ids_beyond_the_vocabulary_are_left_out() {
 
 #[test]
 fn equal_vocabularies_have_equal_fingerprints_and_others_do_not() {
-    assert_eq!(BYTES.fingerprint(), byte_level().fingerprint());
+    assert_eq!(BYTES.fingerprint(), byte_level(400).fingerprint());
     assert_ne!(BYTES.fingerprint(), PIECES.fingerprint());
 }
 

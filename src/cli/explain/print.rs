@@ -112,7 +112,8 @@ fn policy(line: &PolicyLine, out: &mut dyn Write) -> io::Result<()> {
 fn drafter(line: &DrafterLine, out: &mut dyn Write) -> io::Result<()> {
     let why = line.why.as_deref().unwrap_or_default();
     let verdict = match line.drafts {
-        Some(true) => "drafts".to_owned(),
+        Some(true) if why.is_empty() => "drafts".to_owned(),
+        Some(true) => format!("drafts; {why}"),
         Some(false) => format!("drafts nothing: {why}"),
         None => format!("not known: {why}"),
     };

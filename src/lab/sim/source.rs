@@ -149,8 +149,10 @@ impl Script {
     }
 
     /// Its choices at the output places `from..=done` after the true text.
-    pub fn shadow(&self, from: usize, done: usize) -> Vec<TokenId> {
-        (from..=done.min(self.output.len().saturating_sub(1))).map(|place| self.choice(place, 0)).collect()
+    pub fn shadow(&self, from: usize, done: usize) -> Vec<Option<TokenId>> {
+        (from..=done.min(self.output.len().saturating_sub(1)))
+            .map(|place| Some(self.choice(place, 0)))
+            .collect()
     }
 
     /// How many of the first nodes along one path of the draft are the text that follows `done` output tokens.
@@ -184,7 +186,7 @@ mod tests {
         assert_eq!(tokens[..3], [10, 11, 99]);
         assert!(tokens[3] >= OUTSIDE, "what follows a wrong token is not the choice after the true one");
         assert_eq!((script().followed(&draft, 0), script().followed(&draft, 1)), (2, 0));
-        assert_eq!(script().shadow(1, 9), [11, 99, 13]);
+        assert_eq!(script().shadow(1, 9), [11, 99, 13].map(Some));
     }
 
     #[test]

@@ -3,7 +3,7 @@ use http::HeaderMap;
 use super::*;
 use crate::dialect::{Dialect, Engine, Noise};
 use crate::openai::{Control, Defaults, Judgement, Route, judge};
-use crate::policy::part::ModelState;
+use crate::policy::part::{ModelState, Part, Speech};
 use crate::policy::{
     Accept, Backend, Body, Bounds, Drafter, Gamma, Gates, Holdback, Match, Policy, PolicyMode, PolicySet,
     Revision, Server, ServerState, Terms, Vocabulary, Wish,
@@ -281,23 +281,28 @@ fn a_policy_whose_match_hangs_on_a_default_is_open_until_the_server_is_asked() {
 }
 
 #[test]
-fn the_first_drafter_that_is_there_is_the_one_that_is_asked() {
+fn the_first_model_that_can_speak_to_the_target_is_the_one_that_is_asked() {
     let world = World::new();
     let model = |name: &str, vocabulary| Drafter::Model { model: name.to_owned(), vocabulary };
     let drafters = vec![
-        model("foreign", Vocabulary::Tli),
-        model("other", Vocabulary::Auto),
+        model("said to be the same", Vocabulary::Same),
         Drafter::Recycling,
+        model("foreign", Vocabulary::Tli),
         model("ready", Vocabulary::Same),
     ];
     let set = PolicySet::new(vec![Policy { drafters, ..policy(PolicyMode::Auto) }]);
     let states = |name: &str| match name {
         "ready" => ModelState::Ready,
-        _ => ModelState::OtherVocabulary,
+        _ => ModelState::OtherVocabulary("one is not the other".to_owned()),
     };
     let facts = Facts { policies: Fact::Known(&set), models: &states, ..world.facts() };
     let Outcome::Drive(ruling) = decide(&facts) else { panic!("nothing stands in the way") };
-    assert_eq!((ruling.model.as_deref(), ruling.rules.lookups.len()), (Some("ready"), 0));
+    let foreign = ("foreign".to_owned(), Speech::Tli);
+    assert_eq!((ruling.model.as_ref(), ruling.rules.lookups.len()), (Some(&foreign), 0));
+    let refused = set.policies()[0].drafters[0].part(&states);
+    assert!(
+        matches!(refused, Part::Absent(why) if why.ends_with("`vocabulary: same`, and one is not the other"))
+    );
     let none = Facts { models: &|_| ModelState::NotLoaded, ..facts };
     let told = decide_and_say_why(&none);
     assert_eq!(told.findings.last().map(|last| last.verdict), Some(Verdict::Rides(RideReason::NoDraft)));

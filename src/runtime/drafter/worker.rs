@@ -5,7 +5,7 @@ use std::sync::mpsc::{Receiver, Sender};
 
 use tokio::sync::oneshot;
 
-use super::{DraftFault, Drafted, Noise, Seat};
+use super::{DraftFault, Drafted, Noise, Seat, Spoken, Voice};
 use crate::openai::Sampling;
 use crate::runtime::forward::{Feed, Forward, Lane, Logits, ModelError, Rows};
 use crate::runtime::sampler::Sampler;
@@ -28,7 +28,10 @@ pub(super) enum Want {
 #[derive(Debug)]
 pub(super) struct Work {
     pub(super) seat: usize,
+    /// The text in the model's own tokens.
     pub(super) past: Past,
+    /// The text in the target's, for a seat that speaks those.
+    pub(super) spoken: Option<Spoken>,
     pub(super) want: Want,
     pub(super) reply: oneshot::Sender<Result<Vec<Drafted>, DraftFault>>,
 }
@@ -36,7 +39,7 @@ pub(super) struct Work {
 #[derive(Debug)]
 pub(super) enum Command {
     /// A session asks for a seat.
-    Seat { noise: Noise, commands: Sender<Command>, reply: oneshot::Sender<Option<Seat>> },
+    Seat { noise: Noise, voice: Voice, commands: Sender<Command>, reply: oneshot::Sender<Option<Seat>> },
     /// A session has given its seat up.
     Leave(usize),
     /// A session asks for a draft or a shadow pass.
@@ -51,6 +54,9 @@ struct Taken {
     /// How many of its first tokens are in the cache.
     cached: usize,
     sampler: Sampler,
+    voice: Voice,
+    /// A row of logits in the target's tokens.
+    row: Vec<f32>,
 }
 
 /// A question under way.
@@ -90,8 +96,8 @@ pub(super) fn run(model: Box<dyn Forward>, inbox: &Receiver<Command>) {
 impl Worker {
     fn take(&mut self, command: Command) {
         match command {
-            Command::Seat { noise, commands, reply } => {
-                let seat = self.sit(&noise).map(|number| Seat { number, commands });
+            Command::Seat { noise, voice, commands, reply } => {
+                let seat = self.sit(&noise, voice).map(|number| Seat { number, commands });
                 if let Err(Some(unwanted)) = reply.send(seat) {
                     self.leave(unwanted.number);
                 }
@@ -101,15 +107,20 @@ impl Worker {
         }
     }
 
-    fn sit(&mut self, noise: &Noise) -> Option<usize> {
+    fn sit(&mut self, noise: &Noise, voice: Voice) -> Option<usize> {
         let lane = self.model.reserve()?;
         let temperature = if noise.seed.is_some() { noise.sampling.temperature } else { 0.0 };
         let sampling = Sampling { temperature, ..noise.sampling.clone() };
-        let sampler = Sampler::new(sampling, noise.seed.unwrap_or(0), noise.choice)
-            .with_ends(self.model.config().eos.clone());
+        let eos = &self.model.config().eos;
+        let ends = match &voice {
+            Voice::Own => eos.clone(),
+            Voice::Common(common) => eos.iter().filter_map(|&end| common.target(end)).collect(),
+        };
+        let sampler = Sampler::new(sampling, noise.seed.unwrap_or(0), noise.choice).with_ends(ends);
         let number = self.next;
         self.next += 1;
-        self.seats.insert(number, Taken { lane, text: Vec::new(), cached: 0, sampler });
+        let taken = Taken { lane, text: Vec::new(), cached: 0, sampler, voice, row: Vec::new() };
+        self.seats.insert(number, taken);
         Some(number)
     }
 
@@ -225,6 +236,21 @@ impl Taken {
         self.text.extend(past.tokens().skip(shared));
         self.cached = self.cached.min(shared);
     }
+
+    /// The choice at a place of the text, in the model's own tokens.
+    fn choose(&self, prompt: &[TokenId], place: usize, logits: &[f32]) -> Drafted {
+        let output = self.text.get(prompt.len()..place).unwrap_or(&[]);
+        let token = self.sampler.pick(logits, prompt, output).token;
+        (token, margin(logits, token))
+    }
+
+    /// A token that was chosen, in the model's own tokens.
+    fn own(&self, token: TokenId) -> Option<TokenId> {
+        match &self.voice {
+            Voice::Own => Some(token),
+            Voice::Common(common) => common.drafter(token),
+        }
+    }
 }
 
 impl Open {
@@ -257,21 +283,38 @@ impl Open {
             Rows::Last => end - 1,
             Rows::From(skipped) => before + skipped,
         };
-        let prompt = self.work.past.prompt();
         for (row, place) in (first + 1..=end).enumerate() {
             let Some(logits) = logits.row(feed, row) else { break };
-            let output = taken.text.get(prompt.len()..place).unwrap_or(&[]);
-            let token = taken.sampler.pick(logits, prompt, output).token;
-            self.chosen.push((token, margin(logits, token)));
+            let chosen = match &self.work.spoken {
+                Some(spoken) => self.speak(taken, spoken, logits),
+                None => taken.choose(self.work.past.prompt(), place, logits),
+            };
+            self.chosen.push(chosen);
         }
         self.finish(taken, context, eos)
+    }
+
+    /// The choice among the common tokens, in the target's, at the next place that is asked for.
+    fn speak(&self, taken: &mut Taken, spoken: &Spoken, logits: &[f32]) -> Drafted {
+        let Voice::Common(common) = &taken.voice else { return taken.choose(&[], 0, logits) };
+        common.row(logits, &mut taken.row);
+        let prompt = spoken.past.prompt();
+        let drafts = matches!(self.work.want, Want::Draft { .. });
+        let place = if drafts { 0 } else { self.chosen.len() };
+        let before = spoken.before.get(place).map_or(0, |before| before.saturating_sub(prompt.len()));
+        let mut output = spoken.past.output().get(..before).unwrap_or(spoken.past.output()).to_vec();
+        if drafts {
+            output.extend(self.chosen.iter().map(|&(token, _)| token));
+        }
+        let token = taken.sampler.pick(&taken.row, prompt, &output).token;
+        (token, margin(&taken.row, token))
     }
 
     fn finish(&mut self, taken: &mut Taken, context: usize, eos: &[TokenId]) -> bool {
         let done = match self.work.want {
             Want::Shadow { .. } => taken.cached == self.asked,
             Want::Draft { gamma } => {
-                let last = self.chosen.last().map(|&(token, _)| token);
+                let last = self.chosen.last().and_then(|&(token, _)| taken.own(token));
                 let full = taken.text.len() == context;
                 let ended = last.is_none_or(|token| eos.contains(&token));
                 taken.text.extend(last);

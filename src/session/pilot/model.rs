@@ -70,7 +70,7 @@ impl Pilot {
         &mut self,
         output: &[TokenId],
         from: usize,
-        choices: &[TokenId],
+        choices: &[Option<TokenId>],
         seconds: f64,
         now: Tick,
     ) {
@@ -82,8 +82,10 @@ impl Pilot {
             })
             .map_or(0, |quote| quote.nodes)
             .clamp(1, self.gamma_max.max(1));
+        // What is no token of the target's is certainly not the one that came.
+        let choice = |(choice, &token): (&Option<TokenId>, &TokenId)| (choice.unwrap_or(!token), token);
         let pairs: Vec<(TokenId, TokenId)> =
-            choices.iter().copied().zip(output.iter().skip(from).copied()).collect();
+            choices.iter().zip(output.iter().skip(from)).map(choice).collect();
         let mut at = 0;
         while at < pairs.len() {
             let mut run = 0;

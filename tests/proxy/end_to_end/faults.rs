@@ -353,7 +353,9 @@ mod drafter {
     use foretell::drive::drafters::{Drafters, LoadedDrafter};
     use foretell::runtime::drafter::DrafterService;
 
-    use super::super::model::{Babble, Handle, Trouble};
+    use std::sync::Arc;
+
+    use super::super::model::{Babble, Handle, Trouble, other_words};
     use super::*;
 
     /// Runs of the drafter before the trouble begins: with the prompt, within a draft, between drafts, late.
@@ -380,13 +382,14 @@ mod drafter {
             .map(|(name, _)| {
                 format!(
                     "version: 1\nname: {name}\nmatch: {{ headers: {{ x-drafter: [{name}] }} }}\n\
-                     drafters: [{{ kind: model, model: {name} }}]\ngamma: {{ fixed: 4 }}\n"
+                     drafters: [{{ kind: model, model: {name}, vocabulary: same }}]\ngamma: {{ fixed: 4 }}\n"
                 )
             })
             .collect();
         let policies: Vec<&str> = policies.iter().map(String::as_str).collect();
         let names = troubles.iter().map(|(name, _)| format!("  {name}: {{ path: nowhere }}\n"));
         let more = format!("drafters:\n{}", names.collect::<String>());
+        let foreign = other_words();
         let mut handles: Vec<Handle> = Vec::new();
         let house = House::build(Plan {
             policies: &policies,
@@ -399,10 +402,10 @@ mod drafter {
                         model.handle.trouble(*after, *trouble);
                     }
                     handles.push(model.handle.clone());
-                    let own = tokenizer.fingerprint().to_string();
-                    let vocabulary = if name.ends_with("foreign") { "another".to_owned() } else { own };
+                    let vocabulary = if name.ends_with("foreign") { &foreign } else { tokenizer };
                     let service = DrafterService::start_with(Box::new(model));
-                    drafters = drafters.with(name.as_str(), LoadedDrafter { service, vocabulary });
+                    drafters =
+                        drafters.with(name.as_str(), LoadedDrafter::new(service, Arc::clone(vocabulary)));
                 }
                 drafters
             }),

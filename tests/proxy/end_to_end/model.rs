@@ -27,14 +27,23 @@ const TEXT: &str = "fn take(text: &str) -> String {\n    let mut taken = String:
     text.split(',') {\n        taken.push_str(piece);\n    }\n    taken\n}\nThe fox took the lazy dog — über naïve \
     façades, “quoted” … 東京 💩\n";
 
+/// A vocabulary that no target here has.
+pub fn other_words() -> Arc<Tokenizer> {
+    words_of(tempfile::tempdir().unwrap().path(), 290)
+}
+
 /// Writes `tokenizer.json` and a chat template into a folder, and gives the tokenizer.
 pub fn words(folder: &Path) -> Arc<Tokenizer> {
+    words_of(folder, 340)
+}
+
+fn words_of(folder: &Path, size: usize) -> Arc<Tokenizer> {
     let mut tokenizer = tokenizers::Tokenizer::new(BPE::default());
     tokenizer.with_pre_tokenizer(Some(ByteLevel::new(false, true, true)));
     tokenizer.with_decoder(Some(ByteLevel::new(false, true, true)));
     let special = [EOS, "<|user|>", "<|assistant|>"].map(|text| AddedToken::from(text, true));
     let trainer = BpeTrainer::builder()
-        .vocab_size(340)
+        .vocab_size(size)
         .show_progress(false)
         .initial_alphabet(ByteLevel::alphabet().into_iter().collect())
         .special_tokens(special.to_vec())

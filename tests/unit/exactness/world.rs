@@ -205,7 +205,7 @@ impl World<'_> {
             (Chaos::Misfit, Some(id)) if self.ride.as_ref().is_some_and(|ride| ride.id == id) => {
                 session.handle(id, Event::Verdict(Verdict::default()), *now);
                 session.handle(id, Event::Draft(Tree::default()), *now);
-                session.handle(id, Event::Shadow(vec![1, 2]), *now);
+                session.handle(id, Event::Shadow(vec![Some(1), None]), *now);
             }
             (Chaos::Misfit, Some(id)) => {
                 session.handle(id, junk(), *now);

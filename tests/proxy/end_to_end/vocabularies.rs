@@ -1,0 +1,108 @@
+//! A drafter of another vocabulary: its drafts are translated, some are right, and every text is the target's own.
+
+use std::sync::Arc;
+
+use foretell::drive::drafters::{Drafters, LoadedDrafter};
+use foretell::runtime::drafter::DrafterService;
+use futures_util::stream::{self, StreamExt};
+use serde_json::{Value, json};
+
+use super::house::{Ask, House, Plan, send};
+use super::model::{Babble, other_words};
+
+const PROMPT: &str =
+    "for piece in text.split(',') { taken.push_str(piece) } — take the fox, über naïve 東京 💩: ";
+const GAMMAS: [u32; 3] = [1, 4, 9];
+const SPEECHES: [&str; 4] = ["slem", "tli", "auto", "same"];
+
+fn name(speech: &str, gamma: u32) -> String {
+    format!("{speech}-{gamma}")
+}
+
+async fn house() -> House {
+    let policies: Vec<String> = SPEECHES
+        .iter()
+        .flat_map(|speech| GAMMAS.map(|gamma| (speech, gamma)))
+        .map(|(speech, gamma)| {
+            let name = name(speech, gamma);
+            format!(
+                "version: 1\nname: {name}\nmatch: {{ headers: {{ x-drafter: [{name}] }} }}\n\
+                 drafters: [{{ kind: model, model: other, vocabulary: {speech} }}]\ngamma: {{ fixed: {gamma} }}\n"
+            )
+        })
+        .collect();
+    let policies: Vec<&str> = policies.iter().map(String::as_str).collect();
+    House::build(Plan {
+        policies: &policies,
+        more: "drafters: { other: { path: nowhere } }\n".to_owned(),
+        drafters: Box::new(|_| {
+            let words = other_words();
+            let service = DrafterService::start_with(Box::new(Babble::new(&words, 2048, 16).with_seed(1)));
+            Drafters::default().with("other", LoadedDrafter::new(service, words))
+        }),
+        ..Plan::default()
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_text_is_the_targets_own_whoever_drafts_in_whatever_tokens() {
+    let house = Arc::new(house().await);
+    let mut accepted = [0; 3];
+    for sampling in [json!({"temperature": 0}), json!({"temperature": 0.8, "seed": 11})] {
+        let mut fields = json!({"prompt": PROMPT, "max_tokens": 40, "ignore_eos": true});
+        fields.as_object_mut().unwrap().extend(sampling.as_object().unwrap().clone());
+        for ask in Ask::all(&fields) {
+            let plain = house.direct(&ask).await;
+            let cases = SPEECHES
+                .iter()
+                .enumerate()
+                .flat_map(|(at, speech)| GAMMAS.map(|gamma| (at, name(speech, gamma))));
+            let told: Vec<(usize, String, Value)> = stream::iter(cases)
+                .map(|(at, name)| {
+                    let (house, ask, plain) = (Arc::clone(&house), ask.clone(), plain.plain.clone());
+                    async move {
+                        let answer = ask.send(house.front(), &format!("x-drafter: {name}\r\n")).await;
+                        assert_eq!(answer.plain, plain, "{name}");
+                        (at, name, answer.foretell().clone())
+                    }
+                })
+                .buffer_unordered(4)
+                .collect()
+                .await;
+            for (at, name, told) in told {
+                // A stream whose client did not ask for usage tells nothing of it.
+                let (Some(drafted), Some(right)) = (told["drafted"].as_u64(), told["accepted"].as_u64())
+                else {
+                    continue;
+                };
+                match accepted.get_mut(at) {
+                    Some(sum) => *sum += right,
+                    None => assert_eq!(drafted, 0, "{name}: a pair that is not the same is refused"),
+                }
+            }
+        }
+    }
+    assert!(accepted.iter().all(|&accepted| accepted > 0), "{accepted:?}");
+    House::assert_calm();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn explain_says_how_drafts_are_translated_and_names_both_where_they_may_not_be() {
+    let house = house().await;
+    for (name, says) in [
+        ("slem-4", ["translated as text", "(slem)"]),
+        ("tli-4", ["in the common tokens", "(tli)"]),
+        ("same-4", ["the vocabulary of `other` (", "is not that of `toy` ("]),
+    ] {
+        let body = json!({"model": "toy", "prompt": "take", "temperature": 0});
+        let told =
+            send(house.admin(), "/api/explain?route=completions", &format!("x-drafter: {name}\r\n"), &body)
+                .await
+                .json();
+        let drafter = &told["drafters"][0];
+        let why = drafter["why"].as_str().unwrap_or_default();
+        assert!(says.iter().all(|part| why.contains(part)), "{name}: {told}");
+        assert_eq!(drafter["drafts"], json!(!name.starts_with("same")), "{name}");
+    }
+}
