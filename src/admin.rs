@@ -2,6 +2,7 @@
 
 pub mod configured;
 pub mod explain;
+mod memory;
 pub mod page;
 
 use std::sync::Arc;
@@ -107,13 +108,25 @@ impl Admin {
             }
             (&Method::GET, "/api/replicas") => json_response(StatusCode::OK, &self.replicas()),
             (&Method::GET, "/api/policies") => self.policies(),
+            (&Method::GET, "/api/memory") => match &self.configured {
+                Some(configured) => memory::shown(configured.memories()),
+                None => not_found(),
+            },
+            (&Method::POST, "/api/memory/clear") => match &self.configured {
+                Some(configured) => memory::cleared(configured.memories(), parts.uri.query()).await,
+                None => not_found(),
+            },
             (&Method::POST, "/api/mode") => self.mode(body).await,
             (&Method::POST, "/api/reload") => self.reload().await,
             (&Method::POST, "/api/explain") => self.explain(&parts, body).await,
             (&Method::POST, "/api/drain") => self.drain(parts.uri.query()).await,
             (method, path) if path.starts_with(REPLICA) => self.replica(method, path),
-            (_, "/" | "/metrics" | "/api/sessions" | "/api/replicas" | "/api/policies") => not_allowed("GET"),
-            (_, "/api/mode" | "/api/reload" | "/api/explain" | "/api/drain") => not_allowed("POST"),
+            (_, "/" | "/metrics" | "/api/sessions" | "/api/replicas" | "/api/policies" | "/api/memory") => {
+                not_allowed("GET")
+            }
+            (_, "/api/mode" | "/api/reload" | "/api/explain" | "/api/drain" | "/api/memory/clear") => {
+                not_allowed("POST")
+            }
             _ => not_found(),
         }
     }

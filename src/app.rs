@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use tokio::task::{JoinError, JoinHandle};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
@@ -30,10 +31,12 @@ use crate::config::process::{
 use crate::config::store::PolicyStore;
 use crate::config::watch::{self, Watch};
 use crate::control::{Imposed, Windows};
+use crate::draft;
 use crate::drive::comparison::windows::WindowMetrics;
 use crate::drive::comparison::{Comparisons, GroupMetrics};
 use crate::drive::drafters::{DrafterError, Drafters};
 use crate::drive::exchange::Drive;
+use crate::drive::memory::{self, Memories};
 use crate::drive::ruling::{self, Rulebook};
 use crate::drive::{self, Driver, DriverSetup};
 use crate::fleet::identity::{Asking, Identities};
@@ -139,6 +142,9 @@ pub async fn start_with(
         .collect();
     let store = Arc::new(PolicyStore::new(policies));
     let timeouts = process.timeouts;
+    let limits = draft::memory::Limits { bytes: usize_of(process.memory.bytes), ttl: process.memory.ttl };
+    let memories =
+        Memories::start(limits, &shared.memory, Arc::clone(&shared.observer)).map_err(StartError::Threads)?;
     let comparisons = Arc::new(Comparisons::new(Dice::new(drive::fresh_seed())));
     let driver = Arc::new(Driver::new(DriverSetup {
         identities: Arc::clone(&identities),
@@ -146,6 +152,7 @@ pub async fn start_with(
         drafters: Arc::clone(&drafters),
         verify_timeout: timeouts.verify,
         draft_timeout: timeouts.draft,
+        memories: memories.clone(),
         costs: process.backends.iter().map(|backend| (backend.name.clone(), imposed(backend))).collect(),
     }));
     let metrics = shared.observer.metrics();
@@ -159,11 +166,16 @@ pub async fn start_with(
         identities: Arc::clone(&identities),
         comparisons,
         driver: Arc::clone(&driver),
+        memories: memories.clone(),
     };
     let snapshot = process.memory.snapshot.clone();
     if let Some(file) = snapshot.clone() {
-        let driver = Arc::clone(&driver);
-        blocking(move || driver.recall(&file)).await;
+        let (driver, memories) = (Arc::clone(&driver), memories.clone());
+        blocking(move || {
+            driver.recall(&file);
+            memories.recall(&memory::beside(&file));
+        })
+        .await;
     }
     let files = process.policies_read.is_some().then(|| Watch::new(process.clone()));
     let configured = Arc::new(Configured::new(process, known, &shared.observer));
@@ -174,7 +186,10 @@ pub async fn start_with(
         tokio::spawn(follow(files, configured, gateway.shared.clone(), watching.clone()));
     }
     let life = Arc::clone(&gateway.shared.life);
-    let remembering = snapshot.map(|file| tokio::spawn(driver.remember(file, life)));
+    let remembering = snapshot.map(|file| {
+        let texts = memories.remember(memory::beside(&file), Arc::clone(&life));
+        tokio::spawn(async move { tokio::join!(driver.remember(file, life), texts) }.map(drop))
+    });
     let (asking, stop) = (Arc::clone(&identities), watching.clone());
     tokio::spawn(asking.keep_asking(stop));
     tokio::spawn(until_draining(Arc::clone(&gateway.shared.life), watching.clone()));

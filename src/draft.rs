@@ -3,13 +3,20 @@
 //! PURE. A drafter sees the past through [`Feedback`], and answers a [`Budget`] with a [`Tree`].
 
 pub mod automaton;
+pub mod memory;
 pub mod merge;
+pub mod prediction;
 pub mod prompt_lookup;
+pub mod suffix;
 pub mod tree;
 
 pub use merge::Merged;
+pub use prediction::Prediction;
 pub use prompt_lookup::{Ngram, PromptLookup};
-pub use tree::{DrafterId, Features, Node, Source, Tree, Vote, Votes};
+pub use suffix::{Suffix, View};
+pub use tree::{Company, DrafterId, Features, Node, Source, Tree, Vote, Votes};
+
+use std::sync::Arc;
 
 use crate::units::TokenId;
 
@@ -27,16 +34,37 @@ pub struct Budget {
 pub struct Feedback<'a> {
     /// The new tokens, in order: first the prompt's, then every emitted one.
     pub tokens: &'a [TokenId],
+    /// What they are a part of.
+    pub origin: Origin,
+}
+
+/// What a token of the past is a part of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// The prompt.
+    Prompt,
+    /// The output.
+    Output,
 }
 
 /// A drafter that lives in the proxy and needs no model.
 pub trait Lookup: Send {
     /// Learns the tokens that have become the past.
     fn observe(&mut self, seen: &Feedback<'_>);
-    /// Forgets every token behind the first `len`, as if it had not been observed.
-    fn rewind(&mut self, len: usize);
     /// Proposes what may follow everything observed so far; an empty tree if it has no proposal.
     fn draft(&self, budget: Budget) -> Tree;
+}
+
+/// Whose texts a drafter remembers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Scope {
+    /// Those of the same request.
+    #[default]
+    Request,
+    /// Those of the same tenant.
+    Tenant,
+    /// Those of all tenants.
+    Global,
 }
 
 /// A lookup drafter as a policy names it. Adding one is one file and one variant.
@@ -44,6 +72,21 @@ pub trait Lookup: Send {
 pub enum LookupSpec {
     /// The longest recent match in the request's own context.
     PromptLookup(Ngram),
+    /// What followed most often.
+    Suffix(Scope),
+    /// The client's own prediction.
+    Prediction,
+}
+
+/// What lookups use beside their own request: handed to a session when it starts.
+#[derive(Clone, Debug, Default)]
+pub struct Shared {
+    /// Earlier texts of the request's tenant; none without a tenant that is trusted.
+    pub of_tenant: View,
+    /// Earlier texts of all tenants that share theirs.
+    pub of_all: View,
+    /// The client's own prediction, in the target's tokens.
+    pub prediction: Arc<[TokenId]>,
 }
 
 impl LookupSpec {
@@ -51,13 +94,35 @@ impl LookupSpec {
     pub const fn source(self) -> Source {
         match self {
             Self::PromptLookup(_) => Source::PromptLookup,
+            Self::Suffix(_) => Source::Suffix,
+            Self::Prediction => Source::Prediction,
+        }
+    }
+
+    /// Whether it may ever propose anything in a session that is handed `shared`.
+    pub fn has_a_say(self, shared: &Shared) -> bool {
+        match self {
+            Self::PromptLookup(_) | Self::Suffix(_) => true,
+            Self::Prediction => !shared.prediction.is_empty(),
         }
     }
 
     /// A fresh drafter that has seen nothing and votes as `id`.
-    pub fn build(self, id: DrafterId) -> Box<dyn Lookup> {
+    pub fn build(self, id: DrafterId, shared: &Shared) -> Box<dyn Lookup> {
         match self {
-            Self::PromptLookup(ngram) => Box::new(PromptLookup::new(ngram, id)),
+            Self::PromptLookup(ngram) => Box::new(PromptLookup::new(ngram, &shared.prediction, id)),
+            Self::Suffix(scope) => Box::new(Suffix::new(shared.earlier(scope), id)),
+            Self::Prediction => Box::new(Prediction::new(Arc::clone(&shared.prediction), id)),
+        }
+    }
+}
+
+impl Shared {
+    fn earlier(&self, scope: Scope) -> View {
+        match scope {
+            Scope::Request => View::default(),
+            Scope::Tenant => Arc::clone(&self.of_tenant),
+            Scope::Global => Arc::clone(&self.of_all),
         }
     }
 }
@@ -66,18 +131,41 @@ impl LookupSpec {
 mod tests {
     //! The contract that every lookup drafter keeps.
 
+    use super::suffix::Segment;
     use super::*;
     use proptest::prelude::*;
 
-    const SPECS: [LookupSpec; 2] = [
+    const SPECS: [LookupSpec; 5] = [
         LookupSpec::PromptLookup(Ngram { min: 1, max: 3 }),
         LookupSpec::PromptLookup(Ngram { min: 2, max: 8 }),
+        LookupSpec::Suffix(Scope::Request),
+        LookupSpec::Suffix(Scope::Tenant),
+        LookupSpec::Prediction,
     ];
+
+    fn shared() -> Shared {
+        let earlier =
+            [Segment::build(&[(1, &[0, 1, 2, 3, 0, 1, 2, 4])]), Segment::build(&[(2, &[2, 2, 3, 1])])];
+        Shared {
+            of_tenant: earlier.map(Arc::new).into(),
+            prediction: Arc::new([1, 2, 3, 1, 4]),
+            ..Shared::default()
+        }
+    }
+
+    fn built(spec: LookupSpec) -> Box<dyn Lookup> {
+        spec.build(spec.source().into(), &shared())
+    }
+
+    fn of(tokens: &[TokenId]) -> Feedback<'_> {
+        Feedback { tokens, origin: Origin::Output }
+    }
 
     #[test]
     fn a_drafter_that_has_seen_nothing_says_nothing() {
         for spec in SPECS {
-            assert!(spec.build(spec.source().into()).draft(Budget { nodes: 8, depth: 8 }).is_empty());
+            let drafter = spec.build(spec.source().into(), &Shared::default());
+            assert!(drafter.draft(Budget { nodes: 8, depth: 8 }).is_empty());
         }
     }
 
@@ -90,22 +178,19 @@ mod tests {
             depth in 0usize..10,
         ) {
             for spec in SPECS {
-                let (mut whole, mut pieces) = (spec.build(spec.source().into()), spec.build(spec.source().into()));
-                whole.observe(&Feedback { tokens: &text });
+                let (mut whole, mut pieces) = (built(spec), built(spec));
+                whole.observe(&of(&text));
                 let cut = cut.min(text.len());
-                pieces.observe(&Feedback { tokens: &text[..cut] });
+                pieces.observe(&of(&text[..cut]));
                 let _ = pieces.draft(Budget { nodes, depth });
-                pieces.observe(&Feedback { tokens: &text[cut..] });
+                pieces.observe(&of(&text[cut..]));
                 let draft = whole.draft(Budget { nodes, depth });
                 prop_assert_eq!(&draft, &pieces.draft(Budget { nodes, depth }));
                 prop_assert!(draft.len() <= nodes);
                 for node in 0..draft.len() {
                     prop_assert!(draft.path(node).len() <= depth);
-                    prop_assert!(text.contains(&draft.nodes()[node].token));
+                    prop_assert!(draft.nodes()[node].token < 5, "nothing that was never said");
                 }
-                pieces.observe(&Feedback { tokens: &text[..cut] });
-                pieces.rewind(text.len());
-                prop_assert_eq!(&draft, &pieces.draft(Budget { nodes, depth }), "what is taken back was never there");
                 let mut shorter = whole.draft(Budget { nodes: nodes + 1, depth });
                 shorter.truncate(nodes);
                 prop_assert_eq!(draft, shorter, "a smaller budget is a truncation");

@@ -12,6 +12,7 @@ mod drafting;
 pub mod exchange;
 pub mod failure;
 mod head;
+pub mod memory;
 pub mod mode;
 mod pump;
 mod recovery;
@@ -31,10 +32,13 @@ use parking_lot::Mutex;
 
 use crate::clock::Clock;
 use crate::control::{Class, Control, Forecast, Heat, Imposed, Prospective, Shelf, Way, forecast};
+use crate::draft::LookupSpec;
+use crate::draft::memory::Key;
 use crate::drive::calls::CallLimits;
 use crate::drive::drafters::Drafters;
 use crate::drive::drafting::Drafting;
 use crate::drive::exchange::{BoxFuture, Drive, Driven, Exchange};
+use crate::drive::memory::{Memories, Remembering};
 use crate::drive::ruling::{Passed, Rulebook};
 use crate::drive::run::Run;
 use crate::fleet::Replica;
@@ -42,6 +46,7 @@ use crate::fleet::identity::{Epoch, Identities, Identity, Standing};
 use crate::observe::Observer;
 use crate::openai::Sampling;
 use crate::policy::Ruling;
+use crate::session::Permission;
 use crate::words::BypassReason;
 
 /// Most epochs whose costs and acceptance are kept; the longest unused one makes room for a new one.
@@ -63,6 +68,8 @@ pub struct DriverSetup {
     pub draft_timeout: Option<Duration>,
     /// What leaping may cost the other requests, by backend.
     pub costs: HashMap<String, Imposed>,
+    /// What drafters remember of earlier requests.
+    pub memories: Memories,
 }
 
 /// Runs the sessions of eligible requests.
@@ -179,13 +186,40 @@ impl Inner {
         ruling.rules.vocabulary = identity.tokenizer.end();
         ruling.rules.verify_timeout = self.setup.verify_timeout;
         ruling.rules.draft_timeout = self.setup.draft_timeout;
+        let remembering = self.remembering(&ruling, &identity, exchange);
+        ruling.rules.shared = remembering.shared();
         let control = self.control(&identity, backend);
         let limits = CallLimits { bytes_max: ruling.bytes_max, question: self.setup.verify_timeout };
-        Ok(Run { identity, ruling, drawn, sampling, control, drafting, limits, clock: self.clock, seed })
+        Ok(Run {
+            identity,
+            ruling,
+            drawn,
+            sampling,
+            control,
+            drafting,
+            remembering,
+            limits,
+            clock: self.clock,
+            seed,
+        })
     }
 }
 
 impl Inner {
+    /// What of the memory this request reads, and where it is learnt: by the drafters of its policy, if it has any that may
+    /// draft.
+    fn remembering(&self, ruling: &Ruling, identity: &Identity, exchange: &Exchange) -> Remembering {
+        let drafts = !matches!(ruling.rules.permission, Permission::Ride(_)) && exchange.client.memory;
+        let lookups = ruling.rules.lookups.iter().filter(|_| drafts);
+        let scopes = lookups.filter_map(|spec| match spec {
+            LookupSpec::Suffix(scope) => Some(*scope),
+            LookupSpec::PromptLookup(_) | LookupSpec::Prediction => None,
+        });
+        let model = format!("{}/{}", exchange.replica.name(), identity.epoch.model);
+        let key = Key { model, vocabulary: identity.epoch.vocabulary.clone(), tenant: None };
+        Remembering::new(&self.setup.memories, &key, exchange.client.tenant.as_deref(), scopes)
+    }
+
     #[cfg(feature = "onnx")]
     fn drafting(
         &self,

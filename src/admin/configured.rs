@@ -18,6 +18,7 @@ use crate::control::gates::Signal;
 use crate::drive::Driver;
 use crate::drive::comparison::Comparisons;
 use crate::drive::drafters::Drafters;
+use crate::drive::memory::Memories;
 use crate::drive::ruling;
 use crate::fleet::Replica;
 use crate::fleet::identity::{Identities, Standing};
@@ -41,6 +42,8 @@ pub struct Known {
     pub comparisons: Arc<Comparisons>,
     /// What is learnt of the replicas.
     pub driver: Arc<Driver>,
+    /// What drafters remember of earlier requests.
+    pub memories: Memories,
 }
 
 /// The configuration of a running proxy and the state that depends on it.
@@ -296,6 +299,11 @@ impl Configured {
     /// Largest body that is read for speculation, bytes.
     pub fn speculate_body(&self) -> usize {
         usize::try_from(self.process.limits.speculate_body).unwrap_or(usize::MAX)
+    }
+
+    /// What drafters remember of earlier requests.
+    pub fn memories(&self) -> &Memories {
+        &self.known.memories
     }
 
     /// Explains what would happen to a request now.

@@ -163,7 +163,8 @@ fn encoded(text: &str) -> String {
     text.bytes().map(escape).collect()
 }
 
-fn decoded(text: &str) -> Option<String> {
+/// The text of a percent-encoded value.
+pub(super) fn decoded(text: &str) -> Option<String> {
     let mut pieces = text.split('%');
     let mut bytes = pieces.next()?.as_bytes().to_vec();
     for piece in pieces {

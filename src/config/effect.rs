@@ -39,8 +39,6 @@ const PROCESS: &[Remark] = &[
         "has no effect: an adapter is routed and verified like every other model",
     ),
     ignored("backends[].budget.slots", "has no effect yet: the engine's free slots are not counted"),
-    ignored("memory.bytes", "has no effect yet: no drafter remembers anything across requests"),
-    ignored("memory.ttl", "has no effect yet: no drafter remembers anything across requests"),
     ignored("observe.otlp", "has no effect yet: no traces are sent"),
     Remark {
         path: "observe.text",
@@ -50,18 +48,11 @@ const PROCESS: &[Remark] = &[
 ];
 
 /// Settings of a policy file that have no effect.
-const POLICY: &[Remark] = &[
-    Remark {
-        path: "drafters[].kind",
-        at: At::Only(&["suffix", "phrasebook", "recycling", "prediction"]),
-        says: "is not built yet: it drafts nothing",
-    },
-    Remark {
-        path: "drafters[].vocabulary",
-        at: At::Only(&["slem", "tli"]),
-        says: "is not built yet: the model drafts nothing",
-    },
-];
+const POLICY: &[Remark] = &[Remark {
+    path: "drafters[].kind",
+    at: At::Only(&["phrasebook", "recycling"]),
+    says: "is not built yet: it drafts nothing",
+}];
 
 /// Settings that have an effect but are not meant for production.
 const CAUTIONS: &[Remark] = &[

@@ -268,11 +268,12 @@ impl Device {
 /// Bounds on what drafters keep across requests (read, but nothing keeps anything yet).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Memory {
-    /// Most bytes kept altogether.
+    /// Most bytes of earlier texts kept altogether, with everything that is needed to find them.
     pub bytes: u64,
-    /// How long an entry is kept.
+    /// How long a text is kept that is not used.
     pub ttl: Duration,
-    /// File that carries what was learnt of costs and acceptance over a restart; `None`: it is lost.
+    /// File that carries what was learnt of costs and acceptance over a restart, and beside it `FILE.texts`, which carries
+    /// the texts that drafters remember; `None`: both are lost.
     pub snapshot: Option<PathBuf>,
 }
 

@@ -8,12 +8,14 @@
 use serde::{Deserialize, Serialize};
 
 use super::alarm::Watch;
-use crate::draft::{Features, Source, Vote};
+use crate::draft::{Company, Features, Source, Vote};
 
 /// Positions told apart; deeper ones share the last.
 const POSITIONS: usize = 8;
 /// Buckets of the feature; 0 means unknown.
 const BUCKETS: usize = 6;
+/// What other drafters say is told apart, and counted without telling it apart.
+const COMPANIES: usize = Company::COUNT + 1;
 /// Weight of the prior of a cell, in observations.
 const PRIOR: f64 = 2.0;
 /// Decay of a cell per observation: half-life about 700.
@@ -103,14 +105,14 @@ pub struct Survival {
 
 impl Default for Survival {
     fn default() -> Self {
-        let cells = vec![Cell::default(); Heat::COUNT * Source::ALL.len() * BUCKETS * POSITIONS];
+        let cells = vec![Cell::default(); Heat::COUNT * Source::ALL.len() * BUCKETS * POSITIONS * COMPANIES];
         Self { cells, watch: Watch::default() }
     }
 }
 
 impl Survival {
-    /// Notes whether a token was accepted that this vote proposed and whose ancestors were all accepted.
-    pub fn observe(&mut self, heat: Heat, vote: Vote, position: usize, accepted: bool) {
+    /// Notes whether a token was accepted that this vote proposed in this company and whose ancestors were all accepted.
+    pub fn observe(&mut self, heat: Heat, vote: Vote, company: Company, position: usize, accepted: bool) {
         let source = vote.drafter.source;
         let bucket = bucket(source, vote.features);
         if position == 0 {
@@ -120,10 +122,17 @@ impl Survival {
         if source == Source::Model && bucket != 0 {
             self.count(heat, source, 0, position, accepted);
         }
+        self.add(place(heat, source, bucket, position) + company.index() + 1, accepted);
     }
 
     /// Probability that a token with this vote is accepted at `position` (from 0), given that its ancestors are.
-    pub fn conditional(&self, heat: Heat, vote: Vote, position: usize) -> f64 {
+    pub fn conditional(&self, heat: Heat, vote: Vote, company: Company, position: usize) -> f64 {
+        let any = self.in_any_company(heat, vote, position);
+        let at = place(heat, vote.drafter.source, bucket(vote.drafter.source, vote.features), position);
+        self.cells.get(at + company.index() + 1).copied().unwrap_or_default().posterior(any)
+    }
+
+    fn in_any_company(&self, heat: Heat, vote: Vote, position: usize) -> f64 {
         let source = vote.drafter.source;
         let bucket = bucket(source, vote.features);
         if source == Source::Model && bucket != 0 {
@@ -152,7 +161,11 @@ impl Survival {
     }
 
     fn count(&mut self, heat: Heat, source: Source, bucket: usize, position: usize, accepted: bool) {
-        if let Some(cell) = self.cells.get_mut(place(heat, source, bucket, position)) {
+        self.add(place(heat, source, bucket, position), accepted);
+    }
+
+    fn add(&mut self, at: usize, accepted: bool) {
+        if let Some(cell) = self.cells.get_mut(at) {
             cell.accepted = cell.accepted * KEEP + f64::from(u8::from(accepted));
             cell.tried = cell.tried * KEEP + 1.0;
         }
@@ -163,22 +176,24 @@ impl Survival {
     }
 }
 
+/// The first of the cells of a place: in any company; those of each company follow.
 fn place(heat: Heat, source: Source, bucket: usize, position: usize) -> usize {
     let cell = (heat.index() * Source::ALL.len() + source.index()) * BUCKETS + bucket.min(BUCKETS - 1);
-    cell * POSITIONS + position.min(POSITIONS - 1)
+    (cell * POSITIONS + position.min(POSITIONS - 1)) * COMPANIES
 }
 
 /// The bucket of the feature that predicts the acceptance of a source best.
 fn bucket(source: Source, features: Features) -> usize {
     match source {
-        Source::PromptLookup => match features.match_len {
-            0 => 0,
-            1..=2 => 1,
-            3..=4 => 2,
-            5..=8 => 3,
-            9..=16 => 4,
-            _ => 5,
+        Source::PromptLookup | Source::Prediction => by_length(features.match_len),
+        // What was seen only once says little by its share, so that the length of the match decides.
+        Source::Suffix => match features.share {
+            share if share < 0.3 => 0,
+            share if share < 0.6 => 1,
+            share if share < 0.9 => 2,
+            _ => by_length(features.match_len).clamp(3, 5),
         },
+        Source::Phrasebook => 0,
         Source::Model => match features.margin {
             margin if margin <= 0.0 => 0,
             margin if margin < 0.5 => 1,
@@ -190,10 +205,24 @@ fn bucket(source: Source, features: Features) -> usize {
     }
 }
 
+fn by_length(match_len: u32) -> usize {
+    match match_len {
+        0 => 0,
+        1..=2 => 1,
+        3..=4 => 2,
+        5..=8 => 3,
+        9..=16 => 4,
+        _ => 5,
+    }
+}
+
 /// Acceptance of a first token before any was seen.
 fn base(source: Source, bucket: usize) -> f64 {
+    let of = |buckets: [f64; BUCKETS]| buckets.get(bucket).copied().unwrap_or(0.5);
     match source {
-        Source::PromptLookup => [0.5, 0.3, 0.45, 0.6, 0.75, 0.85].get(bucket).copied().unwrap_or(0.5),
+        Source::PromptLookup | Source::Prediction => of([0.5, 0.3, 0.45, 0.6, 0.75, 0.85]),
+        Source::Suffix => of([0.15, 0.4, 0.65, 0.7, 0.75, 0.85]),
+        Source::Phrasebook => 0.7,
         Source::Model => 0.5,
     }
 }
@@ -245,7 +274,7 @@ mod tests {
     use super::*;
 
     fn vote(source: Source, match_len: u32) -> Vote {
-        Vote::new(source, Features { match_len, margin: 0.0 })
+        Vote::new(source, Features::matched(match_len))
     }
 
     #[test]
@@ -253,11 +282,11 @@ mod tests {
         let mut survival = Survival::default();
         let vote = vote(Source::PromptLookup, 8);
         for _ in 0..100 {
-            survival.observe(Heat::Greedy, vote, 0, true);
+            survival.observe(Heat::Greedy, vote, Company::Alone, 0, true);
         }
-        assert!(survival.conditional(Heat::Greedy, vote, 0) > 0.97);
-        assert!(survival.conditional(Heat::Greedy, vote, 3) > 0.9);
-        assert!((survival.conditional(Heat::High, vote, 0) - 0.6).abs() < 1e-9);
+        assert!(survival.conditional(Heat::Greedy, vote, Company::Alone, 0) > 0.97);
+        assert!(survival.conditional(Heat::Greedy, vote, Company::Alone, 3) > 0.9);
+        assert!((survival.conditional(Heat::High, vote, Company::Alone, 0) - 0.6).abs() < 1e-9);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! Only one-hot nodes may meet in a tree: it is verified by "the sample is a child", which is exact for any
 //! set of children that was fixed before the sample was drawn.
 
-use super::{Budget, Node, Tree, Vote};
+use super::{Budget, Company, Node, Tree, Vote};
 use crate::words::Shape;
 
 /// One node of the merged draft and the probability that it and all its ancestors are accepted.
@@ -15,31 +15,39 @@ pub struct Merged {
     pub survival: Vec<f64>,
 }
 
-/// Merges drafts, cut to `budget`. `accept(vote, depth)` is the probability by that vote that a node is accepted given
-/// that its parent is; depth counts from 0. A node proposed twice keeps both votes and the better chance.
-pub fn merge(drafts: &[Tree], budget: Budget, shape: Shape, accept: impl Fn(Vote, usize) -> f64) -> Merged {
-    let mut all = Tree::default();
-    let mut survival: Vec<f64> = Vec::new();
-    let mut depths: Vec<usize> = Vec::new();
-    for draft in drafts {
-        let mut placed: Vec<usize> = Vec::new();
-        for node in draft.nodes() {
-            let parent = node.parent.and_then(|parent| placed.get(parent).copied());
-            let depth = parent.and_then(|parent| depths.get(parent)).map_or(0, |depth| depth + 1);
-            let above = parent.and_then(|parent| survival.get(parent)).copied().unwrap_or(1.0);
-            let chance = node.votes.iter().map(|vote| accept(vote, depth)).fold(0.0, f64::max);
-            let own = (above * chance).clamp(0.0, above);
-            let at = all.push(Node { parent, ..node.clone() });
-            if at == survival.len() {
-                survival.push(own);
-                depths.push(depth);
-            } else if let Some(known) = survival.get_mut(at) {
-                *known = known.max(own);
-            }
-            placed.push(at);
-        }
+/// Merges drafts, cut to `budget`. `accept(vote, company, depth)` is the probability by that vote that a node is accepted
+/// given that its parent is; depth counts from 0. A node proposed twice keeps both votes and the better chance.
+pub fn merge(
+    drafts: &[Tree],
+    budget: Budget,
+    shape: Shape,
+    accept: impl Fn(Vote, Company, usize) -> f64,
+) -> Merged {
+    let all = union(drafts);
+    let mut survival: Vec<f64> = Vec::with_capacity(all.len());
+    let mut depths: Vec<usize> = Vec::with_capacity(all.len());
+    for (at, node) in all.nodes().iter().enumerate() {
+        let depth = node.parent.and_then(|parent| depths.get(parent)).map_or(0, |depth| depth + 1);
+        let above = node.parent.and_then(|parent| survival.get(parent)).copied().unwrap_or(1.0);
+        let company = all.company(at);
+        let chance = node.votes.iter().map(|vote| accept(vote, company, depth)).fold(0.0, f64::max);
+        survival.push((above * chance).clamp(0.0, above));
+        depths.push(depth);
     }
     cut(&all, &survival, &depths, budget, shape)
+}
+
+/// All nodes of all drafts, each once.
+fn union(drafts: &[Tree]) -> Tree {
+    let mut all = Tree::default();
+    for draft in drafts {
+        let mut placed: Vec<usize> = Vec::with_capacity(draft.len());
+        for node in draft.nodes() {
+            let parent = node.parent.and_then(|parent| placed.get(parent).copied());
+            placed.push(all.push(Node { parent, ..node.clone() }));
+        }
+    }
+    all
 }
 
 /// The best nodes, parents before children: survival never rises along a path, and ties go to the
@@ -82,7 +90,7 @@ mod tests {
     fn of_a_tree_the_likeliest_path_is_a_chain() {
         let model = Tree::chain(&[1, 2, 3], Source::Model, Features::default());
         let lookup = Tree::chain(&[1, 5, 6], Source::PromptLookup, Features::default());
-        let accept = |vote: Vote, _| if vote.drafter.source == Source::Model { 0.9 } else { 0.5 };
+        let accept = |vote: Vote, _, _| if vote.drafter.source == Source::Model { 0.9 } else { 0.5 };
         let budget = Budget { nodes: 9, depth: 9 };
         let merged = merge(&[lookup, model], budget, Shape::Chain, accept);
         assert!(merged.tree.is_chain());
@@ -91,10 +99,10 @@ mod tests {
     use crate::draft::{Features, Source};
     use proptest::prelude::*;
 
-    fn accept(vote: Vote, _depth: usize) -> f64 {
+    fn accept(vote: Vote, _: Company, _depth: usize) -> f64 {
         match vote.drafter.source {
             Source::PromptLookup => 0.9,
-            Source::Model => 0.5,
+            _ => 0.5,
         }
     }
 
@@ -121,7 +129,7 @@ mod tests {
                 .iter()
                 .map(|chain| Tree::chain(chain, Source::Model, Features::default()))
                 .collect();
-            let merged = merge(&drafts, Budget { nodes, depth }, Shape::Tree, |_, _| p);
+            let merged = merge(&drafts, Budget { nodes, depth }, Shape::Tree, |_, _, _| p);
             prop_assert!(merged.tree.len() <= nodes && merged.survival.len() == merged.tree.len());
             prop_assert!(merged.survival.windows(2).all(|pair| pair[0] >= pair[1]));
             for node in 0..merged.tree.len() {

@@ -37,16 +37,23 @@ pub struct PromptLookup {
     broken: Option<(usize, u32)>,
 }
 
+/// Stands between the prediction and the prompt: no token of any model.
+const APART: TokenId = TokenId::MAX;
 /// When an alignment breaks that agreed for at least so many tokens, one token is assumed to be replaced ...
 const LONG: u32 = 6;
 /// ... and the draft goes on from there for so many tokens.
 const GUESSES: u32 = 4;
 
 impl PromptLookup {
-    /// A drafter that has seen nothing and votes as `id`.
-    pub fn new(ngram: Ngram, id: DrafterId) -> Self {
+    /// A drafter that has seen nothing of its request and votes as `id`. It copies from the client's `prediction`, too,
+    /// which may be empty.
+    pub fn new(ngram: Ngram, prediction: &[TokenId], id: DrafterId) -> Self {
         let automaton = Automaton::new(ngram.max);
-        Self { id, ngram, automaton, aligned: None, broken: None }
+        let mut this = Self { id, ngram, automaton, aligned: None, broken: None };
+        if !prediction.is_empty() {
+            prediction.iter().chain([&APART]).for_each(|&token| this.push(token));
+        }
+        this
     }
 
     fn push(&mut self, token: TokenId) {
@@ -77,15 +84,6 @@ impl Lookup for PromptLookup {
         seen.tokens.iter().for_each(|&token| self.push(token));
     }
 
-    /// Costs as much as observing the rest again: an automaton does not shrink.
-    fn rewind(&mut self, len: usize) {
-        let Some(rest) = self.automaton.text().get(..len).map(<[TokenId]>::to_vec) else { return };
-        if rest.len() < self.automaton.text().len() {
-            *self = Self::new(self.ngram, self.id);
-            self.observe(&Feedback { tokens: &rest });
-        }
-    }
-
     fn draft(&self, budget: Budget) -> Tree {
         let guess = self.broken.map(|(at, _)| (at, 0));
         let Some((start, match_len)) = self.matched().or(guess) else {
@@ -94,20 +92,20 @@ impl Lookup for PromptLookup {
         let text = self.automaton.text();
         let period = text.len().saturating_sub(start).max(1);
         let tokens: Vec<TokenId> = (0..budget.nodes.min(budget.depth))
-            .map_while(|index| text.get(start + index % period).copied())
+            .map_while(|index| text.get(start + index % period).copied().filter(|&token| token != APART))
             .collect();
-        Tree::chain(&tokens, self.id, Features { match_len, margin: 0.0 })
+        Tree::chain(&tokens, self.id, Features::matched(match_len))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::draft::Source;
+    use crate::draft::{Origin, Source};
 
     fn draft(text: &[TokenId], nodes: usize) -> Vec<TokenId> {
-        let mut lookup = PromptLookup::new(Ngram::default(), Source::PromptLookup.into());
-        lookup.observe(&Feedback { tokens: text });
+        let mut lookup = PromptLookup::new(Ngram::default(), &[], Source::PromptLookup.into());
+        lookup.observe(&Feedback { tokens: text, origin: Origin::Prompt });
         lookup.draft(Budget { nodes, depth: nodes }).nodes().iter().map(|node| node.token).collect()
     }
 
@@ -137,8 +135,8 @@ mod tests {
         let original: Vec<TokenId> = (100..120).collect();
         let text = [&original[..], &original[..10], &[7]].concat();
         assert_eq!(draft(&text, 3), [111, 112, 113]);
-        let mut lookup = PromptLookup::new(Ngram::default(), Source::PromptLookup.into());
-        lookup.observe(&Feedback { tokens: &text });
+        let mut lookup = PromptLookup::new(Ngram::default(), &[], Source::PromptLookup.into());
+        lookup.observe(&Feedback { tokens: &text, origin: Origin::Prompt });
         let draft = lookup.draft(Budget { nodes: 1, depth: 1 });
         assert_eq!(draft.nodes()[0].votes.first().features.match_len, 0);
     }
@@ -150,5 +148,13 @@ mod tests {
         text.extend([7, 112, 113, 114, 115, 116, 117, 118, 119, 55, 55, 8]);
         text.extend(&original[..20]);
         assert_eq!(draft(&text, 2), [120, 121]);
+    }
+
+    #[test]
+    fn copies_from_the_prediction_as_well_and_never_past_its_end() {
+        let mut lookup = PromptLookup::new(Ngram::default(), &[1, 2, 3, 4], Source::PromptLookup.into());
+        lookup.observe(&Feedback { tokens: &[9, 8, 1, 2], origin: Origin::Prompt });
+        let draft = lookup.draft(Budget { nodes: 5, depth: 5 });
+        assert_eq!(draft.nodes().iter().map(|node| node.token).collect::<Vec<_>>(), [3, 4]);
     }
 }

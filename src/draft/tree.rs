@@ -12,19 +12,29 @@ use crate::units::TokenId;
 pub enum Source {
     /// The longest recent match in the request's own context.
     PromptLookup,
+    /// What followed most often, in this request and in earlier ones.
+    Suffix,
+    /// The client's own prediction.
+    Prediction,
+    /// Phrases of the operator's.
+    Phrasebook,
     /// A local language model.
     Model,
 }
 
 impl Source {
     /// Every source.
-    pub const ALL: [Self; 2] = [Self::PromptLookup, Self::Model];
+    pub const ALL: [Self; 5] =
+        [Self::PromptLookup, Self::Suffix, Self::Prediction, Self::Phrasebook, Self::Model];
 
     /// Its place in [`Source::ALL`].
     pub const fn index(self) -> usize {
         match self {
             Self::PromptLookup => 0,
-            Self::Model => 1,
+            Self::Suffix => 1,
+            Self::Prediction => 2,
+            Self::Phrasebook => 3,
+            Self::Model => 4,
         }
     }
 
@@ -32,6 +42,9 @@ impl Source {
     pub const fn name(self) -> &'static str {
         match self {
             Self::PromptLookup => "prompt_lookup",
+            Self::Suffix => "suffix",
+            Self::Prediction => "prediction",
+            Self::Phrasebook => "phrasebook",
             Self::Model => "model",
         }
     }
@@ -44,6 +57,41 @@ pub struct Features {
     pub match_len: u32,
     /// Top-1 less top-2 score of the drafter (model drafters).
     pub margin: f32,
+    /// Share of the earlier occurrences that went on with this token, 0 to 1 (drafters that count).
+    pub share: f32,
+}
+
+impl Features {
+    /// Those of a token that followed a match of so many tokens.
+    pub fn matched(match_len: u32) -> Self {
+        Self { match_len, ..Self::default() }
+    }
+}
+
+/// What the other drafters say of a token that one of them proposes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Company {
+    /// Nothing: they propose no token at its place.
+    #[default]
+    Alone,
+    /// At least one of another kind proposes the same.
+    Seconded,
+    /// Those of another kind propose only other tokens there.
+    Contested,
+}
+
+impl Company {
+    /// Number of them.
+    pub const COUNT: usize = 3;
+
+    /// Its place among them.
+    pub const fn index(self) -> usize {
+        match self {
+            Self::Alone => 0,
+            Self::Seconded => 1,
+            Self::Contested => 2,
+        }
+    }
 }
 
 /// A drafter of a session: its kind, and which one of that kind.
@@ -196,6 +244,18 @@ impl Tree {
         self.nodes.iter().enumerate().filter(move |(_, node)| node.parent == parent).map(|(index, _)| index)
     }
 
+    /// What other drafters say of a node's token.
+    pub fn company(&self, node: usize) -> Company {
+        let Some(own) = self.nodes.get(node) else { return Company::Alone };
+        let source = own.votes.first().drafter.source;
+        let other = |votes: &Votes| votes.iter().any(|vote| vote.drafter.source != source);
+        if other(&own.votes) {
+            return Company::Seconded;
+        }
+        let contested = self.children(own.parent).filter_map(|twin| self.nodes.get(twin));
+        if contested.into_iter().any(|twin| other(&twin.votes)) { Company::Contested } else { Company::Alone }
+    }
+
     /// The tokens from the context down to and including `node`.
     pub fn path(&self, node: usize) -> Vec<TokenId> {
         let mut path = Vec::new();
@@ -226,7 +286,7 @@ mod tests {
 
     #[test]
     fn a_twin_is_not_doubled_and_everybody_is_named_once() {
-        let vote = |source, match_len| Vote::new(source, Features { match_len, margin: 0.0 });
+        let vote = |source, match_len| Vote::new(source, Features::matched(match_len));
         let mut tree = Tree::chain(&[1, 2], Source::Model, Features::default());
         assert_eq!(tree.push(Node::new(1, None, vote(Source::PromptLookup, 7))), 0);
         assert_eq!(tree.push(Node::new(1, None, vote(Source::PromptLookup, 9))), 0);

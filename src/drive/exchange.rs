@@ -78,6 +78,8 @@ pub struct Client {
     pub tenant: Option<String>,
     /// The client accepts HTTP trailers.
     pub trailers: bool,
+    /// The request may be remembered, and drafted for from what is remembered.
+    pub memory: bool,
 }
 
 /// The record of a driven request, with its session permit. Kept until the end of the answer.

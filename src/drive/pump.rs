@@ -20,6 +20,7 @@ use crate::drive::comparison::Drawn;
 use crate::drive::drafting::{Drafting, Reply};
 use crate::drive::exchange::{Declined, Exchange, Shared, Slot, Unsent};
 use crate::drive::failure::Failure;
+use crate::drive::memory::Remembering;
 use crate::drive::recovery::IdRecovery;
 use crate::drive::ride::{Heard, Ride};
 use crate::drive::run::Run;
@@ -88,6 +89,7 @@ pub struct Pump {
     uncounted: bool,
     /// The group of its policy that the request was drawn into.
     drawn: Drawn,
+    remembering: Remembering,
 }
 
 /// The end of a session.
@@ -133,6 +135,7 @@ impl Pump {
             held: None,
             uncounted: beside.is_some(),
             drafting: run.drafting,
+            remembering: run.remembering,
             drawn: run.drawn,
             slot,
             unsent: Some(Unsent { head, body, replica }),
@@ -187,6 +190,7 @@ impl Pump {
             }
             self.tell(happened).await;
         };
+        self.remembering.learn(self.session.prompt(), self.session.output());
         self.raise(summary.loops);
         let own = self.own_count(&summary);
         summary.output_tokens = own.unwrap_or(summary.output_tokens).max(self.told_count(&summary));

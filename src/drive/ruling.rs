@@ -59,8 +59,11 @@ pub fn closed(gates: &LiveGates, replica: &Replica, signal: Option<&Signal>) -> 
 
 /// The sources whose drafts a session with this ruling would verify.
 pub fn sources(ruling: &Ruling) -> impl Iterator<Item = Source> {
-    let lookup = (!ruling.rules.lookups.is_empty()).then_some(Source::PromptLookup);
-    lookup.into_iter().chain(ruling.model.as_ref().map(|_| Source::Model))
+    let mut sources: Vec<Source> = ruling.rules.lookups.iter().map(|spec| spec.source()).collect();
+    sources.extend(ruling.model.as_ref().map(|_| Source::Model));
+    sources.sort_unstable();
+    sources.dedup();
+    sources.into_iter()
 }
 
 /// An eligible request, and the backend it goes to.

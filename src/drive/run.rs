@@ -13,6 +13,7 @@ use super::drafting::Drafting;
 use super::exchange::{Driven, Exchange};
 use super::failure::Failure;
 use super::head;
+use super::memory::Remembering;
 use super::pump::{Ended, Pump};
 use super::recovery::IdRecovery;
 use super::ride::Ride;
@@ -42,6 +43,7 @@ pub(super) struct Run {
     pub sampling: Sampling,
     pub control: Arc<Control>,
     pub drafting: Drafting,
+    pub remembering: Remembering,
     pub limits: CallLimits,
     pub clock: Clock,
     /// The client's seed, else a fresh one.
@@ -56,6 +58,7 @@ impl Run {
         record.eligible(route, &self.ruling.name);
         record.to(exchange.replica.name());
         let calls = Calls::new(&self, &exchange);
+        let prediction = self.prediction(&exchange.request);
         let call = self.identity.engine.first_ride(&exchange.request, self.seed);
         let response = match calls.first(call).await {
             Ok(response) => response,
@@ -63,7 +66,7 @@ impl Run {
         };
         exchange.slot.record.answered(response.status(), response.headers());
         if head::is_stream(&response) {
-            self.answer(exchange, calls, response).await
+            self.answer(exchange, calls, response, prediction).await
         } else {
             Ok(self.pass_on(exchange, response))
         }
@@ -105,9 +108,33 @@ impl Run {
         }
     }
 
-    async fn answer(self, exchange: Exchange, calls: Calls, response: Response<Answer>) -> Driven {
+    /// The client's own prediction in the target's tokens, made while the backend works on the first ride; empty if there is
+    /// none that would be used.
+    fn prediction(&self, request: &Request) -> impl Future<Output = Arc<[TokenId]>> + use<> {
+        let drafts = !matches!(self.ruling.rules.permission, Permission::Ride(_));
+        let text = request.prediction.clone().filter(|_| drafts && !self.ruling.rules.lookups.is_empty());
+        let tokenizer = Arc::clone(&self.identity.tokenizer);
+        let encoding = text.map(|text| {
+            tokio::task::spawn_blocking(move || tokenizer.encode(&text, false).unwrap_or_default().into())
+        });
+        async move {
+            match encoding {
+                Some(encoding) => encoding.await.unwrap_or_default(),
+                None => Arc::default(),
+            }
+        }
+    }
+
+    async fn answer(
+        self,
+        exchange: Exchange,
+        calls: Calls,
+        response: Response<Answer>,
+        prediction: impl Future<Output = Arc<[TokenId]>>,
+    ) -> Driven {
         let (head, body) = response.into_parts();
-        let start = self.start(&exchange.request);
+        let mut start = self.start(&exchange.request);
+        start.rules.shared.prediction = prediction.await;
         let mut session = Session::new(start, Arc::clone(&self.control), self.clock.now());
         let Some((id, Action::Ride(RidePlan::First))) = session.poll() else {
             return Err(exchange.decline(BypassReason::Fault));

@@ -271,7 +271,10 @@ impl Proxy {
         let (why, model, to, body) = match self.decide(&head, body).await {
             Verdict::Drive { eligible, body } => {
                 let trailers = headers::takes_trailers(&inbound.parts.headers);
-                let client = Client { control: wish.control(), tenant, trailers };
+                // Whatever the client says of its memory but `on` takes the request out of it.
+                let told = inbound.parts.headers.get(headers::MEMORY);
+                let memory = told.is_none_or(|told| told.as_bytes().trim_ascii().eq_ignore_ascii_case(b"on"));
+                let client = Client { control: wish.control(), tenant, trailers, memory };
                 return Box::pin(self.hand_over(inbound, eligible, body, client)).await;
             }
             Verdict::Fail(failure) => {

@@ -11,6 +11,8 @@ use crate::http::listen::Peer;
 
 /// The client's control of speculation, such as `x-foretell: ride`.
 pub const CONTROL: HeaderName = HeaderName::from_static("x-foretell");
+/// `off`: nothing of the request is remembered, and nothing remembered is used for it.
+pub const MEMORY: HeaderName = HeaderName::from_static("x-foretell-memory");
 /// The client's permission to log its text.
 pub const TEXT: HeaderName = HeaderName::from_static("x-foretell-text");
 /// Id of a request in the log: the client's, or one made by Foretell.

@@ -4,6 +4,7 @@
 mod drafts;
 mod drift;
 mod dropped;
+mod memory;
 mod models;
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -18,6 +19,7 @@ use self::drafts::DraftCounts;
 pub use self::drafts::{DraftKind, DraftLoss};
 use self::drift::DriftMetrics;
 use self::dropped::DroppedLines;
+pub use self::memory::MemoryMetrics;
 use self::models::ModelLabels;
 use super::Finished;
 use crate::control::Alarm;
@@ -105,6 +107,8 @@ pub struct Metrics {
     config_success: Gauge,
     reloads: IntCounterVec,
     drift: DriftMetrics,
+    /// The drafters' memory over requests.
+    pub memory: MemoryMetrics,
     resident: IntGauge,
     descriptors: IntGauge,
 }
@@ -189,6 +193,7 @@ impl Metrics {
             )?,
             reloads: new.counters("foretell_config_reloads_total", "Reloads.", &["result"])?,
             drift: DriftMetrics::new(&new)?,
+            memory: MemoryMetrics::new(&new)?,
             resident: new.level("process_resident_memory_bytes", "Resident memory.")?,
             descriptors: new.level("process_open_fds", "Open file descriptors.")?,
             registry: new.registry,

@@ -68,7 +68,9 @@ impl Drafter {
             Self::PromptLookup { ngram_min, ngram_max } => {
                 Part::Inline(LookupSpec::PromptLookup(Ngram { min: *ngram_min, max: *ngram_max }))
             }
-            Self::Suffix { .. } | Self::Phrasebook { .. } | Self::Recycling | Self::Prediction => NOT_BUILT,
+            Self::Suffix { scope } => Part::Inline(LookupSpec::Suffix(*scope)),
+            Self::Prediction => Part::Inline(LookupSpec::Prediction),
+            Self::Phrasebook { .. } | Self::Recycling => NOT_BUILT,
             Self::Model { model: name, vocabulary } => match model(name) {
                 ModelState::Ready => Part::Asked(name, Speech::Same),
                 ModelState::OtherVocabulary(both) => speech(*vocabulary, &both)

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+pub use crate::draft::Scope;
+
 /// A drafter of a policy.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Drafter {
@@ -12,9 +14,9 @@ pub enum Drafter {
         /// Longest match, tokens.
         ngram_max: u32,
     },
-    /// Suffix statistics of earlier outputs (not built).
+    /// What followed most often, in this request and in earlier ones.
     Suffix {
-        /// Whose outputs it learns from.
+        /// Whose texts it remembers.
         scope: Scope,
     },
     /// Phrases given by the operator (not built).
@@ -24,7 +26,7 @@ pub enum Drafter {
     },
     /// Tokens that verify calls showed as likely successors (not built).
     Recycling,
-    /// The prediction that the client sends (not built).
+    /// The prediction that the client sends.
     Prediction,
     /// A drafter model in this process.
     Model {
@@ -47,18 +49,6 @@ impl Drafter {
             Self::Model { .. } => "model",
         }
     }
-}
-
-/// Whose outputs a suffix drafter learns from.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Scope {
-    /// Those of the same request.
-    #[default]
-    Request,
-    /// Those of the same tenant.
-    Tenant,
-    /// Those of all tenants.
-    Global,
 }
 
 /// Relation of a drafter model's vocabulary to the target's.

@@ -14,7 +14,7 @@ use super::accept::Accepted;
 use super::shadow::VirtualRound;
 use super::start::{Permission, Rules};
 use crate::control::{Beside, Class, Control, Heat, Learnt, Quote, Round, Tariff, Tuning, Way};
-use crate::draft::{Budget, Feedback, Lookup, Tree, merge};
+use crate::draft::{Budget, Feedback, Lookup, Origin, Tree, merge};
 use crate::units::{Dice, Tick, TokenId};
 use crate::words::{Plan, Put, RideReason};
 
@@ -262,8 +262,9 @@ impl Pilot {
     }
 
     fn merged(&self, drafts: &[Tree], budget: Budget, learnt: &Learnt) -> merge::Merged {
-        merge::merge(drafts, budget, self.way().plan.shape(), |vote, depth| {
-            self.tuning.adjust(vote.drafter.source, learnt.survival.conditional(self.heat, vote, depth))
+        merge::merge(drafts, budget, self.way().plan.shape(), |vote, company, depth| {
+            let expected = learnt.survival.conditional(self.heat, vote, company, depth);
+            self.tuning.adjust(vote.drafter.source, expected)
         })
     }
 
@@ -272,12 +273,16 @@ impl Pilot {
         let Some(prompt) = &self.prompt else { return };
         let end = (prompt.len() + until).min(self.fed.saturating_add(most));
         let slices = [
-            prompt.get(self.fed.min(prompt.len())..end.min(prompt.len())),
-            output.get(self.fed.saturating_sub(prompt.len())..end.saturating_sub(prompt.len())),
+            (Origin::Prompt, prompt.get(self.fed.min(prompt.len())..end.min(prompt.len()))),
+            (
+                Origin::Output,
+                output.get(self.fed.saturating_sub(prompt.len())..end.saturating_sub(prompt.len())),
+            ),
         ];
-        for tokens in slices.into_iter().flatten().filter(|tokens| !tokens.is_empty()) {
+        for (origin, tokens) in slices {
+            let Some(tokens) = tokens.filter(|tokens| !tokens.is_empty()) else { continue };
             for inline in self.seats.iter_mut().filter_map(Seat::inline_mut) {
-                inline.lookup.observe(&Feedback { tokens });
+                inline.lookup.observe(&Feedback { tokens, origin });
             }
         }
         self.fed = self.fed.max(end);
@@ -451,12 +456,12 @@ fn score(
     depth: usize,
     token: TokenId,
 ) {
-    for node in draft.nodes().iter().filter(|node| node.parent == place) {
-        let accepted = node.token == token;
+    for (at, node) in draft.nodes().iter().enumerate().filter(|(_, node)| node.parent == place) {
+        let (accepted, company) = (node.token == token, draft.company(at));
         for vote in node.votes.by_source() {
             let expected = control.with(|learnt| {
-                let expected = learnt.survival.conditional(heat, vote, depth);
-                learnt.survival.observe(heat, vote, depth, accepted);
+                let expected = learnt.survival.conditional(heat, vote, company, depth);
+                learnt.survival.observe(heat, vote, company, depth, accepted);
                 expected
             });
             tuning.observe(vote.drafter.source, expected, accepted);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::Decode;
 use super::accept::Accept;
-use crate::draft::LookupSpec;
+use crate::draft::{LookupSpec, Shared};
 use crate::units::TokenId;
 use crate::words::{Plan, RideReason};
 
@@ -127,6 +127,8 @@ pub struct Rules {
     pub gap_most: Option<Duration>,
     /// The drafters that need no model, in order of preference.
     pub lookups: Vec<LookupSpec>,
+    /// What the lookups use beside the request itself.
+    pub shared: Shared,
     /// Whether a model drafter answers `Draft` and `Shadow`.
     pub model: bool,
     /// The model drafter draws with the target's own noise.
@@ -160,6 +162,7 @@ impl Default for Rules {
             acceptance_least: 0.0,
             gap_most: None,
             lookups: Vec::new(),
+            shared: Shared::default(),
             model: false,
             shares_noise: false,
             context_max: 8192,

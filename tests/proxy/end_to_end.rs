@@ -16,6 +16,7 @@ mod onnx;
 mod paced;
 mod parameters;
 mod partition;
+mod remembered;
 mod replicas;
 #[cfg(feature = "onnx")]
 mod vocabularies;

@@ -356,7 +356,7 @@ fn a_named_file_that_is_not_there_is_an_error() {
 #[test]
 fn every_setting_without_effect_that_a_file_sets_is_warned_of_at_its_line() {
     let folder = tempfile::tempdir().unwrap();
-    let policy = "version: 1\nname: x\ndrafters:\n- { kind: prompt_lookup }\n- { kind: suffix, scope: request }\n\
+    let policy = "version: 1\nname: x\ndrafters:\n- { kind: prompt_lookup }\n- { kind: recycling }\n\
                   - kind: model\n  model: m\n  vocabulary: slem\naccept: { rule: typical }\n\
                   gates:\n  waiting: 3\n  max_gap: 1s\ngamma: { fixed: 4 }\n";
     write(folder.path(), "policies/a.yaml", policy);
@@ -373,9 +373,7 @@ fn every_setting_without_effect_that_a_file_sets_is_warned_of_at_its_line() {
     assert_eq!(
         told,
         [
-            "/foretell.yaml:7: memory.bytes: 1MiB has no effect yet: no drafter remembers anything across requests",
-            "/policies/a.yaml:5: drafters[1].kind: suffix is not built yet: it drafts nothing",
-            "/policies/a.yaml:8: drafters[2].vocabulary: slem is not built yet: the model drafts nothing",
+            "/policies/a.yaml:5: drafters[1].kind: recycling is not built yet: it drafts nothing",
             "/policies/a.yaml:9: accept.rule: typical is lossy: texts may drift from the model's own, within max_drift and \
              max_drift_rate, and each answer says how far",
             "/policies/a.yaml:13: gamma.fixed: 4 leaps whatever it costs: it is for tests and sweeps",

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use foretell::control::costs::NODES_MAX;
 use foretell::control::{Control, Heat, Way};
-use foretell::draft::{Features, LookupSpec, Ngram, Source, Tree, Vote};
+use foretell::draft::{Company, Features, LookupSpec, Ngram, Source, Tree, Vote};
 use foretell::session::{
     Action, ActionId, Decode, Ending, Event, Fault, Finish, Hold, Limit, Permission, RidePlan, Rules,
     Session, Start, Summary, Tail,
@@ -469,7 +469,7 @@ fn everybody_who_proposed_a_token_is_credited() {
     let [(verify, Action::Verify(sent, _))] = &asked[..] else { panic!("{asked:?}") };
     assert_eq!((sent.path(1), sent.len()), (vec![1, 2], 2));
     desk.tell(*verify, rows(&[1, 7, 7]));
-    for source in Source::ALL {
+    for source in [Source::PromptLookup, Source::Model] {
         let seen = desk.control.with(|learnt| learnt.survival.first_tokens(Heat::Greedy, source));
         assert_eq!(seen, (1.0, 1.0), "{source:?}");
     }
@@ -493,7 +493,7 @@ fn teach(control: &Control) {
         }
         learnt.costs.drafted(4, 0.001, Tick(0));
         let vote = Vote::new(Source::Model, Features::default());
-        (0..40).for_each(|_| learnt.survival.observe(Heat::Greedy, vote, 0, true));
+        (0..40).for_each(|_| learnt.survival.observe(Heat::Greedy, vote, Company::Alone, 0, true));
     });
 }
 

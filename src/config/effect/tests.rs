@@ -93,6 +93,8 @@ const PROCESS_ACTS: &[(&str, &str, &str)] = &[
     ("backends[].plans.allow", "drive/ruling.rs", "plans.allow"),
     ("backends[].plans.context_max", "drive/ruling.rs", "plans.context_max"),
     ("backends[].plans.bytes_max", "drive/ruling.rs", "plans.bytes_max"),
+    ("memory.bytes", "app.rs", "memory.bytes"),
+    ("memory.ttl", "app.rs", "memory.ttl"),
     ("memory.snapshot", "app.rs", "memory.snapshot"),
     ("backends[].budget.extra_tokens", "app.rs", "budget.extra_tokens"),
     ("backends[].budget.switchback", "app.rs", "budget.switchback"),
@@ -126,6 +128,9 @@ const POLICY_ACTS: &[(&str, &str, &str)] = &[
     ("drafters[].ngram.min", "policy/part.rs", "ngram_min"),
     ("drafters[].ngram.max", "policy/part.rs", "ngram_max"),
     ("drafters[].model", "policy/part.rs", "model(name)"),
+    ("drafters[].vocabulary", "policy/part.rs", "speech(*vocabulary"),
+    ("drafters[].scope", "policy/part.rs", "LookupSpec::Suffix(*scope)"),
+    ("drafters[].i_accept_sharing", "config/policy/file.rs", "!accepted"),
     ("gamma.max", "policy/ruling.rs", "policy.gamma.max"),
     ("gamma.fixed", "policy/ruling.rs", "policy.gamma.fixed"),
     ("gamma.margin", "policy/ruling.rs", "policy.gamma.margin"),
@@ -152,8 +157,6 @@ const POLICY_ACTS: &[(&str, &str, &str)] = &[
 
 /// Settings that are only allowed beside another one that has no effect (path, other path).
 const POLICY_BESIDE: &[(&str, &str)] = &[
-    ("drafters[].scope", "drafters[].kind"),
-    ("drafters[].i_accept_sharing", "drafters[].kind"),
     ("drafters[].phrases[].trigger", "drafters[].kind"),
     ("drafters[].phrases[].continuation", "drafters[].kind"),
 ];

@@ -159,7 +159,7 @@ fn drafter(kind: &str) -> Value {
             vec![],
         ),
         "suffix" => (
-            "Suffix statistics of earlier outputs (not built yet).",
+            "What followed most often after the present context, in this request and, by scope, in earlier ones.",
             vec![
                 (
                     "scope",
@@ -198,14 +198,14 @@ fn drafter(kind: &str) -> Value {
                     words(
                         &["auto", "same", "slem", "tli"],
                         "auto",
-                        "Relation of its vocabulary to the target's: auto and same need the same one; slem and tli are not built yet.",
+                        "Relation of its vocabulary to the target's: same (a model with another does not draft), slem (drafts are translated as text), tli (it chooses among the common tokens), auto (same if it is; else tli where the target's noise is shared and nine tenths of the text are common tokens; else slem).",
                     ),
                 ),
             ],
             vec!["model"],
         ),
         "recycling" => ("Successors that verify calls showed (not built yet).", vec![], vec![]),
-        _ => ("The client's own prediction (not built yet).", vec![], vec![]),
+        _ => ("The client's own prediction, followed along and found again behind an edit.", vec![], vec![]),
     };
     let mut properties: Vec<(&str, Value)> = vec![("kind", json!({ "const": kind }))];
     properties.extend(more);

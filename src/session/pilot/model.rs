@@ -2,7 +2,7 @@
 
 use super::{EVIDENCE, Pilot, score};
 use crate::control::{Learnt, Quote, Tariff};
-use crate::draft::{Features, Source, Tree, Vote};
+use crate::draft::{Company, Features, Source, Tree, Vote};
 use crate::session::shadow::ShadowPlan;
 use crate::units::{Tick, TokenId};
 
@@ -130,7 +130,9 @@ impl Pilot {
         let mut survival = Vec::with_capacity(gamma_max);
         let mut alive = 1.0;
         for depth in 0..gamma_max {
-            alive *= self.tuning.adjust(Source::Model, learnt.survival.conditional(self.heat, vote, depth));
+            alive *= self
+                .tuning
+                .adjust(Source::Model, learnt.survival.conditional(self.heat, vote, Company::Alone, depth));
             survival.push(alive);
         }
         Some(tariff.cut(&survival, rate, true)).filter(|quote| quote.nodes > 0)

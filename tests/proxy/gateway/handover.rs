@@ -60,7 +60,10 @@ async fn an_eligible_request_is_handed_over_with_all_that_belongs_to_it() {
     assert_eq!(ask(&gateway, fields, body).await.text(), "driven");
     let exchange = seen.recv().await.unwrap();
     assert_eq!(&exchange.body[..], body);
-    assert_eq!(exchange.client, Client { control: Some(Control::Gamma(3)), tenant: None, trailers: true });
+    assert_eq!(
+        exchange.client,
+        Client { control: Some(Control::Gamma(3)), tenant: None, trailers: true, memory: true }
+    );
     assert_eq!((exchange.request.model.as_str(), exchange.replica.name()), ("m", "b"));
     assert_eq!(exchange.slot.record.so_far().id, "r7");
     let headers = &exchange.head.headers;

@@ -12,7 +12,7 @@ use super::bugs::Bug;
 use super::toy::{Chance, Law, Target, Told, Toy, distance, law};
 use super::world::{Case, Hooks, Outcome, play_judged};
 use foretell::control::{self, Control, Heat};
-use foretell::draft::{Features, LookupSpec, Ngram, Node, Source, Tree, Vote};
+use foretell::draft::{Company, Features, LookupSpec, Ngram, Node, Source, Tree, Vote};
 use foretell::session::accept::{self, Accept, Accepted, Draws, Judged, Walk};
 use foretell::session::{Ending, Rules};
 use foretell::units::{Tick, TokenId};
@@ -233,9 +233,9 @@ fn confident(plans: &[Plan]) -> Control {
             learnt.costs.entered(control::Way::by(plan, 0), 1, 0.004, Tick(1));
         }
         learnt.costs.left(0.010, Tick(0));
-        let lookup = Vote::new(Source::PromptLookup, Features { match_len: 2, margin: 0.0 });
+        let lookup = Vote::new(Source::PromptLookup, Features::matched(2));
         for vote in [lookup, Vote::new(Source::Model, Features::default())] {
-            (0..20).for_each(|_| learnt.survival.observe(Heat::Greedy, vote, 0, true));
+            (0..20).for_each(|_| learnt.survival.observe(Heat::Greedy, vote, Company::Alone, 0, true));
         }
         learnt.costs.drafted(4, 0.001, Tick(0));
     });

@@ -1,0 +1,148 @@
+//! `prediction`: the client says what the output will be, most of it: a file before an edit, a form to fill in.
+//!
+//! The output is followed along the prediction from its first token on. Where it leaves the prediction, it has replaced, put
+//! in or left out something, and mostly comes back not far away: the place where the last tokens of the output stand in
+//! the prediction is taken for it, the one with the longest agreement, of several the nearest to where the output would be
+//! had one token been replaced.
+
+use std::sync::Arc;
+
+use super::{Budget, DrafterId, Features, Feedback, Lookup, Origin, Tree};
+use crate::units::TokenId;
+
+/// Tokens of the output that must agree with the prediction to come back to it.
+const ANCHOR: usize = 2;
+/// Longest agreement that is told apart when it comes back.
+const LONGEST: usize = 16;
+/// Most places that are looked at then, the nearest ones.
+const PLACES: usize = 64;
+/// Tokens behind a difference for which one token is assumed to be replaced.
+const GUESSES: u32 = 4;
+
+/// The drafter. Memory: 16 bytes per token of the prediction, and 4 per token of output.
+#[derive(Debug)]
+pub struct Prediction {
+    id: DrafterId,
+    text: Arc<[TokenId]>,
+    /// Every pair of neighbours in the prediction and where it ends, in order.
+    pairs: Vec<([TokenId; ANCHOR], u32)>,
+    output: Vec<TokenId>,
+    place: Place,
+}
+
+/// Where the output is in the prediction.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Place {
+    /// The token that is expected next.
+    at: usize,
+    /// Tokens that have agreed in a row.
+    agreed: u32,
+    /// Tokens since the output left the prediction.
+    lost: u32,
+}
+
+impl Prediction {
+    /// A drafter that has seen nothing of the output and votes as `id`.
+    pub fn new(text: Arc<[TokenId]>, id: DrafterId) -> Self {
+        let mut pairs: Vec<([TokenId; ANCHOR], u32)> = Vec::with_capacity(text.len());
+        for (end, pair) in text.windows(ANCHOR).enumerate() {
+            pairs.extend(<[TokenId; ANCHOR]>::try_from(pair).map(|pair| (pair, (end + ANCHOR) as u32)));
+        }
+        pairs.sort_unstable();
+        Self { id, text, pairs, output: Vec::new(), place: Place::default() }
+    }
+
+    fn push(&mut self, token: TokenId) {
+        self.output.push(token);
+        let Place { at, agreed, lost } = self.place;
+        self.place = if self.text.get(at) == Some(&token) && lost == 0 {
+            Place { at: at + 1, agreed: agreed.saturating_add(1), lost: 0 }
+        } else {
+            let expected = at + 1;
+            self.found(expected).unwrap_or(Place { at: expected, agreed: 0, lost: lost.saturating_add(1) })
+        };
+    }
+
+    /// The place in the prediction where the end of the output stands; `None` if it does not.
+    fn found(&self, expected: usize) -> Option<Place> {
+        let end: [TokenId; ANCHOR] = self.output.last_chunk().copied()?;
+        let first = self.pairs.partition_point(|(pair, _)| *pair < end);
+        let until = self.pairs.partition_point(|(pair, _)| *pair <= end);
+        let places = self.pairs.get(first..until).unwrap_or_default();
+        let near = places.partition_point(|&(_, at)| (at as usize) < expected).saturating_sub(PLACES / 2);
+        let places = places.get(near..).unwrap_or_default().iter().take(PLACES);
+        let best = places
+            .map(|&(_, at)| (self.agreement(at as usize), at as usize))
+            .max_by_key(|&(agreed, at)| (agreed, std::cmp::Reverse(at.abs_diff(expected))))?;
+        Some(Place { at: best.1, agreed: best.0 as u32, lost: 0 })
+    }
+
+    /// How many tokens before a place of the prediction are the last ones of the output.
+    fn agreement(&self, at: usize) -> usize {
+        let before = self.text.get(..at).unwrap_or_default().iter().rev();
+        before.zip(self.output.iter().rev()).take(LONGEST).take_while(|(a, b)| a == b).count()
+    }
+}
+
+impl Lookup for Prediction {
+    fn observe(&mut self, seen: &Feedback<'_>) {
+        match seen.origin {
+            Origin::Prompt => {}
+            Origin::Output => seen.tokens.iter().for_each(|&token| self.push(token)),
+        }
+    }
+
+    fn draft(&self, budget: Budget) -> Tree {
+        let Place { at, agreed, lost } = self.place;
+        if lost > GUESSES {
+            return Tree::default();
+        }
+        let rest = self.text.get(at..).unwrap_or_default();
+        let tokens = rest.get(..budget.nodes.min(budget.depth)).unwrap_or(rest);
+        Tree::chain(tokens, self.id, Features::matched(agreed))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::draft::Source;
+
+    fn followed(text: &[TokenId], output: &[TokenId]) -> Vec<TokenId> {
+        let mut drafter = Prediction::new(text.into(), Source::Prediction.into());
+        drafter.observe(&Feedback { tokens: &[9, 9, 1, 2, 3], origin: Origin::Prompt });
+        drafter.observe(&Feedback { tokens: output, origin: Origin::Output });
+        drafter.draft(Budget { nodes: 3, depth: 8 }).nodes().iter().map(|node| node.token).collect()
+    }
+
+    const TEXT: [TokenId; 12] = [1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 30, 40];
+
+    #[test]
+    fn it_begins_with_the_output_and_follows_it_to_its_end() {
+        assert_eq!(followed(&TEXT, &[]), [1, 2, 3]);
+        assert_eq!(followed(&TEXT, &[1, 2, 3]), [4, 5, 6]);
+        assert_eq!(followed(&TEXT, &TEXT[..11]), [40]);
+        assert!(followed(&TEXT, &TEXT).is_empty());
+        assert!(followed(&[], &[1]).is_empty());
+    }
+
+    #[test]
+    fn behind_an_edit_it_comes_back_where_the_output_goes_on() {
+        assert_eq!(followed(&TEXT, &[1, 2, 99]), [4, 5, 6], "one token replaced: a guess");
+        assert_eq!(followed(&TEXT, &[1, 2, 99, 98, 3, 4]), [5, 6, 7], "two tokens put in");
+        assert_eq!(followed(&TEXT, &[1, 2, 5, 6]), [7, 8, 1], "two tokens left out");
+        assert!(followed(&TEXT, &[99, 98, 97, 96, 95, 94]).is_empty(), "another text altogether");
+        assert_eq!(followed(&TEXT, &[99, 98, 97, 96, 95, 94, 6, 7]), [8, 1, 2]);
+    }
+
+    #[test]
+    fn of_several_places_the_longest_agreement_counts_and_then_the_nearest() {
+        assert_eq!(followed(&TEXT, &[1, 2, 3, 4, 5, 6, 99, 8, 1, 2]), [30, 40], "8 1 2 stands there only");
+        let twice = [1, 2, 3, 7, 7, 7, 1, 2, 4, 7, 7, 7, 1, 2, 5];
+        assert_eq!(
+            followed(&twice, &[1, 2, 3, 7, 7, 9, 1, 2]),
+            [4, 7, 7],
+            "the next one, not the first or last"
+        );
+    }
+}

@@ -1,0 +1,94 @@
+//! `suffix`: what followed most often after the present context, in this request and in earlier ones (SuffixDecoding,
+//! arXiv 2411.04975).
+//!
+//! Its memory is not a suffix tree, which costs hundreds of bytes per token, but an array of positions sorted by the
+//! context that stands *before* them, read backwards (a suffix array of the reversed text, cut off at [`DEPTH`] tokens).
+//! All positions whose context agrees with the present one for `m` tokens are one interval of that array, the
+//! intervals of growing `m` lie within each other, and one binary search finds the innermost. Text and order take 8
+//! bytes per token, an index of every [`STRIDE`]th entry another quarter.
+//!
+//! [`Segment`] holds finished texts and never changes: new ones are built and small ones merged, as in a log-structured
+//! merge tree. [`Growing`] holds one text that grows. Both are asked by a [`Finder`], one at a time or several together.
+//!
+//! The token id [`SEPARATOR`] is never matched and never proposed: where it stands in a text, a context begins anew, and
+//! of a context that is asked for only what follows it counts.
+
+#[cfg(test)]
+mod brute;
+mod count;
+mod find;
+mod growing;
+mod locate;
+mod order;
+mod segment;
+
+use std::sync::Arc;
+
+pub use count::{AHEAD, Draft, MANY, Proposal, Shape};
+pub use find::{Finder, Rules};
+pub use growing::Growing;
+pub use locate::{Located, Source};
+pub use order::{DEPTH, SEPARATOR, STRIDE};
+pub use segment::Segment;
+
+use super::{Budget, DrafterId, Features, Feedback, Lookup, Node, Tree, Vote};
+use crate::units::TokenId;
+
+/// Earlier texts, the oldest first; shared by all sessions that may see them.
+pub type View = Arc<[Arc<Segment>]>;
+
+/// Tokens that a draft has less than [`Rules::max_spec_factor`] times its match: one token of context says too little to
+/// be worth the many places that have it in common.
+const OFFSET: f64 = -4.0;
+
+/// The drafter of one session. Memory: about 10 bytes per token of its own context; what it sees of earlier requests is
+/// shared.
+#[derive(Debug)]
+pub struct Suffix {
+    id: DrafterId,
+    context: Growing,
+    earlier: View,
+    rules: Rules,
+}
+
+impl Suffix {
+    /// A drafter that has seen nothing of its own request, beside `earlier` texts, and votes as `id`.
+    pub fn new(earlier: View, id: DrafterId) -> Self {
+        let rules = Rules { max_nodes: AHEAD, max_spec_offset: OFFSET, ..Rules::default() };
+        Self { id, context: Growing::new(), earlier, rules }
+    }
+
+    fn node(&self, proposal: &Proposal, match_len: usize) -> Node {
+        let share = proposal.share as f32;
+        let features = Features { match_len: match_len as u32, share, ..Features::default() };
+        Node::new(proposal.token, proposal.parent, Vote::new(self.id, features))
+    }
+}
+
+impl Lookup for Suffix {
+    fn observe(&mut self, seen: &Feedback<'_>) {
+        self.context.extend(seen.tokens);
+    }
+
+    /// The likeliest tokens first, so that a smaller budget is a shorter list.
+    fn draft(&self, budget: Budget) -> Tree {
+        let earlier = self.earlier.iter().map(|segment| segment.source());
+        let finder = Finder::new(earlier.chain(self.context.sources()), self.context.text());
+        let Some(draft) = finder.draft(&self.rules, Shape::Tree) else { return Tree::default() };
+        let mut tree = Tree::default();
+        let mut placed: Vec<Option<(usize, usize)>> = Vec::with_capacity(draft.nodes.len());
+        for proposal in &draft.nodes {
+            let parent = proposal.parent.map(|parent| placed.get(parent).copied().flatten());
+            let place = match parent {
+                None => Some((None, 0)),
+                Some(above) => above.map(|(at, depth)| (Some(at), depth + 1)),
+            };
+            let fits = place.filter(|&(_, depth)| depth < budget.depth && tree.len() < budget.nodes);
+            placed.push(fits.map(|(parent, depth)| {
+                let node = self.node(proposal, draft.match_len);
+                (tree.push(Node { parent, ..node }), depth)
+            }));
+        }
+        tree
+    }
+}

@@ -1,0 +1,290 @@
+//! What followed at a handful of positions, how often, and the drafts that come of it.
+//!
+//! The counts would be a trie of the continuations. It is never built: with at most 32 positions a node of
+//! it is a set of positions in one machine word, and its children are that set split by the next token.
+
+use std::cmp::Ordering;
+use std::collections::BinaryHeap;
+
+use super::TokenId;
+use super::order::SEPARATOR;
+
+/// Positions that are looked at for one match length.
+pub const MANY: usize = 32;
+/// Tokens that are looked at after a position: no draft is deeper.
+pub const AHEAD: usize = 32;
+
+/// A set of positions, one bit each; a higher bit is a more recent position.
+type Group = u32;
+
+/// The form of a draft.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shape {
+    /// One token after another, each time the most frequent one.
+    Path,
+    /// The most probable tokens wherever they branch off.
+    Tree,
+}
+
+/// A token of a draft.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Proposal {
+    /// The token.
+    pub token: TokenId,
+    /// Index of the parent, which stands before it; `None` follows the context.
+    pub parent: Option<usize>,
+    /// Product of the shares from the context down to it, 0 to 1.
+    pub chance: f64,
+    /// Share of the positions at the parent that went on with this token, 0 to 1.
+    pub share: f64,
+    /// Positions, of those looked at, that went this way.
+    pub count: u32,
+}
+
+/// What is expected to follow a context.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Draft {
+    /// The tokens, parents first.
+    pub nodes: Vec<Proposal>,
+    /// Sum of the chances: the expected number of tokens that are accepted.
+    pub score: f64,
+    /// Tokens of context that agree.
+    pub match_len: usize,
+    /// Positions whose context agrees for so long.
+    pub positions: usize,
+    /// How many of them were looked at.
+    pub sampled: usize,
+}
+
+/// A proposal that waits for its turn.
+#[derive(Clone, Copy, Debug)]
+struct Candidate {
+    proposal: Proposal,
+    group: Group,
+    depth: usize,
+}
+
+impl Candidate {
+    /// The likelier first, then the nearer, then the more recent. No two candidates of the same depth are alike.
+    fn rank(&self, other: &Self) -> Ordering {
+        let likelier = self.proposal.chance.total_cmp(&other.proposal.chance);
+        likelier.then(other.depth.cmp(&self.depth)).then(self.group.cmp(&other.group))
+    }
+}
+
+impl PartialEq for Candidate {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl Eq for Candidate {}
+
+impl PartialOrd for Candidate {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Candidate {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.rank(other)
+    }
+}
+
+/// What followed at up to [`MANY`] positions.
+#[derive(Debug)]
+pub(super) struct Continuations<'a> {
+    /// The texts from the positions on, the oldest first.
+    following: [&'a [TokenId]; MANY],
+    len: usize,
+}
+
+impl<'a> Continuations<'a> {
+    /// Takes the first [`MANY`] of the given texts, the oldest first.
+    pub fn new(texts: impl Iterator<Item = &'a [TokenId]>) -> Self {
+        let mut this = Self { following: [&[]; MANY], len: 0 };
+        for (place, text) in this.following.iter_mut().zip(texts) {
+            *place = text;
+            this.len += 1;
+        }
+        this
+    }
+
+    /// A draft of at most `budget` tokens, each of at least the chance `least`.
+    pub fn draft(&self, shape: Shape, budget: usize, least: f64) -> Draft {
+        let nodes = match shape {
+            Shape::Path => self.path(budget, least),
+            Shape::Tree => self.tree(budget, least),
+        };
+        let score = nodes.iter().map(|node| node.chance).sum();
+        Draft { nodes, score, sampled: self.len, ..Draft::default() }
+    }
+
+    fn path(&self, budget: usize, least: f64) -> Vec<Proposal> {
+        let mut nodes = Vec::new();
+        let (mut group, mut chance, mut parent) = (self.all(), 1.0, None);
+        for depth in 0..budget.min(AHEAD) {
+            // The most recent child comes first, and stays unless another is more frequent.
+            let most = |best: Option<(TokenId, Group)>, child: (TokenId, Group)| {
+                Some(best.filter(|best| best.1.count_ones() >= child.1.count_ones()).unwrap_or(child))
+            };
+            let Some((token, child)) = self.children(group, depth).fold(None, most) else { break };
+            let node = proposal(token, parent, chance, (child, group));
+            if node.chance < least {
+                break;
+            }
+            (group, chance, parent) = (child, node.chance, Some(nodes.len()));
+            nodes.push(node);
+        }
+        nodes
+    }
+
+    fn tree(&self, budget: usize, least: f64) -> Vec<Proposal> {
+        let mut nodes: Vec<Proposal> = Vec::new();
+        let mut waiting = BinaryHeap::new();
+        self.expand(&mut waiting, (self.all(), 0), None, (1.0, least));
+        while let Some(Candidate { proposal, group, depth }) = waiting.pop().filter(|_| nodes.len() < budget)
+        {
+            nodes.push(proposal);
+            self.expand(&mut waiting, (group, depth), Some(nodes.len() - 1), (proposal.chance, least));
+        }
+        nodes
+    }
+
+    /// Puts the children of a node into the queue.
+    fn expand(
+        &self,
+        waiting: &mut BinaryHeap<Candidate>,
+        (group, depth): (Group, usize),
+        parent: Option<usize>,
+        (chance, least): (f64, f64),
+    ) {
+        for (token, child) in self.children(group, depth).take_while(|_| depth < AHEAD) {
+            let proposal = proposal(token, parent, chance, (child, group));
+            if proposal.chance >= least {
+                waiting.push(Candidate { proposal, group: child, depth: depth + 1 });
+            }
+        }
+    }
+
+    /// The tokens that stand `depth` tokens after the positions of `group`, each with its positions: the one
+    /// whose latest position is the most recent first. Positions whose text has ended belong to none.
+    fn children(&self, group: Group, depth: usize) -> impl Iterator<Item = (TokenId, Group)> {
+        let mut left = group;
+        std::iter::from_fn(move || {
+            while let Some(newest) = left.checked_ilog2() {
+                let Some(token) = self.token(newest, depth) else {
+                    left &= !(1 << newest);
+                    continue;
+                };
+                let child = self.carrying(token, left, depth);
+                left &= !child;
+                return Some((token, child));
+            }
+            None
+        })
+    }
+
+    /// The positions of `group` where `token` stands `depth` tokens on.
+    fn carrying(&self, token: TokenId, group: Group, depth: usize) -> Group {
+        let (mut left, mut found) = (group, 0);
+        while left != 0 {
+            let index = left.trailing_zeros();
+            left &= left - 1;
+            found |= Group::from(self.token(index, depth) == Some(token)) << index;
+        }
+        found
+    }
+
+    fn token(&self, index: u32, depth: usize) -> Option<TokenId> {
+        let text = self.following.get(index as usize)?;
+        text.get(depth).copied().filter(|&token| token != SEPARATOR)
+    }
+
+    fn all(&self) -> Group {
+        ((1_u64 << self.len) - 1) as Group
+    }
+}
+
+/// A child (`groups.0`) of a node (`groups.1`) that is reached with `chance`.
+fn proposal(token: TokenId, parent: Option<usize>, chance: f64, groups: (Group, Group)) -> Proposal {
+    let count = groups.0.count_ones();
+    let share = f64::from(count) / f64::from(groups.1.count_ones());
+    Proposal { token, parent, chance: chance * share, share, count }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::brute;
+    use super::*;
+    use proptest::prelude::*;
+
+    fn tokens(draft: &Draft) -> Vec<(TokenId, Option<usize>, u32)> {
+        draft.nodes.iter().map(|node| (node.token, node.parent, node.count)).collect()
+    }
+
+    fn count<'a>(texts: &[&'a [TokenId]]) -> Continuations<'a> {
+        Continuations::new(texts.iter().copied())
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(150))]
+
+        #[test]
+        fn counts_like_a_trie(
+            texts in prop::collection::vec(prop::collection::vec(0_u32..4, 0..AHEAD + 1), 0..MANY + 1),
+            cut in 0_usize..AHEAD,
+            budget in 0_usize..70,
+            least in prop_oneof![Just(0.0), 0.0..0.6_f64],
+        ) {
+            // Long texts only agree if they start alike.
+            let alike: Vec<Vec<TokenId>> = texts.iter().map(|text| {
+                let start = texts[0].get(..cut).unwrap_or_default();
+                [start, text].concat().into_iter().take(AHEAD).collect()
+            }).collect();
+            for texts in [texts, alike] {
+                let texts: Vec<&[TokenId]> = texts.iter().map(Vec::as_slice).collect();
+                for shape in [Shape::Path, Shape::Tree] {
+                    let expected = brute::draft(&texts, shape, budget, least);
+                    prop_assert_eq!(count(&texts).draft(shape, budget, least), expected);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn goes_the_way_of_the_most_and_of_the_most_recent_among_equals() {
+        let draft = count(&[&[1, 5], &[2, 6], &[2, 7], &[3]]).draft(Shape::Path, 9, 0.1);
+        assert_eq!(tokens(&draft), [(2, None, 2), (7, Some(0), 1)]);
+        assert_eq!((draft.score.to_bits(), draft.sampled), (0.75_f64.to_bits(), 4));
+    }
+
+    #[test]
+    fn spreads_over_what_is_likeliest() {
+        let texts: [&[TokenId]; 4] = [&[1, 5, 8], &[1, 5, 9], &[2, 6], &[2, 6]];
+        let draft = count(&texts).draft(Shape::Tree, 5, 0.1);
+        let expected = [(2, None, 2), (1, None, 2), (6, Some(0), 2), (5, Some(1), 2), (9, Some(3), 1)];
+        assert_eq!(tokens(&draft), expected);
+        assert_eq!(
+            tokens(&count(&texts).draft(Shape::Tree, 9, 0.3)),
+            expected[..4],
+            "8 and 9 are too unlikely"
+        );
+    }
+
+    #[test]
+    fn a_text_that_has_ended_counts_at_its_parent_only() {
+        let draft = count(&[&[1, SEPARATOR, 7], &[1], &[1, 2]]).draft(Shape::Path, 9, 0.3);
+        let shares: Vec<f64> = draft.nodes.iter().map(|node| node.share).collect();
+        assert_eq!((tokens(&draft), shares), (vec![(1, None, 3), (2, Some(0), 1)], vec![1.0, 1.0 / 3.0]));
+    }
+
+    #[test]
+    fn looks_at_so_many_texts_and_so_far_ahead() {
+        let long = [3; AHEAD + 5];
+        let draft = count(&[&long[..]; MANY + 1]).draft(Shape::Tree, 99, 0.1);
+        assert_eq!((draft.nodes.len(), draft.sampled, draft.nodes[31].count), (AHEAD, MANY, MANY as u32));
+        assert_eq!(count(&[&long]).draft(Shape::Path, 99, 0.1).nodes.len(), AHEAD);
+    }
+}

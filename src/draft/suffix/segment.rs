@@ -1,0 +1,201 @@
+//! Finished texts, sorted once and never changed.
+
+use std::ops::Range;
+
+use super::TokenId;
+use super::locate::{Located, Source};
+use super::order::{self, Run, SEPARATOR};
+
+/// Texts of one segment are not longer than this altogether: a position is a `u32`.
+const LIMIT: usize = u32::MAX as usize - 1;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Document {
+    id: u64,
+    start: u32,
+    len: u32,
+}
+
+impl Document {
+    fn range(self) -> Range<usize> {
+        self.start as usize..self.start as usize + self.len as usize
+    }
+}
+
+/// Documents one behind another, a separator between them, and the order of their positions. Older ones first.
+///
+/// A document's first token is never proposed: nothing stands before it. A separator id within a document
+/// splits its contexts; the document stays one.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Segment {
+    text: Box<[TokenId]>,
+    documents: Box<[Document]>,
+    run: Run,
+}
+
+impl Segment {
+    /// Sorts documents: pairs of an id that only the caller understands (it need not be unique) and a text.
+    /// Documents beyond 2^32 tokens are left out.
+    pub fn build(documents: &[(u64, &[TokenId])]) -> Self {
+        let mut texts = Texts::for_documents(documents.iter().map(|(_, tokens)| tokens.len()));
+        for (id, tokens) in documents {
+            texts.add(*id, tokens);
+        }
+        let order = order::sorted(&texts.text, 0..texts.text.len());
+        texts.into_segment(order)
+    }
+
+    /// One segment out of several, the oldest first, without the documents that `keep` declines.
+    ///
+    /// Time: linear in the tokens (times the logarithm of the number of segments). Memory while it runs: up to
+    /// 8 bytes per token besides the old segments and the new one.
+    pub fn merge(segments: &[&Self], keep: impl Fn(u64) -> bool) -> Self {
+        let kept = |segment: &&Self| -> Vec<bool> {
+            segment.documents.iter().map(|document| keep(document.id)).collect()
+        };
+        let kept: Vec<Vec<bool>> = segments.iter().map(kept).collect();
+        let lengths = segments.iter().zip(&kept).flat_map(|(segment, kept)| {
+            let all = segment.documents.iter().zip(kept);
+            all.filter(|(_, kept)| **kept).map(|(document, _)| document.len as usize)
+        });
+        let mut texts = Texts::for_documents(lengths);
+        let moved = |(segment, kept): (&&Self, Vec<bool>)| segment.moved_to(&mut texts, &kept);
+        let orders: Vec<Vec<u32>> = segments.iter().zip(kept).map(moved).collect();
+        let orders: Vec<&[u32]> = orders.iter().map(Vec::as_slice).collect();
+        let order = order::merged(&texts.text, &orders).into_owned();
+        texts.into_segment(order)
+    }
+
+    /// Adds the kept documents to `texts`; returns this segment's order in terms of the new text.
+    fn moved_to(&self, texts: &mut Texts, kept: &[bool]) -> Vec<u32> {
+        let new_start = |(document, &kept): (&Document, &bool)| {
+            let tokens = self.text.get(document.range()).unwrap_or_default();
+            if kept { texts.add(document.id, tokens) } else { None }
+        };
+        let starts: Vec<Option<u32>> = self.documents.iter().zip(kept).map(new_start).collect();
+        let moved = |&position: &u32| {
+            let after = self.documents.partition_point(|document| document.start <= position);
+            let index = after.checked_sub(1)?;
+            let offset = position - self.documents.get(index)?.start;
+            Some(starts.get(index).copied().flatten()? + offset)
+        };
+        self.run.order.iter().filter_map(moved).collect()
+    }
+
+    /// The documents, the oldest first: id and tokens.
+    pub fn documents(&self) -> impl ExactSizeIterator<Item = (u64, &[TokenId])> {
+        self.documents
+            .iter()
+            .map(|document| (document.id, self.text.get(document.range()).unwrap_or_default()))
+    }
+
+    /// Number of tokens of all documents.
+    pub fn tokens(&self) -> usize {
+        self.documents.iter().map(|document| document.len as usize).sum()
+    }
+
+    /// Bytes that it holds, itself included.
+    pub fn bytes(&self) -> usize {
+        let held = size_of_val(&*self.text) + size_of_val(&*self.documents);
+        size_of::<Self>() + held + self.run.bytes()
+    }
+
+    /// What a [`super::Finder`] asks.
+    pub fn source(&self) -> Source<'_> {
+        Source::sorted(&self.text, &self.run)
+    }
+
+    /// Finds the positions whose context has the longest end in common with `context`.
+    pub fn locate<'a>(&'a self, context: &'a [TokenId]) -> Located<'a> {
+        self.source().locate(context)
+    }
+}
+
+/// The texts of a segment in the making.
+struct Texts {
+    text: Vec<TokenId>,
+    documents: Vec<Document>,
+}
+
+impl Texts {
+    /// Room for documents of these lengths.
+    fn for_documents(lengths: impl Iterator<Item = usize>) -> Self {
+        let (count, tokens) = lengths.fold((0, 0), |(count, sum), len| (count + 1, sum + len + 1));
+        Self { text: Vec::with_capacity(tokens.min(LIMIT)), documents: Vec::with_capacity(count) }
+    }
+
+    /// Appends a document; returns where it starts, or nothing if it finds no room.
+    fn add(&mut self, id: u64, tokens: &[TokenId]) -> Option<u32> {
+        if self.text.len() + 1 + tokens.len() > LIMIT {
+            return None;
+        }
+        if self.text.last().is_some_and(|&last| last != SEPARATOR) {
+            self.text.push(SEPARATOR);
+        }
+        let start = self.text.len() as u32;
+        self.text.extend_from_slice(tokens);
+        self.documents.push(Document { id, start, len: tokens.len() as u32 });
+        Some(start)
+    }
+
+    fn into_segment(self, order: Vec<u32>) -> Segment {
+        let run = Run::new(&self.text, order);
+        Segment { text: self.text.into_boxed_slice(), documents: self.documents.into_boxed_slice(), run }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::brute;
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(100))]
+
+        #[test]
+        fn holds_what_it_was_given_in_order(documents in brute::documents(5, 90)) {
+            let documents = brute::borrowed(&documents);
+            let segment = Segment::build(&documents);
+            prop_assert_eq!(segment.documents().collect::<Vec<_>>(), &documents[..]);
+            let text = brute::joined(&documents);
+            prop_assert_eq!(&*segment.text, &text[..]);
+            let order = brute::occurrences(&text).into_iter().map(|found| found.position as u32);
+            prop_assert_eq!(&*segment.run.order, order.collect::<Vec<_>>());
+        }
+
+        #[test]
+        fn merging_is_building_of_what_is_kept(
+            parts in prop::collection::vec(brute::documents(7, 50), 0..5),
+            evicted in prop::collection::vec(0_u64..4, 0..3),
+        ) {
+            let keep = |id: u64| !evicted.contains(&id);
+            let segments: Vec<Segment> =
+                parts.iter().map(|part| Segment::build(&brute::borrowed(part))).collect();
+            let merged = Segment::merge(&segments.iter().collect::<Vec<_>>(), keep);
+            let kept: Vec<_> = parts.concat().into_iter().filter(|(id, _)| keep(*id)).collect();
+            prop_assert_eq!(merged, Segment::build(&brute::borrowed(&kept)));
+        }
+    }
+
+    #[test]
+    fn takes_eight_bytes_and_a_quarter_per_token() {
+        let tokens: Vec<TokenId> = (0..100_000_u64).map(|at| (at * at % 977) as TokenId).collect();
+        let segment = Segment::build(&[(1, &tokens)]);
+        let order = 4 * 99_999 + 8 * 99_999_usize.div_ceil(order::STRIDE);
+        assert_eq!(segment.bytes(), size_of::<Segment>() + 16 + 400_000 + order);
+        assert_eq!(segment.tokens(), 100_000);
+        let evicted = Segment::merge(&[&segment], |_| false);
+        assert_eq!((evicted.bytes(), evicted.tokens()), (size_of::<Segment>(), 0));
+    }
+
+    #[test]
+    fn no_context_crosses_from_one_document_to_the_next() {
+        let segment = Segment::build(&[(1, &[1, 2, 3]), (2, &[4, 5])]);
+        assert_eq!(segment.locate(&[1, 2, 3]).match_len(), 0, "nothing follows 3");
+        assert_eq!(segment.locate(&[3, 4]).match_len(), 1, "3 does not stand before 4");
+        assert_eq!(segment.locate(&[1, 2, SEPARATOR, 2]).match_len(), 1);
+        let located = segment.locate(&[1, 2]);
+        assert_eq!(located.interval(2).map(|index| located.following(index, 1)).collect::<Vec<_>>(), [[3]]);
+    }
+}

@@ -1,0 +1,169 @@
+//! Memory over requests: a tenant's second pass drafts from its first, nobody else's ever does, and what is forgotten is
+//! gone.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use foretell::openai::Route;
+use serde_json::{Value, json};
+
+use super::house::{Answer, Ask, House, Plan, get, send};
+use crate::wire::PATIENCE;
+
+const PROMPT: &str = "take the dog, take the fox, über naïve 東京: ";
+const SCOPES: [&str; 3] = ["request", "tenant", "global"];
+
+/// Who may say whose a request is, and how much is remembered.
+const TENANTS: &str =
+    "tenant: { header: x-tenant, trusted_peers: [127.0.0.1/32] }\nmemory: { bytes: 4MiB, ttl: 1h }\n";
+
+async fn house(more: &str) -> House {
+    let policies = SCOPES.map(|scope| {
+        let sharing = if scope == "global" { ", i_accept_sharing: true" } else { "" };
+        format!(
+            "version: 1\nname: {scope}\nmatch: {{ headers: {{ x-scope: [{scope}] }} }}\n\
+             drafters: [{{ kind: suffix, scope: {scope}{sharing} }}]\ngamma: {{ fixed: 8 }}\n"
+        )
+    });
+    let policies: Vec<&str> = policies.iter().map(String::as_str).collect();
+    House::build(Plan { policies: &policies, more: format!("{TENANTS}{more}"), ..Plan::default() }).await
+}
+
+fn ask(seed: u64) -> Ask {
+    Ask::new(
+        Route::Completions,
+        false,
+        json!({"prompt": PROMPT, "max_tokens": 60, "temperature": 0.9, "seed": seed, "ignore_eos": true}),
+    )
+}
+
+/// Asks as a tenant, and returns the answer with the tokens that were accepted in each round.
+async fn pass(house: &House, ask: &Ask, fields: &str) -> (Answer, f64) {
+    let answer = ask.send(house.front(), fields).await;
+    let told = answer.foretell().clone();
+    let count = |name: &str| told[name].as_f64().unwrap();
+    let rounds = count("rounds").max(1.0);
+    (answer, (count("accepted") + rounds) / rounds)
+}
+
+/// Waits until what was handed over has been learnt; returns what is held.
+async fn learnt(admin: SocketAddr) -> Value {
+    send(admin, "/api/memory/clear?tenant=nobody", "", &json!({})).await;
+    get(admin, "/api/memory").await.json()
+}
+
+fn who(tenant: &str, scope: &str) -> String {
+    format!("x-tenant: {tenant}\r\nx-scope: {scope}\r\n")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_second_pass_drafts_from_the_first_of_its_own_tenant_alone() {
+    let house = house("").await;
+    let (ask, plain) = (ask(5), house.direct(&ask(5)).await);
+    let (first, before) = pass(&house, &ask, &who("a", "tenant")).await;
+    let held = learnt(house.admin()).await;
+    assert_eq!((&held["texts"], &held["shelves"][0]["tenant"]), (&json!(1), &json!("a")), "{held}");
+    let (second, after) = pass(&house, &ask, &who("a", "tenant")).await;
+    assert!(after >= 2.0 * before && after > 5.0, "{before} {after}");
+    let (_, other) = pass(&house, &ask, &who("b", "tenant")).await;
+    assert!(
+        (other - before).abs() < 1e-9,
+        "another tenant drafts as if nothing had been said: {before} {other}"
+    );
+    let (_, nobody) = pass(&house, &ask, "x-scope: tenant\r\n").await;
+    assert!((nobody - before).abs() < 1e-9, "no tenant, no memory: {before} {nobody}");
+    let (_, request) = pass(&house, &ask, &who("a", "request")).await;
+    assert!((request - before).abs() < 1e-9);
+    for answer in [&first, &second] {
+        assert_eq!(answer.plain, plain.plain);
+    }
+    let held = learnt(house.admin()).await;
+    let tenants: Vec<&Value> =
+        held["shelves"].as_array().unwrap().iter().map(|shelf| &shelf["tenant"]).collect();
+    assert_eq!(tenants, [&json!("a"), &json!("b")], "what has no tenant is kept nowhere");
+    House::assert_calm();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_wants_no_memory_leaves_nothing_and_finds_nothing() {
+    let house = house("").await;
+    let off = |tenant: &str| format!("{}x-foretell-memory: off\r\n", who(tenant, "tenant"));
+    let (_, before) = pass(&house, &ask(6), &off("a")).await;
+    assert_eq!(learnt(house.admin()).await["texts"], json!(0));
+    pass(&house, &ask(6), &who("a", "tenant")).await;
+    assert_eq!(learnt(house.admin()).await["texts"], json!(1));
+    let (_, after) = pass(&house, &ask(6), &off("a")).await;
+    assert!((after - before).abs() < 1e-9, "{before} {after}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_shared_is_shared_and_what_is_cleared_is_gone() {
+    let house = house("").await;
+    let (_, before) = pass(&house, &ask(7), &who("a", "global")).await;
+    learnt(house.admin()).await;
+    let (_, other) = pass(&house, &ask(7), &who("b", "global")).await;
+    assert!(other >= 2.0 * before, "{before} {other}");
+    let (_, alone) = pass(&house, &ask(7), &who("b", "tenant")).await;
+    assert!(
+        (alone - before).abs() < 1e-9,
+        "a policy that does not share sees nothing of it: {before} {alone}"
+    );
+    learnt(house.admin()).await;
+    let cleared = send(house.admin(), "/api/memory/clear?tenant=b", "", &json!({})).await.json();
+    assert_eq!(cleared, json!({"tenant": "b", "texts": 1}));
+    let cleared = send(house.admin(), "/api/memory/clear", "", &json!({})).await.json();
+    assert_eq!(cleared, json!({"tenant": null, "texts": 1}));
+    let (_, again) = pass(&house, &ask(7), &who("b", "global")).await;
+    assert!((again - before).abs() < 1e-9, "{before} {again}");
+    let wrong = send(house.admin(), "/api/memory/clear?tenants=b", "", &json!({})).await;
+    assert_eq!(wrong.head.status(), 400, "a misspelt name forgets nothing");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn texts_of_an_answer_that_failed_are_not_learnt() {
+    let house = house("").await;
+    let mut broken = ask(8);
+    broken.fields["max_tokens"] = json!(-3);
+    let answer = broken.send(house.front(), &who("a", "tenant")).await;
+    assert_eq!(answer.message.head.status(), 400);
+    assert_eq!(learnt(house.admin()).await["texts"], json!(0));
+}
+
+/// Drains the proxy and waits for the snapshot that it writes then.
+async fn ended(house: House, texts: &Path) {
+    let _ = std::fs::remove_file(texts);
+    send(house.admin(), "/api/drain", "", &json!({})).await;
+    let begun = Instant::now();
+    while !texts.exists() {
+        assert!(begun.elapsed() < PATIENCE, "no snapshot");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_snapshot_carries_texts_over_a_restart_and_a_damaged_one_is_a_clean_start() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("learnt");
+    let more = format!("memory: {{ bytes: 4MiB, ttl: 1h, snapshot: {} }}\n", file.display());
+    let tenants = TENANTS.lines().next().unwrap();
+    let build = || async {
+        let policy =
+            "version: 1\nname: t\ndrafters: [{ kind: suffix, scope: tenant }]\ngamma: { fixed: 8 }\n";
+        House::build(Plan { policies: &[policy], more: format!("{tenants}\n{more}"), ..Plan::default() })
+            .await
+    };
+    let house = build().await;
+    let (_, before) = pass(&house, &ask(9), &who("a", "")).await;
+    learnt(house.admin()).await;
+    let texts = folder.path().join("learnt.texts");
+    ended(house, &texts).await;
+    let house = build().await;
+    assert_eq!(get(house.admin(), "/api/memory").await.json()["texts"], json!(1));
+    let (_, after) = pass(&house, &ask(9), &who("a", "")).await;
+    assert!(after >= 2.0 * before, "{before} {after}");
+    ended(house, &texts).await;
+    std::fs::write(&texts, &std::fs::read(&texts).unwrap()[..80]).unwrap();
+    let house = build().await;
+    assert_eq!(get(house.admin(), "/api/memory").await.json()["texts"], json!(0));
+}
