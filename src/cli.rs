@@ -5,6 +5,7 @@
 
 pub mod access;
 pub mod bench;
+mod bench_drafters;
 pub mod bench_relay;
 pub mod check;
 pub mod demo;

@@ -17,6 +17,7 @@ pub mod html;
 pub mod local;
 pub mod probed;
 pub mod relay;
+pub mod replay;
 pub mod report;
 pub mod require;
 pub mod sim;

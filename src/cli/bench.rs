@@ -1,4 +1,5 @@
-//! `foretell bench`: compares a server called directly with the same server called through Foretell.
+//! `foretell bench`: compares a server called directly with the same server called through Foretell, or drafters with each
+//! other over recorded texts.
 
 use std::fs::File;
 use std::io::Write;
@@ -19,13 +20,13 @@ use crate::lab::{Exit, html, report};
 #[derive(Clone, Debug, clap::Args)]
 pub struct BenchArgs {
     /// Address of the server itself
-    #[arg(long, value_name = "URL")]
-    pub direct: Url,
+    #[arg(long, value_name = "URL", required_unless_present = "drafters")]
+    pub direct: Option<Url>,
     /// The same server through Foretell.
-    #[arg(long, value_name = "URL")]
-    pub through: Url,
+    #[arg(long, value_name = "URL", required_unless_present = "drafters")]
+    pub through: Option<Url>,
     /// Files of prompts, one {"route", "body"} per line.
-    #[arg(long, value_name = "F", required = true, num_args = 1.., value_delimiter = ',')]
+    #[arg(long, value_name = "F", required_unless_present = "drafters", num_args = 1.., value_delimiter = ',')]
     pub workload: Vec<PathBuf>,
     /// Clients that ask at the same time; one run for each number.
     #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "1")]
@@ -63,6 +64,25 @@ pub struct BenchArgs {
     /// Write a page with plots.
     #[arg(long, value_name = "F")]
     pub html: Option<PathBuf>,
+    /// Instead of asking servers, play recorded texts with each of these drafters:
+    /// prompt_lookup|suffix|suffix_tenant|model|merged.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', conflicts_with_all = ["direct", "through", "workload"])]
+    pub drafters: Vec<String>,
+    /// The recorded texts, one {"prompt": [ids], "output": [ids], "choices": [ids]} per line; with --drafters.
+    #[arg(long, value_name = "F", num_args = 1.., value_delimiter = ',', requires = "drafters")]
+    pub streams: Vec<PathBuf>,
+    /// Most nodes of a draft, 1 to 32; with --drafters.
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    pub gamma: usize,
+    /// Drafts are chains, as for plans that verify nothing else; with --drafters.
+    #[arg(long, requires = "drafters")]
+    pub chain: bool,
+    /// Tokens that the memory holds before the first text; with --drafters.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub memory: usize,
+    /// Least tokens of context, filled up with other texts; with --drafters.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub context: usize,
     /// Exit 2 unless met: WORKLOAD[.FIGURE]>=N or <=N, WORKLOAD may be *, FIGURE is
     /// ratio|low|high|gain|e_n|identical|looping|failures|first_token
     /// (first_token: added time ÷ max(5 %, 2 ms)).
@@ -72,11 +92,13 @@ pub struct BenchArgs {
 
 /// A reason why a benchmark cannot start.
 #[derive(Debug, thiserror::Error)]
-enum Unusable {
+pub(super) enum Unusable {
     #[error(transparent)]
     Access(#[from] Denied),
     #[error(transparent)]
     Workload(#[from] crate::lab::workload::Error),
+    #[error(transparent)]
+    Streams(crate::lab::replay::Error),
     #[error("--{flag}: allowed {allowed}, got {got}")]
     Value { flag: &'static str, allowed: &'static str, got: String },
     #[error("{path}: {source}")]
@@ -87,6 +109,9 @@ enum Unusable {
 
 /// Runs the benchmark; tables go to `out`, progress and errors to standard error.
 pub async fn run(args: &BenchArgs, out: &mut impl Write) -> Exit {
+    if !args.drafters.is_empty() {
+        return super::bench_drafters::run(args, out);
+    }
     let (bench, files) = match args.bench().and_then(|bench| Ok((bench, args.files()?))) {
         Ok(ready) => ready,
         Err(unusable) => {
@@ -138,12 +163,15 @@ impl BenchArgs {
         if self.alternations == 0 {
             return value("alternations", "at least 1", "0".into());
         }
+        let (Some(direct), Some(through)) = (self.direct.clone(), self.through.clone()) else {
+            return value("direct", "an address, and --through another", "nothing".to_owned());
+        };
         let Granted { fields, tls } = self.access.granted()?;
         Ok(Bench {
             entry: Entry { fields, tls },
             model: self.model.clone(),
-            direct: self.direct.clone(),
-            through: self.through.clone(),
+            direct,
+            through,
             costs: self.costs()?,
             workloads: self.workload.iter().map(|path| Workload::read(path)).collect::<Result<_, _>>()?,
             concurrency: self.concurrency.clone(),
@@ -180,13 +208,13 @@ struct Files {
     html: Option<Report>,
 }
 
-struct Report {
+pub(super) struct Report {
     path: PathBuf,
     file: File,
 }
 
 impl Report {
-    fn open(path: Option<&Path>) -> Result<Option<Self>, Unusable> {
+    pub(super) fn open(path: Option<&Path>) -> Result<Option<Self>, Unusable> {
         path.map(|path| {
             let file = File::create(path);
             let file = file.map_err(|source| Unusable::File { path: path.to_owned(), source })?;
@@ -195,7 +223,7 @@ impl Report {
         .transpose()
     }
 
-    fn write(mut self, text: &str) -> Result<(), Unusable> {
+    pub(super) fn write(mut self, text: &str) -> Result<(), Unusable> {
         self.file.write_all(text.as_bytes()).map_err(|source| Unusable::File { path: self.path, source })
     }
 }

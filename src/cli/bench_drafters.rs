@@ -1,0 +1,86 @@
+//! `foretell bench --drafters`: what drafters bring over recorded texts, without a server.
+
+use std::io::Write;
+
+use serde_json::json;
+
+use super::bench::{BenchArgs, Report, Unusable};
+use crate::lab::Exit;
+use crate::lab::replay::{self, Contestant, Game, Row};
+use crate::words::Shape;
+
+/// Most draft tokens of a round.
+const GAMMA_MOST: usize = 32;
+
+/// Plays the streams with each drafter; the table goes to `out`, errors to standard error.
+pub(super) fn run(args: &BenchArgs, out: &mut impl Write) -> Exit {
+    let (players, game, json) = match read(args) {
+        Ok(read) => read,
+        Err(unusable) => return refuse(&unusable),
+    };
+    let mut rows: Vec<Row> = Vec::new();
+    for path in &args.streams {
+        let streams = match replay::read(path) {
+            Ok(streams) => streams,
+            Err(error) => return refuse(&Unusable::Streams(error)),
+        };
+        let name = path.file_stem().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        rows.extend(players.iter().map(|player| replay::play(*player, &players, &name, &streams, game)));
+    }
+    // A closed pipe is not an error: the file is still written.
+    let _ = out.write_all(table(&rows).as_bytes());
+    let told = json!({ "gamma": game.gamma, "memory": game.memory, "context": game.context, "rows": rows });
+    match json.map(|file| file.write(&format!("{told:#}\n"))) {
+        Some(Err(unusable)) => refuse(&unusable),
+        _ => Exit::Done,
+    }
+}
+
+fn refuse(unusable: &Unusable) -> Exit {
+    super::complain(&format_args!("foretell bench: {unusable}"));
+    Exit::Usage
+}
+
+fn read(args: &BenchArgs) -> Result<(Vec<Contestant>, Game, Option<Report>), Unusable> {
+    let value = |flag, allowed, got: String| Unusable::Value { flag, allowed, got };
+    let parse = |name: &String| {
+        let allowed = "prompt_lookup, suffix, suffix_tenant, model, merged";
+        Contestant::parse(name).ok_or_else(|| value("drafters", allowed, name.clone()))
+    };
+    let players = args.drafters.iter().map(parse).collect::<Result<Vec<_>, _>>()?;
+    if !(1..=GAMMA_MOST).contains(&args.gamma) {
+        return Err(value("gamma", "1..=32", args.gamma.to_string()));
+    }
+    if args.streams.is_empty() {
+        return Err(value("streams", "at least one file", "nothing".to_owned()));
+    }
+    let shape = if args.chain { Shape::Chain } else { Shape::Tree };
+    let game = Game { gamma: args.gamma, shape, memory: args.memory, context: args.context };
+    Ok((players, game, Report::open(args.json.as_deref())?))
+}
+
+fn table(rows: &[Row]) -> String {
+    let mut text = format!(
+        "{:<14} {:<14} {:>7} {:>8} {:>8} {:>6} {:>9} {:>9} {:>9} {:>9} {:>8}\n",
+        "workload",
+        "drafter",
+        "rounds",
+        "drafted",
+        "accepted",
+        "E[N]",
+        "us/token",
+        "p50",
+        "p99",
+        "reading",
+        "B/token"
+    );
+    for row in rows {
+        let [mean, p50, p99] = row.micros;
+        let bytes = row.bytes_per_token.map_or_else(|| "-".to_owned(), |bytes| format!("{bytes:.1}"));
+        text.push_str(&format!(
+            "{:<14} {:<14} {:>7} {:>8} {:>8} {:>6.3} {mean:>9.2} {p50:>9.2} {p99:>9.2} {:>9.3} {bytes:>8}\n",
+            row.workload, row.drafter, row.rounds, row.drafted, row.accepted, row.e_n, row.reading
+        ));
+    }
+    text
+}

@@ -1,0 +1,450 @@
+//! What drafters would have brought: recorded texts are played again, and every drafter drafts for them as in a session.
+//!
+//! No server is asked, so it takes seconds, and everything but the times is the same in every run. A round is a draft, its
+//! accepted run along the recorded text, and one token more; the next round begins behind that.
+//!
+//! A stream is a line `{"prompt": [ids], "output": [ids], "choices": [ids]}`; `choices[i]` is what a model drafter would have
+//! chosen in the place of `output[i]` (tests/control/record.py records them), and may be left out.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use crate::control::Heat;
+use crate::control::survival::Survival;
+use crate::draft::memory::{Key, Limits, Memory};
+use crate::draft::{
+    Budget, DrafterId, Features, Feedback, Lookup, LookupSpec, Ngram, Origin, Scope, Shared, Source, Tree,
+    View, merge,
+};
+use crate::units::{Tick, TokenId};
+use crate::words::Shape;
+
+/// A recorded text.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Stream {
+    /// Ids of the prompt.
+    pub prompt: Vec<TokenId>,
+    /// Ids of the output.
+    pub output: Vec<TokenId>,
+    /// A model drafter's own choice in the place of each of them; empty if there was none.
+    #[serde(default)]
+    pub choices: Vec<TokenId>,
+}
+
+/// A drafter that takes part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Contestant {
+    /// `prompt_lookup` with the default lengths.
+    PromptLookup,
+    /// `suffix` over the request alone.
+    Suffix,
+    /// `suffix` over the streams before as well.
+    Memory,
+    /// The recorded choices of a model drafter.
+    Model,
+    /// All of them merged into one tree.
+    Merged,
+}
+
+impl Contestant {
+    /// Every one.
+    pub const ALL: [Self; 5] = [Self::PromptLookup, Self::Suffix, Self::Memory, Self::Model, Self::Merged];
+
+    /// The name in arguments and tables.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::PromptLookup => "prompt_lookup",
+            Self::Suffix => "suffix",
+            Self::Memory => "suffix_tenant",
+            Self::Model => "model",
+            Self::Merged => "merged",
+        }
+    }
+
+    /// The one of that name.
+    pub fn parse(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|contestant| contestant.name() == name)
+    }
+
+    fn lookup(self) -> Option<LookupSpec> {
+        match self {
+            Self::PromptLookup => Some(LookupSpec::PromptLookup(Ngram::default())),
+            Self::Suffix => Some(LookupSpec::Suffix(Scope::Request)),
+            Self::Memory => Some(LookupSpec::Suffix(Scope::Tenant)),
+            Self::Model | Self::Merged => None,
+        }
+    }
+}
+
+/// How streams are played.
+#[derive(Clone, Copy, Debug)]
+pub struct Game {
+    /// Most nodes of a draft.
+    pub gamma: usize,
+    /// Whether drafts may branch.
+    pub shape: Shape,
+    /// Tokens that a memory holds before the first stream: the streams again and again, each time with some tokens replaced.
+    pub memory: usize,
+    /// Prompts are put behind earlier streams until they have so many tokens.
+    pub context: usize,
+}
+
+/// What a drafter brought over some streams.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    /// Its name.
+    pub drafter: &'static str,
+    /// Name of the workload.
+    pub workload: String,
+    /// Streams played.
+    pub streams: usize,
+    /// Rounds of all streams.
+    pub rounds: u64,
+    /// Tokens drafted.
+    pub drafted: u64,
+    /// Drafted tokens accepted.
+    pub accepted: u64,
+    /// Output tokens.
+    pub tokens: u64,
+    /// Tokens per round.
+    pub e_n: f64,
+    /// Drafting and learning, microseconds per output token: mean, median and 99th percentile.
+    pub micros: [f64; 3],
+    /// Reading the prompts, microseconds per prompt token.
+    pub reading: f64,
+    /// Bytes of memory per token that is remembered; `None` without a memory.
+    pub bytes_per_token: Option<f64>,
+}
+
+/// A file of streams that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// It cannot be read.
+    #[error("{path}: {source}")]
+    Read {
+        /// Path of the file.
+        path: String,
+        /// The system's error.
+        source: std::io::Error,
+    },
+    /// A line is no stream.
+    #[error("{path}:{line}: {source}")]
+    Line {
+        /// Path of the file.
+        path: String,
+        /// Line number, counted from 1.
+        line: usize,
+        /// The parser's error.
+        source: serde_json::Error,
+    },
+    /// There is no stream in it.
+    #[error("{0}: no streams")]
+    Empty(String),
+}
+
+/// The streams of a file.
+///
+/// # Errors
+/// [`Error`].
+pub fn read(path: &Path) -> Result<Vec<Stream>, Error> {
+    let shown = path.display().to_string();
+    let text = std::fs::read_to_string(path).map_err(|source| Error::Read { path: shown.clone(), source })?;
+    let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
+    let stream = |(at, line): (usize, &str)| {
+        serde_json::from_str(line).map_err(|source| Error::Line { path: shown.clone(), line: at + 1, source })
+    };
+    let streams: Vec<Stream> = lines.map(stream).collect::<Result<_, _>>()?;
+    if streams.is_empty() { Err(Error::Empty(shown)) } else { Ok(streams) }
+}
+
+/// Plays all streams with a drafter; with [`Contestant::Merged`], with `all` others merged.
+pub fn play(
+    contestant: Contestant,
+    all: &[Contestant],
+    workload: &str,
+    streams: &[Stream],
+    game: Game,
+) -> Row {
+    let single = [contestant];
+    let others: Vec<Contestant> = all.iter().copied().filter(|one| *one != Contestant::Merged).collect();
+    let players = if contestant == Contestant::Merged { &others[..] } else { &single[..] };
+    let mut library = Library::new(players.contains(&Contestant::Memory), streams, game.memory);
+    let mut score = Score::default();
+    let mut survival = Survival::default();
+    for (at, stream) in streams.iter().enumerate() {
+        let context = longer(streams, at, game.context);
+        let mut table = Table::sit(players, &library.view(), stream, &context, &mut score);
+        table.play(&mut survival, game, &mut score);
+        library.learn(stream);
+    }
+    score.row(contestant.name(), workload, streams.len(), library.bytes_per_token())
+}
+
+/// The tokens before a stream's own prompt that make its context long enough.
+fn longer(streams: &[Stream], at: usize, wanted: usize) -> Vec<TokenId> {
+    let mut missing = wanted.saturating_sub(streams.get(at).map_or(0, |stream| stream.prompt.len()));
+    let mut context = Vec::new();
+    for turn in 1.. {
+        if missing == 0 || streams.is_empty() {
+            break;
+        }
+        let before = (at + streams.len() * turn - turn) % streams.len();
+        for &token in
+            streams.get(before).into_iter().flat_map(|other| other.prompt.iter().chain(&other.output))
+        {
+            if missing == 0 {
+                break;
+            }
+            context.push(token);
+            missing -= 1;
+        }
+    }
+    context
+}
+
+/// The memory that streams are learnt by.
+struct Library {
+    memory: Option<Memory>,
+    view: View,
+}
+
+/// Every so many tokens of what fills a memory one is replaced.
+const REPLACED: u64 = 50;
+
+impl Library {
+    fn new(wanted: bool, streams: &[Stream], tokens: usize) -> Self {
+        let limits = Limits { bytes: usize::MAX, ttl: Duration::from_hours(1) };
+        let mut this = Self { memory: wanted.then(|| Memory::new(limits)), view: View::default() };
+        let Some(memory) = this.memory.as_mut().filter(|_| tokens > 0) else { return this };
+        let mut state: u64 = 1;
+        let mut held = 0;
+        for stream in streams.iter().cycle() {
+            if held >= tokens {
+                break;
+            }
+            let text: Vec<TokenId> =
+                stream.prompt.iter().chain(&stream.output).map(|&token| other(token, &mut state)).collect();
+            held += text.len();
+            memory.learn(&key(), &text, Tick::default());
+        }
+        this.view = memory.view(&key());
+        this
+    }
+
+    fn view(&self) -> View {
+        Arc::clone(&self.view)
+    }
+
+    fn learn(&mut self, stream: &Stream) {
+        if let Some(memory) = &mut self.memory {
+            memory.learn(&key(), &[&stream.prompt[..], &stream.output].concat(), Tick::default());
+            self.view = memory.view(&key());
+        }
+    }
+
+    fn bytes_per_token(&self) -> Option<f64> {
+        let memory = self.memory.as_ref()?;
+        let tokens: usize = memory.holdings().map(|(_, held)| held.tokens).sum();
+        Some(memory.bytes() as f64 / tokens.max(1) as f64)
+    }
+}
+
+fn key() -> Key {
+    Key { model: String::new(), vocabulary: String::new(), tenant: None }
+}
+
+/// The token, or now and then another one, by Knuth's linear congruential generator.
+fn other(token: TokenId, state: &mut u64) -> TokenId {
+    *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+    if (*state >> 33).is_multiple_of(REPLACED) { ((*state >> 40) % 8_192) as TokenId } else { token }
+}
+
+/// The drafters of one stream.
+struct Table<'a> {
+    stream: &'a Stream,
+    lookups: Vec<Box<dyn Lookup>>,
+    models: bool,
+}
+
+impl<'a> Table<'a> {
+    fn sit(
+        players: &[Contestant],
+        earlier: &View,
+        stream: &'a Stream,
+        context: &[TokenId],
+        score: &mut Score,
+    ) -> Self {
+        let shared = Shared { of_tenant: Arc::clone(earlier), ..Shared::default() };
+        let specs = players.iter().filter_map(|player| player.lookup()).enumerate();
+        let mut lookups: Vec<Box<dyn Lookup>> = specs
+            .map(|(at, spec)| spec.build(DrafterId { source: spec.source(), number: at as u8 }, &shared))
+            .collect();
+        let begun = Instant::now();
+        for lookup in &mut lookups {
+            for tokens in [context, &stream.prompt] {
+                lookup.observe(&Feedback { tokens, origin: Origin::Prompt });
+            }
+        }
+        score.read(begun.elapsed(), context.len() + stream.prompt.len());
+        Self { stream, lookups, models: players.contains(&Contestant::Model) }
+    }
+
+    fn play(&mut self, survival: &mut Survival, game: Game, score: &mut Score) {
+        let output = &self.stream.output;
+        let budget = Budget { nodes: game.gamma, depth: game.gamma };
+        let mut done = 0;
+        while done < output.len() {
+            let begun = Instant::now();
+            let mut drafts: Vec<Tree> = self.lookups.iter().map(|lookup| lookup.draft(budget)).collect();
+            drafts.extend(self.models.then(|| self.chosen(done, game.gamma)));
+            let accept = |vote, company, depth| survival.conditional(Heat::Greedy, vote, company, depth);
+            let draft = merge::merge(&drafts, budget, game.shape, accept).tree;
+            let drafting = begun.elapsed();
+            let run = followed(survival, &draft, output.get(done..).unwrap_or_default());
+            let end = (done + run + 1).min(output.len());
+            let begun = Instant::now();
+            for lookup in &mut self.lookups {
+                let tokens = output.get(done..end).unwrap_or_default();
+                lookup.observe(&Feedback { tokens, origin: Origin::Output });
+            }
+            score.round(&draft, run.min(end - done), end - done, drafting + begun.elapsed());
+            done = end;
+        }
+    }
+
+    /// The model's chain, as far as it was recorded.
+    fn chosen(&self, done: usize, gamma: usize) -> Tree {
+        let rest = self.stream.choices.get(done..).unwrap_or_default();
+        Tree::chain(rest.get(..gamma).unwrap_or(rest), Source::Model, Features::default())
+    }
+}
+
+/// How many of the draft's tokens are accepted; what is seen on the way is learnt.
+fn followed(survival: &mut Survival, draft: &Tree, text: &[TokenId]) -> usize {
+    let (mut place, mut run) = (None, 0);
+    for (depth, &token) in text.iter().enumerate() {
+        for at in draft.children(place) {
+            let Some(node) = draft.nodes().get(at) else { continue };
+            let company = draft.company(at);
+            for vote in node.votes.by_source() {
+                survival.observe(Heat::Greedy, vote, company, depth, node.token == token);
+            }
+        }
+        match draft.child(place, token) {
+            Some(node) => (place, run) = (Some(node), run + 1),
+            None => break,
+        }
+    }
+    run
+}
+
+/// Sums over rounds.
+#[derive(Default)]
+struct Score {
+    rounds: u64,
+    drafted: u64,
+    accepted: u64,
+    tokens: u64,
+    /// Nanoseconds per output token, and of how many tokens.
+    spent: Vec<(u64, u64)>,
+    reading: Duration,
+    read: usize,
+}
+
+impl Score {
+    fn read(&mut self, spent: Duration, tokens: usize) {
+        self.reading += spent;
+        self.read += tokens;
+    }
+
+    fn round(&mut self, draft: &Tree, accepted: usize, tokens: usize, spent: Duration) {
+        self.rounds += 1;
+        self.drafted += draft.len() as u64;
+        self.accepted += accepted as u64;
+        self.tokens += tokens as u64;
+        let each = u64::try_from(spent.as_nanos()).unwrap_or(u64::MAX) / tokens.max(1) as u64;
+        self.spent.push((each, tokens as u64));
+    }
+
+    fn mean(&self) -> f64 {
+        let sum: u64 = self.spent.iter().map(|(each, tokens)| each * tokens).sum();
+        sum as f64 / self.tokens.max(1) as f64
+    }
+
+    /// The time that so many of the tokens did not take longer than, nanoseconds.
+    fn quantile(&self, share: f64) -> f64 {
+        let mut sorted = self.spent.clone();
+        sorted.sort_unstable();
+        let mut left = (self.tokens as f64 * share).ceil();
+        let reached = sorted.iter().find(|(_, tokens)| {
+            left -= *tokens as f64;
+            left <= 0.0
+        });
+        reached.map_or(0.0, |&(each, _)| each as f64)
+    }
+
+    fn row(
+        &self,
+        drafter: &'static str,
+        workload: &str,
+        streams: usize,
+        bytes_per_token: Option<f64>,
+    ) -> Row {
+        Row {
+            drafter,
+            workload: workload.to_owned(),
+            streams,
+            rounds: self.rounds,
+            drafted: self.drafted,
+            accepted: self.accepted,
+            tokens: self.tokens,
+            e_n: self.tokens as f64 / self.rounds.max(1) as f64,
+            micros: [self.mean(), self.quantile(0.5), self.quantile(0.99)].map(|nanos| nanos / 1e3),
+            reading: self.reading.as_secs_f64() * 1e6 / self.read.max(1) as f64,
+            bytes_per_token,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn streams() -> Vec<Stream> {
+        let text: Vec<TokenId> = (0..40).collect();
+        let one = Stream { prompt: vec![100, 101], output: text.clone(), choices: text.clone() };
+        vec![one.clone(), Stream { choices: Vec::new(), ..one }]
+    }
+
+    const GAME: Game = Game { gamma: 4, shape: Shape::Tree, memory: 0, context: 0 };
+
+    #[test]
+    fn a_drafter_that_knows_brings_gamma_and_one_and_one_that_does_not_brings_one() {
+        let of = |contestant| play(contestant, &Contestant::ALL, "w", &streams(), GAME);
+        let lookup = of(Contestant::PromptLookup);
+        assert_eq!((lookup.rounds, lookup.tokens, lookup.accepted), (80, 80, 0), "nothing repeats");
+        let model = of(Contestant::Model);
+        assert_eq!((model.rounds, model.tokens), (8 + 40, 80), "the second stream has no choices");
+        let memory = of(Contestant::Memory);
+        // The first stream is learnt for the second: its first round has one matching token and is too short to draft.
+        assert!(
+            memory.rounds < 40 + 14 && memory.bytes_per_token.is_some_and(|bytes| bytes > 8.0),
+            "{memory:?}"
+        );
+        let merged = of(Contestant::Merged);
+        assert!(merged.rounds <= 8 + 14 && merged.e_n > model.e_n, "{merged:?}");
+    }
+
+    #[test]
+    fn contexts_and_memories_are_as_long_as_asked_for() {
+        let all = streams();
+        assert_eq!(longer(&all, 0, 500).len(), 498);
+        assert_eq!(longer(&all, 0, 2).len(), 0);
+        let filled = Library::new(true, &all, 1_000);
+        let held: usize = filled.memory.unwrap().holdings().map(|(_, held)| held.tokens).sum();
+        assert!((900..1_200).contains(&held), "{held}");
+    }
+}
