@@ -5,12 +5,14 @@
 pub mod automaton;
 pub mod memory;
 pub mod merge;
+pub mod phrasebook;
 pub mod prediction;
 pub mod prompt_lookup;
 pub mod suffix;
 pub mod tree;
 
 pub use merge::Merged;
+pub use phrasebook::{Phrasebook, Phrases, Spelling};
 pub use prediction::Prediction;
 pub use prompt_lookup::{Ngram, PromptLookup};
 pub use suffix::{Suffix, View};
@@ -68,7 +70,7 @@ pub enum Scope {
 }
 
 /// A lookup drafter as a policy names it. Adding one is one file and one variant.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum LookupSpec {
     /// The longest recent match in the request's own context.
     PromptLookup(Ngram),
@@ -76,6 +78,8 @@ pub enum LookupSpec {
     Suffix(Scope),
     /// The client's own prediction.
     Prediction,
+    /// Phrases of the operator's.
+    Phrasebook(Arc<Phrases>),
 }
 
 /// What lookups use beside their own request: handed to a session when it starts.
@@ -87,33 +91,43 @@ pub struct Shared {
     pub of_all: View,
     /// The client's own prediction, in the target's tokens.
     pub prediction: Arc<[TokenId]>,
+    /// The target's tokens as bytes; `None` where that is not known.
+    pub spelling: Option<Arc<dyn Spelling>>,
 }
 
 impl LookupSpec {
     /// What kind of drafter it is.
-    pub const fn source(self) -> Source {
+    pub const fn source(&self) -> Source {
         match self {
             Self::PromptLookup(_) => Source::PromptLookup,
             Self::Suffix(_) => Source::Suffix,
             Self::Prediction => Source::Prediction,
+            Self::Phrasebook(_) => Source::Phrasebook,
         }
     }
 
     /// Whether it may ever propose anything in a session that is handed `shared`.
-    pub fn has_a_say(self, shared: &Shared) -> bool {
+    fn has_a_say(&self, shared: &Shared) -> bool {
         match self {
             Self::PromptLookup(_) | Self::Suffix(_) => true,
             Self::Prediction => !shared.prediction.is_empty(),
+            Self::Phrasebook(_) => shared.spelling.is_some(),
         }
     }
 
-    /// A fresh drafter that has seen nothing and votes as `id`.
-    pub fn build(self, id: DrafterId, shared: &Shared) -> Box<dyn Lookup> {
-        match self {
-            Self::PromptLookup(ngram) => Box::new(PromptLookup::new(ngram, &shared.prediction, id)),
-            Self::Suffix(scope) => Box::new(Suffix::new(shared.earlier(scope), id)),
-            Self::Prediction => Box::new(Prediction::new(Arc::clone(&shared.prediction), id)),
+    /// A fresh drafter that has seen nothing and votes as `id`; `None` where it [has nothing to say](Self::has_a_say).
+    pub fn build(&self, id: DrafterId, shared: &Shared) -> Option<Box<dyn Lookup>> {
+        if !self.has_a_say(shared) {
+            return None;
         }
+        Some(match self {
+            Self::PromptLookup(ngram) => Box::new(PromptLookup::new(*ngram, &shared.prediction, id)),
+            Self::Suffix(scope) => Box::new(Suffix::new(shared.earlier(*scope), id)),
+            Self::Prediction => Box::new(Prediction::new(Arc::clone(&shared.prediction), id)),
+            Self::Phrasebook(phrases) => {
+                Box::new(Phrasebook::new(Arc::clone(phrases), Arc::clone(shared.spelling.as_ref()?), id))
+            }
+        })
     }
 }
 
@@ -135,7 +149,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const SPECS: [LookupSpec; 5] = [
+    static SPECS: [LookupSpec; 5] = [
         LookupSpec::PromptLookup(Ngram { min: 1, max: 3 }),
         LookupSpec::PromptLookup(Ngram { min: 2, max: 8 }),
         LookupSpec::Suffix(Scope::Request),
@@ -153,8 +167,8 @@ mod tests {
         }
     }
 
-    fn built(spec: LookupSpec) -> Box<dyn Lookup> {
-        spec.build(spec.source().into(), &shared())
+    fn built(spec: &LookupSpec) -> Box<dyn Lookup> {
+        spec.build(spec.source().into(), &shared()).expect("it has something to say")
     }
 
     fn of(tokens: &[TokenId]) -> Feedback<'_> {
@@ -163,9 +177,9 @@ mod tests {
 
     #[test]
     fn a_drafter_that_has_seen_nothing_says_nothing() {
-        for spec in SPECS {
+        for spec in &SPECS {
             let drafter = spec.build(spec.source().into(), &Shared::default());
-            assert!(drafter.draft(Budget { nodes: 8, depth: 8 }).is_empty());
+            assert!(drafter.is_none_or(|drafter| drafter.draft(Budget { nodes: 8, depth: 8 }).is_empty()));
         }
     }
 
@@ -177,7 +191,7 @@ mod tests {
             nodes in 0usize..10,
             depth in 0usize..10,
         ) {
-            for spec in SPECS {
+            for spec in &SPECS {
                 let (mut whole, mut pieces) = (built(spec), built(spec));
                 whole.observe(&of(&text));
                 let cut = cut.min(text.len());

@@ -32,8 +32,8 @@ use parking_lot::Mutex;
 
 use crate::clock::Clock;
 use crate::control::{Class, Control, Forecast, Heat, Imposed, Prospective, Shelf, Way, forecast};
-use crate::draft::LookupSpec;
 use crate::draft::memory::Key;
+use crate::draft::{self, LookupSpec, Spelling};
 use crate::drive::calls::CallLimits;
 use crate::drive::drafters::Drafters;
 use crate::drive::drafting::Drafting;
@@ -187,7 +187,8 @@ impl Inner {
         ruling.rules.verify_timeout = self.setup.verify_timeout;
         ruling.rules.draft_timeout = self.setup.draft_timeout;
         let remembering = self.remembering(&ruling, &identity, exchange);
-        ruling.rules.shared = remembering.shared();
+        let spelling: Arc<dyn Spelling> = Arc::clone(&identity.tokenizer) as _;
+        ruling.rules.shared = draft::Shared { spelling: Some(spelling), ..remembering.shared() };
         let control = self.control(&identity, backend);
         let limits = CallLimits { bytes_max: ruling.bytes_max, question: self.setup.verify_timeout };
         Ok(Run {
@@ -213,7 +214,7 @@ impl Inner {
         let lookups = ruling.rules.lookups.iter().filter(|_| drafts);
         let scopes = lookups.filter_map(|spec| match spec {
             LookupSpec::Suffix(scope) => Some(*scope),
-            LookupSpec::PromptLookup(_) | LookupSpec::Prediction => None,
+            LookupSpec::PromptLookup(_) | LookupSpec::Prediction | LookupSpec::Phrasebook(_) => None,
         });
         let model = format!("{}/{}", exchange.replica.name(), identity.epoch.model);
         let key = Key { model, vocabulary: identity.epoch.vocabulary.clone(), tenant: None };

@@ -280,7 +280,9 @@ impl<'a> Table<'a> {
         let shared = Shared { of_tenant: Arc::clone(earlier), ..Shared::default() };
         let specs = players.iter().filter_map(|player| player.lookup()).enumerate();
         let mut lookups: Vec<Box<dyn Lookup>> = specs
-            .map(|(at, spec)| spec.build(DrafterId { source: spec.source(), number: at as u8 }, &shared))
+            .filter_map(|(at, spec)| {
+                spec.build(DrafterId { source: spec.source(), number: at as u8 }, &shared)
+            })
             .collect();
         let begun = Instant::now();
         for lookup in &mut lookups {

@@ -1,6 +1,7 @@
 //! How a policy's drafter takes part in a session: inline, as a model that is asked, or not at all.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 
 use super::{Drafter, Vocabulary};
 use crate::draft::LookupSpec;
@@ -70,7 +71,8 @@ impl Drafter {
             }
             Self::Suffix { scope } => Part::Inline(LookupSpec::Suffix(*scope)),
             Self::Prediction => Part::Inline(LookupSpec::Prediction),
-            Self::Phrasebook { .. } | Self::Recycling => NOT_BUILT,
+            Self::Phrasebook { phrases } => Part::Inline(LookupSpec::Phrasebook(Arc::clone(phrases))),
+            Self::Recycling => NOT_BUILT,
             Self::Model { model: name, vocabulary } => match model(name) {
                 ModelState::Ready => Part::Asked(name, Speech::Same),
                 ModelState::OtherVocabulary(both) => speech(*vocabulary, &both)

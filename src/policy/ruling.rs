@@ -52,8 +52,9 @@ impl Ruling {
             Some(Control::Gamma(most)) => gamma.min(u32::from(most)) as usize,
             _ => gamma as usize,
         };
-        let lookups =
-            parts.iter().filter_map(|part| if let Part::Inline(spec) = part { Some(*spec) } else { None });
+        let lookups = parts
+            .iter()
+            .filter_map(|part| if let Part::Inline(spec) = part { Some(spec.clone()) } else { None });
         // A seeded request asks for its own text again, which no rule may change.
         let accept = if sampling.seed.is_some() { Accept::default() } else { policy.accept.clone() };
         let rules = Rules {

@@ -1,7 +1,9 @@
 //! Settings of a policy: drafters, draft lengths, accept rule and limits. The defaults here are the documented ones.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use crate::draft::Phrases;
 pub use crate::draft::Scope;
 
 /// A drafter of a policy.
@@ -19,10 +21,10 @@ pub enum Drafter {
         /// Whose texts it remembers.
         scope: Scope,
     },
-    /// Phrases given by the operator (not built).
+    /// Phrases given by the operator.
     Phrasebook {
         /// Pairs (trigger, continuation): the continuation is drafted after the trigger.
-        phrases: Vec<(String, String)>,
+        phrases: Arc<Phrases>,
     },
     /// Tokens that verify calls showed as likely successors (not built).
     Recycling,

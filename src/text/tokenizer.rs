@@ -8,6 +8,7 @@ use tokenizers::DecoderWrapper;
 use super::decode::{ByteTable, Detokenizer};
 use super::fingerprint::Fingerprint;
 use super::{TextError, read};
+use crate::draft::Spelling;
 use crate::units::TokenId;
 
 /// A token of a text that was encoded, and where in it the token ends, bytes.
@@ -151,6 +152,17 @@ impl Tokenizer {
     /// The identity of the vocabulary.
     pub fn fingerprint(&self) -> Fingerprint {
         self.fingerprint
+    }
+}
+
+impl Spelling for Tokenizer {
+    fn bytes(&self, token: TokenId) -> Vec<u8> {
+        if self.is_special(token) { Vec::new() } else { self.spelling(token).unwrap_or_default() }
+    }
+
+    fn tokens(&self, text: &str) -> Vec<(TokenId, usize)> {
+        let pieces = self.pieces(text).unwrap_or_default();
+        pieces.into_iter().map(|piece| (piece.token, piece.end)).collect()
     }
 }
 

@@ -129,6 +129,8 @@ const POLICY_ACTS: &[(&str, &str, &str)] = &[
     ("drafters[].ngram.max", "policy/part.rs", "ngram_max"),
     ("drafters[].model", "policy/part.rs", "model(name)"),
     ("drafters[].vocabulary", "policy/part.rs", "speech(*vocabulary"),
+    ("drafters[].phrases[].trigger", "draft/phrasebook.rs", "(trigger, _)"),
+    ("drafters[].phrases[].continuation", "draft/phrasebook.rs", "(trigger, continuation)"),
     ("drafters[].scope", "policy/part.rs", "LookupSpec::Suffix(*scope)"),
     ("drafters[].i_accept_sharing", "config/policy/file.rs", "!accepted"),
     ("gamma.max", "policy/ruling.rs", "policy.gamma.max"),
@@ -156,10 +158,7 @@ const POLICY_ACTS: &[(&str, &str, &str)] = &[
 ];
 
 /// Settings that are only allowed beside another one that has no effect (path, other path).
-const POLICY_BESIDE: &[(&str, &str)] = &[
-    ("drafters[].phrases[].trigger", "drafters[].kind"),
-    ("drafters[].phrases[].continuation", "drafters[].kind"),
-];
+const POLICY_BESIDE: &[(&str, &str)] = &[];
 
 /// Every setting that parsing these documents asks for, without the lists and maps that hold others.
 fn settings(documents: &[&str], parse: impl Fn(&str)) -> BTreeSet<String> {

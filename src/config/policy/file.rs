@@ -1,9 +1,12 @@
 //! Parses a policy file.
 
+use std::sync::Arc;
+
 use crate::config::problem::{Problem, Problems, Refusal};
 use crate::config::process::file::version;
 use crate::config::read::{Item, Section, boolean, duration, number, period, ratio, text, whole, word};
 use crate::config::yaml::{self, Node, Value};
+use crate::draft::Phrases;
 use crate::openai::Route;
 use crate::openai::control_header::GAMMA_MAX;
 use crate::policy::{
@@ -141,7 +144,7 @@ fn drafter(item: &Item<'_>) -> Option<Drafter> {
             Some(Drafter::PromptLookup { ngram_min, ngram_max })
         }
         Kind::Suffix => Some(Drafter::Suffix { scope: scope(&mut section) }),
-        Kind::Phrasebook => Some(Drafter::Phrasebook { phrases: phrases(&mut section) }),
+        Kind::Phrasebook => phrases(&mut section).map(|phrases| Drafter::Phrasebook { phrases }),
         Kind::Recycling => Some(Drafter::Recycling),
         Kind::Prediction => Some(Drafter::Prediction),
         Kind::Model => model(&mut section),
@@ -172,10 +175,11 @@ fn scope(section: &mut Section<'_>) -> Scope {
     scope
 }
 
-fn phrases(section: &mut Section<'_>) -> Vec<(String, String)> {
+fn phrases(section: &mut Section<'_>) -> Option<Arc<Phrases>> {
+    let allowed = "a list of { trigger, continuation }";
     let Some(item) = section.item("phrases") else {
-        section.refuse("phrases", Refusal::new("missing", "a list of { trigger, continuation }"), "nothing");
-        return Vec::new();
+        section.refuse("phrases", Refusal::new("missing", allowed), "nothing");
+        return None;
     };
     let phrase = |item: &Item<'_>| {
         let mut section = item.section();
@@ -184,7 +188,11 @@ fn phrases(section: &mut Section<'_>) -> Vec<(String, String)> {
         section.close();
         Some((trigger?, continuation?))
     };
-    item.items().iter().filter_map(phrase).collect()
+    let phrases = Phrases::new(item.items().iter().filter_map(phrase).collect());
+    if let Err(why) = &phrases {
+        section.refuse("phrases", Refusal::new("too large", "fewer or shorter triggers"), why);
+    }
+    phrases.map(Arc::new).ok()
 }
 
 fn model(section: &mut Section<'_>) -> Option<Drafter> {

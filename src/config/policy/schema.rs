@@ -181,7 +181,7 @@ fn drafter(kind: &str) -> Value {
                 "properties": { "trigger": text.clone(), "continuation": text },
             });
             (
-                "Phrases of the operator (not built yet).",
+                "Phrases of the operator: after a trigger its continuation is drafted.",
                 vec![("phrases", json!({ "type": "array", "items": phrase }))],
                 vec!["phrases"],
             )

@@ -10,7 +10,7 @@ use super::TokenId;
 use super::order::SEPARATOR;
 
 /// Positions that are looked at for one match length.
-pub const MANY: usize = 32;
+pub const MANY: usize = 16;
 /// Tokens that are looked at after a position: no draft is deeper.
 pub const AHEAD: usize = 32;
 

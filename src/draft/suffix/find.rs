@@ -12,7 +12,7 @@ use super::count::{AHEAD, Continuations, Draft, MANY, Shape};
 use super::locate::{Located, Source};
 
 /// Match lengths that are tried in one query.
-const TRIALS: usize = 6;
+const TRIALS: usize = 3;
 
 /// How large a draft may be, and how sure.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -73,13 +73,12 @@ impl Seat {
     /// A seat for each drafter of `rules`, in the policy's order; those of one kind are numbered.
     pub fn all(rules: &Rules) -> Vec<Self> {
         let mut seats: Vec<Self> = Vec::new();
-        for spec in rules.lookups.iter().filter(|spec| spec.has_a_say(&rules.shared)) {
+        for spec in &rules.lookups {
             let number = seats.iter().filter(|seat| seat.id.source == spec.source()).count();
             let id = DrafterId { source: spec.source(), number: number as u8 };
-            seats.push(Self::new(
-                id,
-                Kind::Inline(Inline { lookup: spec.build(id, &rules.shared), virtual_round: None }),
-            ));
+            if let Some(lookup) = spec.build(id, &rules.shared) {
+                seats.push(Self::new(id, Kind::Inline(Inline { lookup, virtual_round: None })));
+            }
         }
         if rules.model {
             let asked = Asked { shadow: ShadowPlan::new(), warm: false, explored: false };

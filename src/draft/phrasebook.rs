@@ -1,0 +1,214 @@
+//! `phrasebook`: after an operator's trigger comes the operator's continuation: licence headers, boilerplate, the skeletons of
+//! tool calls and of JSON.
+//!
+//! Triggers are looked for in bytes, by Aho and Corasick's automaton, so that they are found however the text before them was
+//! split into tokens. A continuation is followed byte by byte; from where it is, it is proposed in the tokens that the target's
+//! own tokenizer gives trigger and continuation together, or, where the text was split otherwise, the rest by itself.
+
+use std::sync::Arc;
+
+use aho_corasick::automaton::{Automaton, StateID};
+use aho_corasick::nfa::contiguous::NFA;
+use aho_corasick::{Anchored, MatchKind};
+
+use super::{Budget, DrafterId, Features, Feedback, Lookup, Tree};
+use crate::units::TokenId;
+
+/// What a drafter of texts knows of the target's tokens.
+pub trait Spelling: Send + Sync + std::fmt::Debug {
+    /// The bytes that a token stands for; none if it is no text.
+    fn bytes(&self, token: TokenId) -> Vec<u8>;
+    /// The tokens of a text, each with the byte behind it.
+    fn tokens(&self, text: &str) -> Vec<(TokenId, usize)>;
+}
+
+/// An operator's phrases, compiled.
+#[derive(Clone, Debug)]
+pub struct Phrases {
+    triggers: NFA,
+    texts: Vec<(String, String)>,
+}
+
+impl PartialEq for Phrases {
+    fn eq(&self, other: &Self) -> bool {
+        self.texts == other.texts
+    }
+}
+
+impl Phrases {
+    /// Compiles pairs of trigger and continuation.
+    ///
+    /// # Errors
+    /// They are too many or too long, in words.
+    pub fn new(texts: Vec<(String, String)>) -> Result<Self, String> {
+        let triggers = texts.iter().map(|(trigger, _)| trigger);
+        let triggers = NFA::builder().match_kind(MatchKind::Standard).build(triggers);
+        Ok(Self { triggers: triggers.map_err(|error| error.to_string())?, texts })
+    }
+
+    /// The pairs.
+    pub fn texts(&self) -> &[(String, String)] {
+        &self.texts
+    }
+
+    /// The phrase with the longest trigger that ends in a state of the automaton.
+    fn ended(&self, state: StateID) -> Option<usize> {
+        if !self.triggers.is_match(state) {
+            return None;
+        }
+        let ended = (0..self.triggers.match_len(state)).map(|at| self.triggers.match_pattern(state, at));
+        ended
+            .map(|pattern| pattern.as_usize())
+            .max_by_key(|&at| self.texts.get(at).map_or(0, |(trigger, _)| trigger.len()))
+    }
+}
+
+/// The drafter of one session. Memory: what the phrase takes that is being followed.
+#[derive(Debug)]
+pub struct Phrasebook {
+    id: DrafterId,
+    phrases: Arc<Phrases>,
+    spelling: Arc<dyn Spelling>,
+    state: Option<StateID>,
+    following: Option<Following>,
+}
+
+/// A phrase whose trigger has been said.
+#[derive(Debug)]
+struct Following {
+    phrase: usize,
+    /// Bytes of the continuation that have been said.
+    said: usize,
+    /// The tokens of what is left.
+    rest: Vec<TokenId>,
+}
+
+impl Phrasebook {
+    /// A drafter that has seen nothing and votes as `id`.
+    pub fn new(phrases: Arc<Phrases>, spelling: Arc<dyn Spelling>, id: DrafterId) -> Self {
+        let state = phrases.triggers.start_state(Anchored::No).ok();
+        Self { id, phrases, spelling, state, following: None }
+    }
+
+    fn push(&mut self, token: TokenId) {
+        let bytes = self.spelling.bytes(token);
+        for &byte in &bytes {
+            self.step(byte);
+        }
+        let Some(following) = &self.following else { return };
+        let rest = self.rest(following.phrase, following.said);
+        match rest.is_empty() {
+            true => self.following = None,
+            false => self.following = Some(Following { rest, ..*following }),
+        }
+    }
+
+    fn step(&mut self, byte: u8) {
+        if let Some(following) = &mut self.following {
+            let continuation = self.phrases.texts.get(following.phrase).map(|(_, text)| text.as_bytes());
+            let agrees = continuation.and_then(|text| text.get(following.said)) == Some(&byte);
+            following.said += 1;
+            if !agrees {
+                self.following = None;
+            }
+        }
+        let Some(state) = &mut self.state else { return };
+        *state = self.phrases.triggers.next_state(Anchored::No, *state, byte);
+        if let Some(phrase) = self.phrases.ended(*state).filter(|_| self.following.is_none()) {
+            self.following = Some(Following { phrase, said: 0, rest: Vec::new() });
+        }
+    }
+
+    /// The tokens of a continuation behind its first `said` bytes; none within a character.
+    fn rest(&self, phrase: usize, said: usize) -> Vec<TokenId> {
+        let Some((trigger, continuation)) = self.phrases.texts.get(phrase) else { return Vec::new() };
+        let Some(rest) = continuation.get(said..).filter(|rest| !rest.is_empty()) else { return Vec::new() };
+        let whole = self.spelling.tokens(&[trigger.as_str(), continuation].concat());
+        let at = trigger.len() + said;
+        let met = whole.iter().position(|&(_, end)| end == at).map(|last| last + 1);
+        let tokens = match met.and_then(|met| whole.get(met..)) {
+            Some(tokens) => tokens.to_vec(),
+            None => self.spelling.tokens(rest),
+        };
+        tokens.into_iter().map(|(token, _)| token).collect()
+    }
+}
+
+impl Lookup for Phrasebook {
+    fn observe(&mut self, seen: &Feedback<'_>) {
+        seen.tokens.iter().for_each(|&token| self.push(token));
+    }
+
+    fn draft(&self, budget: Budget) -> Tree {
+        let Some(Following { rest, said, .. }) = &self.following else { return Tree::default() };
+        let tokens = rest.get(..budget.nodes.min(budget.depth)).unwrap_or(rest);
+        Tree::chain(tokens, self.id, Features::matched(*said as u32))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::draft::{Origin, Source};
+
+    /// Two letters are one token where both are small; every other byte is a token of its own.
+    #[derive(Debug)]
+    struct Pairs;
+
+    impl Spelling for Pairs {
+        fn bytes(&self, token: TokenId) -> Vec<u8> {
+            if token < 256 { vec![token as u8] } else { vec![(token >> 8) as u8, token as u8] }
+        }
+
+        fn tokens(&self, text: &str) -> Vec<(TokenId, usize)> {
+            let (bytes, mut at, mut tokens) = (text.as_bytes(), 0, Vec::new());
+            while at < bytes.len() {
+                let pair = bytes.get(at..at + 2).filter(|pair| pair.iter().all(u8::is_ascii_lowercase));
+                let token =
+                    pair.map_or(u32::from(bytes[at]), |pair| u32::from(pair[0]) << 8 | u32::from(pair[1]));
+                at += if pair.is_some() { 2 } else { 1 };
+                tokens.push((token, at));
+            }
+            tokens
+        }
+    }
+
+    fn drafted(phrases: &[(&str, &str)], said: &[&str]) -> String {
+        let texts = phrases.iter().map(|(a, b)| ((*a).to_owned(), (*b).to_owned())).collect();
+        let phrases = Arc::new(Phrases::new(texts).unwrap());
+        let mut drafter = Phrasebook::new(phrases, Arc::new(Pairs), Source::Phrasebook.into());
+        for piece in said {
+            let tokens: Vec<TokenId> = Pairs.tokens(piece).into_iter().map(|(token, _)| token).collect();
+            drafter.observe(&Feedback { tokens: &tokens, origin: Origin::Output });
+        }
+        let tree = drafter.draft(Budget { nodes: 8, depth: 8 });
+        let bytes = tree.nodes().iter().flat_map(|node| Pairs.bytes(node.token)).collect();
+        String::from_utf8(bytes).unwrap()
+    }
+
+    const TOOL: (&str, &str) = ("Action: ", "{\"tool\": \"");
+
+    #[test]
+    fn after_a_trigger_comes_its_continuation_and_then_its_rest() {
+        assert_eq!(drafted(&[TOOL], &["so. Acti", "on: "]), "{\"tool\"");
+        assert_eq!(drafted(&[TOOL], &["Action: ", "{\"to"]), "ol\": \"");
+        assert_eq!(drafted(&[TOOL], &["Action: ", "{\"t"]), "ool\": \"", "split otherwise");
+        assert_eq!(drafted(&[TOOL], &["Action: ", "["]), "");
+        assert_eq!(drafted(&[TOOL], &["Action: {\"tool\": \""]), "", "all of it has been said");
+        assert_eq!(drafted(&[TOOL], &["Action:"]), "");
+    }
+
+    #[test]
+    fn the_longest_trigger_counts_and_a_phrase_is_followed_to_its_end() {
+        let both = [("b", "X"), ("ab", "Y"), ("Y", "Z")];
+        assert_eq!(drafted(&both, &["a", "b"]), "Y");
+        assert_eq!(drafted(&both, &["c", "b"]), "X");
+        assert_eq!(
+            drafted(&[("a", "bac"), ("ba", "no")], &["aba"]),
+            "c",
+            "a trigger within it does not end it"
+        );
+        assert_eq!(drafted(&[("é", "ü!")], &["é"]), "ü!");
+        assert_eq!(drafted(&[], &["anything"]), "");
+    }
+}
