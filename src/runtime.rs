@@ -14,6 +14,7 @@ pub mod device;
 pub mod drafter;
 #[cfg(test)]
 pub(crate) mod fake;
+pub mod folder;
 #[cfg(feature = "onnx")]
 pub mod foreign;
 pub mod forward;

@@ -1,11 +1,11 @@
-//! A language model that another tool exported: by optimum, as the models of onnx-community are, or by the model builder
-//! of onnxruntime-genai.
+//! A language model that another tool exported: by optimum, as the models of onnx-community are, or by the
+//! model builder of onnxruntime-genai.
 //!
-//! Such a graph takes all keys and values of a sequence and gives back longer ones. Each lane therefore has tensors of
-//! its own and is run by itself: sequences of different lengths do not fit into one run, and
-//! `GroupQueryAttention` refuses several sequences with several new tokens each. What one run gives is what the next
-//! one takes, uncopied; only a rewound lane is cut to its length before it is run again. A graph with such a cache
-//! reads chains and no trees, which is what a drafter feeds.
+//! Such a graph takes all keys and values of a sequence and gives back longer ones. Each lane therefore has
+//! tensors of its own and is run by itself: sequences of different lengths do not fit into one run, and
+//! `GroupQueryAttention` refuses several sequences with several new tokens each. What one run gives is what
+//! the next one takes, uncopied; only a rewound lane is cut to its length before it is run again. A graph
+//! with such a cache reads chains and no trees, which is what a drafter feeds.
 
 mod cut;
 mod files;
@@ -89,8 +89,9 @@ impl ForeignModel {
             ort::value::TensorElementType::Float32 => None,
             narrow => Some(Widener::new(&on(Device::Cpu)?.builder, narrow).map_err(refused)?),
         };
-        tracing::info!(model = %folder.display(), device = loaded.note, context, layers = signature.slots.len() / 2,
-            "model of another tool loaded");
+        let layers = signature.slots.len() / 2;
+        let device = loaded.note.as_str();
+        tracing::info!(model = %folder.display(), device, context, layers, "model of another tool loaded");
         Ok(Self {
             config: ModelConfig { vocabulary, context, lanes: options.lanes, eos: facts.eos },
             lanes: (0..options.lanes).map(|_| None).collect(),
@@ -133,8 +134,8 @@ impl ForeignModel {
         Ok(())
     }
 
-    /// Runs one feed. The lane's length is left as it was, so that a failure changes nothing; its tensors hold what was
-    /// run.
+    /// Runs one feed. The lane's length is left as it was, so that a failure changes nothing; its tensors
+    /// hold what was run.
     fn run_feed(&mut self, index: usize, feed: &Feed<'_>, logits: &mut Logits) -> Result<(), ModelError> {
         self.settle(feed.lane)?;
         let held = self.held(feed.lane)?;

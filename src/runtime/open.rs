@@ -1,8 +1,7 @@
-//! Opens a model folder, whoever exported it: finds the graph, loads it, and tells by the names of its inputs which
-//! model runs it.
+//! Opens a model folder, whoever exported it: finds the graph, loads it, and tells by the names of its inputs
+//! which model runs it.
 
 use std::fmt::Display;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::thread;
 
@@ -12,15 +11,11 @@ use ort::session::builder::{GraphOptimizationLevel, SessionBuilder};
 
 use super::description::DescriptionError;
 use super::device::{self, Chosen, Device, DeviceChoice, DeviceError};
-use super::foreign::{ForeignModel, GenaiConfig, Names};
+use super::folder::{self, NoGraph};
+use super::foreign::{ForeignModel, Names};
 use super::forward::Forward;
 use super::library::{self, LibraryError};
 use super::model::Model;
-
-/// Where a graph lies in its folder, in the order in which it is looked for: our own exports, optimum and the builder of
-/// onnxruntime-genai, then onnx-community, then optimum before it gave every decoder one graph.
-const GRAPHS: [&str; 4] =
-    ["model.onnx", "onnx/model.onnx", "decoder_model_merged.onnx", "onnx/decoder_model_merged.onnx"];
 
 /// How a model is opened.
 #[derive(Clone, Debug)]
@@ -33,7 +28,8 @@ pub struct Options {
     pub context: Option<usize>,
     /// Threads within one operator; 0 for the cores of this machine.
     pub threads: usize,
-    /// Whether idle threads spin. A few percent faster alone, several times slower where others need the cores.
+    /// Whether idle threads spin. A few percent faster alone, several times slower where others need the
+    /// cores.
     pub spinning: bool,
 }
 
@@ -56,27 +52,24 @@ pub enum OpenError {
     #[error(transparent)]
     Description(#[from] DescriptionError),
     /// There is no graph in the folder, or no telling which of several is meant.
-    #[error(
-        "{folder}: which ONNX graph? Expected one of {expected}, or a single file that ends in .onnx; found {found}"
-    )]
+    #[error("{folder}: {reason}")]
     NoGraph {
         /// Path of the folder.
         folder: String,
-        /// The names that are looked for, in order.
-        expected: String,
-        /// The graphs that are there.
-        found: String,
+        /// What was looked for and what is there.
+        reason: NoGraph,
     },
     /// The export of another tool where only our own can be run.
     #[error(
-        "{path} was exported by another tool: it can be a drafter; what is served as a target has to be an export of \
-         onnx/train/export.py, whose cache takes many sequences and the branches of a tree"
+        "{path} was exported by another tool: it can be a drafter; what is served as a target has to be an \
+         export of onnx/train/export.py, whose cache takes many sequences and the branches of a tree"
     )]
     Foreign {
         /// Path of the file.
         path: String,
     },
-    /// The graph cannot be used: ONNX Runtime does not take it, or its inputs and outputs are not those expected.
+    /// The graph cannot be used: ONNX Runtime does not take it, or its inputs and outputs are not those
+    /// expected.
     #[error("{path}: {reason}")]
     Graph {
         /// Path of the file.
@@ -109,11 +102,11 @@ fn refused(path: &Path, reason: impl Display) -> OpenError {
     OpenError::Graph { path: path.display().to_string(), reason: reason.to_string() }
 }
 
-/// Opens a model folder: our own export (`onnx/train/export.py`), or one by optimum or by the model builder of
-/// onnxruntime-genai.
+/// Opens a model folder: our own export (`onnx/train/export.py`), or one by optimum or by the model builder
+/// of onnxruntime-genai.
 ///
-/// # Errors
-/// The folder holds no graph, its files are damaged or do not fit each other, or its inputs are of none of these.
+/// # Errors The folder holds no graph, its files are damaged or do not fit each other, or its inputs are of
+/// none of these.
 pub fn open(folder: &Path, options: &Options) -> Result<Box<dyn Forward>, OpenError> {
     let loaded = load(folder, options)?;
     Ok(match Names::find(folder, &loaded.session)? {
@@ -124,15 +117,16 @@ pub fn open(folder: &Path, options: &Options) -> Result<Box<dyn Forward>, OpenEr
 
 /// Loads the graph of a folder.
 pub(super) fn load(folder: &Path, options: &Options) -> Result<Loaded, OpenError> {
-    let path = find(folder)?;
+    let path = folder::graph(folder)
+        .map_err(|reason| OpenError::NoGraph { folder: folder.display().to_string(), reason })?;
     let chosen = builder(options.device, options)?;
     let mut builder = chosen.builder;
     let session = builder.commit_from_file(&path).map_err(|error| refused(&path, error))?;
     Ok(Loaded { path, session, device: chosen.device, note: chosen.note })
 }
 
-/// A session builder with our settings, for the device asked for. One operator runs at a time: these graphs have no
-/// parallel branches.
+/// A session builder with our settings, for the device asked for. One operator runs at a time: these graphs
+/// have no parallel branches.
 pub(super) fn builder(choice: DeviceChoice, options: &Options) -> Result<Chosen, OpenError> {
     let library = library::load()?;
     let fault = |error: &dyn Display| refused(&library.path, error);
@@ -153,36 +147,4 @@ fn tuned(builder: SessionBuilder, options: &Options) -> ort::Result<SessionBuild
         .with_intra_op_spinning(options.spinning)?
         .with_optimization_level(GraphOptimizationLevel::All)?
         .with_log_level(LogLevel::Error)?)
-}
-
-/// The graph of a folder: the one that `genai_config.json` names, else the first of [`GRAPHS`], else the only one.
-fn find(folder: &Path) -> Result<PathBuf, OpenError> {
-    let named = GenaiConfig::read(folder)?.and_then(|config| config.model.decoder.filename);
-    let known = named.iter().map(String::as_str).chain(GRAPHS);
-    if let Some(path) = known.map(|name| folder.join(name)).find(|path| path.is_file()) {
-        return Ok(path);
-    }
-    let mut there = [folder.to_owned(), folder.join("onnx")].iter().flat_map(graphs).collect::<Vec<_>>();
-    match there.pop() {
-        Some(only) if there.is_empty() => Ok(only),
-        last => {
-            there.extend(last);
-            let name = |path: &PathBuf| path.strip_prefix(folder).unwrap_or(path).display().to_string();
-            let found: Vec<String> = there.iter().map(name).collect();
-            Err(OpenError::NoGraph {
-                folder: folder.display().to_string(),
-                expected: GRAPHS.join(", "),
-                found: if found.is_empty() { "none".to_owned() } else { found.join(", ") },
-            })
-        }
-    }
-}
-
-/// The files of a folder that end in `.onnx`, by name. A folder that cannot be read has none.
-fn graphs(folder: &PathBuf) -> Vec<PathBuf> {
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
-    let mut found: Vec<PathBuf> =
-        entries.filter(|path| path.extension().is_some_and(|end| end == "onnx")).collect();
-    found.sort();
-    found
 }

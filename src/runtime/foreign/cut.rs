@@ -1,7 +1,7 @@
 //! Tensors made from others where they lie: the first tokens of a cache, and numbers of 16 bits as 32.
 //!
-//! Both are graphs of their own, made here. So they need no copy through the host on a device, and are the same for
-//! every type of element.
+//! Both are graphs of their own, made here. So they need no copy through the host on a device, and are the
+//! same for every type of element.
 
 use ort::editor::{Graph, Model, Node, ONNX_DOMAIN, Opset};
 use ort::memory::{Allocator, MemoryInfo};

@@ -1,5 +1,5 @@
-//! What the files beside a foreign graph say: `config.json` in the layouts that Hugging Face's models have, and
-//! `genai_config.json`, which the builder of onnxruntime-genai writes instead.
+//! What the files beside a foreign graph say: `config.json` in the layouts that Hugging Face's models have,
+//! and `genai_config.json`, which the builder of onnxruntime-genai writes instead.
 //!
 //! Nothing in `config.json` is required here: what the graph declares itself is taken from there.
 
@@ -32,8 +32,6 @@ pub struct GenaiModel {
 /// The graph of a `genai_config.json`.
 #[derive(Clone, Debug, Deserialize)]
 pub struct GenaiDecoder {
-    /// Name of the file.
-    pub filename: Option<String>,
     head_size: Option<usize>,
     num_key_value_heads: Option<usize>,
     num_hidden_layers: Option<usize>,
@@ -143,7 +141,8 @@ pub struct Facts {
 }
 
 impl Facts {
-    /// Reads the files of a folder. Where there are both, `genai_config.json` counts: it was written for the graph.
+    /// Reads the files of a folder. Where there are both, `genai_config.json` counts: it was written for the
+    /// graph.
     ///
     /// # Errors
     /// One of them cannot be read.

@@ -57,7 +57,8 @@ pub struct Signature {
 }
 
 impl Names {
-    /// The names in a folder's `genai_config.json`, else the usual ones; `None` if the graph is one of our own.
+    /// The names in a folder's `genai_config.json`, else the usual ones; `None` if the graph is one of our
+    /// own.
     ///
     /// # Errors
     /// `genai_config.json` cannot be read.
@@ -135,8 +136,8 @@ impl Signature {
         };
         match inputs.iter().find(|input| !known(input.name())) {
             Some(other) => Err(format!(
-                "the graph takes {}, of which nothing is known here; a drafter is fed {}, {}, {} and its own keys and \
-                 values",
+                "the graph takes {}, of which nothing is known here; a drafter is fed {}, {}, {} and its own \
+                 keys and values",
                 other.name(),
                 names.input_ids,
                 names.attention_mask,
