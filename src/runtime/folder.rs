@@ -20,8 +20,8 @@ pub struct NoGraph {
     pub found: Vec<String>,
 }
 
-/// The graph of a folder: the one that `genai_config.json` names, else the usual one, else the only one in it or in
-/// its folder `onnx`.
+/// The graph of a folder: the one that `genai_config.json` names, else the usual one, else the only one in it or
+/// in its folder `onnx`.
 ///
 /// # Errors
 /// There is none, or several and none of a usual name.

@@ -48,8 +48,8 @@ impl Feed<'_> {
     }
 }
 
-/// Checks feeds by themselves: no lane twice, no feed without tokens, no token outside of the vocabulary, and parents
-/// before their children.
+/// Checks feeds by themselves: no lane twice, no feed without tokens, no token outside of the vocabulary, and
+/// parents before their children.
 pub fn validate(feeds: &[Feed<'_>], vocabulary: usize) -> Result<(), ModelError> {
     for (index, feed) in feeds.iter().enumerate() {
         if feeds.iter().skip(index + 1).any(|other| other.lane == feed.lane) {

@@ -120,7 +120,8 @@ struct Config {
     head_dim: Option<usize>,
     eos_token_id: Option<Ids>,
     /// The language model within one that also sees or hears.
-    text_config: Option<Box<Config>>,
+    #[serde(rename = "text_config")]
+    inner: Option<Box<Config>>,
 }
 
 /// What the files say of a model; `None` where they say nothing.
@@ -171,7 +172,7 @@ impl Facts {
 
 impl Config {
     fn facts(self) -> Facts {
-        let inner = self.text_config.map(|inner| inner.facts()).unwrap_or_default();
+        let inner = self.inner.map(|inner| inner.facts()).unwrap_or_default();
         let heads = self.num_attention_heads.or(self.n_head);
         let width = self.hidden_size.or(self.n_embd).zip(heads).map(|(size, heads)| size / heads.max(1));
         Facts {

@@ -171,7 +171,7 @@ fn slots(session: &Session, names: &Names, facts: &Facts) -> Result<Vec<Slot>, S
             .iter()
             .any(|(past, present)| named(session.inputs(), past) || named(session.outputs(), present))
     };
-    let layers = (0..).take_while(|&layer| has(layer)).count();
+    let layers = (0..session.inputs().len()).take_while(|&layer| has(layer)).count();
     if layers == 0 {
         return Err(unknown(&at(&names.inputs.past_key_names, 0), session));
     }
