@@ -1,6 +1,6 @@
 //! ONNX Runtime and what runs on it: models over a slot cache, sampling, the model drafter.
 //!
-//! `library`, `device`, `description`, `cache`, `bound` and `model` come with the feature `onnx`. The rest needs
+//! `library`, `device`, `description`, `cache`, `bound`, `model`, `foreign` and `open` come with the feature `onnx`. The rest needs
 //! no ONNX Runtime and is always there: it sees models through the trait of `forward`.
 
 #[cfg(feature = "onnx")]
@@ -14,6 +14,9 @@ pub mod device;
 pub mod drafter;
 #[cfg(test)]
 pub(crate) mod fake;
+pub mod folder;
+#[cfg(feature = "onnx")]
+pub mod foreign;
 pub mod forward;
 pub mod layout;
 #[cfg(feature = "onnx")]
@@ -21,5 +24,7 @@ pub mod library;
 #[cfg(feature = "onnx")]
 pub mod model;
 pub mod noise;
+#[cfg(feature = "onnx")]
+pub mod open;
 pub mod pace;
 pub mod sampler;

@@ -3,12 +3,13 @@
 
 use std::fs::File;
 use std::io::{self, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::config::named::shown;
 use crate::config::problem::Refusal;
 use crate::config::{Attempt, FileKind, Flags, Loaded, Named, Problem, Strings, attempt};
 use crate::fleet::{KeyFile, tls};
+use crate::runtime::folder;
 use crate::text::Tokenizer;
 
 /// File name of a model's graph in its folder.
@@ -73,8 +74,8 @@ fn inspect(named: &Named) -> Option<Problem> {
             Some(named.problem(&refused.detail(), "the private key of the certificate, in PEM"))
         }
         FileKind::Tokenizer => tokenizer(named, path),
-        FileKind::Model => model(named, true),
-        FileKind::Drafter { tokenizer } => model(named, *tokenizer),
+        FileKind::Model => model(named),
+        FileKind::Drafter { tokenizer } => drafter(named, *tokenizer),
         // Policies are read and checked together with the settings.
         FileKind::Policies => None,
     }
@@ -88,19 +89,40 @@ fn tokenizer(named: &Named, path: &Path) -> Option<Problem> {
     Some(Problem { got: shown(path), ..found })
 }
 
-/// The problem with a model folder, if its files cannot be read. Whether the graph runs is checked by the runtime.
-fn model(named: &Named, with_tokenizer: bool) -> Option<Problem> {
+/// The problem with the folder of a model that is served, if its files cannot be read. Whether the graph runs is
+/// checked by the runtime.
+fn model(named: &Named) -> Option<Problem> {
     let folder = &named.path;
     let allowed = "a folder with model.onnx, config.json and tokenizer.json";
-    let files = [GRAPH, "config.json"];
-    let unread = files.into_iter().find_map(|file| Some((file, readable(&folder.join(file)).err()?)));
-    if let Some((file, error)) = unread {
-        return Some(named.problem(&format!("{file}: {error}"), allowed));
+    let files = [folder.join(GRAPH), folder.join("config.json")];
+    described(named, &files, allowed).or_else(|| tokenizer(named, folder))
+}
+
+/// The same for a drafter, which may be the export of another tool.
+fn drafter(named: &Named, with_tokenizer: bool) -> Option<Problem> {
+    let folder = &named.path;
+    let allowed = "a folder with an ONNX graph, config.json or genai_config.json, and tokenizer.json";
+    let graph = match folder::graph(folder) {
+        Ok(graph) => graph,
+        Err(none) => return Some(named.problem(&none.to_string(), allowed)),
+    };
+    let found = described(named, &[graph, folder::description(folder)], allowed);
+    found.or_else(|| with_tokenizer.then(|| tokenizer(named, folder)).flatten())
+}
+
+/// The problem with a graph and its description.
+fn described(named: &Named, files: &[PathBuf; 2], allowed: &str) -> Option<Problem> {
+    let problem = |file: &Path, error: &dyn std::fmt::Display| {
+        let name = file.strip_prefix(&named.path).unwrap_or(file).display();
+        Some(named.problem(&format!("{name}: {error}"), allowed))
+    };
+    for file in files {
+        if let Err(error) = readable(file) {
+            return problem(file, &error);
+        }
     }
-    if let Err(error) = description(&folder.join("config.json")) {
-        return Some(named.problem(&format!("config.json: {error}"), allowed));
-    }
-    with_tokenizer.then(|| tokenizer(named, folder)).flatten()
+    let [_, config] = files;
+    description(config).err().and_then(|error| problem(config, &error))
 }
 
 /// Opens the file and reads its first byte; an empty file is an error.
@@ -121,7 +143,6 @@ fn description(path: &Path) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
-    use std::path::PathBuf;
 
     use super::*;
 
@@ -153,6 +174,20 @@ mod tests {
         }
         let found = inspect(&named(FileKind::Model, models)).unwrap().to_string();
         assert!(found.contains("model.onnx: "), "{found}");
+    }
+
+    #[test]
+    fn exports_of_other_tools_are_good_for_drafters_alone() {
+        let exports = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/exports");
+        for export in ["optimum/fp32", "optimum/hub", "optimum/merged", "genai/int4"] {
+            let kind = FileKind::Drafter { tokenizer: true };
+            assert_eq!(inspect(&named(kind, exports.join(export))), None, "{export}");
+        }
+        let found = inspect(&named(FileKind::Model, exports.join("optimum/hub"))).unwrap().to_string();
+        assert!(found.contains("model.onnx: "), "{found}");
+        let none = named(FileKind::Drafter { tokenizer: false }, exports.join("optimum"));
+        let found = inspect(&none).unwrap().to_string();
+        assert!(found.contains("onnx/model.onnx") && found.contains("found none"), "{found}");
     }
 
     #[test]

@@ -33,13 +33,13 @@ pub enum DescriptionError {
 /// One id or several, as both are usual.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(untagged)]
-enum Ids {
+pub(super) enum Ids {
     One(TokenId),
     Many(Vec<TokenId>),
 }
 
 impl Ids {
-    fn list(self) -> Vec<TokenId> {
+    pub(super) fn list(self) -> Vec<TokenId> {
         match self {
             Self::One(id) => vec![id],
             Self::Many(ids) => ids,
@@ -61,8 +61,8 @@ struct Config {
 }
 
 #[derive(Debug, Default, Deserialize)]
-struct Generation {
-    eos_token_id: Option<Ids>,
+pub(super) struct Generation {
+    pub(super) eos_token_id: Option<Ids>,
 }
 
 /// What is known of a model before it is loaded.
@@ -80,7 +80,7 @@ pub struct Description {
     pub cache: CacheShape,
 }
 
-fn read<T: for<'a> Deserialize<'a>>(path: &Path) -> Result<T, DescriptionError> {
+pub(super) fn read<T: for<'a> Deserialize<'a>>(path: &Path) -> Result<T, DescriptionError> {
     let text = fs::read_to_string(path)
         .map_err(|error| DescriptionError::Unreadable { path: path.to_owned(), error })?;
     serde_json::from_str(&text).map_err(|error| DescriptionError::Invalid { path: path.to_owned(), error })

@@ -93,13 +93,16 @@ pub struct Seat {
 }
 
 impl DrafterService {
-    /// Loads a model folder and starts its thread.
+    /// Loads a model folder, our own export or another tool's, and starts its thread.
+    ///
+    /// # Errors
+    /// See [`open`](super::open::open).
     #[cfg(feature = "onnx")]
     pub fn start(
         folder: &std::path::Path,
-        options: &super::model::Options,
-    ) -> Result<Self, super::model::OpenError> {
-        Ok(Self::start_with(Box::new(super::model::Model::open(folder, options)?)))
+        options: &super::open::Options,
+    ) -> Result<Self, super::open::OpenError> {
+        Ok(Self::start_with(super::open::open(folder, options)?))
     }
 
     /// Starts the thread of a model that is loaded.

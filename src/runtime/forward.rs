@@ -37,6 +37,42 @@ pub struct Feed<'a> {
     pub draft: Option<usize>,
 }
 
+impl Feed<'_> {
+    /// How many rows of logits it asks for.
+    pub fn wanted(&self) -> usize {
+        match self.rows {
+            Rows::None => 0,
+            Rows::Last => self.tokens.len().min(1),
+            Rows::From(first) => self.tokens.len().saturating_sub(first),
+        }
+    }
+}
+
+/// Checks feeds by themselves: no lane twice, no feed without tokens, no token outside of the vocabulary, and
+/// parents before their children.
+pub fn validate(feeds: &[Feed<'_>], vocabulary: usize) -> Result<(), ModelError> {
+    for (index, feed) in feeds.iter().enumerate() {
+        if feeds.iter().skip(index + 1).any(|other| other.lane == feed.lane) {
+            return Err(ModelError::Invalid(format!("lane {} is fed twice in one run", feed.lane.0)));
+        }
+        if feed.tokens.is_empty() {
+            return Err(ModelError::Invalid(format!("lane {} is fed no tokens", feed.lane.0)));
+        }
+        if let Some(&token) = feed.tokens.iter().find(|&&token| token as usize >= vocabulary) {
+            return Err(ModelError::Invalid(format!("token {token} is not in a vocabulary of {vocabulary}")));
+        }
+        let Some(parents) = feed.parents else { continue };
+        let ordered =
+            parents.iter().enumerate().all(|(node, parent)| parent.is_none_or(|parent| parent < node));
+        if parents.len() != feed.tokens.len() || !ordered {
+            return Err(ModelError::Invalid(
+                "every node of a tree needs a parent before it, or none".to_owned(),
+            ));
+        }
+    }
+    Ok(())
+}
+
 /// What is known of a model before it runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelConfig {

@@ -4,19 +4,18 @@
 //! owns it (the target's scheduler, the drafter service) into the feeds of one [`Forward::run`].
 
 use std::path::Path;
-use std::thread;
 
-use ort::logging::LogLevel;
 use ort::session::Session;
-use ort::session::builder::{GraphOptimizationLevel, SessionBuilder};
 
 use super::bound::{Bound, RunShape, SlotFeed};
 use super::cache::{Cache, failed};
-use super::description::{Description, DescriptionError};
-use super::device::{self, Device, DeviceChoice, DeviceError};
-use super::forward::{Feed, Forward, Lane, Logits, ModelConfig, ModelError, Rows};
+use super::description::Description;
+use super::device::Device;
+use super::foreign::Names;
+use super::forward::{Feed, Forward, Lane, Logits, ModelConfig, ModelError, validate};
 use super::layout::{Layout, Step};
-use super::library::{self, LibraryError};
+use super::open::{self, Loaded};
+pub use super::open::{OpenError, Options};
 
 /// Most tokens that one lane takes in one run of the graph; longer feeds are split.
 const CHUNK: usize = 128;
@@ -24,49 +23,6 @@ const CHUNK: usize = 128;
 const WIDEST: usize = 16;
 /// Bound runs that a set keeps, the last used ones.
 const KEPT_RUNS: usize = 32;
-
-/// How a model is opened.
-#[derive(Clone, Debug)]
-pub struct Options {
-    /// Device that runs it.
-    pub device: DeviceChoice,
-    /// Sequences that the cache holds at once.
-    pub lanes: usize,
-    /// Most tokens per sequence; `None` for all that the model was made for.
-    pub context: Option<usize>,
-    /// Threads within one operator; 0 for the cores of this machine.
-    pub threads: usize,
-    /// Whether idle threads spin. A few percent faster alone, several times slower where others need the cores.
-    pub spinning: bool,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Self { device: DeviceChoice::Auto, lanes: 16, context: None, threads: 0, spinning: false }
-    }
-}
-
-/// Why a model cannot be opened.
-#[derive(Debug, thiserror::Error)]
-pub enum OpenError {
-    /// There is no ONNX Runtime.
-    #[error(transparent)]
-    Library(#[from] LibraryError),
-    /// The device asked for is not to be had.
-    #[error(transparent)]
-    Device(#[from] DeviceError),
-    /// The model folder cannot be used.
-    #[error(transparent)]
-    Description(#[from] DescriptionError),
-    /// ONNX Runtime does not take the graph.
-    #[error("{path}: {reason}")]
-    Graph {
-        /// Path of the file.
-        path: String,
-        /// The runtime's error.
-        reason: String,
-    },
-}
 
 /// A loaded model.
 pub struct Model {
@@ -84,21 +40,23 @@ pub struct Model {
 
 impl Model {
     /// Loads `model.onnx` of a folder, described by its `config.json`.
+    ///
+    /// # Errors
+    /// Besides the rest, [`OpenError::Foreign`] for an export that another tool made.
     pub fn open(folder: &Path, options: &Options) -> Result<Self, OpenError> {
+        let loaded = open::load(folder, options)?;
+        if Names::find(folder, &loaded.session)?.is_some() {
+            return Err(OpenError::Foreign { path: loaded.path.display().to_string() });
+        }
+        Self::of(folder, loaded, options)
+    }
+
+    /// The model of a graph that is loaded.
+    pub(super) fn of(folder: &Path, loaded: Loaded, options: &Options) -> Result<Self, OpenError> {
         let description = Description::read(folder)?;
-        let library = library::load()?;
-        let path = folder.join("model.onnx");
-        let refused = |error: &dyn std::fmt::Display| OpenError::Graph {
-            path: path.display().to_string(),
-            reason: error.to_string(),
-        };
-        let builder = Session::builder(&library.environment).map_err(|error| refused(&error))?;
-        let chosen = device::choose(builder, options.device, &library.path)?;
-        let mut builder = tuned(chosen.builder, options).map_err(|error| refused(&error))?;
-        let session = builder.commit_from_file(&path).map_err(|error| refused(&error))?;
-        check_graph(&session, &description).map_err(|missing| refused(&missing))?;
+        check_graph(&loaded.session, &description).map_err(|missing| loaded.refused(missing))?;
         let context = options.context.unwrap_or(usize::MAX).min(description.context);
-        tracing::info!(model = %folder.display(), device = chosen.note, context, "model loaded");
+        tracing::info!(model = %folder.display(), device = loaded.note, context, "model loaded");
         Ok(Self {
             config: ModelConfig {
                 vocabulary: description.vocabulary,
@@ -106,11 +64,11 @@ impl Model {
                 lanes: options.lanes,
                 eos: description.eos.clone(),
             },
-            device: chosen.device,
-            note: chosen.note,
-            session,
+            device: loaded.device,
+            note: loaded.note,
+            session: loaded.session,
             layout: Layout::new(options.lanes, context, WIDEST),
-            cache: Cache::new(description.cache, chosen.device),
+            cache: Cache::new(description.cache, loaded.device),
             steps: Vec::new(),
             pairs: Vec::new(),
             runs: 0,
@@ -130,31 +88,6 @@ impl Model {
                 Step::Create(index, shape) => self.cache.create(&self.session, index, shape)?,
                 Step::Drop(index) => self.cache.drop_set(index),
                 Step::Copy { from, to, rows } => self.cache.copy(from, to, rows)?,
-            }
-        }
-        Ok(())
-    }
-
-    fn validate(&self, feeds: &[Feed<'_>]) -> Result<(), ModelError> {
-        for (index, feed) in feeds.iter().enumerate() {
-            if feeds.iter().skip(index + 1).any(|other| other.lane == feed.lane) {
-                return Err(ModelError::Invalid(format!("lane {} is fed twice in one run", feed.lane.0)));
-            }
-            if feed.tokens.is_empty() {
-                return Err(ModelError::Invalid(format!("lane {} is fed no tokens", feed.lane.0)));
-            }
-            if let Some(&token) = feed.tokens.iter().find(|&&token| token as usize >= self.config.vocabulary)
-            {
-                let size = self.config.vocabulary;
-                return Err(ModelError::Invalid(format!("token {token} is not in a vocabulary of {size}")));
-            }
-            let Some(parents) = feed.parents else { continue };
-            let ordered =
-                parents.iter().enumerate().all(|(node, parent)| parent.is_none_or(|parent| parent < node));
-            if parents.len() != feed.tokens.len() || !ordered {
-                return Err(ModelError::Invalid(
-                    "every node of a tree needs a parent before it, or none".to_owned(),
-                ));
             }
         }
         Ok(())
@@ -247,20 +180,6 @@ impl Model {
     }
 }
 
-/// The builder with our settings. One operator runs at a time: the graph has no parallel branches.
-fn tuned(builder: SessionBuilder, options: &Options) -> ort::Result<SessionBuilder> {
-    let threads = match options.threads {
-        0 => thread::available_parallelism().map_or(1, usize::from),
-        threads => threads,
-    };
-    Ok(builder
-        .with_intra_threads(threads)?
-        .with_inter_threads(1)?
-        .with_intra_op_spinning(options.spinning)?
-        .with_optimization_level(GraphOptimizationLevel::All)?
-        .with_log_level(LogLevel::Error)?)
-}
-
 fn slot_feed<'a>(feed: &Feed<'a>, base: usize) -> SlotFeed<'a> {
     SlotFeed {
         base,
@@ -268,15 +187,7 @@ fn slot_feed<'a>(feed: &Feed<'a>, base: usize) -> SlotFeed<'a> {
         tokens: feed.tokens,
         parents: feed.parents,
         taking: 0,
-        wanted: feed.tokens.len() - wanted_rows(feed),
-    }
-}
-
-fn wanted_rows(feed: &Feed<'_>) -> usize {
-    match feed.rows {
-        Rows::None => 0,
-        Rows::Last => feed.tokens.len().min(1),
-        Rows::From(first) => feed.tokens.len().saturating_sub(first),
+        wanted: feed.tokens.len() - feed.wanted(),
     }
 }
 
@@ -337,12 +248,12 @@ impl Forward for Model {
     }
 
     fn run(&mut self, feeds: &[Feed<'_>]) -> Result<Logits, ModelError> {
-        self.validate(feeds)?;
+        validate(feeds, self.config.vocabulary)?;
         self.pairs.clear();
         self.pairs.extend(feeds.iter().map(|feed| (feed.lane, feed.tokens.len())));
         self.layout.prepare(&self.pairs)?;
         self.apply_steps()?;
-        let mut logits = Logits::zeroed(self.config.vocabulary, feeds.iter().map(wanted_rows));
+        let mut logits = Logits::zeroed(self.config.vocabulary, feeds.iter().map(Feed::wanted));
         let mut sets: Vec<usize> =
             feeds.iter().filter_map(|feed| Some(self.layout.place(feed.lane)?.set)).collect();
         sets.sort_unstable();

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, missing_docs)]
 #![allow(clippy::needless_pass_by_value)] // `json!` at the call reads best
 
+mod foreign;
 mod runtime_drafter;
 mod runtime_model;
 mod target_onnx;
