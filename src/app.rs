@@ -143,8 +143,13 @@ pub async fn start_with(
     let store = Arc::new(PolicyStore::new(policies));
     let timeouts = process.timeouts;
     let limits = draft::memory::Limits { bytes: usize_of(process.memory.bytes), ttl: process.memory.ttl };
-    let memories =
-        Memories::start(limits, &shared.memory, Arc::clone(&shared.observer)).map_err(StartError::Threads)?;
+    let memories = Memories::start(
+        limits,
+        &shared.memory,
+        Arc::clone(&shared.observer),
+        process.memory.snapshot.as_deref().map(memory::beside),
+    )
+    .map_err(StartError::Threads)?;
     let comparisons = Arc::new(Comparisons::new(Dice::new(drive::fresh_seed())));
     let driver = Arc::new(Driver::new(DriverSetup {
         identities: Arc::clone(&identities),

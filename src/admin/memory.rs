@@ -35,7 +35,11 @@ pub(super) async fn cleared(memories: &Memories, query: Option<&str>) -> Respons
         Err(wrong) => return bad_request(&wrong, None),
     };
     let (memories, of) = (memories.clone(), tenant.clone());
-    let gone = tokio::task::spawn_blocking(move || memories.clear(of.as_deref())).await.unwrap_or_default();
+    let cleared = tokio::task::spawn_blocking(move || memories.clear(of.as_deref())).await;
+    let Some(gone) = cleared.ok().flatten() else {
+        let told = json!({ "error": { "message": "the memory has stopped; restart the process" } });
+        return json_response(StatusCode::SERVICE_UNAVAILABLE, &told);
+    };
     tracing::info!(tenant, texts = gone, "texts forgotten, as the admin API was asked to");
     json_response(StatusCode::OK, &json!({ "tenant": tenant, "texts": gone }))
 }

@@ -82,7 +82,7 @@ pub struct Process {
     pub backends: Vec<Backend>,
     /// Drafter models, by the name under which policies refer to them.
     pub drafters: IndexMap<String, DrafterModel>,
-    /// Bounds on what drafters keep across requests (read, but nothing keeps anything yet).
+    /// Bounds on what drafters keep across requests.
     pub memory: Memory,
     /// Conditions of `/readyz`.
     pub ready: Ready,
@@ -265,7 +265,7 @@ impl Device {
         &[("auto", Self::Auto), ("cpu", Self::Cpu), ("cuda", Self::Cuda)];
 }
 
-/// Bounds on what drafters keep across requests (read, but nothing keeps anything yet).
+/// Bounds on what drafters keep across requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Memory {
     /// Most bytes of earlier texts kept altogether, with everything that is needed to find them.

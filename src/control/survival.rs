@@ -97,10 +97,30 @@ impl Cell {
 
 /// The counts of an epoch, shared by its sessions.
 #[derive(Debug, Serialize, Deserialize)]
+#[serde(try_from = "Saved")]
 pub struct Survival {
     cells: Vec<Cell>,
     /// Raises the alarm where acceptance collapses.
     pub watch: Watch,
+}
+
+/// As it stands in a snapshot, which another version may have written.
+#[derive(Deserialize)]
+struct Saved {
+    cells: Vec<Cell>,
+    watch: Watch,
+}
+
+impl TryFrom<Saved> for Survival {
+    type Error = String;
+
+    fn try_from(Saved { cells, watch }: Saved) -> Result<Self, String> {
+        let wanted = Self::default().cells.len();
+        if cells.len() == wanted {
+            return Ok(Self { cells, watch });
+        }
+        Err(format!("{} counts of accepted drafts, this version has {wanted}", cells.len()))
+    }
 }
 
 impl Default for Survival {
@@ -287,6 +307,15 @@ mod tests {
         assert!(survival.conditional(Heat::Greedy, vote, Company::Alone, 0) > 0.97);
         assert!(survival.conditional(Heat::Greedy, vote, Company::Alone, 3) > 0.9);
         assert!((survival.conditional(Heat::High, vote, Company::Alone, 0) - 0.6).abs() < 1e-9);
+    }
+
+    #[test]
+    fn counts_of_another_version_are_refused() {
+        let mut saved = serde_json::to_value(Survival::default()).unwrap();
+        assert!(serde_json::from_value::<Survival>(saved.clone()).is_ok());
+        saved["cells"].as_array_mut().unwrap().pop();
+        let refused = serde_json::from_value::<Survival>(saved).unwrap_err().to_string();
+        assert!(refused.contains("counts of accepted drafts"), "{refused}");
     }
 
     #[test]

@@ -25,7 +25,9 @@ const SHORTEST: usize = 8;
 const APART: usize = 8;
 /// What a chunk and a document take beside their tokens, bytes: an entry of a hash table each.
 const CHUNK_BYTES: usize = 40;
-const DOCUMENT_BYTES: usize = 64;
+const DOCUMENT_BYTES: usize = 80;
+/// What a shelf takes beside its texts, bytes: its key, its tables, the list of its segments.
+const SHELF_BYTES: usize = 512;
 
 /// Whose texts they are. A text is seen by requests with the same key only.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -71,11 +73,26 @@ pub struct Events {
     pub expired: u64,
 }
 
+/// A text that is remembered.
+#[derive(Clone, Copy, Debug)]
+pub struct Text<'a> {
+    /// The shelf that it lies on.
+    pub key: &'a Key,
+    /// The tenant whose request said it.
+    pub owner: Option<&'a str>,
+    /// How long it was not used.
+    pub age: Duration,
+    /// Its tokens.
+    pub ids: &'a [TokenId],
+}
+
 /// All shelves.
 #[derive(Debug)]
 pub struct Memory {
     limits: Limits,
     shelves: HashMap<Key, Shelf>,
+    /// Begins the hashes of texts: nobody outside can make two texts that have the same.
+    salt: u64,
     next: u64,
     events: Events,
 }
@@ -90,32 +107,35 @@ struct Shelf {
     used: Tick,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Document {
     used: Tick,
     tokens: usize,
+    /// The tenant whose request said it, on a shelf that is shared; `None` if it had none.
+    owner: Option<Arc<str>>,
 }
 
 impl Memory {
-    /// An empty memory.
-    pub fn new(limits: Limits) -> Self {
-        Self { limits, shelves: HashMap::new(), next: 0, events: Events::default() }
+    /// An empty memory. `salt` is random, so that nobody outside can make a text that counts as another.
+    pub fn new(limits: Limits, salt: u64) -> Self {
+        Self { limits, shelves: HashMap::new(), salt, next: 0, events: Events::default() }
     }
 
-    /// Learns a text. True if the view of its key has changed.
-    pub fn learn(&mut self, key: &Key, text: &[TokenId], now: Tick) -> bool {
+    /// Learns a text that a request of the tenant `owner` said. True if the view of its key has changed.
+    pub fn learn(&mut self, key: &Key, owner: Option<&Arc<str>>, text: &[TokenId], now: Tick) -> bool {
         if text.len() < SHORTEST || self.limits.bytes == 0 {
             return false;
         }
         let id = self.next;
         self.next += 1;
         let shelf = self.shelves.entry(key.clone()).or_default();
-        shelf.used = now;
-        let Some(new) = shelf.chunk(text, id, now) else {
+        shelf.used = shelf.used.max(now);
+        let Some(new) = shelf.chunk(text, self.salt, id, now) else {
             self.events.known += 1;
             return false;
         };
-        shelf.documents.insert(id, Document { used: now, tokens: new.len() });
+        let document = Document { used: now, tokens: new.len(), owner: owner.cloned() };
+        shelf.documents.insert(id, document);
         shelf.segments.push(Arc::new(Segment::build(&[(id, new)])));
         shelf.settle();
         self.events.learnt += 1;
@@ -125,12 +145,14 @@ impl Memory {
     /// A request uses a shelf: it goes later than those that nobody uses.
     pub fn touch(&mut self, key: &Key, now: Tick) {
         if let Some(shelf) = self.shelves.get_mut(key) {
-            shelf.used = now;
+            shelf.used = shelf.used.max(now);
         }
     }
 
-    /// Lets go of what is too old or finds no room; returns the keys whose views have changed.
-    pub fn sweep(&mut self, now: Tick) -> Vec<Key> {
+    /// Lets go of what is too old or finds no room in `most` bytes, which its limits bound; returns the keys whose views have
+    /// changed.
+    pub fn sweep(&mut self, most: usize, now: Tick) -> Vec<Key> {
+        let most = most.min(self.limits.bytes);
         let mut changed: Vec<Key> = Vec::new();
         for (key, shelf) in &mut self.shelves {
             let gone = shelf.expire(self.limits.ttl, now);
@@ -139,10 +161,10 @@ impl Memory {
                 changed.push(key.clone());
             }
         }
-        while self.bytes() > self.limits.bytes {
+        while self.bytes() > most {
             let oldest = self.shelves.iter().min_by_key(|(key, shelf)| (shelf.used, *key));
             let Some(key) = oldest.map(|(key, _)| key.clone()) else { break };
-            let over = self.bytes() - self.limits.bytes;
+            let over = self.bytes() - most;
             if let Some(shelf) = self.shelves.get_mut(&key) {
                 self.events.evicted += shelf.shrink(over);
             }
@@ -155,12 +177,22 @@ impl Memory {
         changed
     }
 
-    /// Forgets a tenant, or everybody (`None`); returns the keys whose views have changed.
+    /// Forgets a tenant, what it said on shared shelves included, or everybody (`None`); returns the keys whose views have
+    /// changed.
     pub fn clear(&mut self, tenant: Option<&str>) -> Vec<Key> {
-        let meant = |key: &Key| tenant.is_none() || key.tenant.as_deref() == tenant;
-        let keys: Vec<Key> = self.shelves.keys().filter(|key| meant(key)).cloned().collect();
-        self.shelves.retain(|key, _| !meant(key));
-        keys
+        let mut changed = Vec::new();
+        for (key, shelf) in &mut self.shelves {
+            let whole = tenant.is_none() || key.tenant.as_deref() == tenant;
+            let is_meant = |document: &Document| whole || document.owner.as_deref() == tenant;
+            let gone: Vec<u64> =
+                shelf.documents.iter().filter(|(_, held)| is_meant(held)).map(|(&id, _)| id).collect();
+            if !gone.is_empty() {
+                shelf.forget(&gone);
+                changed.push(key.clone());
+            }
+        }
+        self.shelves.retain(|_, shelf| !shelf.documents.is_empty());
+        changed
     }
 
     /// The texts of a key.
@@ -183,24 +215,29 @@ impl Memory {
         self.events
     }
 
-    /// Every text with its key and how long it was not used, for a snapshot; the oldest first.
-    pub fn texts(&self, now: Tick) -> Vec<(&Key, Duration, &[TokenId])> {
-        let mut texts: Vec<(Tick, &Key, &[TokenId])> = Vec::new();
+    /// Every text, for a snapshot; the oldest first.
+    pub fn texts(&self, now: Tick) -> Vec<Text<'_>> {
+        let mut texts: Vec<Text<'_>> = Vec::new();
         for (key, shelf) in &self.shelves {
             for (id, text) in shelf.segments.iter().flat_map(|segment| segment.documents()) {
-                texts.extend(shelf.documents.get(&id).map(|document| (document.used, key, text)));
+                texts.extend(shelf.documents.get(&id).map(|document| Text {
+                    key,
+                    owner: document.owner.as_deref(),
+                    age: now - document.used,
+                    ids: text,
+                }));
             }
         }
-        texts.sort_by_key(|(used, ..)| *used);
-        texts.into_iter().map(|(used, key, text)| (key, now - used, text)).collect()
+        texts.sort_by_key(|text| std::cmp::Reverse(text.age));
+        texts
     }
 }
 
 impl Shelf {
     /// Notes the chunks of a text. Those that are known from its beginning on are used; what follows them is what is to be
     /// kept, with the context that it is found by. `None` if nothing is new.
-    fn chunk<'a>(&mut self, text: &'a [TokenId], id: u64, now: Tick) -> Option<&'a [TokenId]> {
-        let (mut hash, mut known, mut all_known) = (0, 0, true);
+    fn chunk<'a>(&mut self, text: &'a [TokenId], salt: u64, id: u64, now: Tick) -> Option<&'a [TokenId]> {
+        let (mut hash, mut known, mut all_known) = (salt, 0, true);
         for chunk in text.chunks(CHUNK) {
             hash = chunk
                 .iter()
@@ -208,7 +245,7 @@ impl Shelf {
             let holder = self.chunks.get(&hash).and_then(|holder| self.documents.get_mut(holder));
             match holder.filter(|_| all_known) {
                 Some(document) => {
-                    document.used = now;
+                    document.used = document.used.max(now);
                     known += chunk.len();
                 }
                 None => {
@@ -289,7 +326,10 @@ impl Shelf {
         Holdings {
             texts: self.documents.len(),
             tokens: self.segments.iter().map(|segment| segment.tokens()).sum(),
-            bytes: segments + self.chunks.len() * CHUNK_BYTES + self.documents.len() * DOCUMENT_BYTES,
+            bytes: SHELF_BYTES
+                + segments
+                + self.chunks.len() * CHUNK_BYTES
+                + self.documents.len() * DOCUMENT_BYTES,
         }
     }
 }
@@ -306,7 +346,7 @@ mod tests {
     }
 
     fn memory(bytes: usize) -> Memory {
-        Memory::new(Limits { bytes, ttl: HOUR })
+        Memory::new(Limits { bytes, ttl: HOUR }, 7)
     }
 
     /// A text that no other number has a token of.
@@ -326,8 +366,8 @@ mod tests {
     #[test]
     fn a_tenant_finds_its_own_texts_and_nobody_elses() {
         let mut memory = memory(1 << 20);
-        assert!(memory.learn(&key("a"), &text(1, 40), minutes(0)));
-        assert!(memory.learn(&key("b"), &text(2, 40), minutes(0)));
+        assert!(memory.learn(&key("a"), None, &text(1, 40), minutes(0)));
+        assert!(memory.learn(&key("b"), None, &text(2, 40), minutes(0)));
         let (one, other) = (text(1, 8), text(2, 8));
         assert_eq!(
             (next(&memory.view(&key("a")), &one), next(&memory.view(&key("b")), &one)),
@@ -347,17 +387,17 @@ mod tests {
     fn what_is_known_is_not_kept_twice_and_counts_as_used() {
         let mut memory = memory(1 << 20);
         let whole = text(1, 1_000);
-        assert!(memory.learn(&key("a"), &whole, minutes(0)));
+        assert!(memory.learn(&key("a"), None, &whole, minutes(0)));
         let once = memory.bytes();
-        assert!(!memory.learn(&key("a"), &whole, minutes(50)), "nothing is new");
+        assert!(!memory.learn(&key("a"), None, &whole, minutes(50)), "nothing is new");
         let turn = [&whole[..], &text(2, 200)].concat();
-        assert!(memory.learn(&key("a"), &turn, minutes(50)));
+        assert!(memory.learn(&key("a"), None, &turn, minutes(50)));
         assert!(memory.bytes() < once + once / 2, "only what is new, and a little before it");
         assert_eq!(next(&memory.view(&key("a")), &text(2, 9)), Some(20_009));
         assert_eq!(next(&memory.view(&key("a")), &whole[990..]), Some(20_000), "found across the border");
         assert_eq!(memory.events(), Events { learnt: 2, known: 1, ..Events::default() });
-        assert!(memory.sweep(minutes(100)).is_empty(), "used 50 minutes ago");
-        assert_eq!((memory.sweep(minutes(111)), memory.bytes()), (vec![key("a")], 0));
+        assert!(memory.sweep(usize::MAX, minutes(100)).is_empty(), "used 50 minutes ago");
+        assert_eq!((memory.sweep(usize::MAX, minutes(111)), memory.bytes()), (vec![key("a")], 0));
         assert_eq!(memory.events().expired, 2);
     }
 
@@ -365,13 +405,13 @@ mod tests {
     fn bytes_are_bounded_and_the_tenant_that_was_used_last_keeps_most() {
         let mut memory = memory(40_000);
         for round in 0..200 {
-            memory.learn(&key("idle"), &text(round, 100), minutes(0));
-            memory.sweep(minutes(0));
+            memory.learn(&key("idle"), None, &text(round, 100), minutes(0));
+            memory.sweep(usize::MAX, minutes(0));
             assert!(memory.bytes() <= 40_000);
         }
         for round in 200..400 {
-            memory.learn(&key("busy"), &text(round, 100), minutes(1));
-            memory.sweep(minutes(1));
+            memory.learn(&key("busy"), None, &text(round, 100), minutes(1));
+            memory.sweep(usize::MAX, minutes(1));
             assert!(memory.bytes() <= 40_000);
         }
         let held: Vec<&str> = memory.holdings().filter_map(|(key, _)| key.tenant.as_deref()).collect();
@@ -382,16 +422,29 @@ mod tests {
             "the last text is there"
         );
         assert!(memory.events().evicted > 300);
-        assert!(!memory.learn(&key("busy"), &[1, 2, 3], minutes(1)), "too short to be worth it");
+        assert!(!memory.learn(&key("busy"), None, &[1, 2, 3], minutes(1)), "too short to be worth it");
     }
 
     #[test]
     fn a_snapshot_brings_every_text_back_with_its_age() {
         let mut memory = memory(1 << 20);
-        memory.learn(&key("a"), &text(1, 300), minutes(0));
-        memory.learn(&key("b"), &text(2, 50), minutes(10));
+        memory.learn(&key("a"), None, &text(1, 300), minutes(0));
+        memory.learn(&key("b"), None, &text(2, 50), minutes(10));
         let texts = memory.texts(minutes(20));
-        let ages: Vec<u64> = texts.iter().map(|(_, age, _)| age.as_secs() / 60).collect();
-        assert_eq!((ages, texts[0].0, texts[1].2.len()), (vec![20, 10], &key("a"), 50));
+        let ages: Vec<u64> = texts.iter().map(|text| text.age.as_secs() / 60).collect();
+        assert_eq!((ages, texts[0].key, texts[1].ids.len()), (vec![20, 10], &key("a"), 50));
+    }
+
+    #[test]
+    fn a_tenant_that_is_forgotten_is_forgotten_where_it_shared_as_well() {
+        let mut memory = memory(1 << 20);
+        let all = Key { tenant: None, ..key("") };
+        for (owner, number) in [("a", 1), ("b", 2)] {
+            memory.learn(&all, Some(&owner.into()), &text(number, 40), minutes(0));
+        }
+        assert_eq!(memory.clear(Some("a")), std::slice::from_ref(&all));
+        let view = memory.view(&all);
+        assert_eq!((next(&view, &text(1, 8)), next(&view, &text(2, 8))), (None, Some(20_008)));
+        assert!(memory.sweep(0, minutes(0)) == [all] && memory.bytes() == 0, "no room at all");
     }
 }

@@ -26,18 +26,17 @@ pub fn merge(
     let all = union(drafts);
     let mut survival: Vec<f64> = Vec::with_capacity(all.len());
     let mut depths: Vec<usize> = Vec::with_capacity(all.len());
-    for (at, node) in all.nodes().iter().enumerate() {
+    for node in all.nodes() {
         let depth = node.parent.and_then(|parent| depths.get(parent)).map_or(0, |depth| depth + 1);
         let above = node.parent.and_then(|parent| survival.get(parent)).copied().unwrap_or(1.0);
-        let company = all.company(at);
-        let chance = node.votes.iter().map(|vote| accept(vote, company, depth)).fold(0.0, f64::max);
+        let chance = node.votes.iter().map(|vote| accept(vote, node.company, depth)).fold(0.0, f64::max);
         survival.push((above * chance).clamp(0.0, above));
         depths.push(depth);
     }
     cut(&all, &survival, &depths, budget, shape)
 }
 
-/// All nodes of all drafts, each once.
+/// All nodes of all drafts, each once, and what the drafters say of each other's.
 fn union(drafts: &[Tree]) -> Tree {
     let mut all = Tree::default();
     for draft in drafts {
@@ -47,6 +46,7 @@ fn union(drafts: &[Tree]) -> Tree {
             placed.push(all.push(Node { parent, ..node.clone() }));
         }
     }
+    all.see_company();
     all
 }
 

@@ -190,7 +190,7 @@ mod tests {
 
     #[test]
     fn after_a_trigger_comes_its_continuation_and_then_its_rest() {
-        assert_eq!(drafted(&[TOOL], &["so. Acti", "on: "]), "{\"tool\"");
+        assert_eq!(drafted(&[TOOL], &["so. Acti", "on: "]), "{\"tool\": \"", "eight tokens");
         assert_eq!(drafted(&[TOOL], &["Action: ", "{\"to"]), "ol\": \"");
         assert_eq!(drafted(&[TOOL], &["Action: ", "{\"t"]), "ool\": \"", "split otherwise");
         assert_eq!(drafted(&[TOOL], &["Action: ", "["]), "");

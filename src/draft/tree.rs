@@ -177,12 +177,14 @@ pub struct Node {
     pub parent: Option<usize>,
     /// Who proposed it, so that each can be credited.
     pub votes: Votes,
+    /// What the other drafters said of it, whether their own tokens were sent or not.
+    pub company: Company,
 }
 
 impl Node {
     /// A token that one drafter proposes.
     pub fn new(token: TokenId, parent: Option<usize>, vote: Vote) -> Self {
-        Self { token, parent, votes: vote.into() }
+        Self { token, parent, votes: vote.into(), company: Company::Alone }
     }
 }
 
@@ -244,16 +246,23 @@ impl Tree {
         self.nodes.iter().enumerate().filter(move |(_, node)| node.parent == parent).map(|(index, _)| index)
     }
 
-    /// What other drafters say of a node's token.
-    pub fn company(&self, node: usize) -> Company {
+    /// Notes at every node what the other drafters say of it.
+    pub fn see_company(&mut self) {
+        let companies: Vec<Company> = (0..self.len()).map(|at| self.company(at)).collect();
+        for (node, company) in self.nodes.iter_mut().zip(companies) {
+            node.company = company;
+        }
+    }
+
+    fn company(&self, node: usize) -> Company {
         let Some(own) = self.nodes.get(node) else { return Company::Alone };
         let source = own.votes.first().drafter.source;
         let other = |votes: &Votes| votes.iter().any(|vote| vote.drafter.source != source);
         if other(&own.votes) {
             return Company::Seconded;
         }
-        let contested = self.children(own.parent).filter_map(|twin| self.nodes.get(twin));
-        if contested.into_iter().any(|twin| other(&twin.votes)) { Company::Contested } else { Company::Alone }
+        let mut twins = self.children(own.parent).filter_map(|twin| self.nodes.get(twin));
+        if twins.any(|twin| other(&twin.votes)) { Company::Contested } else { Company::Alone }
     }
 
     /// The tokens from the context down to and including `node`.

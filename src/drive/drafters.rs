@@ -59,8 +59,8 @@ mod with_runtime {
         pub service: DrafterService,
         /// Its tokenizer.
         pub tokenizer: Arc<Tokenizer>,
-        /// Translations between it and the targets it has drafted for, by the fingerprints of those.
-        pairs: Arc<Mutex<HashMap<String, Arc<Translation>>>>,
+        /// Translations between it and the targets it has drafted for, by the fingerprints and the ends of those.
+        pairs: Arc<Mutex<HashMap<(String, Vec<u32>), Arc<Translation>>>>,
     }
 
     /// The translation between a drafter and a target, made when it is first needed.
@@ -98,14 +98,16 @@ mod with_runtime {
             if pairs.len() >= PAIRS {
                 pairs.retain(|_, translation| Arc::strong_count(translation) > 1);
             }
-            let made = pairs.entry(identity.epoch.vocabulary.clone()).or_insert_with(|| {
-                Arc::new(Translation {
-                    target: Arc::clone(&identity.tokenizer),
-                    drafter: Arc::clone(&self.tokenizer),
-                    ends: [identity.engine.eos.clone(), self.service.config().eos.clone()],
-                    pair: OnceLock::new(),
-                })
-            });
+            let made = pairs
+                .entry((identity.epoch.vocabulary.clone(), identity.engine.eos.clone()))
+                .or_insert_with(|| {
+                    Arc::new(Translation {
+                        target: Arc::clone(&identity.tokenizer),
+                        drafter: Arc::clone(&self.tokenizer),
+                        ends: [identity.engine.eos.clone(), self.service.config().eos.clone()],
+                        pair: OnceLock::new(),
+                    })
+                });
             Arc::clone(made)
         }
     }

@@ -205,7 +205,8 @@ impl Asked {
     ) -> Result<Event, DraftLoss> {
         let told = self.tongue.tell(past, &noise).await.ok_or(DraftLoss::Fault)?;
         let seated = seat.get_or_try_init(|| async {
-            self.service.seat_speaking(noise, self.tongue.voice()).await.ok_or(DraftLoss::NoSeat)
+            let seat = self.service.seat_speaking(told.noise(noise), told.voice());
+            seat.await.ok_or(DraftLoss::NoSeat)
         });
         let seat = seated.await?;
         let event = match question {

@@ -5,11 +5,10 @@
 //! when it began.
 
 use std::collections::HashMap;
-use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -18,17 +17,20 @@ use parking_lot::RwLock;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use super::snapshot;
 use crate::clock::Clock;
 use crate::draft;
-use crate::draft::memory::{Holdings, Key, Limits, Memory};
+use crate::draft::memory::{Holdings, Key, Limits, Memory, Text};
 use crate::draft::{Scope, View};
 use crate::http;
 use crate::http::drain::Lifecycle;
 use crate::observe::Observer;
 use crate::units::{Tick, TokenId};
 
-/// Texts that wait to be learnt.
+/// Texts that may wait to be learnt ...
 const WAITING: usize = 256;
+/// ... and tokens of them.
+const WAITING_TOKENS: usize = 4 << 20;
 /// How often what is too old is looked for.
 const SWEPT: Duration = Duration::from_secs(10);
 /// How often the texts are written to their snapshot.
@@ -50,6 +52,10 @@ struct Shared {
     clock: Clock,
     /// What ages of a snapshot are counted back from, so that a text may be older than the process.
     ttl: Duration,
+    /// How often anything has been cleared.
+    generation: AtomicU64,
+    /// Tokens that wait to be learnt.
+    waiting: AtomicUsize,
 }
 
 struct Shown {
@@ -59,8 +65,17 @@ struct Shown {
     used: AtomicU64,
 }
 
+/// A text to be learnt.
+struct Said {
+    keys: Vec<Key>,
+    owner: Option<Arc<str>>,
+    /// How often anything had been cleared when its request began.
+    generation: u64,
+    text: Vec<TokenId>,
+}
+
 enum Note {
-    Learn(Key, Vec<TokenId>),
+    Learn(Said),
     /// Forgets a tenant, or everybody; answers once it is done, with the number of texts.
     Clear(Option<String>, SyncSender<usize>),
     Save(PathBuf, SyncSender<Result<usize, SnapshotError>>),
@@ -103,13 +118,15 @@ struct Line {
     model: String,
     vocabulary: String,
     tenant: Option<String>,
+    owner: Option<String>,
     /// How long it was not used, seconds.
     age: u64,
     ids: Vec<TokenId>,
 }
 
 impl Memories {
-    /// Starts the thread of an empty memory; it ends with the last handle. Its bytes are a part of what `account` allows.
+    /// Starts the thread of an empty memory; it ends with the last handle. Its bytes are a part of what `account` allows: where
+    /// that is short, it lets go of a part. `snapshot`: the file that is written anew when something is to be forgotten.
     ///
     /// # Errors
     /// The system gives no thread.
@@ -117,15 +134,24 @@ impl Memories {
         limits: Limits,
         account: &Arc<http::memory::Memory>,
         observer: Arc<Observer>,
+        snapshot: Option<PathBuf>,
     ) -> io::Result<Self> {
         let (notes, inbox) = sync_channel(WAITING);
-        let shared =
-            Arc::new(Shared { shelves: RwLock::default(), observer, clock: Clock::start(), ttl: limits.ttl });
+        let shared = Arc::new(Shared {
+            shelves: RwLock::default(),
+            observer,
+            clock: Clock::start(),
+            ttl: limits.ttl,
+            generation: AtomicU64::new(0),
+            waiting: AtomicUsize::new(0),
+        });
         let worker = Worker {
-            memory: Memory::new(limits),
+            memory: Memory::new(limits, super::fresh_seed()),
             shared: Arc::downgrade(&shared),
             account: Arc::clone(account),
-            held: None,
+            held: account.take(0),
+            cleared: HashMap::new(),
+            snapshot,
         };
         thread::Builder::new().name("memory".to_owned()).spawn(move || worker.run(&inbox))?;
         Ok(Self { notes, shared })
@@ -139,21 +165,25 @@ impl Memories {
         Arc::clone(&shown.view)
     }
 
-    /// Hands over a text to be learnt under each of `keys`.
-    pub fn learn(&self, keys: &[Key], text: &[TokenId]) {
-        for key in keys {
-            if let Err(TrySendError::Full(_)) = self.notes.try_send(Note::Learn(key.clone(), text.to_vec())) {
-                self.shared.observer.metrics().memory.dropped();
-            }
+    /// Hands over a text to be learnt. Where too much waits already it is dropped, and counted.
+    fn learn(&self, said: Said) {
+        let tokens = said.text.len() * said.keys.len();
+        let waiting = self.shared.waiting.fetch_add(tokens, Ordering::Relaxed);
+        let fits = waiting <= WAITING_TOKENS;
+        let sent = fits && self.notes.try_send(Note::Learn(said)).is_ok();
+        if !sent {
+            self.shared.waiting.fetch_sub(tokens, Ordering::Relaxed);
+            self.shared.observer.metrics().memory.dropped();
         }
     }
 
-    /// Forgets a tenant, or everybody (`None`). Returns how many texts went. Blocks until it is done: what was handed over
-    /// before is forgotten, too.
-    pub fn clear(&self, tenant: Option<&str>) -> usize {
+    /// Forgets a tenant, or everybody (`None`), in the snapshot as well. Returns how many texts went; `None` if the memory has
+    /// stopped. Blocks until it is done: what was handed over before is forgotten, too, and so is what requests say that
+    /// are under way.
+    pub fn clear(&self, tenant: Option<&str>) -> Option<usize> {
         let (reply, answer) = sync_channel(1);
-        let sent = self.notes.send(Note::Clear(tenant.map(ToOwned::to_owned), reply));
-        sent.ok().and_then(|()| answer.recv().ok()).unwrap_or(0)
+        self.notes.send(Note::Clear(tenant.map(ToOwned::to_owned), reply)).ok()?;
+        answer.recv().ok()
     }
 
     /// What every shelf holds.
@@ -223,6 +253,9 @@ pub struct Remembering {
     memories: Memories,
     /// Its tenant's shelf, if its policy looks there and it has one; that of all, if its policy looks there.
     keys: [Option<Key>; 2],
+    owner: Option<Arc<str>>,
+    /// How often anything had been cleared when it began.
+    generation: u64,
 }
 
 impl Remembering {
@@ -244,15 +277,14 @@ impl Remembering {
                 Scope::Global => keys[1] = Some(key.clone()),
             }
         }
-        Self { memories: memories.clone(), keys }
+        let generation = memories.shared.generation.load(Ordering::SeqCst);
+        Self { memories: memories.clone(), keys, owner: tenant.map(Into::into), generation }
     }
 
     /// What its lookups may see.
     pub fn shared(&self) -> draft::Shared {
-        let [of_tenant, of_all] = self
-            .keys
-            .each_ref()
-            .map(|key| key.as_ref().map(|key| self.memories.view(key)).unwrap_or_default());
+        let view = |key: &Option<Key>| key.as_ref().map(|key| self.memories.view(key)).unwrap_or_default();
+        let [of_tenant, of_all] = self.keys.each_ref().map(view);
         draft::Shared { of_tenant, of_all, ..draft::Shared::default() }
     }
 
@@ -260,7 +292,8 @@ impl Remembering {
     pub fn learn(&self, prompt: &[TokenId], output: &[TokenId]) {
         let keys: Vec<Key> = self.keys.iter().flatten().cloned().collect();
         if !keys.is_empty() && !prompt.is_empty() {
-            self.memories.learn(&keys, &[prompt, output].concat());
+            let (owner, text) = (self.owner.clone(), [prompt, output].concat());
+            self.memories.learn(Said { keys, owner, generation: self.generation, text });
         }
     }
 }
@@ -277,7 +310,10 @@ struct Worker {
     shared: Weak<Shared>,
     account: Arc<http::memory::Memory>,
     /// The bytes of the memory, as the process accounts for them.
-    held: Option<http::memory::Reservation>,
+    held: http::memory::Reservation,
+    /// By tenant, or `None` for everybody: how often anything had been cleared when that was.
+    cleared: HashMap<Option<Arc<str>>, u64>,
+    snapshot: Option<PathBuf>,
 }
 
 impl Worker {
@@ -300,16 +336,26 @@ impl Worker {
         }
         match note {
             None => self.publish(&[], shared, now),
-            Some(Note::Learn(key, text)) => {
-                let changed = self.memory.learn(&key, &text, now);
-                self.publish(if changed { std::slice::from_ref(&key) } else { &[] }, shared, now);
+            Some(Note::Learn(said)) => {
+                shared.waiting.fetch_sub(said.text.len() * said.keys.len(), Ordering::Relaxed);
+                let changed = if self.is_cleared(&said) { Vec::new() } else { self.learn(&said, now) };
+                self.publish(&changed, shared, now);
             }
             Some(Note::Clear(tenant, reply)) => {
                 let before = self.texts();
-                let gone = self.memory.clear(tenant.as_deref());
-                self.publish(&gone, shared, now);
+                let changed = self.memory.clear(tenant.as_deref());
+                let gone = before - self.texts();
+                let generation = shared.generation.fetch_add(1, Ordering::SeqCst) + 1;
+                self.cleared.insert(tenant.map(Into::into), generation);
+                self.publish(&changed, shared, now);
+                if let Some(file) = self.snapshot.as_ref().filter(|file| file.exists()) {
+                    let written = write(file, &self.memory, now);
+                    let _ = written.inspect_err(
+                        |error| tracing::warn!(%error, "the snapshot still has what was cleared"),
+                    );
+                }
                 // Who asked may have given up waiting.
-                let _ = reply.send(before - self.texts());
+                let _ = reply.send(gone);
             }
             Some(Note::Save(file, reply)) => {
                 let _ = reply.send(write(&file, &self.memory, now));
@@ -320,13 +366,28 @@ impl Worker {
         }
     }
 
+    /// Whether its tenant, or everybody, was cleared after its request began.
+    fn is_cleared(&self, said: &Said) -> bool {
+        let of = |tenant: &Option<Arc<str>>| self.cleared.get(tenant).is_some_and(|&at| at > said.generation);
+        of(&None) || (said.owner.is_some() && of(&said.owner))
+    }
+
+    /// Learns a text on each of its shelves; returns those that have changed.
+    fn learn(&mut self, said: &Said, now: Tick) -> Vec<Key> {
+        let Said { keys, owner, text, .. } = said;
+        keys.iter().filter(|key| self.memory.learn(key, owner.as_ref(), text, now)).cloned().collect()
+    }
+
     fn texts(&self) -> usize {
         self.memory.holdings().map(|(_, held)| held.texts).sum()
     }
 
     /// Lets go of what has to go, and shows what has changed.
     fn publish(&mut self, changed: &[Key], shared: &Shared, now: Tick) {
-        let swept = self.memory.sweep(now);
+        // Where the process is short of memory, texts go before requests have to.
+        let short = self.account.level() != http::memory::Level::Enough;
+        let most = if short { self.memory.bytes() / 4 * 3 } else { usize::MAX };
+        let swept = self.memory.sweep(most, now);
         let held: HashMap<&Key, Holdings> = self.memory.holdings().collect();
         let mut shelves = shared.shelves.write();
         for key in changed.iter().chain(&swept) {
@@ -348,9 +409,8 @@ impl Worker {
         let bytes = sum(|held| held.bytes);
         let told = (bytes, sum(|held| held.tokens), sum(|held| held.texts));
         shared.observer.metrics().memory.holds(told, self.memory.events());
-        // What is held is held, whatever else the process holds: the account then says that memory is short.
-        self.held = None;
-        self.held = Some(self.account.take(bytes as u64));
+        let new = self.account.take(bytes as u64);
+        self.held = new;
     }
 
     fn load(&mut self, file: &Path, shared: &Shared, now: Tick) -> Result<usize, SnapshotError> {
@@ -359,12 +419,13 @@ impl Worker {
             read => read?,
         };
         let mut changed: Vec<Key> = Vec::new();
-        for Line { model, vocabulary, tenant, age, ids } in &lines {
+        for Line { model, vocabulary, tenant, owner, age, ids } in &lines {
             let key = Key { model: model.clone(), vocabulary: vocabulary.clone(), tenant: tenant.clone() };
             let age = Duration::from_secs(*age);
             if age < shared.ttl {
                 let used = Tick(now.0.saturating_sub(u64::try_from(age.as_micros()).unwrap_or(u64::MAX)));
-                self.memory.learn(&key, ids, used);
+                let owner: Option<Arc<str>> = owner.as_deref().map(Into::into);
+                self.memory.learn(&key, owner.as_ref(), ids, used);
                 changed.push(key);
             }
         }
@@ -380,27 +441,19 @@ pub fn beside(snapshot: &Path) -> PathBuf {
     name.into()
 }
 
-/// Writes a snapshot beside the file and renames it, so that the file is whole at every moment.
+/// Writes a snapshot.
 fn write(file: &Path, memory: &Memory, now: Tick) -> Result<usize, SnapshotError> {
     let texts = memory.texts(now);
     let mut body = Vec::new();
-    for (key, age, ids) in &texts {
+    for Text { key, owner, age, ids } in &texts {
         let Key { model, vocabulary, tenant } = (*key).clone();
-        serde_json::to_writer(
-            &mut body,
-            &Line { model, vocabulary, tenant, age: age.as_secs(), ids: ids.to_vec() },
-        )?;
+        let (owner, age, ids) = (owner.map(ToOwned::to_owned), age.as_secs(), ids.to_vec());
+        serde_json::to_writer(&mut body, &Line { model, vocabulary, tenant, owner, age, ids })?;
         body.push(b'\n');
     }
-    let head = Head { version: VERSION, saved: unix(), sha256: digest(&body) };
-    let beside = file.with_extension("new");
-    let mut open = std::fs::OpenOptions::new();
-    let mut to = open.write(true).create(true).truncate(true).mode(0o600).open(&beside)?;
-    serde_json::to_writer(&mut to, &head)?;
-    to.write_all(b"\n")?;
-    to.write_all(&body)?;
-    to.sync_all()?;
-    std::fs::rename(&beside, file)?;
+    let mut head = serde_json::to_vec(&Head { version: VERSION, saved: unix(), sha256: digest(&body) })?;
+    head.push(b'\n');
+    snapshot::replace(file, &[&head, &body])?;
     Ok(texts.len())
 }
 

@@ -190,7 +190,9 @@ impl Pump {
             }
             self.tell(happened).await;
         };
-        self.remembering.learn(self.session.prompt(), self.session.output());
+        if summary.finish.is_some() {
+            self.remembering.learn(self.session.prompt(), self.session.output());
+        }
         self.raise(summary.loops);
         let own = self.own_count(&summary);
         summary.output_tokens = own.unwrap_or(summary.output_tokens).max(self.told_count(&summary));

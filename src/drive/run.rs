@@ -1,6 +1,7 @@
 //! One request, from its first call to its answer.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use http::Response;
 use http_body_util::BodyExt;
@@ -22,6 +23,7 @@ use super::sink::Sink;
 use crate::clock::Clock;
 use crate::control::Control;
 use crate::dialect::MaxTokens;
+use crate::draft::LookupSpec;
 use crate::fleet::identity::Identity;
 use crate::fleet::{Answer, SendError};
 use crate::http::body::{Body, full};
@@ -32,6 +34,11 @@ use crate::policy::Ruling;
 use crate::session::{Action, Decode, Ending, Limit, Permission, RidePlan, Session, Start};
 use crate::units::TokenId;
 use crate::words::{BypassReason, Mode, RideReason};
+
+/// Bytes of a client's prediction that are used, its beginning: some ten thousand tokens.
+const PREDICTED_MOST: usize = 32 << 10;
+/// How long the first token may be held up by a prediction that is still being encoded.
+const PREDICTED_WITHIN: Duration = Duration::from_millis(5);
 
 /// What has been decided about a request before its first call.
 pub(super) struct Run {
@@ -112,14 +119,23 @@ impl Run {
     /// none that would be used.
     fn prediction(&self, request: &Request) -> impl Future<Output = Arc<[TokenId]>> + use<> {
         let drafts = !matches!(self.ruling.rules.permission, Permission::Ride(_));
-        let text = request.prediction.clone().filter(|_| drafts && !self.ruling.rules.lookups.is_empty());
+        let reads = |spec: &LookupSpec| matches!(spec, LookupSpec::PromptLookup(_) | LookupSpec::Prediction);
+        let wanted = drafts && self.ruling.rules.lookups.iter().any(reads);
+        let text =
+            request.prediction.as_deref().filter(|_| wanted).map(|text| {
+                text.get(..text.floor_char_boundary(PREDICTED_MOST)).unwrap_or_default().to_owned()
+            });
         let tokenizer = Arc::clone(&self.identity.tokenizer);
         let encoding = text.map(|text| {
             tokio::task::spawn_blocking(move || tokenizer.encode(&text, false).unwrap_or_default().into())
         });
         async move {
             match encoding {
-                Some(encoding) => encoding.await.unwrap_or_default(),
+                // It is encoded while the backend works; what is not ready then is not waited for.
+                Some(encoding) => {
+                    let ready = tokio::time::timeout(PREDICTED_WITHIN, encoding).await;
+                    ready.ok().and_then(Result::ok).unwrap_or_default()
+                }
                 None => Arc::default(),
             }
         }

@@ -3,7 +3,8 @@
 //! It holds times, counts and names of engines and models; never a text. A file that cannot be read is said and left, and
 //! everything is learnt anew: a snapshot is a convenience.
 
-use std::io;
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -64,9 +65,7 @@ impl Driver {
         let entry = |(epoch, control): (Epoch, Arc<Control>)| Ok(Entry { epoch, learnt: control.save(now)? });
         let epochs = known.into_iter().map(entry).collect::<serde_json::Result<_>>()?;
         let snapshot = Snapshot { version: VERSION, saved: unix(), epochs };
-        let beside = file.with_extension("new");
-        std::fs::write(&beside, serde_json::to_vec(&snapshot)?)?;
-        Ok(std::fs::rename(&beside, file)?)
+        Ok(replace(file, &[&serde_json::to_vec(&snapshot)?])?)
     }
 
     /// Takes what was written; returns how many epochs that is. None if there is no file.
@@ -122,6 +121,23 @@ impl Driver {
             }
         }
     }
+}
+
+/// Writes a file that only its owner may read, so that it is whole at every moment: beside it first, as a file that was not
+/// there before, whatever lies there.
+pub(super) fn replace(file: &Path, pieces: &[&[u8]]) -> io::Result<()> {
+    let mut beside = file.as_os_str().to_owned();
+    beside.push(".new");
+    match std::fs::remove_file(&beside) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut to = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&beside)?;
+    for piece in pieces {
+        to.write_all(piece)?;
+    }
+    to.sync_all()?;
+    std::fs::rename(&beside, file)
 }
 
 fn unix() -> u64 {

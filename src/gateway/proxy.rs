@@ -272,8 +272,9 @@ impl Proxy {
             Verdict::Drive { eligible, body } => {
                 let trailers = headers::takes_trailers(&inbound.parts.headers);
                 // Whatever the client says of its memory but `on` takes the request out of it.
-                let told = inbound.parts.headers.get(headers::MEMORY);
-                let memory = told.is_none_or(|told| told.as_bytes().trim_ascii().eq_ignore_ascii_case(b"on"));
+                let told = inbound.parts.headers.get_all(headers::MEMORY);
+                let is_on = |told: &HeaderValue| told.as_bytes().trim_ascii().eq_ignore_ascii_case(b"on");
+                let memory = told.iter().all(is_on);
                 let client = Client { control: wish.control(), tenant, trailers, memory };
                 return Box::pin(self.hand_over(inbound, eligible, body, client)).await;
             }

@@ -217,18 +217,20 @@ const REPLACED: u64 = 50;
 impl Library {
     fn new(wanted: bool, streams: &[Stream], tokens: usize) -> Self {
         let limits = Limits { bytes: usize::MAX, ttl: Duration::from_hours(1) };
-        let mut this = Self { memory: wanted.then(|| Memory::new(limits)), view: View::default() };
+        let mut this = Self { memory: wanted.then(|| Memory::new(limits, 1)), view: View::default() };
         let Some(memory) = this.memory.as_mut().filter(|_| tokens > 0) else { return this };
         let mut state: u64 = 1;
-        let mut held = 0;
+        let held = |memory: &Memory| memory.holdings().map(|(_, held)| held.tokens).sum::<usize>();
+        // What is known already is not kept twice, so that short streams may never fill it.
+        let mut most = tokens.saturating_mul(4);
         for stream in streams.iter().cycle() {
-            if held >= tokens {
+            if held(memory) >= tokens || most == 0 {
                 break;
             }
             let text: Vec<TokenId> =
                 stream.prompt.iter().chain(&stream.output).map(|&token| other(token, &mut state)).collect();
-            held += text.len();
-            memory.learn(&key(), &text, Tick::default());
+            most = most.saturating_sub(text.len().max(1));
+            memory.learn(&key(), None, &text, Tick::default());
         }
         this.view = memory.view(&key());
         this
@@ -240,7 +242,7 @@ impl Library {
 
     fn learn(&mut self, stream: &Stream) {
         if let Some(memory) = &mut self.memory {
-            memory.learn(&key(), &[&stream.prompt[..], &stream.output].concat(), Tick::default());
+            memory.learn(&key(), None, &[&stream.prompt[..], &stream.output].concat(), Tick::default());
             self.view = memory.view(&key());
         }
     }
@@ -330,9 +332,8 @@ fn followed(survival: &mut Survival, draft: &Tree, text: &[TokenId]) -> usize {
     for (depth, &token) in text.iter().enumerate() {
         for at in draft.children(place) {
             let Some(node) = draft.nodes().get(at) else { continue };
-            let company = draft.company(at);
             for vote in node.votes.by_source() {
-                survival.observe(Heat::Greedy, vote, company, depth, node.token == token);
+                survival.observe(Heat::Greedy, vote, node.company, depth, node.token == token);
             }
         }
         match draft.child(place, token) {
@@ -447,6 +448,6 @@ mod tests {
         assert_eq!(longer(&all, 0, 2).len(), 0);
         let filled = Library::new(true, &all, 1_000);
         let held: usize = filled.memory.unwrap().holdings().map(|(_, held)| held.tokens).sum();
-        assert!((900..1_200).contains(&held), "{held}");
+        assert!((1_000..1_200).contains(&held), "{held}");
     }
 }

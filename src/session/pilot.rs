@@ -456,8 +456,8 @@ fn score(
     depth: usize,
     token: TokenId,
 ) {
-    for (at, node) in draft.nodes().iter().enumerate().filter(|(_, node)| node.parent == place) {
-        let (accepted, company) = (node.token == token, draft.company(at));
+    for node in draft.nodes().iter().filter(|node| node.parent == place) {
+        let (accepted, company) = (node.token == token, node.company);
         for vote in node.votes.by_source() {
             let expected = control.with(|learnt| {
                 let expected = learnt.survival.conditional(heat, vote, company, depth);

@@ -131,7 +131,7 @@ fn read(root: &Item<'_>) -> Process {
     let default = Process::default();
     let mut top = root.section();
     version(&mut top);
-    let process = Process {
+    let mut process = Process {
         mode: top.or("mode", default.mode, word(Mode::NAMES)),
         listen: top.item("listen").map_or(default.listen, |item| listen(&item)),
         admin: admin(top.section("admin")),
@@ -143,14 +143,15 @@ fn read(root: &Item<'_>) -> Process {
         client: client(top.section("client")),
         backends: top.item("backends").map_or_else(Vec::new, |item| backends::read(&item)),
         drafters: top.item("drafters").map_or_else(IndexMap::new, |item| drafters(&item)),
-        memory: memory(top.section("memory")),
-        ready: ready(top.section("ready")),
-        policies: policies(top.section("policies"), default.policies),
         policies_must_exist: false,
-        observe: observe(top.section("observe")),
         file: None,
         policies_read: None,
+        ..default
     };
+    process.memory = memory(top.section("memory"), process.limits.memory);
+    process.ready = ready(top.section("ready"));
+    process.policies = policies(top.section("policies"), process.policies);
+    process.observe = observe(top.section("observe"));
     top.close();
     process
 }
@@ -318,13 +319,19 @@ fn drafter(mut section: Section<'_>) -> Option<DrafterModel> {
     Some(DrafterModel { path: model?, tokenizer, device, slots, context })
 }
 
-fn memory(mut section: Section<'_>) -> Memory {
-    let default = Memory::default();
+/// `whole`: `limits.memory`, of which drafters may take half: the rest is for bodies and sessions.
+fn memory(mut section: Section<'_>, whole: u64) -> Memory {
+    let bytes = Memory::default().bytes.min(whole / 2);
+    let default = Memory { bytes, ..Memory::default() };
     let memory = Memory {
         bytes: section.or("bytes", default.bytes, size),
         ttl: section.or("ttl", default.ttl, period),
         snapshot: section.maybe("snapshot", None, path),
     };
+    if memory.bytes > whole / 2 {
+        let allowed = "at most half of limits.memory";
+        section.refuse("bytes", Refusal::new("too much", allowed), &memory.bytes.to_string());
+    }
     section.close();
     memory
 }

@@ -8,7 +8,7 @@ use crate::draft::{Features, Node, Source, Tree, Vote};
 use crate::drive::drafters::{Speaker, Translation};
 use crate::policy::part::Speech;
 use crate::runtime::drafter::{DraftFault, Drafted, Noise, Seat, Spoken, Voice};
-use crate::text::translate::{Anchor, Translator};
+use crate::text::translate::{Anchor, Common, Translator};
 use crate::units::TokenId;
 use crate::words::Past;
 
@@ -48,7 +48,7 @@ pub(super) enum Told {
         ratio: f64,
     },
     /// In the drafter's tokens, and in the target's, which it is to answer in.
-    Common { past: Past, spoken: Past },
+    Common { past: Past, spoken: Past, common: Arc<Common> },
 }
 
 impl Tongue {
@@ -69,12 +69,11 @@ impl Tongue {
     pub async fn tell(&self, past: Past, noise: &Noise) -> Option<Told> {
         let Self::Other(interpreter) = self else { return Some(Told::Same(past)) };
         let shares = noise.seed.is_some() && noise.sampling.temperature > 0.0;
-        let few = {
-            let interpreter = interpreter.lock();
-            interpreter.translator.is_some() && past.len().saturating_sub(interpreter.past.len()) <= FEW
-        };
-        if few {
-            return interpreter.lock().tell(past, shares);
+        // A question that was given up may still be at work on the text, which is not to be waited for here.
+        if let Some(mut interpreter) = interpreter.try_lock()
+            && interpreter.is_quick(&past)
+        {
+            return interpreter.tell(past, shares);
         }
         let interpreter = Arc::clone(interpreter);
         tokio::task::spawn_blocking(move || interpreter.lock().tell(past, shares)).await.ok()?
@@ -88,17 +87,8 @@ impl Tongue {
         }
     }
 
-    /// In whose tokens the session's seat drafts, once the first question has been told.
-    pub fn voice(&self) -> Voice {
-        let Self::Other(interpreter) = self else { return Voice::Own };
-        let interpreter = interpreter.lock();
-        match (interpreter.speech, interpreter.translation.pair()) {
-            (Speech::Tli, Some(pair)) => Voice::Common(Arc::clone(pair.common())),
-            _ => Voice::Own,
-        }
-    }
-
-    /// The drafter's own choice at each output place from `from` on; `None` where it would have written other text.
+    /// The drafter's own choice at each output place from `from` on; `None` where it would have written other text. Nothing
+    /// where another question is at work on the text.
     pub async fn shadow(
         &self,
         seat: &Seat,
@@ -109,28 +99,58 @@ impl Tongue {
             (Told::Same(past), _) => Ok(seat.shadow(past, from).await?.into_iter().map(Some).collect()),
             (Told::Text { .. } | Told::Common { .. }, Self::Same) => Ok(Vec::new()),
             (Told::Text { past, .. }, Self::Other(interpreter)) => {
-                let (first, _) = interpreter.lock().places(from);
+                let Some((first, _)) = interpreter.try_lock().map(|it| it.places(from)) else {
+                    return Ok(Vec::new());
+                };
                 let chosen = seat.shadow(past, first).await?;
                 let agreed = |translator: &Translator, place| translator.agreed(place, first, &chosen);
-                Ok(interpreter.lock().said(from, agreed))
+                Ok(interpreter.try_lock().map(|it| it.said(from, agreed)).unwrap_or_default())
             }
-            (Told::Common { past, spoken }, Self::Other(interpreter)) => {
-                let (first, before) = interpreter.lock().places(from);
+            (Told::Common { past, spoken, .. }, Self::Other(interpreter)) => {
+                let Some((first, before)) = interpreter.try_lock().map(|it| it.places(from)) else {
+                    return Ok(Vec::new());
+                };
                 let asked = Spoken { past: spoken.clone(), before: before.clone() };
                 let chosen = seat.shadow_common(past, asked, first).await?;
                 let said = |at: usize| spoken.tokens().nth(at);
                 let right = before.iter().zip(&chosen).filter(|&(&at, &choice)| said(at) == Some(choice));
                 let right: Vec<usize> = right.map(|(&at, _)| at).collect();
                 let agreed = |translator: &Translator, place| translator.agreed_at(place, &right);
-                Ok(interpreter.lock().said(from, agreed))
+                Ok(interpreter.try_lock().map(|it| it.said(from, agreed)).unwrap_or_default())
             }
         }
     }
 }
 
+impl Told {
+    /// In whose tokens a seat is to answer that is told this.
+    pub fn voice(&self) -> Voice {
+        match self {
+            Self::Same(_) | Self::Text { .. } => Voice::Own,
+            Self::Common { common, .. } => Voice::Common(Arc::clone(common)),
+        }
+    }
+
+    /// How a seat chooses that is told this: with the target's noise only in the target's tokens.
+    pub fn noise(&self, noise: Noise) -> Noise {
+        match self {
+            Self::Same(_) | Self::Common { .. } => noise,
+            Self::Text { .. } => Noise { seed: None, ..noise },
+        }
+    }
+}
+
 impl Interpreter {
+    /// Whether it is told in no time what a past has grown by.
+    fn is_quick(&self, past: &Past) -> bool {
+        self.translator.is_some() && past.len().saturating_sub(self.past.len()) <= FEW
+    }
+
     fn tell(&mut self, past: Past, shares: bool) -> Option<Told> {
         let pair = self.translation.pair()?;
+        if self.speech == Speech::Tli && pair.common().size() == 0 {
+            return None;
+        }
         let translator = self.translator.get_or_insert_with(|| Translator::new(Arc::clone(pair)));
         translator.follow(&past);
         self.past = past.clone();
@@ -140,7 +160,7 @@ impl Interpreter {
         }
         let told = Past::new(&[], translator.ids());
         Some(match self.speech {
-            Speech::Tli => Told::Common { past: told, spoken: past },
+            Speech::Tli => Told::Common { past: told, spoken: past, common: Arc::clone(pair.common()) },
             _ => Told::Text { past: told, anchor: translator.anchor(), ratio: translator.ratio() },
         })
     }
@@ -171,7 +191,7 @@ impl Interpreter {
 pub(super) async fn draft(seat: &Seat, told: Told, gamma: usize) -> Result<Tree, DraftFault> {
     match told {
         Told::Same(past) => seat.draft(past, gamma).await.map(|chain| tree(&chain)),
-        Told::Common { past, spoken } => {
+        Told::Common { past, spoken, .. } => {
             seat.draft_common(past, spoken, gamma).await.map(|chain| tree(&chain))
         }
         Told::Text { past, anchor, ratio } => {

@@ -10,7 +10,16 @@ fn key(tenant: &str) -> Key {
 fn memories() -> Memories {
     let limits = Limits { bytes: 1 << 20, ttl: Duration::from_hours(1) };
     let account = http::memory::Memory::new(1 << 30);
-    Memories::start(limits, &account, Arc::new(Observer::new().unwrap())).unwrap()
+    Memories::start(limits, &account, Arc::new(Observer::new().unwrap()), None).unwrap()
+}
+
+/// A request says something under one key.
+fn say(memories: &Memories, key: Key, text: &[TokenId]) {
+    let scope = if key.tenant.is_some() { Scope::Tenant } else { Scope::Global };
+    let tenant = key.tenant.clone();
+    let request =
+        Remembering::new(memories, &Key { tenant: None, ..key }, tenant.as_deref(), [scope].into_iter());
+    request.learn(&text[..1], &text[1..]);
 }
 
 fn text(from: u32) -> Vec<TokenId> {
@@ -26,14 +35,14 @@ fn next(memories: &Memories, key: &Key, context: &[TokenId]) -> Option<TokenId> 
 
 /// Waits until everything that was handed over has been learnt.
 fn settle(memories: &Memories) {
-    assert_eq!(memories.clear(Some("nobody")), 0);
+    assert_eq!(memories.clear(Some("nobody")), Some(0));
 }
 
 #[test]
 fn a_text_is_learnt_for_its_own_tenant_and_forgotten_with_it() {
     let memories = memories();
-    memories.learn(&[key("a")], &text(100));
-    memories.learn(&[key("b")], &text(500));
+    say(&memories, key("a"), &text(100));
+    say(&memories, key("b"), &text(500));
     settle(&memories);
     assert_eq!(next(&memories, &key("a"), &[109, 110]), Some(111));
     assert_eq!(
@@ -48,12 +57,12 @@ fn a_text_is_learnt_for_its_own_tenant_and_forgotten_with_it() {
         metrics.contains("foretell_remembered_texts 2") && metrics.contains("{event=\"learnt\"} 2"),
         "{metrics}"
     );
-    assert_eq!(memories.clear(Some("a")), 1);
+    assert_eq!(memories.clear(Some("a")), Some(1));
     assert_eq!(
         (next(&memories, &key("a"), &[109, 110]), next(&memories, &key("b"), &[509, 510])),
         (None, Some(511))
     );
-    assert_eq!((memories.clear(None), memories.holdings().len()), (1, 0));
+    assert_eq!((memories.clear(None), memories.holdings().len()), (Some(1), 0));
 }
 
 #[test]
@@ -62,8 +71,8 @@ fn a_snapshot_is_for_its_owner_only_and_brings_everything_back() {
     let file = folder.path().join("texts");
     let before = memories();
     assert_eq!(before.load(&file).unwrap(), 0, "there is none yet");
-    before.learn(&[key("a")], &text(100));
-    before.learn(&[Key { tenant: None, ..key("") }], &text(500));
+    say(&before, key("a"), &text(100));
+    say(&before, Key { tenant: None, ..key("") }, &text(500));
     assert_eq!(before.save(&file).unwrap(), 2);
     let mode = std::os::unix::fs::MetadataExt::mode(&std::fs::metadata(&file).unwrap());
     assert_eq!(mode & 0o777, 0o600);
@@ -79,7 +88,7 @@ fn a_damaged_snapshot_is_refused_whole() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("texts");
     let memories = memories();
-    memories.learn(&[key("a")], &text(100));
+    say(&memories, key("a"), &text(100));
     memories.save(&file).unwrap();
     let whole = std::fs::read(&file).unwrap();
     memories.clear(None);
@@ -98,4 +107,50 @@ fn a_damaged_snapshot_is_refused_whole() {
     }
     std::fs::write(&file, "{\"version\":2,\"saved\":0,\"sha256\":\"\"}\n").unwrap();
     assert!(matches!(memories.load(&file), Err(SnapshotError::Version(2))));
+}
+
+#[test]
+fn what_a_request_says_that_was_under_way_when_its_tenant_was_cleared_is_not_learnt() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("texts");
+    let limits = Limits { bytes: 1 << 20, ttl: Duration::from_hours(1) };
+    let account = http::memory::Memory::new(1 << 30);
+    let observer = Arc::new(Observer::new().unwrap());
+    let memories = Memories::start(limits, &account, observer, Some(file.clone())).unwrap();
+    let scopes = || [Scope::Tenant, Scope::Global].into_iter();
+    let all = Key { tenant: None, ..key("") };
+    let [of_a, of_b] = ["a", "b"].map(|tenant| Remembering::new(&memories, &all, Some(tenant), scopes()));
+    of_a.learn(&text(100), &[]);
+    assert_eq!(memories.save(&file).unwrap(), 2, "on both shelves");
+    assert_eq!(memories.clear(Some("a")), Some(2));
+    of_a.learn(&text(100), &[]);
+    of_b.learn(&text(500), &[]);
+    settle(&memories);
+    let context = [&[109, 110][..], &[509, 510]];
+    let seen = |key: &Key| context.map(|context| next(&memories, key, context));
+    assert_eq!((seen(&key("a")), seen(&all)), ([None, None], [None, Some(511)]));
+    let restarted = self::memories();
+    assert_eq!(restarted.load(&file).unwrap(), 2);
+    let seen = |key: &Key| context.map(|context| next(&restarted, key, context));
+    assert_eq!(
+        (seen(&key("a")), seen(&all)),
+        ([None, None], [None, Some(511)]),
+        "nor does the snapshot have it"
+    );
+    assert!(!folder.path().join("texts.new").exists());
+}
+
+#[test]
+fn where_the_process_is_short_of_memory_texts_go_first() {
+    let account = http::memory::Memory::new(100_000);
+    let limits = Limits { bytes: 90_000, ttl: Duration::from_hours(1) };
+    let memories = Memories::start(limits, &account, Arc::new(Observer::new().unwrap()), None).unwrap();
+    (0..60).for_each(|n| say(&memories, key("a"), &text(n * 100)));
+    settle(&memories);
+    let before = account.used();
+    assert!(before > 30_000);
+    let _bodies = account.take(80_000);
+    settle(&memories);
+    settle(&memories);
+    assert!(account.used() - 80_000 < before * 3 / 4, "{}", account.used());
 }

@@ -112,12 +112,12 @@ impl<W: Walk> Session<W> {
         match answer {
             Ok(model) => {
                 self.pilot.read();
-                let modelled = model.len();
-                // A chain that ends early, at an end of text, took a step for each token that it has, and no more.
-                let steps = if modelled == 0 { gamma } else { modelled };
+                // A chain that ends early, at an end of text, took a step for each token that it has, and no more. One that
+                // says nothing was waited for all the same.
+                let steps = if model.is_empty() { gamma } else { model.len() };
                 let began = self.pilot.drafted(steps, since, now);
                 let draft = self.pilot.combine(model, self.stand(true));
-                self.verify(draft, modelled, began, now);
+                self.verify(draft, steps, began, now);
             }
             Err(Fault::RetryAfter(pause)) => self.verify_paused(pause, now),
             Err(_) => self.draft_failed(now),

@@ -44,7 +44,8 @@ impl Anchor {
     pub fn translate(&self, drafted: &[TokenId]) -> Vec<Translated> {
         let (text, ends, mark) = self.text(drafted);
         let mut translated = self.tokens(&text, &ends, mark.is_some());
-        if let Some(token) = mark.flatten() {
+        // A mark behind text that could not be translated would stand in another place.
+        if let Some(token) = mark.flatten().filter(|_| text.is_empty() || !translated.is_empty()) {
             let at = ends.len();
             translated.push(Translated { token, first: at, last: at });
         }

@@ -12,6 +12,8 @@ use crate::words::Past;
 
 /// Text that is kept for the windows, bytes: more than any window needs, but for texts of very long tokens.
 const KEPT: usize = 2048;
+/// Most tokens of the drafter's that one of the target's is taken for.
+const RATIO_MOST: f64 = 4.0;
 /// It is cut back to [`KEPT`] when it has grown to this size, bytes.
 const GROWN: usize = 8192;
 
@@ -94,7 +96,7 @@ impl Translator {
     pub fn ratio(&self) -> f64 {
         match self.heard.len() {
             0..16 => 1.25,
-            heard => self.ids.len() as f64 / heard as f64,
+            heard => (self.ids.len() as f64 / heard as f64).clamp(0.25, RATIO_MOST),
         }
     }
 
@@ -125,9 +127,13 @@ impl Translator {
         heard
             .map(|&end| {
                 let from = self.ends.partition_point(|&own| own <= begin);
-                let until = self.ends.partition_point(|&own| own < end.max(begin + 1)) + 1;
+                let until = self.ends.partition_point(|&own| own < end) + 1;
+                let touched = from..until.min(self.ids.len());
+                // What no token of the drafter's tells of, the bytes of half a character or a mark that it does not have, it has
+                // not written.
+                let told = end > begin && !touched.is_empty();
                 begin = end;
-                (from..until.min(self.ids.len())).all(agrees)
+                told && touched.into_iter().all(agrees)
             })
             .collect()
     }
@@ -195,13 +201,17 @@ impl Translator {
         let latest = self.ids.len().saturating_sub(LOOK_BEHIND).max(self.run);
         let near = latest.saturating_sub(LOOK_BEHIND).max(self.run)..=latest;
         let sound = |at: &usize| self.text_from(*at).is_some();
-        let word = |at: &usize| *at == self.run || self.text_from(*at).is_some_and(begins_word);
+        let word = |at: &usize| self.text_from(*at).is_some_and(|text| *at == self.run || begins_word(text));
         let back = near.clone().rev().find(word).or_else(|| near.rev().find(sound));
         back.or_else(|| (latest..self.ids.len()).find(sound)).unwrap_or(self.ids.len())
     }
 
-    /// The text from a token on, as far as it is kept; `None` within a character.
+    /// The text from a token on, as far as it is kept; `None` within a character, of which tokens may all end at one place.
     fn text_from(&self, at: usize) -> Option<&str> {
+        let before = at.checked_sub(1).filter(|_| at > self.run).and_then(|before| self.ends.get(before));
+        if before.is_some() && before == self.ends.get(at) {
+            return None;
+        }
         self.tail.get(self.start(at).checked_sub(self.tail_at)? as usize..)
     }
 
