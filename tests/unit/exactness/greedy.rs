@@ -71,8 +71,20 @@ fn case(prompt: u64, plans: &[Plan], gamma: Option<usize>, model: bool) -> Case 
     let stops = ["ab.", "é", "b a", "本日", "\n\n", "cc", " x\n", "x"];
     let stop = (0..random.below(3)).map(|_| stops[random.below(8) as usize].to_owned()).collect();
     let len = 4 + random.below(20);
-    let lookups = if model { Vec::new() } else { vec![LookupSpec::PromptLookup(Ngram { min: 1, max: 6 })] };
-    let rules = Rules { plans: plans.to_vec(), gamma_fixed: gamma, lookups, model, ..Rules::default() };
+    // Every other prompt with one lookup or a model alone, the others with every lookup as well.
+    let lookups = match (prompt % 2 == 1, model) {
+        (true, _) => super::law::lookups(),
+        (false, true) => Vec::new(),
+        (false, false) => vec![LookupSpec::PromptLookup(Ngram { min: 1, max: 6 })],
+    };
+    let rules = Rules {
+        plans: plans.to_vec(),
+        gamma_fixed: gamma,
+        lookups,
+        shared: super::law::shared(),
+        model,
+        ..Rules::default()
+    };
     Case {
         prompt: (0..len).map(|_| random.below(size - 1) as TokenId).collect(),
         ending: Ending {

@@ -12,7 +12,10 @@ use super::bugs::Bug;
 use super::toy::{Chance, Law, Target, Told, Toy, distance, law};
 use super::world::{Case, Hooks, Outcome, play_judged};
 use foretell::control::{self, Control, Heat};
-use foretell::draft::{Company, Features, LookupSpec, Ngram, Node, Source, Tree, Vote};
+use foretell::draft::suffix::Segment;
+use foretell::draft::{
+    Company, Features, LookupSpec, Ngram, Node, Phrases, Scope, Shared, Source, Spelling, Tree, Vote,
+};
 use foretell::session::accept::{self, Accept, Accepted, Draws, Judged, Walk};
 use foretell::session::{Ending, Rules};
 use foretell::units::{Tick, TokenId};
@@ -27,6 +30,53 @@ pub enum Drafter {
     Chain,
     /// A bush: two children at every node.
     Bush,
+    /// Every lookup drafter, with earlier texts, a prediction and phrases.
+    Lookups,
+    /// All of them, and the bush: one merged tree.
+    Merged,
+}
+
+impl Drafter {
+    fn asks_a_model(self) -> bool {
+        matches!(self, Self::Chain | Self::Bush | Self::Merged)
+    }
+}
+
+/// Token `n` is the `n`th letter.
+#[derive(Debug)]
+struct Letters;
+
+impl Spelling for Letters {
+    fn bytes(&self, token: TokenId) -> Vec<u8> {
+        vec![b'a' + token as u8]
+    }
+
+    fn tokens(&self, text: &str) -> Vec<(TokenId, usize)> {
+        text.bytes().enumerate().map(|(at, byte)| (TokenId::from(byte - b'a'), at + 1)).collect()
+    }
+}
+
+/// Every lookup drafter.
+pub fn lookups() -> Vec<LookupSpec> {
+    let phrase = |trigger: &str, continuation: &str| (trigger.to_owned(), continuation.to_owned());
+    let phrases = Phrases::new(vec![phrase("c", "ab"), phrase("ba", "bb")]).unwrap();
+    vec![
+        LookupSpec::PromptLookup(Ngram { min: 1, max: 4 }),
+        LookupSpec::Suffix(Scope::Tenant),
+        LookupSpec::Prediction,
+        LookupSpec::Phrasebook(Arc::new(phrases)),
+    ]
+}
+
+/// What they use beside the request.
+pub fn shared() -> Shared {
+    let earlier = Segment::build(&[(1, &[0, 1, 2, 1, 0, 0, 1, 2, 0, 1]), (2, &[1, 2, 0, 2, 1])]);
+    Shared {
+        of_tenant: Arc::new([Arc::new(earlier)]),
+        prediction: Arc::new([0, 1, 1, 2]),
+        spelling: Some(Arc::new(Letters)),
+        ..Shared::default()
+    }
 }
 
 pub fn node(token: TokenId, parent: Option<usize>) -> Node {
@@ -54,13 +104,15 @@ pub fn case(vocabulary: usize, drafter: Drafter, gamma: usize, plans: &[Plan]) -
     let letters = (0..vocabulary).map(|token| vec![b'a' + token as u8]).collect();
     let lookups = match drafter {
         Drafter::Lookup => vec![LookupSpec::PromptLookup(Ngram { min: 1, max: 4 })],
+        Drafter::Lookups | Drafter::Merged => lookups(),
         Drafter::Chain | Drafter::Bush => Vec::new(),
     };
     let rules = Rules {
         plans: plans.to_vec(),
         gamma_fixed: Some(gamma),
         lookups,
-        model: drafter != Drafter::Lookup,
+        shared: shared(),
+        model: drafter.asks_a_model(),
         ..Rules::default()
     };
     Case {
@@ -76,9 +128,9 @@ pub fn case(vocabulary: usize, drafter: Drafter, gamma: usize, plans: &[Plan]) -
 
 fn draft(drafter: Drafter, target: impl Target, context: &[TokenId], gamma: usize) -> Tree {
     match drafter {
-        Drafter::Lookup => Tree::default(),
+        Drafter::Lookup | Drafter::Lookups => Tree::default(),
         Drafter::Chain => bush(target, context, gamma, 1),
-        Drafter::Bush => bush(target, context, gamma, 2),
+        Drafter::Bush | Drafter::Merged => bush(target, context, gamma, 2),
     }
 }
 
@@ -185,7 +237,8 @@ fn keeps_the_law(target: impl Target, case: &Case, drafter: Drafter) {
 
 #[rstest]
 fn one_hot_drafts_keep_the_law(
-    #[values(Drafter::Lookup, Drafter::Chain, Drafter::Bush)] drafter: Drafter,
+    #[values(Drafter::Lookup, Drafter::Chain, Drafter::Bush, Drafter::Lookups, Drafter::Merged)]
+    drafter: Drafter,
     #[values(Plan::FanOut, Plan::Tree)] plan: Plan,
     #[values(3, 4)] vocabulary: usize,
     #[values(11, 42)] salt: u64,
@@ -207,7 +260,8 @@ fn one_hot_drafts_keep_the_law(
 #[case::fan_out(&[Plan::FanOut])]
 fn every_plan_and_every_way_to_the_next_keeps_the_law(
     #[case] plans: &[Plan],
-    #[values(Drafter::Lookup, Drafter::Chain, Drafter::Bush)] drafter: Drafter,
+    #[values(Drafter::Lookup, Drafter::Chain, Drafter::Bush, Drafter::Lookups, Drafter::Merged)]
+    drafter: Drafter,
     #[values(false, true)] special: bool,
     #[values(false, true)] ends: bool,
 ) {
@@ -248,13 +302,13 @@ fn confident(plans: &[Plan]) -> Control {
 #[case::score(&[Plan::Score, Plan::FanOut])]
 fn the_session_s_own_judgement_keeps_the_law(
     #[case] plans: &[Plan],
-    #[values(Drafter::Lookup, Drafter::Chain, Drafter::Bush)] drafter: Drafter,
+    #[values(Drafter::Lookup, Drafter::Chain, Drafter::Bush, Drafter::Lookups)] drafter: Drafter,
 ) {
     let target = Told { salt: 17, special: false };
     let mut case = Case { max: 6, ..case(4, drafter, 2, plans) };
     case.rules.gamma_fixed = None;
     case.rules.gamma_max = 2;
-    if drafter == Drafter::Lookup {
+    if !drafter.asks_a_model() {
         // Not every text has a match of two tokens.
         case.rules.lookups = vec![LookupSpec::PromptLookup(Ngram { min: 2, max: 4 })];
     }
