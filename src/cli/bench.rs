@@ -77,9 +77,9 @@ pub struct BenchArgs {
     /// Drafts are chains, as for plans that verify nothing else; with --drafters.
     #[arg(long, requires = "drafters")]
     pub chain: bool,
-    /// Tokens that the memory holds before the first text; with --drafters.
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    pub memory: usize,
+    /// Recorded texts that are remembered before the first one is played; with --drafters.
+    #[arg(long, value_name = "F", num_args = 1.., value_delimiter = ',', requires = "drafters")]
+    pub earlier: Vec<PathBuf>,
     /// Least tokens of context, filled up with other texts; with --drafters.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub context: usize,

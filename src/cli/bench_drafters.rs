@@ -1,12 +1,13 @@
 //! `foretell bench --drafters`: what drafters bring over recorded texts, without a server.
 
 use std::io::Write;
+use std::path::PathBuf;
 
 use serde_json::json;
 
 use super::bench::{BenchArgs, Report, Unusable};
 use crate::lab::Exit;
-use crate::lab::replay::{self, Contestant, Game, Row};
+use crate::lab::replay::{self, Contestant, Game, Row, Stream};
 use crate::words::Shape;
 
 /// Most draft tokens of a round.
@@ -14,25 +15,35 @@ const GAMMA_MOST: usize = 32;
 
 /// Plays the streams with each drafter; the table goes to `out`, errors to standard error.
 pub(super) fn run(args: &BenchArgs, out: &mut impl Write) -> Exit {
-    let (players, game, json) = match read(args) {
-        Ok(read) => read,
-        Err(unusable) => return refuse(&unusable),
-    };
+    match played(args) {
+        Ok(rows) => finish(args, &rows, out),
+        Err(unusable) => refuse(&unusable),
+    }
+}
+
+fn played(args: &BenchArgs) -> Result<Vec<Row>, Unusable> {
+    let (players, shape) = read(args)?;
+    let streams = |path: &PathBuf| replay::read(path).map_err(Unusable::Streams);
+    let earlier: Vec<Stream> =
+        args.earlier.iter().map(streams).collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect();
+    let game = Game { gamma: args.gamma, shape, earlier: &earlier, context: args.context };
     let mut rows: Vec<Row> = Vec::new();
     for path in &args.streams {
-        let streams = match replay::read(path) {
-            Ok(streams) => streams,
-            Err(error) => return refuse(&Unusable::Streams(error)),
-        };
+        let streams = streams(path)?;
         let name = path.file_stem().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
         rows.extend(players.iter().map(|player| replay::play(*player, &players, &name, &streams, game)));
     }
+    Ok(rows)
+}
+
+fn finish(args: &BenchArgs, rows: &[Row], out: &mut impl Write) -> Exit {
     // A closed pipe is not an error: the file is still written.
-    let _ = out.write_all(table(&rows).as_bytes());
-    let told = json!({ "gamma": game.gamma, "memory": game.memory, "context": game.context, "rows": rows });
-    match json.map(|file| file.write(&format!("{told:#}\n"))) {
-        Some(Err(unusable)) => refuse(&unusable),
-        _ => Exit::Done,
+    let _ = out.write_all(table(rows).as_bytes());
+    let told = json!({ "gamma": args.gamma, "context": args.context, "rows": rows });
+    let json = Report::open(args.json.as_deref());
+    match json.and_then(|file| file.map_or(Ok(()), |file| file.write(&format!("{told:#}\n")))) {
+        Ok(()) => Exit::Done,
+        Err(unusable) => refuse(&unusable),
     }
 }
 
@@ -41,7 +52,7 @@ fn refuse(unusable: &Unusable) -> Exit {
     Exit::Usage
 }
 
-fn read(args: &BenchArgs) -> Result<(Vec<Contestant>, Game, Option<Report>), Unusable> {
+fn read(args: &BenchArgs) -> Result<(Vec<Contestant>, Shape), Unusable> {
     let value = |flag, allowed, got: String| Unusable::Value { flag, allowed, got };
     let parse = |name: &String| {
         let allowed = "prompt_lookup, suffix, suffix_tenant, model, merged";
@@ -54,9 +65,7 @@ fn read(args: &BenchArgs) -> Result<(Vec<Contestant>, Game, Option<Report>), Unu
     if args.streams.is_empty() {
         return Err(value("streams", "at least one file", "nothing".to_owned()));
     }
-    let shape = if args.chain { Shape::Chain } else { Shape::Tree };
-    let game = Game { gamma: args.gamma, shape, memory: args.memory, context: args.context };
-    Ok((players, game, Report::open(args.json.as_deref())?))
+    Ok((players, if args.chain { Shape::Chain } else { Shape::Tree }))
 }
 
 fn table(rows: &[Row]) -> String {

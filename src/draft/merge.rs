@@ -46,7 +46,9 @@ fn union(drafts: &[Tree]) -> Tree {
             placed.push(all.push(Node { parent, ..node.clone() }));
         }
     }
-    all.see_company();
+    if drafts.len() > 1 {
+        all.see_company();
+    }
     all
 }
 

@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 """Speed on real engines at the cost of a bigger model: direct, through Foretell, and the engines' own speculation.
 
-    speed.py llama|vllm [--parts native,through] [--prompts N] [--max-tokens N] [--alternations N] [--workloads W,W]
+    speed.py llama|vllm [--parts native,through] [--prompts N] [--max-tokens N] [--alternations N] [--workloads W,W] [--merged]
+             [--gamma N]
 
 native    a plain server, and beside it one with the engine's n-gram lookup, then one with its draft model: each
           prompt is asked of both in turn, so that a machine that slows down slows both. E[N] = tokens per drafted
           step, from the engine's counters; V = seconds of a drafted step ÷ seconds of a plain one, steps without
           a draft counted as plain ones.
 through   `foretell bench`, alternating direct and through: rewrite with prompt_lookup alone, completion with
-          draft-same, hostile with both. The formula's costs are those of the probe that Foretell made itself; V is that of
+          draft-same, hostile with both; with --merged every workload with prompt_lookup, suffix and draft-same. The formula's costs are those of the probe that Foretell made itself; V is that of
           the rounds that were leapt.
 """
 
@@ -27,11 +28,12 @@ WORKLOADS = ("rewrite", "completion", "hostile")
 LOOKUP = "{ kind: prompt_lookup, ngram: { min: 2, max: 8 } }"
 DRAFT = "{ kind: model, model: draft-same, vocabulary: same }"
 DRAFTERS = {"rewrite": LOOKUP, "completion": DRAFT, "hostile": f"{LOOKUP}, {DRAFT}"}
+ALL = f"{LOOKUP}, {{ kind: suffix, scope: request }}, {DRAFT}"
 POLICY = """version: 1
 name: speed
 mode: auto
 drafters: [{drafters}]
-gamma: {{ max: 8 }}
+gamma: {{ max: {gamma} }}
 accept: {{ rule: exact }}
 holdback: {{ start: 0, floor: 0 }}
 """
@@ -147,10 +149,10 @@ def probed(run, limit=60):
     raise RuntimeError("the engine was not probed")
 
 
-def compare_through(kind, foretell, out, alternations, tokens, workloads):
+def compare_through(kind, foretell, out, alternations, tokens, workloads, merged=False, gamma=8):
     report = {}
     for workload in workloads:
-        policy = POLICY.format(drafters=DRAFTERS[workload])
+        policy = POLICY.format(drafters=ALL if merged else DRAFTERS[workload], gamma=gamma)
         with exact.Run(kind, foretell, out / f"speed-{workload}", "inflated", policy) as run:
             probe = probed(run)
             figures_file, probe_file = (out / f"{what}-{kind}-{workload}.json" for what in ("bench", "probe"))
@@ -201,6 +203,8 @@ def main():
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--alternations", type=int, default=4)
+    parser.add_argument("--merged", action="store_true", help="through: every drafter, merged")
+    parser.add_argument("--gamma", type=int, default=8, help="through: most drafted tokens of a round")
     parser.add_argument("--foretell", default=str(engines.ROOT / "target/dist/foretell"))
     parser.add_argument("--out", default=str(engines.ROOT / "bench-out/engines"))
     args = parser.parse_args()
@@ -213,7 +217,7 @@ def main():
         report["native"] = compare_native(args.kind, out, args.prompts, args.max_tokens, args.ways.split(","), workloads)
     if "through" in args.parts:
         report["through"] = compare_through(args.kind, args.foretell, out, args.alternations, args.max_tokens,
-                                            workloads)
+                                            workloads, args.merged, args.gamma)
     (out / f"speed-{args.kind}.json").write_text(json.dumps(report, indent=1) + "\n")
 
 
