@@ -14,8 +14,6 @@ use crate::draft::{Company, Features, Source, Vote};
 const POSITIONS: usize = 8;
 /// Buckets of the feature; 0 means unknown.
 const BUCKETS: usize = 6;
-/// What other drafters say is told apart, and counted without telling it apart.
-const COMPANIES: usize = Company::COUNT + 1;
 /// Weight of the prior of a cell, in observations.
 const PRIOR: f64 = 2.0;
 /// Decay of a cell per observation: half-life about 700.
@@ -125,7 +123,8 @@ impl TryFrom<Saved> for Survival {
 
 impl Default for Survival {
     fn default() -> Self {
-        let cells = vec![Cell::default(); Heat::COUNT * Source::ALL.len() * BUCKETS * POSITIONS * COMPANIES];
+        let cells =
+            vec![Cell::default(); Heat::COUNT * Source::ALL.len() * BUCKETS * POSITIONS * Company::COUNT];
         Self { cells, watch: Watch::default() }
     }
 }
@@ -138,21 +137,23 @@ impl Survival {
         if position == 0 {
             self.watch.observe(heat, source, accepted);
         }
-        self.count(heat, source, bucket, position, accepted);
-        if source == Source::Model && bucket != 0 {
-            self.count(heat, source, 0, position, accepted);
+        self.add(place(heat, source, bucket, position) + company.index(), accepted);
+        if source == Source::Model && (bucket != 0 || company != Company::Alone) {
+            self.add(place(heat, source, 0, position), accepted);
         }
-        self.add(place(heat, source, bucket, position) + company.index() + 1, accepted);
     }
 
     /// Probability that a token with this vote is accepted at `position` (from 0), given that its ancestors are.
     pub fn conditional(&self, heat: Heat, vote: Vote, company: Company, position: usize) -> f64 {
-        let any = self.in_any_company(heat, vote, position);
+        let alone = self.alone(heat, vote, position);
+        if company == Company::Alone {
+            return alone;
+        }
         let at = place(heat, vote.drafter.source, bucket(vote.drafter.source, vote.features), position);
-        self.cells.get(at + company.index() + 1).copied().unwrap_or_default().posterior(any)
+        self.cells.get(at + company.index()).copied().unwrap_or_default().posterior(alone)
     }
 
-    fn in_any_company(&self, heat: Heat, vote: Vote, position: usize) -> f64 {
+    fn alone(&self, heat: Heat, vote: Vote, position: usize) -> f64 {
         let source = vote.drafter.source;
         let bucket = bucket(source, vote.features);
         if source == Source::Model && bucket != 0 {
@@ -164,24 +165,25 @@ impl Survival {
 
     /// Decayed number of first tokens of this source seen at this temperature.
     pub fn evidence(&self, heat: Heat, source: Source) -> f64 {
-        (0..BUCKETS).map(|bucket| self.cell(heat, source, bucket, 0).tried).sum()
+        self.first_tokens(heat, source).1
     }
 
     /// Accepted and tried first tokens of a source at a temperature, decayed.
     pub fn first_tokens(&self, heat: Heat, source: Source) -> (f64, f64) {
-        let buckets = if source == Source::Model { 0..1 } else { 0..BUCKETS };
-        buckets
-            .map(|bucket| self.cell(heat, source, bucket, 0))
-            .fold((0.0, 0.0), |sum, cell| (sum.0 + cell.accepted, sum.1 + cell.tried))
+        // Of a model, bucket 0 has all of them.
+        let (buckets, companies) =
+            if source == Source::Model { (0..1, 0..1) } else { (0..BUCKETS, 0..Company::COUNT) };
+        let places = buckets.flat_map(|bucket| {
+            let first = place(heat, source, bucket, 0);
+            companies.clone().map(move |company| first + company)
+        });
+        let cells = places.filter_map(|place| self.cells.get(place));
+        cells.fold((0.0, 0.0), |sum, cell| (sum.0 + cell.accepted, sum.1 + cell.tried))
     }
 
     fn along(&self, heat: Heat, source: Source, bucket: usize, position: usize) -> f64 {
         (0..=position.min(POSITIONS - 1))
             .fold(base(source, bucket), |prior, at| self.cell(heat, source, bucket, at).posterior(prior))
-    }
-
-    fn count(&mut self, heat: Heat, source: Source, bucket: usize, position: usize, accepted: bool) {
-        self.add(place(heat, source, bucket, position), accepted);
     }
 
     fn add(&mut self, at: usize, accepted: bool) {
@@ -196,10 +198,10 @@ impl Survival {
     }
 }
 
-/// The first of the cells of a place: in any company; those of each company follow.
+/// The first of the cells of a place: where nobody else says anything; those of the other companies follow, which lean on it.
 fn place(heat: Heat, source: Source, bucket: usize, position: usize) -> usize {
     let cell = (heat.index() * Source::ALL.len() + source.index()) * BUCKETS + bucket.min(BUCKETS - 1);
-    (cell * POSITIONS + position.min(POSITIONS - 1)) * COMPANIES
+    (cell * POSITIONS + position.min(POSITIONS - 1)) * Company::COUNT
 }
 
 /// The bucket of the feature that predicts the acceptance of a source best.

@@ -286,14 +286,14 @@ fn explaining_wants_what_every_other_call_of_the_operator_wants() {
 
 #[test]
 fn every_setting_without_effect_is_warned_of_by_check_and_serve() {
-    let lines = "memory: { ttl: 2h }\nobserve:\n  text: true\n";
+    let lines = "observe:\n  otlp: \"http://127.0.0.1:9/\"\n  text: true\n";
     let policy = "accept:\n  rule: ears\n";
     let folder =
         folder(&format!("backends: [{{ name: b, replicas: [\"http://127.0.0.1:9\"] }}]\n{lines}"), policy);
     let (code, out, err) = foretell(folder.path(), &["check"]);
     assert_eq!(code, 0, "{out}{err}");
     let places = [
-        "foretell.yaml:4: memory.ttl: 2h has no effect",
+        "foretell.yaml:5: observe.otlp: http://127.0.0.1:9/ has no effect",
         "foretell.yaml:6: observe.text: true has no effect",
         "policy a: accept.rule: ears relaxes nothing: tolerance.max is 0 or not set",
     ];
@@ -305,7 +305,7 @@ fn every_setting_without_effect_is_warned_of_by_check_and_serve() {
     start.policies = vec![("a.yaml", format!("version: 1\nname: a\n{policy}"))];
     let proxy = start.start();
     proxy.ready();
-    for place in ["memory.ttl: 2h has no effect", "policy a: accept.rule: ears relaxes nothing"] {
+    for place in ["observe.text: true has no effect", "policy a: accept.rule: ears relaxes nothing"] {
         eventually(place, || proxy.stderr().contains(place).then_some(()));
     }
 }
