@@ -48,7 +48,7 @@ enum Command {
     /// Say what would happen to a request, and why
     Explain(explain::ExplainArgs),
     /// Measure a server directly and through Foretell, alternating
-    Bench(bench::BenchArgs),
+    Bench(Box<bench::BenchArgs>),
     /// Compare Foretell with nginx as plain reverse proxies
     #[command(hide = true)]
     BenchRelay(bench_relay::BenchRelayArgs),

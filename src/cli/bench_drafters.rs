@@ -1,5 +1,6 @@
 //! `foretell bench --drafters`: what drafters bring over recorded texts, without a server.
 
+use std::fmt::Write as _;
 use std::io::Write;
 use std::path::PathBuf;
 
@@ -86,10 +87,11 @@ fn table(rows: &[Row]) -> String {
     for row in rows {
         let [mean, p50, p99] = row.micros;
         let bytes = row.bytes_per_token.map_or_else(|| "-".to_owned(), |bytes| format!("{bytes:.1}"));
-        text.push_str(&format!(
-            "{:<14} {:<14} {:>7} {:>8} {:>8} {:>6.3} {mean:>9.2} {p50:>9.2} {p99:>9.2} {:>9.3} {bytes:>8}\n",
+        let _ = writeln!(
+            text,
+            "{:<14} {:<14} {:>7} {:>8} {:>8} {:>6.3} {mean:>9.2} {p50:>9.2} {p99:>9.2} {:>9.3} {bytes:>8}",
             row.workload, row.drafter, row.rounds, row.drafted, row.accepted, row.e_n, row.reading
-        ));
+        );
     }
     text
 }

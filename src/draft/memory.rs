@@ -243,15 +243,12 @@ impl Shelf {
                 .iter()
                 .fold(hash ^ chunk.len() as u64, |hash, &token| Dice::mix(hash ^ u64::from(token)));
             let holder = self.chunks.get(&hash).and_then(|holder| self.documents.get_mut(holder));
-            match holder.filter(|_| all_known) {
-                Some(document) => {
-                    document.used = document.used.max(now);
-                    known += chunk.len();
-                }
-                None => {
-                    all_known = false;
-                    self.chunks.insert(hash, id);
-                }
+            if let Some(document) = holder.filter(|_| all_known) {
+                document.used = document.used.max(now);
+                known += chunk.len();
+            } else {
+                all_known = false;
+                self.chunks.insert(hash, id);
             }
         }
         let new = text.get(known..).filter(|new| !new.is_empty())?;

@@ -97,10 +97,7 @@ impl Phrasebook {
         }
         let Some(following) = &self.following else { return };
         let rest = self.rest(following.phrase, following.said);
-        match rest.is_empty() {
-            true => self.following = None,
-            false => self.following = Some(Following { rest, ..*following }),
-        }
+        self.following = (!rest.is_empty()).then_some(Following { rest, ..*following });
     }
 
     fn step(&mut self, byte: u8) {

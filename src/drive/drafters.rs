@@ -60,8 +60,11 @@ mod with_runtime {
         /// Its tokenizer.
         pub tokenizer: Arc<Tokenizer>,
         /// Translations between it and the targets it has drafted for, by the fingerprints and the ends of those.
-        pairs: Arc<Mutex<HashMap<(String, Vec<u32>), Arc<Translation>>>>,
+        pairs: Arc<Mutex<Translations>>,
     }
+
+    /// Translations by the fingerprint and the ends of the target.
+    type Translations = HashMap<(String, Vec<u32>), Arc<Translation>>;
 
     /// The translation between a drafter and a target, made when it is first needed.
     pub struct Translation {

@@ -396,12 +396,11 @@ impl Worker {
                 continue;
             };
             let view = self.memory.view(key);
-            match shelves.get_mut(key) {
-                Some(shown) => (shown.view, shown.holdings) = (view, holdings),
-                None => {
-                    let used = AtomicU64::new(now.0);
-                    shelves.insert(key.clone(), Shown { view, holdings, used });
-                }
+            if let Some(shown) = shelves.get_mut(key) {
+                (shown.view, shown.holdings) = (view, holdings);
+            } else {
+                let used = AtomicU64::new(now.0);
+                shelves.insert(key.clone(), Shown { view, holdings, used });
             }
         }
         drop(shelves);

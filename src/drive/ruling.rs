@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::config::process::Plans;
 use crate::config::store::PolicyStore;
 use crate::control::gates::Signal;
-use crate::draft::Source;
+use crate::draft::{LookupSpec, Source};
 use crate::drive::comparison::{Comparisons, Drawn};
 use crate::drive::drafters::Drafters;
 use crate::fleet::identity::{self, Identity};
@@ -59,7 +59,7 @@ pub fn closed(gates: &LiveGates, replica: &Replica, signal: Option<&Signal>) -> 
 
 /// The sources whose drafts a session with this ruling would verify.
 pub fn sources(ruling: &Ruling) -> impl Iterator<Item = Source> {
-    let mut sources: Vec<Source> = ruling.rules.lookups.iter().map(|spec| spec.source()).collect();
+    let mut sources: Vec<Source> = ruling.rules.lookups.iter().map(LookupSpec::source).collect();
     sources.extend(ruling.model.as_ref().map(|_| Source::Model));
     sources.sort_unstable();
     sources.dedup();

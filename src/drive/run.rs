@@ -73,7 +73,7 @@ impl Run {
         };
         exchange.slot.record.answered(response.status(), response.headers());
         if head::is_stream(&response) {
-            self.answer(exchange, calls, response, prediction).await
+            Box::pin(self.answer(exchange, calls, response, prediction)).await
         } else {
             Ok(self.pass_on(exchange, response))
         }

@@ -215,7 +215,9 @@ impl Library {
     fn new(wanted: bool, earlier: &[Stream]) -> Self {
         let limits = Limits { bytes: usize::MAX, ttl: Duration::from_hours(1) };
         let mut this = Self { memory: wanted.then(|| Memory::new(limits, 1)), view: View::default() };
-        earlier.iter().for_each(|stream| this.learn(stream));
+        for stream in earlier {
+            this.learn(stream);
+        }
         this
     }
 

@@ -1,6 +1,6 @@
 //! One text that grows token by token: the prompt and the output of one session.
 //!
-//! Sorted runs of about doubling size, and behind them a tail that is looked at token by token. All of them
+//! Sorted runs, each several times as large as the next, and behind them a tail that is looked at token by token. All of them
 //! refer to the one text, so that a context goes on across their borders. Merging makes a push cost more now
 //! and then, a logarithm of the length on average.
 
@@ -89,10 +89,10 @@ impl Growing {
         self.pieces.last().map_or(0, |piece| piece.end)
     }
 
-    /// Sorts the tail and merges it with the runs that are at most twice as large.
+    /// Sorts the tail and merges it with the runs that are at most four times as large: few runs are quick to ask.
     fn sort(&mut self) {
         let mut order = order::sorted(&self.text, self.sorted()..self.text.len());
-        while let Some(piece) = self.pieces.pop_if(|piece| piece.run.order.len() <= 2 * order.len()) {
+        while let Some(piece) = self.pieces.pop_if(|piece| piece.run.order.len() <= 4 * order.len()) {
             order = order::merged(&self.text, &[&piece.run.order, &order]).into_owned();
         }
         self.pieces.push(Piece { end: self.text.len(), run: Run::new(&self.text, order) });

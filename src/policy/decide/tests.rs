@@ -299,7 +299,7 @@ fn the_first_model_that_can_speak_to_the_target_is_the_one_that_is_asked() {
     let Outcome::Drive(ruling) = decide(&facts) else { panic!("nothing stands in the way") };
     let foreign = ("foreign".to_owned(), Speech::Tli);
     assert_eq!((ruling.model.as_ref(), ruling.rules.lookups.len()), (Some(&foreign), 0));
-    let refused = set.policies()[0].drafters[0].part(&states);
+    let refused = set.policies()[0].drafters[0].part(states);
     assert!(
         matches!(refused, Part::Absent(why) if why.ends_with("`vocabulary: same`, and one is not the other"))
     );

@@ -33,6 +33,17 @@ pub struct Translated {
     pub last: usize,
 }
 
+/// What the text of a draft ends with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    /// It may go on.
+    Open,
+    /// A mark, which is this token of the target's.
+    Mark(TokenId),
+    /// A mark that the target does not have.
+    Unknown,
+}
+
 impl Anchor {
     pub(super) fn new(pair: Arc<Pair>, behind: &str, open: &[TokenId], ids: &[TokenId]) -> Self {
         let context = ids.get(ids.len().saturating_sub(CONTEXT)..).unwrap_or_default().to_vec();
@@ -43,9 +54,11 @@ impl Anchor {
     /// Empty where the two vocabularies do not meet at the end of the text.
     pub fn translate(&self, drafted: &[TokenId]) -> Vec<Translated> {
         let (text, ends, mark) = self.text(drafted);
-        let mut translated = self.tokens(&text, &ends, mark.is_some());
+        let mut translated = self.tokens(&text, &ends, mark != End::Open);
         // A mark behind text that could not be translated would stand in another place.
-        if let Some(token) = mark.flatten().filter(|_| text.is_empty() || !translated.is_empty()) {
+        if let End::Mark(token) = mark
+            && (text.is_empty() || !translated.is_empty())
+        {
             let at = ends.len();
             translated.push(Translated { token, first: at, last: at });
         }
@@ -54,12 +67,12 @@ impl Anchor {
 
     /// The text of the draft up to its first mark, where in it each of its tokens ends, and that mark in the target's
     /// vocabulary. What is no text at all (bytes that are no characters) ends it.
-    fn text(&self, drafted: &[TokenId]) -> (String, Vec<usize>, Option<Option<TokenId>>) {
+    fn text(&self, drafted: &[TokenId]) -> (String, Vec<usize>, End) {
         let mut decode = self.pair.drafter.detokenizer(&self.context, false);
         let (mut text, mut ends) = (String::new(), Vec::new());
         for token in drafted {
             if let Some(mark) = self.pair.marks_back.get(token) {
-                return (text, ends, Some(*mark));
+                return (text, ends, mark.map_or(End::Unknown, End::Mark));
             }
             let new = decode.push(*token);
             if new.contains('\u{FFFD}') {
@@ -68,7 +81,7 @@ impl Anchor {
             text.push_str(&new);
             ends.push(text.len());
         }
-        (text, ends, None)
+        (text, ends, End::Open)
     }
 
     fn tokens(&self, text: &str, ends: &[usize], closed: bool) -> Vec<Translated> {

@@ -63,24 +63,21 @@ impl Translator {
         let (known, before) = (self.heard.len(), self.ids.len());
         let mut text = String::new();
         for token in past.tokens().skip(known) {
-            match self.pair.marks.get(&token).copied() {
-                Some(twin) => {
-                    text.push_str(&self.decode.flush());
-                    self.add(&std::mem::take(&mut text));
-                    self.mark(token, twin);
-                }
-                None => {
-                    let new = self.decode.push(token);
-                    if !new.is_empty() {
-                        self.open.clear();
-                    }
-                    if new.is_empty() || self.decode.holds() {
-                        self.open.push(token);
-                    }
-                    text.push_str(&new);
-                    self.heard.push(self.end() + text.len() as u32);
-                }
+            if let Some(twin) = self.pair.marks.get(&token).copied() {
+                text.push_str(&self.decode.flush());
+                self.add(&std::mem::take(&mut text));
+                self.mark(token, twin);
+                continue;
             }
+            let new = self.decode.push(token);
+            if !new.is_empty() {
+                self.open.clear();
+            }
+            if new.is_empty() || self.decode.holds() {
+                self.open.push(token);
+            }
+            text.push_str(&new);
+            self.heard.push(self.end() + text.len() as u32);
         }
         self.add(&text);
         self.pair.count(self.ids.get(before..).unwrap_or_default());
