@@ -115,7 +115,7 @@ impl LookupSpec {
         }
     }
 
-    /// A fresh drafter that has seen nothing and votes as `id`; `None` where it [has nothing to say](Self::has_a_say).
+    /// A fresh drafter that has seen nothing and votes as `id`; `None` where it has nothing to say.
     pub fn build(&self, id: DrafterId, shared: &Shared) -> Option<Box<dyn Lookup>> {
         if !self.has_a_say(shared) {
             return None;

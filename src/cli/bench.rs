@@ -68,7 +68,7 @@ pub struct BenchArgs {
     /// prompt_lookup|suffix|suffix_tenant|model|merged.
     #[arg(long, value_name = "LIST", value_delimiter = ',', conflicts_with_all = ["direct", "through", "workload"])]
     pub drafters: Vec<String>,
-    /// The recorded texts, one {"prompt": [ids], "output": [ids], "choices": [ids]} per line; with --drafters.
+    /// The recorded texts, one {"prompt", "output", "choices"} of token ids per line; with --drafters.
     #[arg(long, value_name = "F", num_args = 1.., value_delimiter = ',', requires = "drafters")]
     pub streams: Vec<PathBuf>,
     /// Most nodes of a draft, 1 to 32; with --drafters.

@@ -47,7 +47,7 @@ import sys
 import urllib.request
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-WORKLOADS = ("rewrite", "completion", "prose", "chat", "hostile")
+WORKLOADS = ("rewrite", "completion", "prose", "chat", "hostile", "turns", "agent", "retrieval")
 LEAST_MAX_TOKENS = 128
 SHORTEST = 24
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}

@@ -164,7 +164,7 @@ pub fn lengths(sources: &[Vec<Occurrence>], context: &[TokenId]) -> Vec<usize> {
     let mut tried: Vec<usize> = Vec::new();
     for len in (1..=DEPTH).rev() {
         let needed = tried.last().map_or(1, |&last| 2 * width(last));
-        if tried.len() < 3 && width(len) >= needed {
+        if tried.len() < 2 && width(len) >= needed {
             tried.push(len);
         }
     }
