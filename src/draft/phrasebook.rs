@@ -79,6 +79,8 @@ struct Following {
     phrase: usize,
     /// Bytes of the continuation that have been said.
     said: usize,
+    /// Trigger and continuation in tokens, each with the byte behind it; empty until the trigger's own token ends.
+    whole: Vec<(TokenId, usize)>,
     /// The tokens of what is left.
     rest: Vec<TokenId>,
 }
@@ -95,9 +97,13 @@ impl Phrasebook {
         for &byte in &bytes {
             self.step(byte);
         }
-        let Some(following) = &self.following else { return };
-        let rest = self.rest(following.phrase, following.said);
-        self.following = (!rest.is_empty()).then_some(Following { rest, ..*following });
+        let Some(mut following) = self.following.take() else { return };
+        let Some((trigger, continuation)) = self.phrases.texts.get(following.phrase) else { return };
+        if following.whole.is_empty() {
+            following.whole = self.spelling.tokens(&[trigger.as_str(), continuation].concat());
+        }
+        following.rest = self.rest(&following, trigger.len(), continuation);
+        self.following = (!following.rest.is_empty()).then_some(following);
     }
 
     fn step(&mut self, byte: u8) {
@@ -112,17 +118,15 @@ impl Phrasebook {
         let Some(state) = &mut self.state else { return };
         *state = self.phrases.triggers.next_state(Anchored::No, *state, byte);
         if let Some(phrase) = self.phrases.ended(*state).filter(|_| self.following.is_none()) {
-            self.following = Some(Following { phrase, said: 0, rest: Vec::new() });
+            self.following = Some(Following { phrase, said: 0, whole: Vec::new(), rest: Vec::new() });
         }
     }
 
-    /// The tokens of a continuation behind its first `said` bytes; none within a character.
-    fn rest(&self, phrase: usize, said: usize) -> Vec<TokenId> {
-        let Some((trigger, continuation)) = self.phrases.texts.get(phrase) else { return Vec::new() };
-        let Some(rest) = continuation.get(said..).filter(|rest| !rest.is_empty()) else { return Vec::new() };
-        let whole = self.spelling.tokens(&[trigger.as_str(), continuation].concat());
-        let at = trigger.len() + said;
-        let met = whole.iter().position(|&(_, end)| end == at).map(|last| last + 1);
+    /// The tokens of what is left of a continuation; none within a character.
+    fn rest(&self, following: &Following, trigger: usize, continuation: &str) -> Vec<TokenId> {
+        let Following { said, whole, .. } = following;
+        let Some(rest) = continuation.get(*said..).filter(|rest| !rest.is_empty()) else { return Vec::new() };
+        let met = whole.iter().position(|&(_, end)| end == trigger + said).map(|last| last + 1);
         let tokens = match met.and_then(|met| whole.get(met..)) {
             Some(tokens) => tokens.to_vec(),
             None => self.spelling.tokens(rest),

@@ -42,7 +42,7 @@ pub type View = Arc<[Arc<Segment>]>;
 const RULES: Rules =
     Rules { max_nodes: AHEAD, max_spec_factor: 4.0, max_spec_offset: 4.0, min_token_prob: 0.02 };
 
-/// The drafter of one session. Memory: about 10 bytes per token of its own context; what it sees of earlier requests is
+/// The drafter of one session. Memory: 8 to 12 bytes per token of its own context; what it sees of earlier requests is
 /// shared.
 #[derive(Debug)]
 pub struct Suffix {

@@ -11,13 +11,13 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Weak};
 use std::thread;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use parking_lot::RwLock;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::snapshot;
+use super::snapshot::{self, SnapshotError, unix};
 use crate::clock::Clock;
 use crate::draft;
 use crate::draft::memory::{Holdings, Key, Limits, Memory, Text};
@@ -35,8 +35,6 @@ const WAITING_TOKENS: usize = 4 << 20;
 const SWEPT: Duration = Duration::from_secs(10);
 /// How often the texts are written to their snapshot.
 const WRITTEN: Duration = Duration::from_mins(5);
-/// The version of the snapshot file.
-const VERSION: u32 = 1;
 
 /// A handle to the memory; clones share it.
 #[derive(Clone)]
@@ -80,26 +78,6 @@ enum Note {
     Clear(Option<String>, SyncSender<usize>),
     Save(PathBuf, SyncSender<Result<usize, SnapshotError>>),
     Load(PathBuf, SyncSender<Result<usize, SnapshotError>>),
-}
-
-/// A snapshot that cannot be read or written.
-#[derive(Debug, thiserror::Error)]
-pub enum SnapshotError {
-    /// The file cannot be read or written.
-    #[error("{0}")]
-    File(#[from] io::Error),
-    /// It is no snapshot.
-    #[error("no snapshot: {0}")]
-    Unreadable(#[from] serde_json::Error),
-    /// It was written by another version.
-    #[error("a snapshot of version {0}, this is version {VERSION}")]
-    Version(u32),
-    /// Something of it was lost or changed.
-    #[error("it is damaged: its checksum is not that of its content")]
-    Damaged,
-    /// The thread of the memory has ended.
-    #[error("the memory has stopped")]
-    Stopped,
 }
 
 /// The first line of a snapshot; a line for each text follows.
@@ -221,21 +199,9 @@ impl Memories {
 
     /// Writes every text now and then, and once more when the process drains.
     pub async fn remember(self, file: PathBuf, life: Arc<Lifecycle>) {
-        let mut failed = false;
-        loop {
-            let last = tokio::time::timeout(WRITTEN, life.draining()).await.is_ok();
-            let (memories, to) = (self.clone(), file.clone());
-            let saved = tokio::task::spawn_blocking(move || memories.save(&to)).await;
-            let error = saved.ok().and_then(Result::err);
-            // Said once, not every time.
-            if let Some(error) = error.as_ref().filter(|_| !failed) {
-                tracing::warn!(file = %file.display(), %error, "texts of requests cannot be written");
-            }
-            failed = error.is_some();
-            if last {
-                return;
-            }
-        }
+        let to = file.clone();
+        let save = move || self.save(&to).map(|_| ());
+        snapshot::keep(save, WRITTEN, &file, "texts of requests cannot be written", &life).await;
     }
 
     fn ask(
@@ -450,7 +416,8 @@ fn write(file: &Path, memory: &Memory, now: Tick) -> Result<usize, SnapshotError
         serde_json::to_writer(&mut body, &Line { model, vocabulary, tenant, owner, age, ids })?;
         body.push(b'\n');
     }
-    let mut head = serde_json::to_vec(&Head { version: VERSION, saved: unix(), sha256: digest(&body) })?;
+    let mut head =
+        serde_json::to_vec(&Head { version: snapshot::VERSION, saved: unix(), sha256: digest(&body) })?;
     head.push(b'\n');
     snapshot::replace(file, &[&head, &body])?;
     Ok(texts.len())
@@ -463,7 +430,7 @@ fn read(file: &Path) -> Result<Vec<Line>, SnapshotError> {
     let (head, body) = bytes.split_at(end);
     let body = body.get(1..).unwrap_or_default();
     let head: Head = serde_json::from_slice(head)?;
-    if head.version != VERSION {
+    if head.version != snapshot::VERSION {
         return Err(SnapshotError::Version(head.version));
     }
     if digest(body) != head.sha256 {
@@ -485,10 +452,6 @@ fn digest(bytes: &[u8]) -> String {
         let _ = write!(text, "{byte:02x}");
         text
     })
-}
-
-fn unix() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 #[cfg(test)]

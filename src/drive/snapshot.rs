@@ -17,8 +17,8 @@ use crate::control::Control;
 use crate::fleet::identity::Epoch;
 use crate::http::drain::Lifecycle;
 
-/// The version of the file.
-const VERSION: u32 = 1;
+/// The version of the files, of this one and of that of the texts.
+pub(super) const VERSION: u32 = 1;
 /// How often it is written.
 const EVERY: Duration = Duration::from_mins(1);
 
@@ -49,6 +49,12 @@ pub enum SnapshotError {
     /// It was written by another version.
     #[error("a snapshot of version {0}, this is version {VERSION}")]
     Version(u32),
+    /// Something of it was lost or changed.
+    #[error("it is damaged: its checksum is not that of its content")]
+    Damaged,
+    /// What was to write or to read it has ended.
+    #[error("the memory has stopped")]
+    Stopped,
 }
 
 impl Driver {
@@ -104,21 +110,33 @@ impl Driver {
 
     /// Writes the file every minute, and once more when the process drains.
     pub async fn remember(self: Arc<Self>, file: PathBuf, life: Arc<Lifecycle>) {
-        let shown = file.display().to_string();
-        let mut failed = false;
-        loop {
-            let last = tokio::time::timeout(EVERY, life.draining()).await.is_ok();
-            let (driver, to) = (Arc::clone(&self), file.clone());
-            let saved = tokio::task::spawn_blocking(move || driver.save(&to)).await;
-            let error = saved.ok().and_then(Result::err);
-            // Said once, not every minute.
-            if let Some(error) = error.as_ref().filter(|_| !failed) {
-                tracing::warn!(file = shown, %error, "what was learnt cannot be written");
-            }
-            failed = error.is_some();
-            if last {
-                return;
-            }
+        let to = file.clone();
+        let save = move || self.save(&to);
+        keep(save, EVERY, &file, "what was learnt cannot be written", &life).await;
+    }
+}
+
+/// Saves every so often, and once more when the process drains. What stands in the way is said once, not every time.
+pub(super) async fn keep(
+    save: impl Fn() -> Result<(), SnapshotError> + Send + Sync + 'static,
+    every: Duration,
+    file: &Path,
+    fault: &'static str,
+    life: &Lifecycle,
+) {
+    let save = Arc::new(save);
+    let mut failed = false;
+    loop {
+        let last = tokio::time::timeout(every, life.draining()).await.is_ok();
+        let save = Arc::clone(&save);
+        let saved = tokio::task::spawn_blocking(move || save()).await;
+        let error = saved.ok().and_then(Result::err);
+        if let Some(error) = error.as_ref().filter(|_| !failed) {
+            tracing::warn!(file = %file.display(), %error, "{fault}");
+        }
+        failed = error.is_some();
+        if last {
+            return;
         }
     }
 }
@@ -140,6 +158,7 @@ pub(super) fn replace(file: &Path, pieces: &[&[u8]]) -> io::Result<()> {
     std::fs::rename(&beside, file)
 }
 
-fn unix() -> u64 {
+/// Seconds since 1970.
+pub(super) fn unix() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }

@@ -51,7 +51,8 @@ impl ByteTable {
         range.and_then(|range| self.bytes.get(range)).unwrap_or_default()
     }
 
-    fn is_special(&self, id: TokenId) -> bool {
+    /// Whether a token is left out of the text.
+    pub(crate) fn is_special(&self, id: TokenId) -> bool {
         self.special.get(id as usize).copied().unwrap_or(false)
     }
 }

@@ -88,10 +88,10 @@ impl Tokenizer {
 
     /// The bytes that a token stands for within a text; `None` if there is no such token.
     pub fn spelling(&self, id: TokenId) -> Option<Vec<u8>> {
-        let token = self.token(id)?;
-        if let Some(table) = &self.bytes {
+        if let Some(table) = self.bytes.as_ref().filter(|_| id < self.end) {
             return Some(table.bytes(id).to_vec());
         }
+        let token = self.token(id)?;
         let byte = token.strip_prefix("<0x").and_then(|rest| rest.strip_suffix('>'));
         if let Some(byte) = byte.and_then(|digits| u8::from_str_radix(digits, 16).ok()) {
             return Some(vec![byte]);
@@ -157,7 +157,11 @@ impl Tokenizer {
 
 impl Spelling for Tokenizer {
     fn bytes(&self, token: TokenId) -> Vec<u8> {
-        if self.is_special(token) { Vec::new() } else { self.spelling(token).unwrap_or_default() }
+        let special = match &self.bytes {
+            Some(table) => table.is_special(token),
+            None => self.is_special(token),
+        };
+        if special { Vec::new() } else { self.spelling(token).unwrap_or_default() }
     }
 
     fn tokens(&self, text: &str) -> Vec<(TokenId, usize)> {

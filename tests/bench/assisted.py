@@ -46,7 +46,7 @@ import time
 import torch
 import transformers
 from figures import resampled
-from sides import ROOT, read_workload
+from sides import ROOT, counts, read_workload, some_of
 
 WORKLOADS = ("rewrite", "completion", "prose", "chat", "hostile")
 METHODS = ("lookup", "same", "same-defaults", "other", "other-fresh")
@@ -236,28 +236,12 @@ def versions():
         "python": sys.version.split()[0], "scikit-learn": importlib.util.find_spec("sklearn") is not None}
 
 
-def of(allowed):
-    def parse(text):
-        names = text.split(",")
-        if unknown := [name for name in names if name not in allowed]:
-            raise argparse.ArgumentTypeError(f"allowed {', '.join(allowed)}, got {unknown[0]!r}")
-        return names
-    return parse
-
-
-def lengths(text):
-    found = [int(part) for part in text.split(",")]
-    if min(found) < 1:
-        raise argparse.ArgumentTypeError("at least 1")
-    return found
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--workloads", type=of(WORKLOADS), default=list(WORKLOADS), metavar="W,...")
+    parser.add_argument("--workloads", type=some_of(WORKLOADS), default=list(WORKLOADS), metavar="W,...")
     parser.add_argument("--prompts", type=int, default=50, metavar="N", help="of each workload (50)")
-    parser.add_argument("--gamma", type=lengths, default=[4, 8], metavar="G,...", help="4,8 by default")
-    parser.add_argument("--methods", type=of(METHODS), default=list(METHODS), metavar="M,...")
+    parser.add_argument("--gamma", type=counts, default=[4, 8], metavar="G,...", help="4,8 by default")
+    parser.add_argument("--methods", type=some_of(METHODS), default=list(METHODS), metavar="M,...")
     parser.add_argument("--max-tokens", type=int, default=128, metavar="N")
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="torch's threads (1)")
     parser.add_argument("--json", type=pathlib.Path, metavar="F")

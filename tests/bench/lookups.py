@@ -65,7 +65,7 @@ import time
 import types
 
 from figures import resampled
-from sides import ROOT
+from sides import ROOT, counts, some_of
 
 WORKLOADS = ("rewrite", "completion", "prose", "chat", "hostile")
 SETS = ("real", "long", "memory")
@@ -427,22 +427,6 @@ def size_words(size):
 
 # ------------------------------------------------------------------------------------------------ arguments
 
-def of(allowed):
-    def parse(text):
-        names = text.split(",")
-        if unknown := [name for name in names if name not in allowed]:
-            raise argparse.ArgumentTypeError(f"allowed {', '.join(allowed)}, got {unknown[0]!r}")
-        return names
-    return parse
-
-
-def numbers(text):
-    found = [int(part) for part in text.split(",")]
-    if min(found) < 1:
-        raise argparse.ArgumentTypeError("at least 1")
-    return found
-
-
 def version(package):
     try:
         return importlib.metadata.version(package)
@@ -453,10 +437,10 @@ def version(package):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     drafters = (*NGRAMS, *SUFFIXES)
-    parser.add_argument("--sets", type=of(SETS), default=list(SETS), metavar="S,...", help="all of real,long,memory by default")
-    parser.add_argument("--drafters", type=of(drafters), default=list(drafters), metavar="D,...", help="all by default")
-    parser.add_argument("--gamma", type=numbers, default=[4, 8, 32], metavar="G,...", help="4,8,32 by default")
-    parser.add_argument("--memory", type=numbers, default=[1_000_000, 10_000_000], metavar="TOKENS,...")
+    parser.add_argument("--sets", type=some_of(SETS), default=list(SETS), metavar="S,...", help="all of real,long,memory by default")
+    parser.add_argument("--drafters", type=some_of(drafters), default=list(drafters), metavar="D,...", help="all by default")
+    parser.add_argument("--gamma", type=counts, default=[4, 8, 32], metavar="G,...", help="4,8,32 by default")
+    parser.add_argument("--memory", type=counts, default=[1_000_000, 10_000_000], metavar="TOKENS,...")
     parser.add_argument("--repeats", type=int, default=3, metavar="N")
     parser.add_argument("--arctic", type=pathlib.Path, default=CACHE / "engines/arctic-0.3.0/site", metavar="DIR",
                         help="what arctic.sh prints")

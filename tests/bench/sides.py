@@ -65,6 +65,24 @@ def settings(text):
     return names
 
 
+def some_of(allowed):
+    """The type of an argument that lists some of `allowed`."""
+    def parse(text):
+        names = text.split(",")
+        if unknown := [name for name in names if name not in allowed]:
+            raise argparse.ArgumentTypeError(f"allowed {', '.join(allowed)}, got {unknown[0]!r}")
+        return names
+    return parse
+
+
+def counts(text):
+    """The numbers of an argument, each at least 1."""
+    found = [int(part) for part in text.split(",")]
+    if min(found) < 1:
+        raise argparse.ArgumentTypeError("at least 1")
+    return found
+
+
 def named(name):
     return "fixed " + name if name.isdigit() else name
 

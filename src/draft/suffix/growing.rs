@@ -53,18 +53,6 @@ impl Growing {
         }
     }
 
-    /// Keeps the first `len` tokens. A run that was cut stays sorted: what it has left is only picked out.
-    pub fn rewind(&mut self, len: usize) {
-        self.text.truncate(len);
-        while let Some(cut) = self.pieces.pop_if(|piece| piece.end > len) {
-            if self.sorted() < len {
-                let left = cut.run.order.iter().copied().filter(|&position| (position as usize) < len);
-                let run = Run::new(&self.text, left.collect());
-                self.pieces.push(Piece { end: len, run });
-            }
-        }
-    }
-
     /// What a [`Finder`] asks, the oldest first.
     pub fn sources(&self) -> impl Iterator<Item = Source<'_>> {
         let sorted = self.pieces.iter().map(|piece| Source::sorted(&self.text, &piece.run));
@@ -110,15 +98,12 @@ mod tests {
     enum Step {
         Push(TokenId),
         Extend(Vec<TokenId>),
-        /// By so many tokens.
-        Rewind(usize),
     }
 
     fn steps() -> impl Strategy<Value = Vec<Step>> {
         let step = prop_oneof![
             3 => (0_u32..3).prop_map(Step::Push),
             3 => brute::texts(300).prop_map(Step::Extend),
-            1 => prop_oneof![0_usize..4, 0_usize..500].prop_map(Step::Rewind),
         ];
         prop::collection::vec(step, 1..12)
     }
@@ -152,11 +137,6 @@ mod tests {
                     Step::Extend(tokens) => {
                         growing.extend(&tokens);
                         text.extend(tokens);
-                    }
-                    Step::Rewind(by) => {
-                        let len = text.len().saturating_sub(by);
-                        growing.rewind(len);
-                        text.truncate(len);
                     }
                 }
                 prop_assert_eq!(growing.text(), &text[..]);
@@ -198,9 +178,6 @@ mod tests {
             let mut growing = Growing::new();
             text.chunks(bite).for_each(|bite| growing.extend(bite));
             assert!(growing.pieces.len() <= 8, "{bite}: {}", growing.pieces.len());
-            growing.rewind(7777);
-            growing.extend(&text[7777..]);
-            assert!(growing.pieces.len() <= 9, "{bite}: {}", growing.pieces.len());
         }
         let mut empty = Growing::new();
         (0..2000).for_each(|_| empty.push(order::SEPARATOR));
