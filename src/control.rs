@@ -39,6 +39,7 @@ pub use switchback::{Switchback, Windows};
 pub use tariff::Tariff;
 pub use tolerance::Tolerance;
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -96,6 +97,11 @@ impl Learnt<'_> {
         change(self.crowd);
         let crowd = &*self.crowd;
         self.costs.crowded(crowd.requests(), crowd.has_riders_beside(), crowd.others() > 0);
+    }
+
+    /// Whether it pays to send a verify call before the one that it rests on is answered.
+    pub fn ahead_pays(&self, way: Way, nodes: usize, alive: f64) -> bool {
+        nodes > 0 && self.costs.ahead_pays(way, nodes, alive, self.crowd.requests().saturating_sub(1))
     }
 
     /// Seconds that our requests that ride lose by a node of one verify call, all together.
@@ -221,19 +227,20 @@ impl Control {
 pub struct Presence {
     control: std::sync::Arc<Control>,
     leaps: bool,
-    call: Option<state::UnderWay>,
+    /// In the order in which they began.
+    calls: VecDeque<state::UnderWay>,
 }
 
 impl Presence {
     /// Adds one request to the crowd.
     pub fn new(control: std::sync::Arc<Control>) -> Self {
         control.with(|learnt| learnt.crowd_changes(Crowd::enter));
-        Self { control, leaps: false, call: None }
+        Self { control, leaps: false, calls: VecDeque::new() }
     }
 
     /// It leaps from now on, or rides.
     pub fn leaps(&mut self, leaps: bool) {
-        self.call_ends();
+        while !leaps && self.call_ends().is_some() {}
         if std::mem::replace(&mut self.leaps, leaps) != leaps {
             self.control.with(|learnt| learnt.crowd_changes(|crowd| crowd.leaps(leaps)));
         }
@@ -244,13 +251,13 @@ impl Presence {
     /// It makes a verify call with so many draft nodes, and leaps.
     pub fn calls(&mut self, nodes: usize) {
         self.leaps(true);
-        self.call = Some(self.control.with(|learnt| learnt.crowd.call_begins(nodes)));
+        self.calls.push_back(self.control.with(|learnt| learnt.crowd.call_begins(nodes)));
     }
 
-    /// Its verify call is over. Returns the draft nodes that our calls had on average that were under way with it; `None` if it
-    /// made none.
+    /// The first of its verify calls is over. Returns the draft nodes that our calls had on average that were under way with it;
+    /// `None` if it made none.
     pub fn call_ends(&mut self) -> Option<f64> {
-        let call = self.call.take()?;
+        let call = self.calls.pop_front()?;
         Some(self.control.with(|learnt| learnt.crowd.call_ends(call)))
     }
 }

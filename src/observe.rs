@@ -17,6 +17,7 @@ pub use metrics::{DraftKind, DraftLoss, Held, Metrics};
 pub use record::Record;
 
 use crate::openai::{Path, Route};
+use crate::session::SentAhead;
 use crate::words::Ledger;
 use recent::Recent;
 
@@ -64,6 +65,8 @@ pub struct Finished {
     pub rounds: Vec<Round>,
     /// Drift caused by lossy acceptance.
     pub drift: Ledger,
+    /// Verify calls sent before the call that they rest on was answered.
+    pub ahead: SentAhead,
     /// Number of output tokens; 0 if it is not known.
     pub output_tokens: u32,
     /// Time from accepting the request to the first byte of the answer's body.
@@ -94,6 +97,7 @@ impl Finished {
             status: 499,
             rounds: Vec::new(),
             drift: Ledger::default(),
+            ahead: SentAhead::default(),
             output_tokens: 0,
             first_byte: None,
             duration: Duration::ZERO,

@@ -21,7 +21,7 @@ pub use explain::Explanation;
 pub use facts::{Backend, Body, Fact, Facts, Server, ServerState, Terms, Wish};
 pub use matching::{Bounds, Match, Mismatch, Subject};
 pub use ruling::{LiveGates, Ruling};
-pub use settings::{Drafter, Gamma, Gates, Holdback, Scope, Vocabulary};
+pub use settings::{AHEAD_MAX, Drafter, Gamma, Gates, Holdback, Scope, Vocabulary};
 
 pub use crate::control::Tolerance;
 pub use crate::session::accept::{Accept, Rule};

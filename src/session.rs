@@ -13,6 +13,7 @@ mod shadow;
 pub mod start;
 
 pub use machine::Session;
+pub use pilot::AHEAD_MAX;
 pub use start::{Ending, Hold, Limit, Permission, Rules, Start, StopOrder};
 
 use crate::control::costs::Basis;
@@ -100,8 +101,9 @@ pub enum Action {
         /// First output index asked for.
         from: usize,
     },
-    /// Ask the backend to verify a draft after the whole context.
-    Verify(Tree, Plan),
+    /// Ask the backend to verify a draft by a plan, after the whole context and these tokens, which earlier calls are
+    /// assumed to bring.
+    Verify(Tree, Plan, Vec<TokenId>),
     /// Stop an action that is under way; its events are not wanted any more.
     Cancel(ActionId),
     /// Send this to the client.
@@ -193,6 +195,10 @@ pub struct Summary {
     pub drafted: u32,
     /// Tokens accepted in them.
     pub accepted: u32,
+    /// Each of these rounds, in order.
+    pub each: Vec<Judging>,
+    /// Verify calls that were sent before the call before them was answered.
+    pub ahead: SentAhead,
     /// Drift from the target's distribution that judging them has cost; zero by the exact rule.
     pub drift: Ledger,
     /// All output tokens.
@@ -205,6 +211,37 @@ pub struct Summary {
     /// How many times as fast leaping would have been by what was drafted in the shadow, and what that rests on; only where
     /// the session might not leap (shadow, observe, control group) and its output was long enough to tell.
     pub would_gain: Option<(f64, Basis)>,
+}
+
+/// A round whose verdict decided at least one token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Judging {
+    /// Its verify call.
+    pub call: ActionId,
+    /// Nodes of its draft.
+    pub drafted: u32,
+    /// Those that became output.
+    pub accepted: u32,
+}
+
+/// Verify calls that were sent ahead of the verdict that they rest on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SentAhead {
+    /// All of them.
+    pub sent: u32,
+    /// Those that counted, because what they assumed came true.
+    pub used: u32,
+}
+
+impl Summary {
+    /// Counts a round.
+    pub fn round(&mut self, round: Judging) {
+        self.speculated = true;
+        self.rounds += 1;
+        self.drafted += round.drafted;
+        self.accepted += round.accepted;
+        self.each.push(round);
+    }
 }
 
 /// Turns tokens into text, one by one. Implemented by `text`, faked in tests.

@@ -4,6 +4,7 @@
 //! that was really used, the size of the context, that crowd and the number of draft nodes. Rest makes all of it less
 //! certain and forgets none of it, and calls that lost are remembered as well and as long as calls that won.
 
+mod ahead;
 mod joint;
 mod pace;
 mod table;
@@ -12,6 +13,8 @@ use serde::{Deserialize, Serialize};
 
 use std::sync::Arc;
 
+pub use ahead::Turn;
+use ahead::{Offer, Overlap};
 use joint::Joint;
 pub use pace::SIZES as CROWDS;
 use pace::{Crowd, Pace};
@@ -118,6 +121,9 @@ pub struct Costs {
     wait: Joint,
     /// Share of the calls of each plan that decided nothing, by [`Plan::index`].
     undecided: [Belief; Plan::ALL.len()],
+    /// Rounds that overlap.
+    #[serde(skip)]
+    overlap: Overlap,
     /// Seconds per token of the model drafter.
     draft: Belief,
     /// Seconds of a shadow pass.
@@ -236,6 +242,20 @@ impl Costs {
         if let Some(company) = self.company.get_mut(self.crowd.index()) {
             company.count(riders, now);
         }
+    }
+
+    /// Notes a verify call in the middle of leaping that had another one under way beside it.
+    pub fn overlapped(&mut self, way: Way, nodes: usize, seconds: f64, turn: Turn, now: Tick) {
+        self.overlap.observe(turn, seconds / self.verify(way, nodes).max(1e-9), now);
+    }
+
+    /// Whether it pays to send a call before the one is answered that it rests on, where that comes true with probability
+    /// `alive` and `waiting` other requests wait for what is computed.
+    pub fn ahead_pays(&self, way: Way, nodes: usize, alive: f64, waiting: usize) -> bool {
+        let seconds = self.verify(way, nodes);
+        let idle = (self.verify(way, 0) - self.ride_token_expected()).max(0.0);
+        let wasted = waiting as f64 * (seconds - idle).max(0.0);
+        self.overlap.pays(&Offer { alive, seconds, idle, wasted })
     }
 
     /// Notes whether a call of a plan decided anything.

@@ -139,8 +139,8 @@ impl Crowd {
             return;
         }
         let reported = signal.running.saturating_add(signal.waiting) as usize;
-        // Each of ours that leaps has at most one verify call under way, of one sequence or several.
-        let rounds = self.leaping.min(signal.own as usize);
+        // Each of ours that leaps has a verify call under way, or several, of one sequence or several each.
+        let rounds = self.leaping.max(self.under_way.calls).min(signal.own as usize);
         let sequences = (signal.calls as usize).saturating_sub(rounds) + signal.own as usize;
         self.others = reported.saturating_sub(sequences);
         self.waits = signal.waiting > signal.own;

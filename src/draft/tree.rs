@@ -241,6 +241,16 @@ impl Tree {
         self.nodes.iter().position(|node| node.parent == parent && node.token == token)
     }
 
+    /// How many of these tokens, from the first on, lie on one path from the context.
+    pub fn depth_of(&self, tokens: &[TokenId]) -> usize {
+        let mut place = None;
+        let on_path = |token: &&TokenId| {
+            place = self.child(place, **token);
+            place.is_some()
+        };
+        tokens.iter().take_while(on_path).count()
+    }
+
     /// The children of `parent` in the order in which they were put in.
     pub fn children(&self, parent: Option<usize>) -> impl Iterator<Item = usize> {
         self.nodes.iter().enumerate().filter(move |(_, node)| node.parent == parent).map(|(index, _)| index)

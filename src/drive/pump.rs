@@ -269,14 +269,15 @@ impl Pump {
                 Action::Ride(plan) => self.start_ride(id, plan),
                 Action::Draft { gamma } => self.start_draft(id, gamma),
                 Action::Shadow { from } => self.start_shadow(id, from),
-                Action::Verify(draft, plan) => {
+                Action::Verify(draft, plan, assumed) => {
                     self.round += 1;
                     let drafter = draft
                         .nodes()
                         .first()
                         .map_or("none", |node| Source::name(node.votes.first().drafter.source));
-                    self.slot.record.verifying(drafter);
+                    self.slot.record.verifying(id, drafter);
                     let past = self.past.for_call(self.session.prompt(), self.session.output());
+                    let past = past.assuming(&assumed);
                     let call = self.calls.clone().verify(past, draft, plan, self.round);
                     self.pend(id, call.map(Reply::event));
                 }
@@ -357,6 +358,7 @@ impl Pump {
     /// Dropping a call closes its connection; dropping a question to the drafter frees its thread.
     fn cancel(&mut self, target: ActionId) {
         self.drafting.given_up(target, self.late);
+        self.slot.record.dropped(target);
         if self.ride.as_ref().is_some_and(|ride| ride.id == target) {
             self.ride = None;
         }

@@ -24,6 +24,7 @@ use self::models::ModelLabels;
 use super::Finished;
 use crate::control::Alarm;
 use crate::openai::Path;
+use crate::session::SentAhead;
 
 const OVERHEAD: [f64; 14] =
     [5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1];
@@ -97,6 +98,7 @@ pub struct Metrics {
     verify: Histogram,
     draft: Histogram,
     gamma: Histogram,
+    ahead: IntCounterVec,
     drafts: DraftCounts,
     rides: IntCounterVec,
     bypass: IntCounterVec,
@@ -168,6 +170,11 @@ impl Metrics {
             verify: new.histogram("foretell_leap_verify_seconds", "Time of a verify call.", &CALL)?,
             draft: new.histogram("foretell_leap_draft_seconds", "Time to draft.", &OVERHEAD)?,
             gamma: new.histogram("foretell_gamma", "Draft tokens sent in one round.", &GAMMA)?,
+            ahead: new.counters(
+                "foretell_leap_ahead_total",
+                "Verify calls sent before the call was answered that they rest on: used where what they assumed came true, else dropped unread.",
+                &["result"],
+            )?,
             drafts: DraftCounts::new(&new.registry)?,
             rides: new.counters(
                 "foretell_rides_total",
@@ -314,6 +321,10 @@ impl Metrics {
     }
 
     fn rounds(&self, finished: &Finished) {
+        let SentAhead { sent, used } = finished.ahead;
+        for (result, calls) in [("used", used), ("dropped", sent.saturating_sub(used))] {
+            self.ahead.with_label_values(&[result]).inc_by(u64::from(calls));
+        }
         for round in &finished.rounds {
             self.leaps.inc();
             self.draft_tokens.inc_by(u64::from(round.drafted));

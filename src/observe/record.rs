@@ -15,7 +15,7 @@ use super::{Finished, Held, Observer, Round};
 use crate::http::headers::REQUEST_ID;
 use crate::http::memory::Reservation;
 use crate::openai::{Path, Route};
-use crate::session::Summary;
+use crate::session::{ActionId, Summary};
 use crate::words::{BypassReason, RideReason};
 
 /// Longest text from a client that is kept, bytes; names of models and parameters have no limit of their own.
@@ -24,6 +24,7 @@ const KEPT: usize = 200;
 /// A verify call that has not returned.
 #[derive(Debug)]
 struct Open {
+    call: ActionId,
     drafter: &'static str,
     since: Instant,
     draft: Duration,
@@ -41,12 +42,10 @@ pub struct Record {
     written: bool,
     held: Option<Held>,
     stream: Option<Held>,
-    /// The verify call that has not returned, if there is one.
-    open: Option<Open>,
+    /// The verify calls that have not been used yet, in the order in which they were sent.
+    open: Vec<Open>,
     /// Time spent drafting so far for the next round.
     drafting: Duration,
-    /// Tokens drafted and accepted in the rounds recorded so far.
-    counted: (u32, u32),
     /// Memory reserved for the request and its session, and the request's own part of it, bytes.
     memory: Option<(Reservation, u64)>,
 }
@@ -67,9 +66,8 @@ impl Record {
             written: false,
             held,
             stream: None,
-            open: None,
+            open: Vec::new(),
             drafting: Duration::ZERO,
-            counted: (0, 0),
             memory: None,
         }
     }
@@ -192,30 +190,33 @@ impl Record {
     }
 
     /// Records that a verify call is sent with a draft of `drafter`.
-    pub fn verifying(&mut self, drafter: &'static str) {
+    pub fn verifying(&mut self, call: ActionId, drafter: &'static str) {
         let draft = std::mem::take(&mut self.drafting);
-        self.open = Some(Open { drafter, since: Instant::now(), draft });
+        self.open.push(Open { call, drafter, since: Instant::now(), draft });
     }
 
-    /// Takes over the session's summary. A round is recorded when the session has counted one more.
+    /// Forgets a verify call that was cancelled.
+    pub fn dropped(&mut self, call: ActionId) {
+        self.open.retain(|open| open.call != call);
+    }
+
+    /// Takes over the session's summary, and records the rounds that the session has counted more.
     pub fn account(&mut self, summary: &Summary) {
         let finished = &mut self.finished;
         finished.path = if summary.speculated { Path::Speculated } else { Path::Ridden };
         finished.reason = summary.reason.map(RideReason::name);
         finished.output_tokens = summary.output_tokens;
         finished.drift = summary.drift;
-        if summary.rounds as usize <= finished.rounds.len() {
-            return;
+        finished.ahead = summary.ahead;
+        for round in summary.each.iter().skip(finished.rounds.len()) {
+            // Those before it decided nothing: they are a part of its round.
+            let until = self.open.partition_point(|open| open.call <= round.call);
+            let calls: Vec<Open> = self.open.drain(..until).collect();
+            let Some(&Open { drafter, since, .. }) = calls.last() else { return };
+            let draft = calls.iter().map(|open| open.draft).sum();
+            let (drafted, accepted) = (round.drafted, round.accepted);
+            finished.rounds.push(Round { drafted, accepted, drafter, draft, verify: since.elapsed() });
         }
-        let Some(Open { drafter, since, draft }) = self.open.take() else { return };
-        finished.rounds.push(Round {
-            drafted: summary.drafted.saturating_sub(self.counted.0),
-            accepted: summary.accepted.saturating_sub(self.counted.1),
-            drafter,
-            draft,
-            verify: since.elapsed(),
-        });
-        self.counted = (summary.drafted, summary.accepted);
     }
 
     /// Ends the request and passes on the record, once. `client_gone`: the client left before the end.
@@ -255,6 +256,7 @@ fn kept(mut text: String) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::session::Judging;
 
     fn observer() -> Arc<Observer> {
         Arc::new(Observer::new().unwrap())
@@ -280,22 +282,18 @@ mod tests {
         let observer = observer();
         let mut record = Record::begin(&observer, "r".to_owned());
         record.eligible(Route::Chat, "p@12345678");
-        let mut summary = Summary {
-            speculated: true,
-            rounds: 1,
-            drafted: 4,
-            accepted: 3,
-            output_tokens: 5,
-            ..Summary::default()
-        };
+        let mut summary = Summary { output_tokens: 5, ..Summary::default() };
         record.drafted(Duration::from_millis(2));
-        record.verifying("prompt_lookup");
+        record.verifying(ActionId(1), "prompt_lookup");
+        summary.round(Judging { call: ActionId(1), drafted: 4, accepted: 3 });
         record.account(&summary);
-        // A verify call without a verdict is not a round.
-        record.verifying("prompt_lookup");
+        // A verify call without a verdict is not a round, and one that was sent ahead and dropped is none either.
+        record.verifying(ActionId(2), "prompt_lookup");
         record.account(&summary);
-        summary = Summary { rounds: 2, drafted: 6, accepted: 3, ..summary };
-        record.verifying("model");
+        record.verifying(ActionId(3), "model");
+        record.verifying(ActionId(4), "model");
+        record.dropped(ActionId(4));
+        summary.round(Judging { call: ActionId(3), drafted: 2, accepted: 0 });
         record.account(&summary);
         record.status(StatusCode::OK);
         record.end(false);

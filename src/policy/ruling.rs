@@ -63,6 +63,7 @@ impl Ruling {
             plans,
             gamma_max: gamma(policy.gamma.max),
             gamma_fixed: policy.gamma.fixed.map(gamma),
+            ahead: policy.gamma.ahead.map(gamma),
             margin: policy.gamma.margin,
             stay: policy.gamma.stay,
             kind: kind(&policy.name, route),

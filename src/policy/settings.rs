@@ -74,11 +74,16 @@ pub struct Gamma {
     pub max: u32,
     /// If set: leap at every token with at most this many draft tokens, whatever gain is predicted (for tests).
     pub fixed: Option<u32>,
+    /// Most verify calls sent before the one is answered that they rest on; `None`: as many as pay, and none with `fixed`.
+    pub ahead: Option<u32>,
     /// Predicted gain over riding required to start leaping, as a share (0.10 = 10 %).
     pub margin: f64,
     /// Predicted gain over riding required to continue leaping, as a share.
     pub stay: f64,
 }
+
+/// Most verify calls that are ever sent ahead of a verdict: what all of them assume comes true ever less often.
+pub const AHEAD_MAX: u32 = crate::session::AHEAD_MAX as u32;
 
 /// Limits beyond which sessions ride for a while.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -110,7 +115,7 @@ pub struct Holdback {
 
 impl Default for Gamma {
     fn default() -> Self {
-        Self { max: 32, fixed: None, margin: 0.10, stay: 0.05 }
+        Self { max: 32, fixed: None, ahead: None, margin: 0.10, stay: 0.05 }
     }
 }
 

@@ -3,6 +3,7 @@
 //! Two rules keep it exact. A token that was read is the past: it is emitted, whatever happens next. And an
 //! action that was cancelled is forgotten: later events of it are ignored. All else is bookkeeping.
 
+mod ahead;
 mod decide;
 mod flight;
 mod leap;
@@ -47,6 +48,8 @@ pub struct Session<W: Walk = Judge> {
     /// After a fault: no leap before so many output tokens, for this reason.
     fault_until: usize,
     fault_reason: RideReason,
+    /// The last round did not bring what the call behind it had assumed.
+    missed: bool,
     /// Rides in a row that broke off without a token.
     broken: u32,
     over: bool,
@@ -88,6 +91,7 @@ impl<W: Walk> Session<W> {
             pause: None,
             fault_until: 0,
             fault_reason: RideReason::VerifyFault,
+            missed: false,
             broken: 0,
             over: false,
             now,
@@ -130,7 +134,7 @@ impl<W: Walk> Session<W> {
         match self.flight.kind(answers) {
             Some(Kind::Ride) => self.riding(event, now),
             Some(Kind::Draft) => self.drafting(event, now),
-            Some(Kind::Verify) => self.verifying(event, now),
+            Some(Kind::Verify) => self.verifying(answers, event, now),
             Some(Kind::Shadow) => self.shadowed(&event, now),
             None => {}
         }
@@ -177,7 +181,7 @@ impl<W: Walk> Session<W> {
             self.act(Action::Cancel(late.id));
             self.draft_late(late, now);
         }
-        if let Some(late) = self.flight.verify.take_if(|verify| verify.until <= now) {
+        if let Some(late) = self.flight.calls.pop_front_if(|call| call.until <= now) {
             self.act(Action::Cancel(late.id));
             self.verify_late(&late, now);
         }

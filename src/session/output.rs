@@ -77,6 +77,15 @@ impl Output {
         self.ending.eos.contains(&token)
     }
 
+    /// Whether the output may be over with this token, as far as the token alone tells.
+    pub fn may_end_with(&self, token: TokenId) -> bool {
+        self.ends_as_text(token) || self.ending.stop_token_ids.contains(&token)
+    }
+
+    fn ends_as_text(&self, token: TokenId) -> bool {
+        !self.ending.ignore_eos && self.is_end_of_text(token)
+    }
+
     /// Whether the backend's text has been what the tokens decode to.
     pub fn agrees(&self) -> bool {
         self.agrees
@@ -184,7 +193,7 @@ impl Output {
             return;
         }
         let by_id = self.ending.stop_token_ids.contains(&token);
-        let of_text = !self.ending.ignore_eos && self.ending.eos.contains(&token);
+        let of_text = self.ends_as_text(token);
         let ends = by_id || of_text || told;
         if !ends || (by_id && self.ending.include_stop) {
             let piece = self.decode.push(token);

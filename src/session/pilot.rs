@@ -2,6 +2,7 @@
 //!
 //! It sees the past and the clock that it is handed, and answers with a step. It emits nothing.
 
+mod ahead;
 mod choose;
 mod model;
 mod seat;
@@ -9,14 +10,16 @@ mod seat;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use self::ahead::{AHEAD_MAX, Ahead};
 use self::seat::{Asked, Seat, leading};
 use super::accept::Accepted;
 use super::shadow::VirtualRound;
 use super::start::{Permission, Rules};
+pub use crate::control::costs::Turn;
 use crate::control::{Beside, Class, Control, Heat, Learnt, Quote, Round, Tariff, Tuning, Way};
 use crate::draft::{Budget, Feedback, Lookup, Origin, Tree, merge};
 use crate::units::{Dice, Tick, TokenId};
-use crate::words::{Plan, Put, RideReason};
+use crate::words::{Plan, Put, RideReason, Shape};
 
 /// What to do next.
 #[derive(Clone, Debug, PartialEq)]
@@ -40,6 +43,21 @@ pub struct Stand {
     pub rest: Option<usize>,
     /// Output tokens so far.
     pub done: usize,
+}
+
+/// A verify call that was answered.
+#[derive(Clone, Copy, Debug)]
+pub struct Took {
+    /// How it was made.
+    pub put: Put,
+    /// Seconds since the ride was left or the call before it ended.
+    pub seconds: f64,
+    /// What else was going on.
+    pub beside: Beside,
+    /// It decided something.
+    pub decided: bool,
+    /// What its time says of the costs.
+    pub turn: Turn,
 }
 
 /// Rounds in a row, from leaving a ride to the next one.
@@ -262,7 +280,11 @@ impl Pilot {
     }
 
     fn merged(&self, drafts: &[Tree], budget: Budget, learnt: &Learnt) -> merge::Merged {
-        merge::merge(drafts, budget, self.way().plan.shape(), |vote, company, depth| {
+        self.merged_as(self.way().plan.shape(), drafts, budget, learnt)
+    }
+
+    fn merged_as(&self, shape: Shape, drafts: &[Tree], budget: Budget, learnt: &Learnt) -> merge::Merged {
+        merge::merge(drafts, budget, shape, |vote, company, depth| {
             let expected = learnt.survival.conditional(self.heat, vote, company, depth);
             self.tuning.adjust(vote.drafter.source, expected)
         })
@@ -332,9 +354,9 @@ impl Pilot {
         self.streak.is_some_and(|streak| streak.lost >= LOSS_MOST && !streak.tries())
     }
 
-    /// Learns what a verify call cost: by the plan and with the nodes that it was really made with, and the seconds
-    /// since the ride was left or the call before ended. `decided`: it decided anything.
-    pub fn called(&mut self, put: Put, seconds: f64, beside: Beside, decided: bool, now: Tick) {
+    /// Learns what a verify call cost: by the plan and with the nodes that it was really made with.
+    pub fn called(&mut self, took: &Took, now: Tick) {
+        let Took { put, seconds, beside, decided, turn } = *took;
         let (way, nodes) = (Way::by(put.plan, self.fed), put.nodes);
         let streak = self.streak.as_mut();
         let first = streak.is_some_and(|streak| !std::mem::replace(&mut streak.switched, true));
@@ -342,9 +364,11 @@ impl Pilot {
             learnt.costs.decided(put.plan, decided, now);
             if first {
                 learnt.costs.entered(way, nodes, seconds, now);
-            } else {
+            } else if turn == Turn::Alone {
                 learnt.costs.verified(way, nodes, seconds, now);
                 learnt.costs.shared(way, nodes, seconds, beside);
+            } else {
+                learnt.costs.overlapped(way, nodes, seconds, turn, now);
             }
         });
     }

@@ -114,6 +114,9 @@ pub struct Rules {
     /// empty draft is one token. Ignores prediction, margins, holdback and the gates for load, staleness,
     /// acceptance, latency and budgets; never context or health.
     pub gamma_fixed: Option<usize>,
+    /// Most verify calls that are sent before the one that they rest on is answered. `None` is as many as pay, and none
+    /// with `gamma_fixed`; with `gamma_fixed`, so many are sent wherever there is a draft for them.
+    pub ahead: Option<usize>,
     /// To begin, leaping must be expected to beat riding by this share (0.10 is 10 % faster).
     pub margin: f64,
     /// To go on leaping, it must be expected to beat riding by this share.
@@ -156,6 +159,7 @@ impl Default for Rules {
             vocabulary: TokenId::MAX,
             gamma_max: 32,
             gamma_fixed: None,
+            ahead: None,
             margin: 0.10,
             stay: 0.05,
             kind: 0,

@@ -73,6 +73,16 @@ impl Past {
         self.clone()
     }
 
+    /// This past as it will be if these tokens come next.
+    #[must_use]
+    pub fn assuming(mut self, tokens: &[TokenId]) -> Self {
+        if !tokens.is_empty() {
+            self.push(tokens);
+            self.write_json();
+        }
+        self
+    }
+
     /// Adds tokens to the output.
     pub fn push(&mut self, tokens: &[TokenId]) {
         Arc::make_mut(&mut self.output).extend_from_slice(tokens);

@@ -37,6 +37,15 @@ impl Plan {
         }
     }
 
+    /// Whether a call may be sent before the one that it rests on is answered: not where an engine judges drafts itself, which
+    /// may bill or count what it is handed.
+    pub const fn may_overlap(self) -> bool {
+        match self {
+            Self::FanOut | Self::Tree | Self::Score => true,
+            Self::Native => false,
+        }
+    }
+
     /// Sequences that the engine computes for a round with so many nodes.
     pub const fn sequences(self, nodes: usize) -> usize {
         match self {

@@ -5,10 +5,11 @@
 
 A CELL is `step=60ms,base=1.35,node=0.025,workload=completion,drafters=model,tokens=128`: a plain step takes `step`, a verify
 call of n drafted tokens step·(base + node·n); drafters are lookup, model or both. Without `tokens` each prompt keeps its own
-limit; `growth` and `prompt` are those of `foretell target --pace`. Without a CELL the six of `make bench-paced`.
+limit; `growth` and `prompt` are those of `foretell target --pace`. `delay=20ms` puts a network before the target that takes so
+long to it and back. Without a CELL the six of `make bench-paced`.
 
 For each cell one paced target (`foretell target --pace`) and one `foretell serve` per setting, each with a policy of its own
-and no control group: `auto`, fixed lengths (`2` is gamma.fixed 2), `ride` (never leaps). Blocks of 5 prompts are sent to the
+and no control group: `auto`, `alone` (the same with one verify call at a time), fixed lengths (`2` is gamma.fixed 2), `ride` (never leaps). Blocks of 5 prompts are sent to the
 target itself and to each setting in turn, who goes first changes from block to block; prompts are read once, untimed,
 before. The first 10 requests of each setting, in which it learns, are reported apart from the rest.
 
@@ -28,6 +29,7 @@ import re
 import subprocess
 import sys
 
+import delay
 import figures
 import sides
 from sides import BLOCK, ROOT, Side, Wrong
@@ -39,6 +41,7 @@ CELLS = ("step=60ms,base=1.35,node=0.01,workload=rewrite,drafters=lookup,tokens=
          "step=60ms,base=4,node=0.4,workload=completion,drafters=both",
          "step=20ms,base=1.35,node=0.025,workload=rewrite,drafters=both")
 PACE = ("step", "base", "node", "growth", "prompt")
+FIELDS = (*PACE, "workload", "drafters", "tokens", "delay")
 READY = re.compile(r"target (\S+) ready on http://(\S+) ")
 BACKEND = """    dialect: onnx
     probe: { when: never }
@@ -50,8 +53,8 @@ def read_cell(text):
     cell = {}
     for part in text.split(","):
         key, equals, value = part.partition("=")
-        if not equals or key not in (*PACE, "workload", "drafters", "tokens") or key in cell:
-            raise Wrong(f"{text}: {part!r}: allowed {', '.join(PACE)}, workload, drafters, tokens, each once as KEY=VALUE")
+        if not equals or key not in FIELDS or key in cell:
+            raise Wrong(f"{text}: {part!r}: allowed {', '.join(FIELDS)}, each once as KEY=VALUE")
         cell[key] = value
     for key in ("step", "base", "node", "workload", "drafters"):
         if key not in cell:
@@ -60,6 +63,8 @@ def read_cell(text):
         raise Wrong(f"{text}: drafters: allowed {', '.join(sides.DRAFTERS)}, got {cell['drafters']}")
     if not cell.get("tokens", "1").isdigit():
         raise Wrong(f"{text}: tokens: not a number")
+    if not re.fullmatch(r"\d+ms", cell.get("delay", "0ms")):
+        raise Wrong(f"{text}: delay: allowed whole milliseconds, as 20ms, got {cell['delay']}")
     cell["path"] = sides.WORKLOADS / f"{cell['workload']}.jsonl"
     if not cell["path"].is_file():
         raise Wrong(f"{text}: no workload {cell['path']}")
@@ -86,7 +91,9 @@ def run(text, args):
     prompts = [sides.changed(entry, **fields) for entry in sides.read_workload(cell["workload"])]
     with contextlib.ExitStack() as stack:
         names = ["direct", *args.settings]
-        targets = [start_target(stack, args.foretell, cell) for _ in range(min(args.at_once, len(names)))]
+        machines = [start_target(stack, args.foretell, cell) for _ in range(min(args.at_once, len(names)))]
+        seconds = int(cell.get("delay", "0ms")[:-2]) / 1000
+        targets = [stack.enter_context(delay.before(target, seconds)) if seconds else target for target in machines]
         asked = []
         for place, name in enumerate(names):
             address = target = targets[place % len(targets)]
@@ -99,7 +106,7 @@ def run(text, args):
         answers = {side.name: side.answers for side in asked}
         told, against = figures.conclude(answers)
         return {"cell": text, "sides": told, "auto_over_best": against, "failures": sides.failures(answers),
-                "kept": [figures.kept(sides.page(target, "/metrics"), cell) for target in targets]}
+                "kept": [figures.kept(sides.page(target, "/metrics"), cell) for target in machines]}
 
 
 def main():

@@ -43,7 +43,7 @@ POLICY = """version: 1
 name: {name}
 mode: {mode}
 {match}drafters: [{drafters}]
-gamma: {{ max: 32, fixed: {fixed} }}
+gamma: {{ max: 32, fixed: {fixed}{ahead} }}
 accept: {{ rule: exact }}
 holdback: {{ start: 0, floor: 0 }}
 """
@@ -55,11 +55,11 @@ class Wrong(Exception):
 
 
 def settings(text):
-    """The names of an argument: `auto`, `ride` (never leaps), or a fixed length in tokens."""
+    """The names of an argument: `auto`, `alone` (one verify call at a time), `ride` (never leaps), or a fixed length in tokens."""
     names = text.split(",")
     for name in names:
-        if name not in ("auto", "ride") and not (name.isdigit() and 1 <= int(name) <= 32):
-            raise argparse.ArgumentTypeError(f"allowed auto, ride, 1 to 32, got {name!r}")
+        if name not in ("auto", "alone", "ride") and not (name.isdigit() and 1 <= int(name) <= 32):
+            raise argparse.ArgumentTypeError(f"allowed auto, alone, ride, 1 to 32, got {name!r}")
     if len(set(names)) < len(names):
         raise argparse.ArgumentTypeError("a setting is given twice")
     return names
@@ -113,7 +113,7 @@ def running(argv, **more):
 def policy(name, drafters, setting, match=""):
     """The text of the policy by which a setting leaps; `match` is a whole line."""
     return POLICY.format(name=name, match=match, drafters=drafters, mode=setting if setting in ("ride", "off") else "auto",
-                         fixed=setting if setting.isdigit() else "null")
+                         fixed=setting if setting.isdigit() else "null", ahead=", ahead: 0" if setting == "alone" else "")
 
 
 def start_proxy(stack, foretell, target, backend, policies, setting, slots=4):

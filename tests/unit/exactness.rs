@@ -1,5 +1,6 @@
 //! Exactness of the core: its law by full enumeration, its text by identity with the plain run.
 
+mod ahead;
 mod backend;
 mod bugs;
 mod greedy;

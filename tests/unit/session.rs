@@ -102,7 +102,7 @@ impl Desk {
     fn leap(&mut self) -> (ActionId, Tree) {
         let ride = self.ride();
         let asked = self.token(ride, 0);
-        let [(_, Action::Cancel(gone)), (id, Action::Verify(draft, Plan::Tree))] = &asked[..] else {
+        let [(_, Action::Cancel(gone)), (id, Action::Verify(draft, Plan::Tree, _))] = &asked[..] else {
             panic!("{asked:?}")
         };
         assert_eq!(*gone, ride);
@@ -166,10 +166,10 @@ fn a_call_is_booked_to_the_plan_that_was_used_and_to_the_nodes_that_were_put() {
     let mut desk = Desk::new(rules, Ending::default());
     let ride = desk.ride();
     let asked = desk.token(ride, 0);
-    let Some((score, Action::Verify(_, Plan::Score))) = asked.last() else { panic!("{asked:?}") };
+    let Some((score, Action::Verify(_, Plan::Score, _))) = asked.last() else { panic!("{asked:?}") };
     // The score decides nothing after 10 ms; the fan-out that follows takes 10 ms more.
     let asked = desk.tell(*score, rows(&[]));
-    let Some((fan_out, Action::Verify(_, Plan::FanOut))) = asked.last() else { panic!("{asked:?}") };
+    let Some((fan_out, Action::Verify(_, Plan::FanOut, _))) = asked.last() else { panic!("{asked:?}") };
     assert_eq!(cost(&desk, Plan::FanOut), None, "not called yet");
     let put = Some(Put { plan: Plan::FanOut, nodes: 1 });
     let asked =
@@ -177,7 +177,7 @@ fn a_call_is_booked_to_the_plan_that_was_used_and_to_the_nodes_that_were_put() {
     let fan_out = cost(&desk, Plan::FanOut).expect("measured");
     assert!((fan_out[1] - 0.010).abs() < 1e-9, "10 ms with one node: {fan_out:?}");
     assert_eq!(cost(&desk, Plan::Score), None, "the first call after a ride shows what the switch costs");
-    let Some((_, Action::Verify(_, Plan::Score))) = asked.last() else { panic!("{asked:?}") };
+    let Some((_, Action::Verify(_, Plan::Score, _))) = asked.last() else { panic!("{asked:?}") };
 }
 
 #[rstest]
@@ -387,7 +387,7 @@ fn the_draft_asks_for_no_more_tokens_than_the_limit_and_the_context_leave() {
     for _ in 0..3 {
         assert_eq!(draft.len(), 2);
         let mut asked = desk.tell(verify, rows(&[1, 2, 0]));
-        let Some((id, Action::Verify(next, _))) = asked.pop() else { panic!("{asked:?}") };
+        let Some((id, Action::Verify(next, ..))) = asked.pop() else { panic!("{asked:?}") };
         (verify, draft) = (id, next);
     }
     assert_eq!((draft.len(), desk.tokens.len()), (1, 10));
@@ -432,7 +432,7 @@ fn the_first_draft_reads_the_prompt_and_is_waited_for_as_long_as_a_call_may_take
     assert_eq!(desk.session.deadline(), Some(desk.now.after(bound)), "a drafter that hangs holds no client");
     desk.now = desk.now.after(bound / 2);
     let asked = desk.tell(draft, Event::Draft(chain(&[1, 5])));
-    let [(verify, Action::Verify(sent, _))] = &asked[..] else { panic!("{asked:?}") };
+    let [(verify, Action::Verify(sent, ..))] = &asked[..] else { panic!("{asked:?}") };
     assert_eq!(sent.path(1), [1, 5]);
     let asked = desk.tell(*verify, rows(&[1, 2, 3]));
     assert!(matches!(asked[..], [(_, Action::Draft { gamma: 2 })]), "{asked:?}");
@@ -449,7 +449,7 @@ fn a_late_draft_costs_its_round_and_nothing_else(#[case] lookups: Vec<LookupSpec
     let asked = desk.tell(verify, rows(&[1, 2, 0]));
     let [(late, Action::Draft { .. })] = asked[..] else { panic!("{asked:?}") };
     let asked = expire(&mut desk);
-    let [(_, Action::Cancel(gone)), (verify, Action::Verify(draft, _))] = &asked[..] else {
+    let [(_, Action::Cancel(gone)), (verify, Action::Verify(draft, ..))] = &asked[..] else {
         panic!("{asked:?}")
     };
     let tokens: Vec<TokenId> = draft.nodes().iter().map(|node| node.token).collect();
@@ -466,7 +466,7 @@ fn everybody_who_proposed_a_token_is_credited() {
     let (mut desk, draft) = asking(rules());
     // The lookup says the same two tokens.
     let asked = desk.tell(draft, Event::Draft(chain(&[1, 2])));
-    let [(verify, Action::Verify(sent, _))] = &asked[..] else { panic!("{asked:?}") };
+    let [(verify, Action::Verify(sent, ..))] = &asked[..] else { panic!("{asked:?}") };
     assert_eq!((sent.path(1), sent.len()), (vec![1, 2], 2));
     desk.tell(*verify, rows(&[1, 7, 7]));
     for source in [Source::PromptLookup, Source::Model] {
@@ -555,9 +555,9 @@ fn a_place_that_one_plan_cannot_decide_is_taken_by_the_next_and_then_by_a_ride()
     let mut desk = Desk::new(Rules { plans: vec![Plan::Score, Plan::FanOut], ..rules() }, Ending::default());
     let ride = desk.ride();
     let asked = desk.token(ride, 0);
-    let [_, (score, Action::Verify(draft, Plan::Score))] = &asked[..] else { panic!("{asked:?}") };
+    let [_, (score, Action::Verify(draft, Plan::Score, _))] = &asked[..] else { panic!("{asked:?}") };
     let asked = desk.tell(*score, rows(&[]));
-    let [(fan_out, Action::Verify(again, Plan::FanOut))] = &asked[..] else { panic!("{asked:?}") };
+    let [(fan_out, Action::Verify(again, Plan::FanOut, _))] = &asked[..] else { panic!("{asked:?}") };
     assert_eq!((again, desk.text.as_str()), (draft, "a"));
     let asked = desk.tell(*fan_out, rows(&[]));
     rides_on(&asked);

@@ -135,6 +135,7 @@ const POLICY_ACTS: &[(&str, &str, &str)] = &[
     ("drafters[].i_accept_sharing", "config/policy/file.rs", "!accepted"),
     ("gamma.max", "policy/ruling.rs", "policy.gamma.max"),
     ("gamma.fixed", "policy/ruling.rs", "policy.gamma.fixed"),
+    ("gamma.ahead", "policy/ruling.rs", "policy.gamma.ahead"),
     ("gamma.margin", "policy/ruling.rs", "policy.gamma.margin"),
     ("gamma.stay", "policy/ruling.rs", "policy.gamma.stay"),
     ("accept.rule", "session/accept.rs", "accept.rule"),

@@ -10,8 +10,8 @@ use crate::draft::Phrases;
 use crate::openai::Route;
 use crate::openai::control_header::GAMMA_MAX;
 use crate::policy::{
-    Accept, Bounds, Drafter, Gamma, Gates, Glob, Holdback, Match, Policy, PolicyMode, Revision, Rule, Scope,
-    Tolerance, Vocabulary,
+    AHEAD_MAX, Accept, Bounds, Drafter, Gamma, Gates, Glob, Holdback, Match, Policy, PolicyMode, Revision,
+    Rule, Scope, Tolerance, Vocabulary,
 };
 
 /// A policy with the lines needed to report conflicts with other files.
@@ -212,6 +212,7 @@ fn gamma(mut section: Section<'_>) -> Gamma {
     let gamma = Gamma {
         max: section.or("max", default.max, whole(1..=i64::from(GAMMA_MAX))),
         fixed: section.maybe("fixed", default.fixed, whole(1..=i64::from(GAMMA_MAX))),
+        ahead: section.maybe("ahead", default.ahead, whole(0..=i64::from(AHEAD_MAX))),
         margin: section.or("margin", default.margin, ratio),
         stay: section.or("stay", default.stay, ratio),
     };

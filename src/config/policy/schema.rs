@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::file::{KINDS, RULES};
 use crate::openai::control_header::GAMMA_MAX;
-use crate::policy::{Gamma, Gates, Holdback, PolicyMode};
+use crate::policy::{AHEAD_MAX, Gamma, Gates, Holdback, PolicyMode};
 
 /// The schema, draft 2020-12.
 pub fn schema() -> Value {
@@ -39,6 +39,8 @@ pub fn schema() -> Value {
                 ("max", whole(1, u32::from(GAMMA_MAX), Some(gamma.max), "Most draft tokens of a round.")),
                 ("fixed", or_null(&whole(1, u32::from(GAMMA_MAX), None,
                     "Leap at every token with at most so many draft tokens, whatever it costs: for tests and sweeps."))),
+                ("ahead", or_null(&whole(0, AHEAD_MAX, None,
+                    "Most verify calls sent before the call is answered that they rest on. Default: as many as pay, and none with `fixed`; with `fixed`, always so many."))),
                 ("margin", share(Some(gamma.margin), "Predicted gain over riding that is required to start leaping; 0.10 is 10 %.")),
                 ("stay", share(Some(gamma.stay), "Predicted gain over riding that is required to go on.")),
             ]),

@@ -135,9 +135,9 @@ impl Request {
         self.session.as_ref().map(|session| session.summary())
     }
 
-    /// The target's answer to a draft after the output so far.
-    pub fn verdict(&self, draft: &Tree, plan: Plan) -> Verdict {
-        let (script, done) = (&self.script, self.done);
+    /// The target's answer to a draft after this output place; `None`: after something that is not the true text.
+    pub fn verdict(&self, draft: &Tree, plan: Plan, place: Option<usize>) -> Verdict {
+        let (script, done) = (&self.script, place.unwrap_or(self.script.output.len()));
         // Output places behind each node that is on the true path.
         let mut depths: Vec<Option<usize>> = Vec::with_capacity(draft.len());
         let mut rows = vec![Row::of(script.truth(done))];

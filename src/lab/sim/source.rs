@@ -125,6 +125,11 @@ impl Script {
         self.output.get(place).copied().unwrap_or(ASTRAY)
     }
 
+    /// Whether these tokens are the true ones from an output place on.
+    pub fn is_next(&self, place: usize, tokens: &[TokenId]) -> bool {
+        self.output.get(place..).is_some_and(|rest| rest.starts_with(tokens))
+    }
+
     /// The drafter's choice at an output place after the true text, as token at `depth` of a draft.
     pub fn choice(&self, place: usize, depth: usize) -> TokenId {
         let choice = self.choices.get(place).copied().unwrap_or(OUTSIDE);

@@ -1,8 +1,12 @@
 //! The actions under way: a set. Each is named by its id, and any of them may overlap.
 
+use std::collections::VecDeque;
+
 use crate::draft::Tree;
-use crate::session::ActionId;
-use crate::units::Tick;
+use crate::session::pilot::Turn;
+use crate::session::{ActionId, Fault};
+use crate::units::{Tick, TokenId};
+use crate::words::Verdict;
 
 /// A ride.
 #[derive(Clone, Copy, Debug)]
@@ -45,7 +49,7 @@ pub(super) struct Shadowing {
 #[derive(Clone, Debug)]
 pub(super) struct Verifying {
     pub id: ActionId,
-    /// Its deadline.
+    /// Its deadline, which counts from the moment on at which it is the first of those under way.
     pub until: Tick,
     /// When the round began, for its cost.
     pub began: Tick,
@@ -56,6 +60,13 @@ pub(super) struct Verifying {
     pub place: usize,
     /// Tolerance of a lossy accept rule, by the load when it was sent: nothing that the answer says may change it.
     pub tolerance: f64,
+    /// The tokens that the call before it has to bring, all of them, for this one to count. Of no meaning for the first call
+    /// under way, which continues the output as it is.
+    pub assumed: Vec<TokenId>,
+    /// What came before its turn. Nobody looks at it until then.
+    pub early: Option<Result<Verdict, Fault>>,
+    /// What its time says of the costs.
+    pub turn: Turn,
 }
 
 /// What kind of action an id names.
@@ -67,13 +78,15 @@ pub(super) enum Kind {
     Verify,
 }
 
-/// The actions under way, at most one of a kind.
+/// The actions under way: at most one of a kind, but for verify calls.
 #[derive(Debug, Default)]
 pub(super) struct Flight {
     pub ride: Option<Ride>,
     pub draft: Option<Drafting>,
     pub shadow: Option<Shadowing>,
-    pub verify: Option<Verifying>,
+    /// In the order of the places that they decide. The first continues the output, each of the others what the one before
+    /// it is assumed to bring.
+    pub calls: VecDeque<Verifying>,
 }
 
 impl Flight {
@@ -81,9 +94,9 @@ impl Flight {
     fn all(&self) -> impl Iterator<Item = (ActionId, Kind)> {
         let ride = self.ride.as_ref().map(|ride| (ride.id, Kind::Ride));
         let draft = self.draft.as_ref().map(|draft| (draft.id, Kind::Draft));
-        let verify = self.verify.as_ref().map(|verify| (verify.id, Kind::Verify));
+        let calls = self.calls.iter().map(|call| (call.id, Kind::Verify));
         let shadow = self.shadow.as_ref().map(|shadow| (shadow.id, Kind::Shadow));
-        [ride, draft, verify, shadow].into_iter().flatten()
+        ride.into_iter().chain(draft).chain(calls).chain(shadow)
     }
 
     /// The kind of the action that `id` names, if it is under way.
@@ -101,8 +114,23 @@ impl Flight {
     /// The next deadline of any of them.
     pub fn deadline(&self) -> Option<Tick> {
         let draft = self.draft.as_ref().map(|draft| draft.until);
-        let verify = self.verify.as_ref().map(|verify| verify.until);
-        draft.into_iter().chain(verify).min()
+        let call = self.calls.front().map(|call| call.until);
+        draft.into_iter().chain(call).min()
+    }
+
+    /// Takes the first call if this id names it. To any other call it is handed as what came early.
+    pub fn answered(
+        &mut self,
+        id: ActionId,
+        answer: Result<Verdict, Fault>,
+    ) -> Option<(Verifying, Result<Verdict, Fault>)> {
+        if self.calls.front().is_some_and(|first| first.id == id) {
+            return self.calls.pop_front().map(|first| (first, answer));
+        }
+        if let Some(call) = self.calls.iter_mut().find(|call| call.id == id) {
+            call.early = Some(answer);
+        }
+        None
     }
 }
 
@@ -118,22 +146,33 @@ mod tests {
         flight.shadow = Some(Shadowing { id: ActionId(1), since, from: 0 });
         assert_eq!(flight.deadline(), None, "nobody waits for a shadow pass");
         let draft = Tree::default();
-        let call = Verifying {
-            id: ActionId(3),
-            until: Tick(90),
+        let call = |id, until| Verifying {
+            id: ActionId(id),
+            until: Tick(until),
             began: since,
-            draft,
+            draft: draft.clone(),
             modelled: 0,
             place: 0,
             tolerance: 0.0,
+            assumed: Vec::new(),
+            early: None,
+            turn: Turn::Alone,
         };
-        flight.verify = Some(call);
-        assert_eq!(flight.deadline(), Some(Tick(90)));
+        flight.calls.extend([call(3, 90), call(5, 60)]);
+        assert_eq!(flight.deadline(), Some(Tick(90)), "the others are waited for when it is their turn");
         flight.draft = Some(Drafting { id: ActionId(4), since, gamma: 4, until: Tick(70) });
         assert_eq!(flight.deadline(), Some(Tick(70)));
-        let kinds = [1, 2, 3, 4].map(|id| flight.kind(ActionId(id)));
-        assert_eq!(kinds, [Some(Kind::Shadow), None, Some(Kind::Verify), Some(Kind::Draft)]);
-        assert_eq!(flight.land(), [ActionId(4), ActionId(3), ActionId(1)]);
+        let kinds = [1, 2, 3, 4, 5].map(|id| flight.kind(ActionId(id)));
+        let verify = Some(Kind::Verify);
+        assert_eq!(kinds, [Some(Kind::Shadow), None, verify, Some(Kind::Draft), verify]);
+        assert!(flight.answered(ActionId(5), Err(Fault::Verify)).is_none(), "not its turn");
+        assert_eq!(flight.calls[1].early, Some(Err(Fault::Verify)));
+        assert!(
+            flight
+                .answered(ActionId(3), Err(Fault::Verify))
+                .is_some_and(|(first, _)| first.id == ActionId(3))
+        );
+        assert_eq!(flight.land(), [ActionId(4), ActionId(5), ActionId(1)]);
         assert_eq!((flight.deadline(), flight.kind(ActionId(3))), (None, None));
     }
 }

@@ -6,10 +6,10 @@ use super::Session;
 use super::flight::{Drafting, Verifying};
 use crate::control::{Beside, Presence};
 use crate::draft::Tree;
-use crate::session::accept::{Judged, Rule, Walk};
-use crate::session::pilot::Step;
-use crate::session::{Action, Event, Fault};
-use crate::units::Tick;
+use crate::session::accept::{Accepted, Judged, Rule, Walk};
+use crate::session::pilot::{Step, Took, Turn};
+use crate::session::{Action, ActionId, Event, Fault, Judging};
+use crate::units::{Tick, TokenId};
 use crate::words::{Put, RideReason, Verdict};
 
 /// How long a draft is waited for, in times of a ridden token: where drafter and backend share their cores, the
@@ -18,11 +18,24 @@ const PATIENCE: f64 = 2.0;
 /// Longest time of a ridden token that patience is reckoned by, in seconds.
 const PATIENCE_PACE: f64 = 1.0;
 
+/// A verify call to be sent.
+pub(super) struct Call {
+    /// The index of its plan in the list of plans.
+    pub place: usize,
+    pub draft: Tree,
+    /// Tokens that the model drafter computed for it.
+    pub modelled: usize,
+    /// What the call before it has to bring.
+    pub assumed: Vec<TokenId>,
+    pub turn: Turn,
+}
+
 impl<W: Walk> Session<W> {
     /// Does a leaping step. `began` is when the round began, for its cost.
     pub(super) fn leap(&mut self, step: Step, began: Tick, now: Tick) {
         match step {
             Step::Ride(reason) => {
+                self.drop_calls();
                 self.pilot.leave(self.output.tokens().len(), now);
                 if let Some(presence) = &mut self.presence {
                     presence.leaps(false);
@@ -73,18 +86,40 @@ impl<W: Walk> Session<W> {
 
     /// Puts the draft to the backend by the plan at this place of the list; beyond its end, rides one token.
     fn verify_by(&mut self, place: usize, draft: Tree, modelled: usize, began: Tick, now: Tick) {
-        let Some(&plan) = self.rules.plans.get(place) else {
+        if self.rules.plans.get(place).is_none() {
             return self.fault_ride(RideReason::NoDraft, now);
-        };
+        }
         self.summary.reason = None;
+        debug_assert!(self.flight.calls.is_empty(), "nothing continues the output but this call");
+        let turn = if std::mem::take(&mut self.missed) { Turn::AfterMiss } else { Turn::Alone };
+        self.send(Call { place, draft, modelled, assumed: Vec::new(), turn }, began, now);
+        self.look_ahead(now);
+    }
+
+    /// Sends a verify call behind those that are under way.
+    pub(super) fn send(&mut self, call: Call, began: Tick, now: Tick) {
+        let Call { place, draft, modelled, assumed, turn } = call;
+        let Some(&plan) = self.rules.plans.get(place) else { return };
         if let Some(presence) = &mut self.presence {
             presence.calls(draft.len());
         }
-        let id = self.act(Action::Verify(draft.clone(), plan));
+        let all = self.flight.calls.iter().flat_map(|call| &call.assumed).chain(&assumed).copied().collect();
+        let id = self.act(Action::Verify(draft.clone(), plan, all));
         let until = now.after(self.rules.verify_timeout);
-        debug_assert!(self.flight.verify.is_none(), "one verify call at a time");
         let tolerance = self.tolerance();
-        self.flight.verify = Some(Verifying { id, until, began, draft, modelled, place, tolerance });
+        let early = None;
+        self.flight.calls.push_back(Verifying {
+            id,
+            until,
+            began,
+            draft,
+            modelled,
+            place,
+            tolerance,
+            assumed,
+            early,
+            turn,
+        });
     }
 
     /// Whether drafts depend on the target's noise in other ways than that the model drafter drew each token with it.
@@ -130,16 +165,26 @@ impl<W: Walk> Session<W> {
         self.fault_ride(RideReason::VerifyFault, now);
     }
 
-    pub(super) fn verifying(&mut self, event: Event, now: Tick) {
+    pub(super) fn verifying(&mut self, id: ActionId, event: Event, now: Tick) {
         let answer = match event {
             Event::Verdict(verdict) => Ok(verdict),
             Event::Fault(fault) => Err(fault),
             _ => return,
         };
-        let Some(call) = self.flight.verify.take() else { return };
+        if let Err(Fault::RetryAfter(pause)) = answer {
+            // Whichever call it answers, the engine wants no more of them.
+            self.pause = Some(now.after(pause));
+        }
+        if let Some((call, answer)) = self.flight.answered(id, answer) {
+            self.verified(call, answer, now);
+        }
+    }
+
+    /// The first call under way was answered.
+    pub(super) fn verified(&mut self, call: Verifying, answer: Result<Verdict, Fault>, now: Tick) {
         match answer {
             Ok(verdict) => self.judged(call, &verdict, now),
-            Err(Fault::RetryAfter(pause)) => self.verify_paused(pause, now),
+            Err(Fault::RetryAfter(_)) => self.leap(Step::Ride(RideReason::RetryAfter), now, now),
             // The context only grows, so no later round will fit.
             Err(Fault::TooLong) => {
                 self.fault_ride(RideReason::ContextTooLong, now);
@@ -150,45 +195,53 @@ impl<W: Walk> Session<W> {
     }
 
     fn judged(&mut self, call: Verifying, verdict: &Verdict, now: Tick) {
-        let Verifying { began, draft, modelled, place, tolerance, .. } = call;
-        let round = Judged {
-            draft: &draft,
-            verdict,
-            context: self.context(),
-            output: self.output.tokens().len(),
-            tolerance,
-            coupled: self.coupled(),
-            free: &|tokens| self.output.is_free_behind(tokens),
-        };
-        let accepted = self.judge.walk(&round);
-        // An id outside the vocabulary must not become the past: no ride could go on from there.
-        let Some(accepted) = accepted.filter(|accepted| accepted.is_within(self.rules.vocabulary)) else {
-            return self.verify_failed(now);
-        };
+        let Some(accepted) = self.walked(&call, verdict) else { return self.verify_failed(now) };
         let decided = !accepted.tokens.is_empty();
-        let nodes = self.presence.as_mut().and_then(Presence::call_ends).unwrap_or(draft.len() as f64);
-        let put =
-            verdict.put.or_else(|| Some(Put { plan: *self.rules.plans.get(place)?, nodes: draft.len() }));
-        if let Some(put) = put {
-            self.pilot.called(put, now.seconds_since(began), Beside { nodes, modelled }, decided, now);
-        }
+        self.timed_call(&call, verdict, decided, now);
+        let Verifying { id, draft, modelled, place, .. } = call;
         if !decided {
+            self.drop_calls();
             return self.verify_by(place + 1, draft, modelled, now, now);
         }
         let delta = self.output.extend(&accepted.tokens, accepted.ends);
-        self.summary.speculated = true;
-        self.summary.rounds += 1;
-        self.summary.drafted += draft.len() as u32;
+        let kept = accepted.nodes.len().min(delta.tokens.len());
+        self.summary.round(Judging { call: id, drafted: draft.len() as u32, accepted: kept as u32 });
         self.summary.drift = self.judge.ledger();
-        self.summary.accepted += accepted.nodes.len().min(delta.tokens.len()) as u32;
         self.emit(delta);
         self.pilot.round(&draft, &accepted, modelled, now);
         if self.output.finish().is_some() {
             self.pilot.leave(self.output.tokens().len(), now);
             return self.finish(self.output.finish());
         }
-        let step = self.step(true, now);
-        self.leap(step, now, now);
+        self.next_round(&accepted.tokens, now);
+    }
+
+    /// Walks the draft of a call. `None` if the verdict cannot be used: an id outside the vocabulary must not become the
+    /// past, no ride could go on from there.
+    fn walked(&mut self, call: &Verifying, verdict: &Verdict) -> Option<Accepted> {
+        let round = Judged {
+            draft: &call.draft,
+            verdict,
+            context: self.context(),
+            output: self.output.tokens().len(),
+            tolerance: call.tolerance,
+            coupled: self.coupled(),
+            free: &|tokens| self.output.is_free_behind(tokens),
+        };
+        let accepted = self.judge.walk(&round);
+        accepted.filter(|accepted| accepted.is_within(self.rules.vocabulary))
+    }
+
+    /// Notes what a call took.
+    fn timed_call(&mut self, call: &Verifying, verdict: &Verdict, decided: bool, now: Tick) {
+        let Verifying { began, draft, modelled, place, turn, .. } = call;
+        let nodes = self.presence.as_mut().and_then(Presence::call_ends).unwrap_or(draft.len() as f64);
+        let by_plan = || Some(Put { plan: *self.rules.plans.get(*place)?, nodes: draft.len() });
+        if let Some(put) = verdict.put.or_else(by_plan) {
+            let beside = Beside { nodes, modelled: *modelled };
+            let took = Took { put, seconds: now.seconds_since(*began), beside, decided, turn: *turn };
+            self.pilot.called(&took, now);
+        }
     }
 
     pub(super) fn verify_failed(&mut self, now: Tick) {
@@ -206,7 +259,7 @@ impl<W: Walk> Session<W> {
         self.fault_ride(RideReason::GateLoad, now);
     }
 
-    pub(super) fn verify_paused(&mut self, pause: Duration, now: Tick) {
+    fn verify_paused(&mut self, pause: Duration, now: Tick) {
         self.pause = Some(now.after(pause));
         self.leap(Step::Ride(RideReason::RetryAfter), now, now);
     }

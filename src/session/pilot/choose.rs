@@ -59,7 +59,7 @@ impl Pilot {
     }
 
     /// Why nobody may leap on this replica now; `None` if somebody may.
-    fn gate(&mut self, stand: Stand, learnt: &mut Learnt, now: Tick) -> Option<RideReason> {
+    pub(super) fn gate(&mut self, stand: Stand, learnt: &mut Learnt, now: Tick) -> Option<RideReason> {
         if learnt.costs.ride_token().is_none() {
             return Some(RideReason::NoGain);
         }
@@ -270,7 +270,7 @@ impl Pilot {
     }
 
     /// The drafts of all lookups.
-    fn looked_up(&self, budget: Budget) -> Vec<Tree> {
+    pub(super) fn looked_up(&self, budget: Budget) -> Vec<Tree> {
         self.lookups().map(|lookup| lookup.draft(budget)).collect()
     }
 }

@@ -45,6 +45,12 @@ pub enum Bug {
     LimitIgnored,
     /// The driver does not say that a ride's last token ends the text.
     TailIgnored,
+    /// A call that is sent ahead decides the token that the call before it ends with.
+    BonusDecidedAhead,
+    /// What a call that is sent ahead says makes the call before it fail.
+    RetriedByAhead,
+    /// A call that is sent ahead counts although its prefix did not come true.
+    PrefixAstray,
 }
 
 impl Bug {
@@ -57,6 +63,9 @@ impl Bug {
             Self::LimitIgnored => Wrong { slack: 1, ..Wrong::default() },
             Self::BonusLost => Wrong { lossy: true, ..Wrong::default() },
             Self::TailIgnored => Wrong { tailless: true, ..Wrong::default() },
+            Self::BonusDecidedAhead => Wrong { granted: true, ..Wrong::default() },
+            Self::RetriedByAhead => Wrong { retried: true, ..Wrong::default() },
+            Self::PrefixAstray => Wrong { astray: true, ..Wrong::default() },
             _ => Wrong::default(),
         }
     }
@@ -118,7 +127,7 @@ impl Bug {
 }
 
 /// Caught where the world is sound without the bug.
-fn is_caught(target: impl Target, case: &Case, way: Way) {
+pub fn is_caught(target: impl Target, case: &Case, way: Way) {
     let plain = plain_law(target, case);
     let sound = distance(&plain, &session_law(target, case, Way { bug: Bug::None, ..way }));
     assert!(sound < 1e-12, "without the bug: {sound}");

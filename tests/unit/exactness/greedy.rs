@@ -116,6 +116,7 @@ fn speculated(case: &Case, seed: u64, chaos: &mut dyn FnMut() -> Option<Chaos>) 
             law: &mut |_| None,
             draft: &mut |context, gamma| scripted(context, gamma, size, wide),
             allow: &mut |_, _| switches.below(4) >= mostly,
+            overtakes: false,
             chunk: &mut || 1 + cuts.below(4) as usize,
             chaos,
             wrong: Wrong::default(),

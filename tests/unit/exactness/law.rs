@@ -193,7 +193,8 @@ impl Draws for Keyed<'_, '_, '_> {
 #[derive(Clone, Copy, Debug)]
 pub struct Way {
     pub drafter: Drafter,
-    /// Bit n < 3 says whether leaping is allowed at the n-th token event, bit 3 whether a ride brings two tokens at once.
+    /// Bit n < 3 says whether leaping is allowed at the n-th token event, bit 3 whether a ride brings two tokens at once, bit
+    /// 4 whether a call that is sent ahead is answered before the one before it.
     pub switches: u32,
     pub bug: Bug,
 }
@@ -208,7 +209,8 @@ fn outcome(target: impl Target, case: &Case, control: Control, way: Way, chance:
         law: &mut |_| None,
         draft: &mut |context, gamma| draft(drafter, target, context, gamma),
         allow: &mut |event, ahead| if unread { ahead != Some(0) } else { switches >> event.min(2) & 1 == 1 },
-        chunk: &mut || 1 + (switches as usize >> 3),
+        overtakes: switches >> 4 & 1 == 1,
+        chunk: &mut || 1 + (switches as usize >> 3 & 1),
         chaos: &mut || None,
         wrong: bug.wrong(),
     };
@@ -224,6 +226,17 @@ pub fn session_law(target: impl Target, case: &Case, way: Way) -> Law {
         assert!(lost || outcome.summary.output_tokens as usize == outcome.tokens.len());
         key(&outcome.text, &outcome.tokens, finish.name())
     })
+}
+
+/// Calls sent ahead, and those of them that counted, over all outcomes.
+pub fn session_rounds(target: impl Target, case: &Case, way: Way) -> (u32, u32) {
+    let (mut sent, mut used) = (0, 0);
+    law(|chance| {
+        let ahead = outcome(target, case, Control::new(), way, chance).summary.ahead;
+        (sent, used) = (sent + ahead.sent, used + ahead.used);
+        String::new()
+    });
+    (sent, used)
 }
 
 fn keeps_the_law(target: impl Target, case: &Case, drafter: Drafter) {

@@ -437,6 +437,7 @@ fn outcome(target: impl Target, case: &Case, drafter: Drafter, bug: Bug, chance:
         law: &mut |context| Some(weights(context)),
         draft: &mut |context, gamma| drafted(target, drafter, context, gamma),
         allow: &mut |_, _| true,
+        overtakes: false,
         chunk: &mut || 1,
         chaos: &mut || None,
         wrong: super::world::Wrong::default(),

@@ -60,6 +60,7 @@ fn noisy_law(toy: Toy, case: &Case, switches: Option<u32>, bug: NoiseBug) -> Law
                             Tree::chain(&full[context.len()..], Source::Model, Features::default())
                         },
                         allow: &mut |event, _| switches >> event & 1 == 1,
+                        overtakes: false,
                         chunk: &mut || 1,
                         chaos: &mut || None,
                         wrong: Wrong::default(),

@@ -45,6 +45,8 @@ pub struct Hooks<'a> {
     /// Whether leaping is allowed at the n-th token event. The second argument is what the backend has
     /// sampled and the session has not read; an honest world does not look at it.
     pub allow: &'a mut dyn FnMut(usize, Option<TokenId>) -> bool,
+    /// Whether the answer to a call that is sent ahead comes before that of the one before it.
+    pub overtakes: bool,
     /// Tokens in the next event of a ride.
     pub chunk: &'a mut dyn FnMut() -> usize,
     /// Something that goes wrong now, if anything does.
@@ -65,6 +67,12 @@ pub struct Wrong {
     pub slack: usize,
     /// Of several tokens that come at once the last does not reach the client.
     pub lossy: bool,
+    /// Where a call is sent ahead, the one before it brings what that assumed.
+    pub granted: bool,
+    /// A call fails if the one sent behind it does not follow its own draft.
+    pub retried: bool,
+    /// A call that is sent ahead is answered behind another token than the one that it assumes.
+    pub astray: bool,
     /// Does not tell the session how a ride ended with the token that ended it.
     pub tailless: bool,
 }
@@ -250,11 +258,22 @@ impl World<'_> {
                 self.replies.push_back((id, Event::Draft(draft)));
             }
             Action::Shadow { .. } => self.replies.push_back((id, Event::Shadow(Vec::new()))),
-            Action::Verify(draft, plan) => {
-                let (position, call) = (self.past.len(), self.calls);
-                let put =
-                    Put { case: self.case, draft: &draft, plan, context: self.context(), position, call };
-                self.replies.push_back((id, put.answer(hooks)));
+            Action::Verify(draft, plan, mut assumed) => {
+                if let Some(guess) = assumed.last_mut().filter(|_| hooks.wrong.astray) {
+                    *guess = (*guess + 1) % 2;
+                }
+                let (position, call) = (self.past.len() + assumed.len(), self.calls);
+                let context = [self.context(), assumed.clone()].concat();
+                let put = Put { case: self.case, draft: &draft, plan, context, position, call };
+                let answer = put.answer(hooks);
+                if !assumed.is_empty() {
+                    self.taint(&draft, &assumed, &answer, hooks.wrong);
+                }
+                if hooks.overtakes && !assumed.is_empty() {
+                    self.replies.push_front((id, answer));
+                } else {
+                    self.replies.push_back((id, answer));
+                }
                 self.calls += 1;
             }
             Action::Cancel(gone) => self.drop_action(gone),
@@ -268,6 +287,26 @@ impl World<'_> {
                 self.client.summary = summary;
                 self.done = true;
             }
+        }
+    }
+
+    /// Lets a call that is sent ahead change what the first call under way is answered.
+    fn taint(&mut self, draft: &Tree, assumed: &[TokenId], answer: &Event, wrong: Wrong) {
+        let Some((_, first)) = self.replies.iter_mut().find(|reply| matches!(reply.1, Event::Verdict(_)))
+        else {
+            return;
+        };
+        if let (Event::Verdict(verdict), true) = (&mut *first, wrong.granted)
+            && let Some(row) = verdict.rows.get_mut(assumed.len() - 1)
+            && row.sample.is_some()
+        {
+            row.sample = assumed.last().copied();
+        }
+        if let (Event::Verdict(verdict), true) = (answer, wrong.retried)
+            && let Some(sample) = verdict.rows.first().and_then(|row| row.sample)
+            && draft.child(None, sample).is_none()
+        {
+            *first = Event::Fault(Fault::Verify);
         }
     }
 

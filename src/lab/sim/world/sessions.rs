@@ -7,7 +7,16 @@ use crate::lab::sim::engine::{Job, JobId, Verify, Work};
 use crate::lab::sim::later;
 use crate::lab::sim::request::{Asked, Call, CallKind, What};
 use crate::session::{Action, ActionId, Event, Fault, RidePlan};
+use crate::units::TokenId;
 use crate::words::Plan;
+
+/// A draft as a session puts it to the engine.
+pub(super) struct Put<'a> {
+    draft: &'a Tree,
+    plan: Plan,
+    /// What comes between the output and the draft if all goes as assumed.
+    assumed: &'a [TokenId],
+}
 
 impl World {
     pub(super) fn put_back(&mut self, number: usize, request: Box<Request>) {
@@ -46,7 +55,9 @@ impl World {
         while let Some((id, action)) = request.session.as_mut().and_then(|session| session.poll()) {
             match action {
                 Action::Ride(plan) => self.ride(number, &mut request, id, plan),
-                Action::Verify(draft, plan) => self.verify(number, &mut request, id, &draft, plan),
+                Action::Verify(draft, plan, assumed) => {
+                    self.verify(number, &mut request, id, &Put { draft: &draft, plan, assumed: &assumed });
+                }
                 Action::Draft { gamma } => self.ask(number, &mut request, id, What::Draft(gamma)),
                 Action::Shadow { from } => self.ask(number, &mut request, id, What::Shadow(from)),
                 Action::Cancel(gone) => self.cancel(number, &mut request, gone),
@@ -114,23 +125,20 @@ impl World {
         request.calls.push(Call { action, job, kind });
     }
 
-    pub(super) fn verify(
-        &mut self,
-        number: usize,
-        request: &mut Request,
-        action: ActionId,
-        draft: &Tree,
-        plan: Plan,
-    ) {
+    pub(super) fn verify(&mut self, number: usize, request: &mut Request, action: ActionId, put: &Put<'_>) {
+        let Put { draft, plan, assumed } = *put;
         let sequences = plan.sequences(draft.len());
         let computed = match plan {
             Plan::FanOut => (0..draft.len()).map(|node| draft.path(node).len()).sum(),
             Plan::Tree | Plan::Score | Plan::Native => draft.len(),
         };
-        let followed = request.script.followed(draft, request.done);
+        let place = request.done + assumed.len();
+        let expected = request.script.is_next(request.done, assumed);
+        let followed = if expected { request.script.followed(draft, place) } else { 0 };
         let verify = Verify { nodes: draft.len(), sequences, computed, followed };
-        let job = self.call(number, request, action, Work::Verify(verify), self.setup.net.call);
-        let verdict = request.verdict(draft, plan);
+        let more = self.setup.net.call;
+        let job = self.call_behind(assumed.len(), number, request, action, Work::Verify(verify), more);
+        let verdict = request.verdict(draft, plan, expected.then_some(place));
         request.calls.push(Call { action, job, kind: CallKind::Verify { verdict, sequences } });
         if let Some(sidecar) = self.sidecars.get_mut(request.sidecar) {
             sidecar.verifying += sequences;
@@ -147,10 +155,23 @@ impl World {
         work: Work,
         more: f64,
     ) -> JobId {
+        self.call_behind(0, number, request, action, work, more)
+    }
+
+    /// The same, behind so many tokens more than the output has.
+    fn call_behind(
+        &mut self,
+        assumed: usize,
+        number: usize,
+        request: &Request,
+        action: ActionId,
+        work: Work,
+        more: f64,
+    ) -> JobId {
         let id = self.next_job;
         self.next_job += 1;
         self.callers.insert(id, Caller { request: number, action });
-        let job = Job { id, text: number as u64, context: request.context(), work };
+        let job = Job { id, text: number as u64, context: request.context() + assumed, work };
         self.agenda.put(later(self.now, self.setup.net.rtt / 2.0 + more), Happening::Reach(job));
         id
     }
