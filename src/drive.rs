@@ -182,6 +182,7 @@ impl Inner {
         };
         let drafting = self.drafting(&ruling, &identity, &sampling, &exchange.shared.observer);
         ruling.rules.model = drafting.is_there();
+        ruling.rules.drafts_ahead = drafting.goes_back();
         ruling.rules.shares_noise = drafting.shares_noise() && identity.engine.shares_noise();
         ruling.rules.vocabulary = identity.tokenizer.end();
         ruling.rules.verify_timeout = self.setup.verify_timeout;

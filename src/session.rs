@@ -91,10 +91,12 @@ pub enum Tail {
 pub enum Action {
     /// Stream plainly from the backend.
     Ride(RidePlan),
-    /// Ask the model drafter for a chain of at most `gamma` tokens after the whole context.
+    /// Ask the model drafter for a chain of at most `gamma` tokens after the whole context and what is assumed to follow it.
     Draft {
         /// Most tokens wanted.
         gamma: usize,
+        /// What a round under way is assumed to bring.
+        assumed: Vec<TokenId>,
     },
     /// Ask the model drafter what it would have chosen at each output place `from..` (teacher-forced).
     Shadow {

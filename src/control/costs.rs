@@ -258,6 +258,12 @@ impl Costs {
         self.overlap.pays(&Offer { alive, seconds, idle, wasted })
     }
 
+    /// Whether it pays to let the model drafter draft for the next round, beside a call with so many nodes, where that fits
+    /// with probability `alive` and then saves `waited` seconds.
+    pub fn sketch_pays(&self, way: Way, nodes: usize, alive: f64, waited: f64) -> bool {
+        self.overlap.sketch_pays(alive, waited / self.verify(way, nodes).max(1e-9))
+    }
+
     /// Notes whether a call of a plan decided anything.
     pub fn decided(&mut self, plan: Plan, anything: bool, now: Tick) {
         if let Some(share) = self.undecided.get_mut(plan.index()) {

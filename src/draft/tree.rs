@@ -241,6 +241,33 @@ impl Tree {
         self.nodes.iter().position(|node| node.parent == parent && node.token == token)
     }
 
+    /// What follows the first node.
+    #[must_use]
+    pub fn below_first(&self) -> Self {
+        let (mut below, mut moved) = (Self::default(), vec![None; self.len()]);
+        for (index, node) in self.nodes.iter().enumerate().skip(1) {
+            let above = node.parent.and_then(|parent| moved.get(parent).copied().flatten());
+            if above.is_some() || node.parent == Some(0) {
+                let place = below.push(Node { parent: above, ..node.clone() });
+                moved.splice(index..=index, [Some(place)]);
+            }
+        }
+        below
+    }
+
+    /// The tokens from the context on, always of the first child.
+    pub fn first_path(&self) -> Vec<TokenId> {
+        let mut path = Vec::new();
+        let mut place = None;
+        while let Some((child, node)) =
+            self.children(place).next().and_then(|at| Some((at, self.nodes.get(at)?)))
+        {
+            path.push(node.token);
+            place = Some(child);
+        }
+        path
+    }
+
     /// How many of these tokens, from the first on, lie on one path from the context.
     pub fn depth_of(&self, tokens: &[TokenId]) -> usize {
         let mut place = None;

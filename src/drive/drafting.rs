@@ -99,6 +99,11 @@ impl Drafting {
         false
     }
 
+    /// Always false.
+    pub fn goes_back(&self) -> bool {
+        false
+    }
+
     /// Always [`Fault::Draft`].
     pub fn draft(&mut self, _: ActionId, _: Past, _: usize) -> BoxFuture<'static, Reply> {
         async { Reply::event(Event::Fault(Fault::Draft)) }.boxed()
@@ -130,6 +135,11 @@ impl Drafting {
     /// Whether the drafter may draw with the target's own noise: not where its drafts are translated as text.
     pub fn shares_noise(&self) -> bool {
         self.drafter.as_ref().is_some_and(|drafter| drafter.tongue.shares_noise())
+    }
+
+    /// Whether the drafter may be told what then does not come: what is translated is told as it grows.
+    pub fn goes_back(&self) -> bool {
+        self.drafter.as_ref().is_some_and(|drafter| matches!(drafter.tongue, Tongue::Same))
     }
 
     /// Whether there is a drafter to ask.

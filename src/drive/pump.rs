@@ -27,6 +27,7 @@ use crate::drive::run::Run;
 use crate::drive::sink::{End, Gone, Sink};
 use crate::openai::usage::Usage;
 use crate::session::{Action, ActionId, Event, Fault, Finish, RidePlan, Session, Summary, Tail, footprint};
+use crate::units::TokenId;
 use crate::words::{BypassReason, Past, RideReason};
 
 /// The id of events that answer no action.
@@ -267,7 +268,7 @@ impl Pump {
         while let Some((id, action)) = self.session.poll() {
             match action {
                 Action::Ride(plan) => self.start_ride(id, plan),
-                Action::Draft { gamma } => self.start_draft(id, gamma),
+                Action::Draft { gamma, assumed } => self.start_draft(id, gamma, &assumed),
                 Action::Shadow { from } => self.start_shadow(id, from),
                 Action::Verify(draft, plan, assumed) => {
                     self.round += 1;
@@ -277,7 +278,8 @@ impl Pump {
                         .map_or("none", |node| Source::name(node.votes.first().drafter.source));
                     self.slot.record.verifying(id, drafter);
                     let past = self.past.for_call(self.session.prompt(), self.session.output());
-                    let past = past.assuming(&assumed);
+                    let mut past = past.assuming(&assumed);
+                    past.write_json();
                     let call = self.calls.clone().verify(past, draft, plan, self.round);
                     self.pend(id, call.map(Reply::event));
                 }
@@ -336,9 +338,9 @@ impl Pump {
         self.ride = Some(Ride::opening(id, Arc::clone(self.calls.engine()), max_tokens, opening));
     }
 
-    fn start_draft(&mut self, id: ActionId, gamma: usize) {
+    fn start_draft(&mut self, id: ActionId, gamma: usize, assumed: &[TokenId]) {
         self.past.follow(self.session.prompt(), self.session.output());
-        let reply = self.drafting.draft(id, self.past.clone(), gamma);
+        let reply = self.drafting.draft(id, self.past.clone().assuming(assumed), gamma);
         self.pend(id, reply);
     }
 

@@ -134,6 +134,7 @@ impl<W: Walk> Session<W> {
         match self.flight.kind(answers) {
             Some(Kind::Ride) => self.riding(event, now),
             Some(Kind::Draft) => self.drafting(event, now),
+            Some(Kind::Sketch) => self.sketched(event),
             Some(Kind::Verify) => self.verifying(answers, event, now),
             Some(Kind::Shadow) => self.shadowed(&event, now),
             None => {}

@@ -10,6 +10,7 @@ mod seat;
 use std::sync::Arc;
 use std::time::Duration;
 
+use self::ahead::Sketches;
 pub use self::ahead::{AHEAD_MAX, Ahead};
 use self::seat::{Asked, Seat, leading};
 use super::accept::Accepted;
@@ -125,6 +126,7 @@ pub struct Pilot {
     tuning: Tuning,
     dice: Dice,
     streak: Option<Streak>,
+    sketches: Sketches,
     /// Failed verify calls in a row, at most 5.
     faults: u32,
     /// No leap before so many output tokens.
@@ -156,6 +158,7 @@ impl Pilot {
             tuning: Tuning::default(),
             dice: Dice::new(seed),
             streak: None,
+            sketches: Sketches::default(),
             faults: 0,
             not_before: 0,
         }

@@ -136,6 +136,8 @@ pub struct Rules {
     pub model: bool,
     /// The model drafter draws with the target's own noise.
     pub shares_noise: bool,
+    /// The model drafter may be asked to go on from what is assumed to come.
+    pub drafts_ahead: bool,
     /// Most tokens of context and draft that a verify call may carry.
     pub context_max: usize,
     /// This request is in the control group.
@@ -169,6 +171,7 @@ impl Default for Rules {
             shared: Shared::default(),
             model: false,
             shares_noise: false,
+            drafts_ahead: false,
             context_max: 8192,
             holdback: false,
             segment: None,

@@ -76,15 +76,15 @@ impl Past {
     /// This past as it will be if these tokens come next.
     #[must_use]
     pub fn assuming(mut self, tokens: &[TokenId]) -> Self {
-        if !tokens.is_empty() {
-            self.push(tokens);
-            self.write_json();
-        }
+        self.push(tokens);
         self
     }
 
     /// Adds tokens to the output.
     pub fn push(&mut self, tokens: &[TokenId]) {
+        if tokens.is_empty() {
+            return;
+        }
         Arc::make_mut(&mut self.output).extend_from_slice(tokens);
     }
 

@@ -26,6 +26,8 @@ pub enum Turn {
     Accompanied,
     /// What it takes behind one that nobody needed.
     AfterMiss,
+    /// What it takes if the model drafter drafts for the next round while it is under way.
+    Sketched,
     /// What is left of it when the call before it has been answered.
     Promoted,
 }
@@ -41,11 +43,23 @@ impl Turn {
     }
 }
 
+impl Turn {
+    /// With the model drafter at work beside it.
+    #[must_use]
+    pub const fn sketched(self) -> Self {
+        match self {
+            Self::Alone => Self::Sketched,
+            other => other,
+        }
+    }
+}
+
 /// Times of rounds that overlap, as shares of what such a round takes by itself.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Overlap {
     accompanied: Belief,
     missed: Belief,
+    sketched: Belief,
     promoted: Belief,
 }
 
@@ -67,12 +81,20 @@ impl Overlap {
         let belief = match turn {
             Turn::Alone => return,
             Turn::Accompanied => &mut self.accompanied,
+            Turn::Sketched => &mut self.sketched,
             Turn::AfterMiss => &mut self.missed,
             Turn::Promoted => &mut self.promoted,
         };
         if times.is_finite() {
             belief.count(times.clamp(0.0, MOST), now);
         }
+    }
+
+    /// Whether a draft for the next round is expected to win more than it costs: with probability `alive` it fits, and then
+    /// saves this share of a round.
+    pub(super) fn sketch_pays(&self, alive: f64, saved: f64) -> bool {
+        let longer = (self.sketched.known().unwrap_or(1.0) - 1.0).max(0.0);
+        alive * saved - longer > MARGIN
     }
 
     /// Whether the call is expected to win more than it costs.

@@ -85,8 +85,8 @@ pub struct Asked {
 /// What is asked of the drafter.
 #[derive(Clone, Copy, Debug)]
 pub enum What {
-    /// So many tokens.
-    Draft(usize),
+    /// So many tokens, from an output place on; `None`: behind what is not the true text.
+    Draft(usize, Option<usize>),
     /// Its choices from this output place on.
     Shadow(usize),
 }

@@ -1,3 +1,5 @@
+//! What is done for the next round while one is under way: verify calls sent ahead, and the model drafter's sketch.
+//!
 //! Rounds in flight: the next verify call is sent before the verdict of the one before it is there, on the assumption
 //! that this brings a certain run of tokens. Where round trips are long, one of them is saved as often as that comes true.
 //!
@@ -5,12 +7,17 @@
 //! sampled. The earlier call decides every place of its draft and the one behind it; the next call's prefix holds a guess of
 //! that one, and it counts only if every token of its prefix came true. What it says before its turn is kept unread: it
 //! changes no timeout, no retry and no other call; and it is dropped, unread, where its prefix did not come true.
+//!
+//! A sketch is a draft for the next round that is asked for while the verify call of this one is under way, on the same
+//! kind of assumption. A draft decides nothing, so that one that fits is as good as one that was asked for afterwards.
 
 use super::Session;
+use super::flight::Sketching;
 use super::leap::Call;
-use crate::session::Action;
+use crate::draft::Tree;
 use crate::session::accept::Walk;
-use crate::session::pilot::{AHEAD_MAX, Ahead, Turn};
+use crate::session::pilot::{AHEAD_MAX, Ahead, Step, Turn};
+use crate::session::{Action, Event};
 use crate::units::{Tick, TokenId};
 
 impl<W: Walk> Session<W> {
@@ -54,8 +61,7 @@ impl<W: Walk> Session<W> {
         if !goes_on || self.forbidden(now).is_some() {
             self.missed = !self.flight.calls.is_empty();
             self.drop_calls();
-            let step = self.step(true, now);
-            return self.leap(step, now, now);
+            return self.begin_round(brought, now);
         }
         self.summary.ahead.used += 1;
         let Some(next) = self.flight.calls.front_mut() else { return };
@@ -69,6 +75,66 @@ impl<W: Walk> Session<W> {
             }
             None => self.look_ahead(now),
         }
+    }
+
+    /// Begins a round after one that has brought these tokens, by the sketch that was made for it if that fits.
+    fn begin_round(&mut self, brought: &[TokenId], now: Tick) {
+        let asked = self.take_sketch();
+        let was_asked = asked.is_some();
+        let sketch: Option<Tree> = asked.and_then(|sketch| sketch.behind(brought));
+        if was_asked {
+            self.pilot.sketched(sketch.is_some());
+        }
+        let step = self.step(true, now);
+        match (step, sketch) {
+            (Step::Draft(_) | Step::Verify(_), Some(chain)) => {
+                let modelled = chain.len();
+                let draft = self.pilot.combine(chain, self.stand(true));
+                self.verify(draft, modelled, now, now);
+            }
+            (step, _) => self.leap(step, now, now),
+        }
+    }
+
+    /// Asks the model drafter for the draft of the next round, where it drafted for the one under way and that pays.
+    pub(super) fn sketch(&mut self, now: Tick) {
+        let rules = &self.rules;
+        let [call] = self.flight.calls.make_contiguous() else { return };
+        let may =
+            rules.drafts_ahead && (rules.gamma_fixed.is_none() || rules.ahead.is_some_and(|most| most > 0));
+        if !may || call.modelled == 0 || call.place > 0 || self.flight.sketch.is_some() {
+            return;
+        }
+        let assumed = call.draft.first_path();
+        let goes_on = !assumed.iter().any(|&token| self.output.may_end_with(token));
+        let stand = self.stand(true);
+        let room = stand.room.depth.min(stand.room.nodes).saturating_sub(assumed.len() + 1);
+        let gamma = self.pilot.sketch(room, stand.done, now).filter(|_| goes_on);
+        let Some((gamma, call)) = gamma.zip(self.flight.calls.front_mut()) else { return };
+        call.turn = call.turn.sketched();
+        let id = self.act(Action::Draft { gamma: gamma + 1, assumed: assumed.clone() });
+        self.flight.sketch = Some(Sketching { id, assumed, chain: None });
+    }
+
+    /// The model drafter has answered for the next round.
+    pub(super) fn sketched(&mut self, event: Event) {
+        match (event, &mut self.flight.sketch) {
+            (Event::Draft(chain), Some(sketch)) => sketch.chain = Some(chain),
+            (Event::Fault(_), _) => {
+                self.flight.sketch = None;
+                self.pilot.model_failed(self.output.tokens().len());
+            }
+            _ => {}
+        }
+    }
+
+    /// Takes the sketch off the actions under way, and cancels what is left of it.
+    pub(super) fn take_sketch(&mut self) -> Option<Sketching> {
+        let sketch = self.flight.sketch.take()?;
+        if sketch.chain.is_none() {
+            self.act(Action::Cancel(sketch.id));
+        }
+        Some(sketch)
     }
 
     /// Cancels every verify call under way. What they may have said already is not looked at.

@@ -45,6 +45,26 @@ pub(super) struct Shadowing {
     pub from: usize,
 }
 
+/// A draft of the model drafter for the round after the one under way.
+#[derive(Clone, Debug)]
+pub(super) struct Sketching {
+    pub id: ActionId,
+    /// What the round under way is assumed to bring, but for its last token, which the sketch begins with.
+    pub assumed: Vec<TokenId>,
+    /// The answer, once it is there.
+    pub chain: Option<Tree>,
+}
+
+impl Sketching {
+    /// The draft that follows what a round has brought; `None` if that is not what was assumed, or no answer is there.
+    pub fn behind(self, brought: &[TokenId]) -> Option<Tree> {
+        let bonus = brought.strip_prefix(self.assumed.as_slice())?;
+        let chain = self.chain?;
+        let first = chain.nodes().first()?.token;
+        (bonus == [first]).then(|| chain.below_first()).filter(|rest| !rest.is_empty())
+    }
+}
+
 /// A verify call.
 #[derive(Clone, Debug)]
 pub(super) struct Verifying {
@@ -74,6 +94,7 @@ pub(super) struct Verifying {
 pub(super) enum Kind {
     Ride,
     Draft,
+    Sketch,
     Shadow,
     Verify,
 }
@@ -83,6 +104,7 @@ pub(super) enum Kind {
 pub(super) struct Flight {
     pub ride: Option<Ride>,
     pub draft: Option<Drafting>,
+    pub sketch: Option<Sketching>,
     pub shadow: Option<Shadowing>,
     /// In the order of the places that they decide. The first continues the output, each of the others what the one before
     /// it is assumed to bring.
@@ -94,9 +116,10 @@ impl Flight {
     fn all(&self) -> impl Iterator<Item = (ActionId, Kind)> {
         let ride = self.ride.as_ref().map(|ride| (ride.id, Kind::Ride));
         let draft = self.draft.as_ref().map(|draft| (draft.id, Kind::Draft));
+        let sketch = self.sketch.as_ref().map(|sketch| (sketch.id, Kind::Sketch));
         let calls = self.calls.iter().map(|call| (call.id, Kind::Verify));
         let shadow = self.shadow.as_ref().map(|shadow| (shadow.id, Kind::Shadow));
-        ride.into_iter().chain(draft).chain(calls).chain(shadow)
+        ride.into_iter().chain(draft).chain(sketch).chain(calls).chain(shadow)
     }
 
     /// The kind of the action that `id` names, if it is under way.

@@ -35,6 +35,7 @@ impl<W: Walk> Session<W> {
     pub(super) fn leap(&mut self, step: Step, began: Tick, now: Tick) {
         match step {
             Step::Ride(reason) => {
+                self.take_sketch();
                 self.drop_calls();
                 self.pilot.leave(self.output.tokens().len(), now);
                 if let Some(presence) = &mut self.presence {
@@ -43,7 +44,7 @@ impl<W: Walk> Session<W> {
                 self.ride_on(reason, true, now);
             }
             Step::Draft(gamma) => {
-                let id = self.act(Action::Draft { gamma });
+                let id = self.act(Action::Draft { gamma, assumed: Vec::new() });
                 let until = now.after(self.patience());
                 self.flight.draft = Some(Drafting { id, since: now, gamma, until });
             }
@@ -94,6 +95,7 @@ impl<W: Walk> Session<W> {
         let turn = if std::mem::take(&mut self.missed) { Turn::AfterMiss } else { Turn::Alone };
         self.send(Call { place, draft, modelled, assumed: Vec::new(), turn }, began, now);
         self.look_ahead(now);
+        self.sketch(now);
     }
 
     /// Sends a verify call behind those that are under way.

@@ -14,6 +14,14 @@ const TRY_ANYWAY: u64 = 64;
 /// Of so many that pay one is left out, so that calls by themselves are measured, too.
 const LEAVE_OUT: u64 = 16;
 
+/// The calls under way: what the last of them assumes, its draft, and what room limit and context leave.
+#[derive(Clone, Copy)]
+struct UnderWay<'a> {
+    before: &'a [TokenId],
+    last: &'a Tree,
+    room: Budget,
+}
+
 /// Most calls that are sent ahead of a verdict: what all of them assume comes true ever less often.
 pub const AHEAD_MAX: usize = 3;
 
@@ -24,6 +32,28 @@ pub struct Ahead {
     pub assumed: Vec<TokenId>,
     /// What is drafted behind that.
     pub draft: Tree,
+}
+
+/// How often the sketches of a session fitted, lately.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Sketches {
+    made: f64,
+    fitted: f64,
+}
+
+impl Sketches {
+    /// Decay per sketch.
+    const KEEP: f64 = 0.95;
+
+    fn count(&mut self, fits: bool) {
+        self.made = self.made * Self::KEEP + 1.0;
+        self.fitted = self.fitted * Self::KEEP + f64::from(u8::from(fits));
+    }
+
+    /// The chance that the next one fits; one half before any was made.
+    fn share(self) -> f64 {
+        (self.fitted + 1.0) / (self.made + 2.0)
+    }
 }
 
 impl Pilot {
@@ -40,22 +70,32 @@ impl Pilot {
         if !self.caught_up(stand.done) || !self.way().plan.may_overlap() {
             return None;
         }
-        if let Some(fixed) = self.gamma_fixed {
-            return self.behind(before, last, fixed, stand.room, |_, rest| rest.len());
-        }
         let control = std::sync::Arc::clone(&self.control);
+        let under_way = UnderWay { before, last, room: stand.room };
+        control.with(|learnt| match self.gamma_fixed {
+            Some(fixed) => self.behind(&under_way, fixed, learnt, |_, rest| rest.len()),
+            None => self.paying(&under_way, stand, learnt, now),
+        })
+    }
+
+    /// The call to be sent ahead, if it pays.
+    fn paying(
+        &mut self,
+        under_way: &UnderWay<'_>,
+        stand: Stand,
+        learnt: &mut Learnt<'_>,
+        now: Tick,
+    ) -> Option<Ahead> {
         let (anyway, left_out) = (self.dice.one_in(TRY_ANYWAY), self.dice.one_in(LEAVE_OUT));
-        control.with(|learnt| {
-            if left_out || self.has_lost() || self.gate(stand, learnt, now).is_some() {
-                return None;
-            }
-            let tariff = self.tariff(learnt, None);
-            let rate = self.rate(self.seats.first(), &tariff, learnt);
-            self.behind(before, last, self.gamma_max, stand.room, |alive, rest| {
-                let nodes = tariff.cut(rest, rate, false).nodes;
-                let pays = learnt.ahead_pays(self.way(), nodes, alive);
-                if pays || (anyway && alive > 0.5) { nodes } else { 0 }
-            })
+        if left_out || self.has_lost() || self.gate(stand, learnt, now).is_some() {
+            return None;
+        }
+        let tariff = self.tariff(learnt, None);
+        let rate = self.rate(self.seats.first(), &tariff, learnt);
+        self.behind(under_way, self.gamma_max, learnt, |alive, rest| {
+            let nodes = tariff.cut(rest, rate, false).nodes;
+            let pays = learnt.ahead_pays(self.way(), nodes, alive);
+            if pays || (anyway && alive > 0.5) { nodes } else { 0 }
         })
     }
 
@@ -63,33 +103,54 @@ impl Pilot {
     /// comes true and the survival of its nodes given that.
     fn behind(
         &self,
-        before: &[TokenId],
-        last: &Tree,
+        under_way: &UnderWay<'_>,
         gamma: usize,
-        room: Budget,
+        learnt: &Learnt<'_>,
         length: impl FnOnce(f64, &[f64]) -> usize,
     ) -> Option<Ahead> {
+        let UnderWay { before, last, room } = *under_way;
         let reach = before.len() + last.len() + 1 + gamma;
         let budget = Budget { nodes: reach.min(room.nodes), depth: reach.min(room.depth) };
-        let chain = self.control.with(|learnt| self.chain(budget, learnt));
-        let tokens: Vec<TokenId> = chain.0.nodes().iter().map(|node| node.token).collect();
+        let chain = self.merged_as(Shape::Chain, &self.looked_up(budget), budget, learnt);
+        let tokens: Vec<TokenId> = chain.tree.nodes().iter().map(|node| node.token).collect();
         let behind = tokens.strip_prefix(before)?;
         let guess = before.len() + last.depth_of(behind);
-        let (alive, rest) = chain.1.get(guess..)?.split_first()?;
+        let (alive, rest) = chain.survival.get(guess..)?.split_first()?;
         let rest: Vec<f64> = rest.iter().take(gamma).map(|survival| survival / alive.max(1e-9)).collect();
         let nodes = length(*alive, &rest).min(rest.len());
         let mut draft = Tree::default();
-        for (index, node) in chain.0.nodes().iter().skip(guess + 1).take(nodes).enumerate() {
+        for (index, node) in chain.tree.nodes().iter().skip(guess + 1).take(nodes).enumerate() {
             draft.push(Node { parent: index.checked_sub(1), ..node.clone() });
         }
         let assumed = tokens.get(before.len()..=guess)?.to_vec();
         (!draft.is_empty()).then_some(Ahead { assumed, draft })
     }
 
-    /// The likeliest chain of all lookups, and the survival of its nodes.
-    fn chain(&self, budget: Budget, learnt: &Learnt<'_>) -> (Tree, Vec<f64>) {
-        let merged = self.merged_as(Shape::Chain, &self.looked_up(budget), budget, learnt);
-        (merged.tree, merged.survival)
+    /// How many tokens the model drafter is to draft for the next round while this one is under way; `None` where that does
+    /// not pay.
+    pub fn sketch(&mut self, room: usize, done: usize, now: Tick) -> Option<usize> {
+        if !self.model().is_some_and(|(seat, _)| seat.health.is_well(done)) {
+            return None;
+        }
+        if let Some(fixed) = self.gamma_fixed {
+            return Some(fixed.min(room)).filter(|&gamma| gamma > 0);
+        }
+        if self.dice.one_in(LEAVE_OUT) {
+            return None;
+        }
+        let alive = self.sketches.share();
+        self.control.with(|learnt| {
+            let tariff = self.tariff(learnt, Some(now));
+            let rate = self.model_rate(&tariff, learnt);
+            let gamma = self.model_offer(self.gamma_max.min(room), rate, &tariff, learnt)?.nodes;
+            let waited = gamma as f64 * learnt.costs.draft_token();
+            learnt.costs.sketch_pays(self.way(), gamma, alive, waited).then_some(gamma)
+        })
+    }
+
+    /// A sketch was made for a round, which it fits or not.
+    pub fn sketched(&mut self, fits: bool) {
+        self.sketches.count(fits);
     }
 
     /// A verify call with so many draft nodes was dropped unread.

@@ -61,7 +61,7 @@ impl Pilot {
     }
 
     /// The tokens per second that leaping with the model drafter reaches in the long run.
-    fn model_rate(&self, tariff: &Tariff, learnt: &Learnt) -> f64 {
+    pub(super) fn model_rate(&self, tariff: &Tariff, learnt: &Learnt) -> f64 {
         self.rate(self.model().map(|(seat, _)| seat), tariff, learnt)
     }
 

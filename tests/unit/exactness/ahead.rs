@@ -60,6 +60,18 @@ fn calls_ahead_that_leave_places_open_keep_the_law(
     keeps_the_law(target, &case, drafter, &SWITCHES);
 }
 
+/// The model drafter drafts for the next round while this one is under way, and perhaps in vain.
+#[rstest]
+fn sketches_keep_the_law(
+    #[values(Drafter::Chain, Drafter::Bush, Drafter::Merged)] drafter: Drafter,
+    #[values(Plan::Tree, Plan::Native)] plan: Plan,
+) {
+    let toy = Toy { vocabulary: 3, salt: 11 };
+    let mut case = ahead(drafter, 1, 1, 4, &[plan], 3);
+    case.rules.drafts_ahead = true;
+    keeps_the_law(toy, &case, drafter, &[7, 16 + 6]);
+}
+
 #[test]
 fn they_are_sent_and_used_and_dropped() {
     let (drafter, toy) = (Drafter::Lookup, Toy { vocabulary: 3, salt: 11 });

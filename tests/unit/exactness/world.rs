@@ -253,9 +253,15 @@ impl World<'_> {
                 self.ride = Some(ride);
                 self.calls += 1;
             }
-            Action::Draft { gamma } => {
-                let draft = (hooks.draft)(&self.context(), gamma);
-                self.replies.push_back((id, Event::Draft(draft)));
+            Action::Draft { gamma, assumed } => {
+                let ahead = !assumed.is_empty();
+                let draft = (hooks.draft)(&[self.context(), assumed].concat(), gamma);
+                let reply = (id, Event::Draft(draft));
+                if ahead && hooks.overtakes {
+                    self.replies.push_front(reply)
+                } else {
+                    self.replies.push_back(reply)
+                }
             }
             Action::Shadow { .. } => self.replies.push_back((id, Event::Shadow(Vec::new()))),
             Action::Verify(draft, plan, mut assumed) => {

@@ -58,7 +58,11 @@ impl World {
                 Action::Verify(draft, plan, assumed) => {
                     self.verify(number, &mut request, id, &Put { draft: &draft, plan, assumed: &assumed });
                 }
-                Action::Draft { gamma } => self.ask(number, &mut request, id, What::Draft(gamma)),
+                Action::Draft { gamma, assumed } => {
+                    let place = request.done + assumed.len();
+                    let place = request.script.is_next(request.done, &assumed).then_some(place);
+                    self.ask(number, &mut request, id, What::Draft(gamma, place));
+                }
                 Action::Shadow { from } => self.ask(number, &mut request, id, What::Shadow(from)),
                 Action::Cancel(gone) => self.cancel(number, &mut request, gone),
                 Action::Emit(delta) => {
@@ -178,7 +182,7 @@ impl World {
 
     pub(super) fn ask(&mut self, number: usize, request: &mut Request, action: ActionId, what: What) {
         let context = request.context();
-        let runs = if let What::Draft(gamma) = what { gamma } else { 1 };
+        let runs = if let What::Draft(gamma, _) = what { gamma } else { 1 };
         // At least the last token: its row is the first choice.
         let unread = context.saturating_sub(request.read).max(1);
         let question = Question { request: number, action, runs, unread };
@@ -222,7 +226,10 @@ impl World {
                 continue;
             };
             let event = match asked.what {
-                What::Draft(gamma) => Event::Draft(request.script.draft(request.done, gamma)),
+                What::Draft(gamma, place) => {
+                    let place = place.unwrap_or(request.script.output.len());
+                    Event::Draft(request.script.draft(place, gamma))
+                }
                 What::Shadow(from) => Event::Shadow(request.script.shadow(from, request.done)),
             };
             self.tell(question.request, request, question.action, [event])?;
