@@ -10,6 +10,7 @@ use std::ops::Range;
 use super::TokenId;
 use super::count::{AHEAD, Continuations, Draft, MANY, Shape};
 use super::locate::{Bounds, Located, Source};
+use super::order;
 
 /// Match lengths that are tried in one query.
 const TRIALS: usize = 2;
@@ -59,7 +60,11 @@ pub struct Finder<'a> {
 impl<'a> Finder<'a> {
     /// Looks `context` up. The oldest source comes first: where counts are equal, the more recent wins.
     pub fn new(sources: impl IntoIterator<Item = Source<'a>>, context: &'a [TokenId]) -> Self {
-        let located = sources.into_iter().map(|source| source.locate(context));
+        let context = order::usable(context);
+        let near = sources.into_iter().map(|source| (source.near(context), source));
+        // The index of every source is asked first, so that they wait for memory at the same time.
+        let near: Vec<(Range<usize>, Source<'a>)> = near.collect();
+        let located = near.into_iter().map(|(near, source)| source.located(context, near));
         let places: Vec<Located<'a>> = located.filter(|located| located.match_len() > 0).collect();
         let longest = places.iter().map(Located::match_len).max().unwrap_or(0);
         Self { places, longest }

@@ -33,10 +33,28 @@ impl<'a> Source<'a> {
 
     /// Finds the positions whose context has the longest end in common with `context`.
     pub fn locate(&self, context: &'a [TokenId]) -> Located<'a> {
-        let (text, context) = (self.text, order::usable(context));
+        let context = order::usable(context);
+        self.located(context, self.near(context))
+    }
+
+    /// Where the place of a usable context must lie, as far as the index knows; what is read next is asked for.
+    pub(super) fn near(&self, context: &[TokenId]) -> Range<usize> {
+        let Entries::Sorted(run) = &self.entries else { return 0..0 };
+        let key = order::digest(context);
+        let first = run.top.below(key);
+        let is_known = run.top.keys().get(first) == Some(&key);
+        let last = if is_known { run.top.below(key + 1) } else { first };
+        let start = first.saturating_sub(1) * STRIDE;
+        black_box(run.order.get(start).copied());
+        start..(last * STRIDE).min(run.order.len())
+    }
+
+    /// Finds a usable context, whose place lies there.
+    pub(super) fn located(&self, context: &'a [TokenId], near: Range<usize>) -> Located<'a> {
+        let text = self.text;
         let (order, top, at) = match &self.entries {
             Entries::Sorted(run) => {
-                (Cow::Borrowed(&*run.order), Some(&run.top), lower_bound(text, run, context))
+                (Cow::Borrowed(&*run.order), Some(&run.top), lower_bound(text, run, context, near))
             }
             Entries::Tail(range) => (Cow::Owned(ranked(text, range.clone(), context)), None, 0),
         };
@@ -47,19 +65,13 @@ impl<'a> Source<'a> {
     }
 }
 
-/// Index of the first entry that does not come before `context`.
-fn lower_bound(text: &[TokenId], run: &Run, context: &[TokenId]) -> usize {
-    let key = order::digest(context);
-    let first = run.top.below(key);
-    let is_known = run.top.keys().get(first) == Some(&key);
-    let last = if is_known { run.top.below(key + 1) } else { first };
+/// Index of the first entry that does not come before `context`, which is one of `near` or the next.
+fn lower_bound(text: &[TokenId], run: &Run, context: &[TokenId], near: Range<usize>) -> usize {
     let comes_before = |index: usize| {
         let position = run.order.get(index).map_or(0, |&position| position as usize);
         order::compare(order::before(text, position), context).is_lt()
     };
-    let start = first.saturating_sub(1) * STRIDE;
-    let end = (last * STRIDE).min(run.order.len());
-    search::within(start, end, |index| touch(text, &run.order, index), comes_before)
+    search::within(near.start, near.end, |index| touch(text, &run.order, index), comes_before)
 }
 
 /// Reads the last token of the context at a place of an order, so that it is there when it is compared. The reads do not wait for
