@@ -4,8 +4,8 @@
 //! Its memory is not a suffix tree, which costs hundreds of bytes per token, but an array of positions sorted by the
 //! context that stands *before* them, read backwards (a suffix array of the reversed text, cut off at [`DEPTH`] tokens).
 //! All positions whose context agrees with the present one for `m` tokens are one interval of that array, the
-//! intervals of growing `m` lie within each other, and one binary search finds the innermost. Text and order take 8
-//! bytes per token, an index of every [`STRIDE`]th entry another quarter.
+//! intervals of growing `m` lie within each other, and one search finds the innermost. Text and order take 8 bytes
+//! per token, an index of every [`STRIDE`]th entry one more.
 //!
 //! [`Segment`] holds finished texts and never changes: new ones are built and small ones merged, as in a log-structured
 //! merge tree. [`Growing`] holds one text that grows. Both are asked by a [`Finder`], one at a time or several together.
@@ -20,6 +20,7 @@ mod find;
 mod growing;
 mod locate;
 mod order;
+mod search;
 mod segment;
 
 use std::sync::Arc;
@@ -42,7 +43,7 @@ pub type View = Arc<[Arc<Segment>]>;
 const RULES: Rules =
     Rules { max_nodes: AHEAD, max_spec_factor: 4.0, max_spec_offset: 4.0, min_token_prob: 0.02 };
 
-/// The drafter of one session. Memory: 8 to 12 bytes per token of its own context; what it sees of earlier requests is
+/// The drafter of one session. Memory: 9 to 13 bytes per token of its own context; what it sees of earlier requests is
 /// shared.
 #[derive(Debug)]
 pub struct Suffix {

@@ -3,7 +3,6 @@
 //! The counts would be a trie of the continuations. It is never built: with at most 32 positions a node of
 //! it is a set of positions in one machine word, and its children are that set split by the next token.
 
-use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 
 use super::TokenId;
@@ -56,56 +55,53 @@ pub struct Draft {
     pub sampled: usize,
 }
 
-/// A proposal that waits for its turn.
-#[derive(Clone, Copy, Debug)]
+/// A proposal that waits for its turn. The greatest comes first; no two have the same rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Candidate {
-    proposal: Proposal,
-    group: Group,
-    depth: usize,
+    /// The likelier first, then the nearer, then the more recent: chance, what is left of [`AHEAD`], group. In one number, as
+    /// comparing these is much of what a draft takes. (A chance is not negative, so its bits sort like it.)
+    rank: u128,
+    token: TokenId,
+    parent: Option<u32>,
+    /// Positions at the parent.
+    above: u32,
 }
 
 impl Candidate {
-    /// The likelier first, then the nearer, then the more recent. No two candidates of the same depth are alike.
-    fn rank(&self, other: &Self) -> Ordering {
-        let likelier = self.proposal.chance.total_cmp(&other.proposal.chance);
-        likelier.then(other.depth.cmp(&self.depth)).then(self.group.cmp(&other.group))
+    fn chance(self) -> f64 {
+        f64::from_bits((self.rank >> 64) as u64)
     }
-}
 
-impl PartialEq for Candidate {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other).is_eq()
+    fn depth(self) -> usize {
+        AHEAD - (self.rank >> 32) as u32 as usize
     }
-}
 
-impl Eq for Candidate {}
-
-impl PartialOrd for Candidate {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
+    fn group(self) -> Group {
+        self.rank as Group
     }
-}
 
-impl Ord for Candidate {
-    fn cmp(&self, other: &Self) -> Ordering {
-        self.rank(other)
+    fn proposal(self) -> Proposal {
+        let count = self.group().count_ones();
+        let parent = self.parent.map(|parent| parent as usize);
+        Proposal { token: self.token, parent, chance: self.chance(), share: share(count, self.above), count }
     }
 }
 
 /// What followed at up to [`MANY`] positions.
 #[derive(Debug)]
-pub(super) struct Continuations<'a> {
-    /// The texts from the positions on, the oldest first.
-    following: [&'a [TokenId]; MANY],
+pub(super) struct Continuations {
+    /// The texts from the positions on, the oldest first; separators behind their ends. Copied, so that memory is waited
+    /// for once and not token by token.
+    following: [[TokenId; AHEAD]; MANY],
     len: usize,
 }
 
-impl<'a> Continuations<'a> {
+impl Continuations {
     /// Takes the first [`MANY`] of the given texts, the oldest first.
-    pub fn new(texts: impl Iterator<Item = &'a [TokenId]>) -> Self {
-        let mut this = Self { following: [&[]; MANY], len: 0 };
+    pub fn new<'a>(texts: impl Iterator<Item = &'a [TokenId]>) -> Self {
+        let mut this = Self { following: [[SEPARATOR; AHEAD]; MANY], len: 0 };
         for (place, text) in this.following.iter_mut().zip(texts) {
-            *place = text;
+            place.iter_mut().zip(text).for_each(|(place, &token)| *place = token);
             this.len += 1;
         }
         this
@@ -141,31 +137,34 @@ impl<'a> Continuations<'a> {
     }
 
     fn tree(&self, budget: usize, least: f64) -> Vec<Proposal> {
-        let mut nodes: Vec<Proposal> = Vec::new();
-        let mut waiting = BinaryHeap::new();
-        self.expand(&mut waiting, (self.all(), 0), None, (1.0, least));
-        while let Some(Candidate { proposal, group, depth }) = waiting.pop().filter(|_| nodes.len() < budget)
+        let mut nodes: Vec<Proposal> = Vec::with_capacity(budget.min(AHEAD));
+        let mut waiting = BinaryHeap::with_capacity(2 * AHEAD);
+        waiting.extend(self.candidates((self.all(), 0), None, (1.0, least)));
+        while nodes.len() < budget
+            && let Some(next) = waiting.pop()
         {
-            nodes.push(proposal);
-            self.expand(&mut waiting, (group, depth), Some(nodes.len() - 1), (proposal.chance, least));
+            let place = Some(nodes.len() as u32);
+            waiting.extend(self.candidates((next.group(), next.depth()), place, (next.chance(), least)));
+            nodes.push(next.proposal());
         }
         nodes
     }
 
-    /// Puts the children of a node into the queue.
-    fn expand(
+    /// The children of a node that are likely enough.
+    fn candidates(
         &self,
-        waiting: &mut BinaryHeap<Candidate>,
         (group, depth): (Group, usize),
-        parent: Option<usize>,
+        parent: Option<u32>,
         (chance, least): (f64, f64),
-    ) {
-        for (token, child) in self.children(group, depth).take_while(|_| depth < AHEAD) {
-            let proposal = proposal(token, parent, chance, (child, group));
-            if proposal.chance >= least {
-                waiting.push(Candidate { proposal, group: child, depth: depth + 1 });
-            }
-        }
+    ) -> impl Iterator<Item = Candidate> {
+        let above = group.count_ones();
+        let candidate = move |(token, child): (TokenId, Group)| {
+            let chance = chance * share(child.count_ones(), above);
+            let rest = (AHEAD - depth - 1) as u128;
+            let rank = u128::from(chance.to_bits()) << 64 | rest << 32 | u128::from(child);
+            (chance >= least).then_some(Candidate { rank, token, parent, above })
+        };
+        self.children(group, depth).filter_map(candidate)
     }
 
     /// The tokens that stand `depth` tokens after the positions of `group`, each with its positions: the one
@@ -210,8 +209,12 @@ impl<'a> Continuations<'a> {
 /// A child (`groups.0`) of a node (`groups.1`) that is reached with `chance`.
 fn proposal(token: TokenId, parent: Option<usize>, chance: f64, groups: (Group, Group)) -> Proposal {
     let count = groups.0.count_ones();
-    let share = f64::from(count) / f64::from(groups.1.count_ones());
+    let share = share(count, groups.1.count_ones());
     Proposal { token, parent, chance: chance * share, share, count }
+}
+
+fn share(count: u32, above: u32) -> f64 {
+    f64::from(count) / f64::from(above)
 }
 
 #[cfg(test)]
@@ -224,7 +227,7 @@ mod tests {
         draft.nodes.iter().map(|node| (node.token, node.parent, node.count)).collect()
     }
 
-    fn count<'a>(texts: &[&'a [TokenId]]) -> Continuations<'a> {
+    fn count(texts: &[&[TokenId]]) -> Continuations {
         Continuations::new(texts.iter().copied())
     }
 

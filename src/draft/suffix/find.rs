@@ -9,10 +9,14 @@ use std::ops::Range;
 
 use super::TokenId;
 use super::count::{AHEAD, Continuations, Draft, MANY, Shape};
-use super::locate::{Located, Source};
+use super::locate::{Bounds, Located, Source};
+use super::order;
 
 /// Match lengths that are tried in one query.
 const TRIALS: usize = 2;
+/// Matches of so few tokens are shortened token by token: the index knows those intervals, and finds them with less
+/// reading than `reach`.
+const SHORT: usize = 4;
 
 /// How large a draft may be, and how sure.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -56,7 +60,11 @@ pub struct Finder<'a> {
 impl<'a> Finder<'a> {
     /// Looks `context` up. The oldest source comes first: where counts are equal, the more recent wins.
     pub fn new(sources: impl IntoIterator<Item = Source<'a>>, context: &'a [TokenId]) -> Self {
-        let located = sources.into_iter().map(|source| source.locate(context));
+        let context = order::usable(context);
+        let near = sources.into_iter().map(|source| (source.near(context), source));
+        // The index of every source is asked first, so that they wait for memory at the same time.
+        let near: Vec<(Range<usize>, Source<'a>)> = near.collect();
+        let located = near.into_iter().map(|(near, source)| source.located(context, near));
         let places: Vec<Located<'a>> = located.filter(|located| located.match_len() > 0).collect();
         let longest = places.iter().map(Located::match_len).max().unwrap_or(0);
         Self { places, longest }
@@ -98,8 +106,10 @@ struct Spread<'f, 'a> {
 
 impl<'f, 'a> Spread<'f, 'a> {
     fn new(places: &'f [Located<'a>], len: usize) -> Self {
-        let intervals = places.iter().map(|place| place.interval(len)).collect();
-        Self { places, intervals, len }
+        let intervals = places.iter().map(Located::nothing).collect();
+        let mut this = Self { places, intervals, len };
+        this.widen(len);
+        this
     }
 
     /// Positions in all intervals.
@@ -114,18 +124,36 @@ impl<'f, 'a> Spread<'f, 'a> {
     /// that is greater than what the contexts so far out agree for.
     fn double(&mut self, least: usize) -> bool {
         let wanted = 2 * self.width();
+        if self.len <= SHORT {
+            return self.shorten(wanted, least);
+        }
         while let Some(missing) = wanted.checked_sub(self.width()).filter(|&missing| missing > 0) {
             let step = missing.div_ceil(2 * self.places.len().max(1));
             let reach = self.reach(step);
             if reach < least.max(1) {
                 return false;
             }
-            for (place, interval) in self.places.iter().zip(&mut self.intervals) {
-                *interval = place.widened(interval.clone(), reach);
-            }
-            self.len = reach;
+            self.widen(reach);
         }
         true
+    }
+
+    /// The same of a short match: one length after the other.
+    fn shorten(&mut self, wanted: usize, least: usize) -> bool {
+        while self.width() < wanted && self.len > least.max(1) {
+            self.widen(self.len - 1);
+        }
+        self.width() >= wanted
+    }
+
+    /// Goes on to a length. All places are asked for bounds first, so that they wait for memory at the same time.
+    fn widen(&mut self, len: usize) {
+        let both = self.places.iter().zip(&self.intervals);
+        let bounds: Vec<Bounds> = both.map(|(place, interval)| place.bounds(interval.clone(), len)).collect();
+        for ((place, interval), bounds) in self.places.iter().zip(&mut self.intervals).zip(&bounds) {
+            *interval = place.refined(bounds, len);
+        }
+        self.len = len;
     }
 
     /// The greatest number of tokens for which a context agrees that stands `step` places outside of an interval.

@@ -188,7 +188,7 @@ mod tests {
     fn a_token_takes_little_memory() {
         let mut growing = Growing::new();
         growing.extend(&[4; 4096]);
-        let run = 4 * 4095 + 8 * 128;
+        let run = 4 * 4095 + 8 * (512 + 32 + 2) + 2 * size_of::<Box<[u64]>>();
         let pieces = growing.pieces.capacity() * size_of::<Piece>();
         assert_eq!(growing.bytes(), size_of::<Growing>() + 4 * growing.text.capacity() + run + pieces);
     }

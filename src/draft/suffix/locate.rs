@@ -1,10 +1,12 @@
 //! Where a context stands in an order, and how far around it others agree.
 
 use std::borrow::Cow;
+use std::hint::black_box;
 use std::ops::Range;
 
 use super::TokenId;
 use super::order::{self, Run, STRIDE};
+use super::search::{self, Index, leading};
 
 /// A text and the positions of it that can be found.
 #[derive(Clone, Debug)]
@@ -31,10 +33,30 @@ impl<'a> Source<'a> {
 
     /// Finds the positions whose context has the longest end in common with `context`.
     pub fn locate(&self, context: &'a [TokenId]) -> Located<'a> {
-        let (text, context) = (self.text, order::usable(context));
+        let context = order::usable(context);
+        self.located(context, self.near(context))
+    }
+
+    /// Where the place of a usable context must lie, as far as the index knows; what is read next is asked for.
+    pub(super) fn near(&self, context: &[TokenId]) -> Range<usize> {
+        let Entries::Sorted(run) = &self.entries else { return 0..0 };
+        let key = order::digest(context);
+        let first = run.top.below(key);
+        let is_known = run.top.keys().get(first) == Some(&key);
+        let last = if is_known { run.top.below(key + 1) } else { first };
+        let start = first.saturating_sub(1) * STRIDE;
+        black_box(run.order.get(start).copied());
+        start..(last * STRIDE).min(run.order.len())
+    }
+
+    /// Finds a usable context, whose place lies there.
+    pub(super) fn located(&self, context: &'a [TokenId], near: Range<usize>) -> Located<'a> {
+        let text = self.text;
         let (order, top, at) = match &self.entries {
-            Entries::Sorted(run) => (Cow::Borrowed(&*run.order), &*run.top, lower_bound(text, run, context)),
-            Entries::Tail(range) => (Cow::Owned(ranked(text, range.clone(), context)), &[][..], 0),
+            Entries::Sorted(run) => {
+                (Cow::Borrowed(&*run.order), Some(&run.top), lower_bound(text, run, context, near))
+            }
+            Entries::Tail(range) => (Cow::Owned(ranked(text, range.clone(), context)), None, 0),
         };
         let mut located = Located { text, order, top, context, at, len: 0 };
         let beside = [at.checked_sub(1), Some(at)];
@@ -43,16 +65,20 @@ impl<'a> Source<'a> {
     }
 }
 
-/// Index of the first entry that does not come before `context`.
-fn lower_bound(text: &[TokenId], run: &Run, context: &[TokenId]) -> usize {
-    let key = order::digest(context);
-    let first = run.top.partition_point(|&top| top < key);
-    let alike = leading(run.top.len() - first, |step| run.top.get(first + step) == Some(&key));
-    let start = first.saturating_sub(1) * STRIDE;
-    let end = ((first + alike) * STRIDE).min(run.order.len());
-    let comes_before =
-        |&position: &u32| order::compare(order::before(text, position as usize), context).is_lt();
-    start + run.order.get(start..end).unwrap_or_default().partition_point(comes_before)
+/// Index of the first entry that does not come before `context`, which is one of `near` or the next.
+fn lower_bound(text: &[TokenId], run: &Run, context: &[TokenId], near: Range<usize>) -> usize {
+    let comes_before = |index: usize| {
+        let position = run.order.get(index).map_or(0, |&position| position as usize);
+        order::compare(order::before(text, position), context).is_lt()
+    };
+    search::within(near.start, near.end, |index| touch(text, &run.order, index), comes_before)
+}
+
+/// Reads the last token of the context at a place of an order, so that it is there when it is compared. The reads do not wait for
+/// each other.
+fn touch(text: &[TokenId], order: &[u32], index: usize) {
+    let position = order.get(index).map_or(0, |&position| position as usize);
+    black_box(text.get(position.wrapping_sub(1)).copied());
 }
 
 /// The positions in `range` that agree with `context` at all, those that agree longest first: cut at any
@@ -71,7 +97,7 @@ fn ranked(text: &[TokenId], range: Range<usize>, context: &[TokenId]) -> Vec<u32
 pub struct Located<'a> {
     text: &'a [TokenId],
     order: Cow<'a, [u32]>,
-    top: &'a [u64],
+    top: Option<&'a Index>,
     context: &'a [TokenId],
     at: usize,
     len: usize,
@@ -86,7 +112,12 @@ impl<'a> Located<'a> {
     /// The places in the order of all positions whose context agrees for `len` tokens; empty for a `len` above
     /// the longest match.
     pub fn interval(&self, len: usize) -> Range<usize> {
-        self.widened(self.at..self.at, len)
+        self.widened(self.nothing(), len)
+    }
+
+    /// The interval of a length that nothing agrees for.
+    pub(super) fn nothing(&self) -> Range<usize> {
+        self.at..self.at
     }
 
     /// The position at a place of the order.
@@ -112,52 +143,50 @@ impl<'a> Located<'a> {
 
     /// The interval of `len`, grown out of that of a greater length.
     pub(super) fn widened(&self, inner: Range<usize>, len: usize) -> Range<usize> {
+        self.refined(&self.bounds(inner, len), len)
+    }
+
+    /// Where the two ends of the interval of `len` may lie, which is grown out of that of a greater length. The index knows it
+    /// closely for a few tokens.
+    pub(super) fn bounds(&self, inner: Range<usize>, len: usize) -> Bounds {
         if len > self.len {
-            return self.at..self.at;
+            return Bounds { start: self.nothing(), end: self.nothing() };
         }
+        let Range { start, end } = inner;
+        let Some((top, (low, high))) = self.top.zip(order::digests(self.context, len)) else {
+            return Bounds { start: 0..start, end: end..self.places() };
+        };
+        let (below, up_to) = (top.below(low), top.below(high + 1));
+        let start = start.min(below * STRIDE);
+        let end = if up_to > below { end.max((up_to - 1) * STRIDE + 1) } else { end };
+        let start = below.saturating_sub(1) * STRIDE..start;
+        let end = end..(up_to * STRIDE).min(self.places()).max(end);
+        black_box([start.start, end.start].map(|index| self.order.get(index).copied()));
+        Bounds { start, end }
+    }
+
+    /// The interval of `len` between its bounds.
+    pub(super) fn refined(&self, bounds: &Bounds, len: usize) -> Range<usize> {
         let suffix = self.context.get(self.context.len().saturating_sub(len)..).unwrap_or_default();
         let agrees = |index: usize| {
             let at = self.position(index).unwrap_or(0);
             self.text.get(at.saturating_sub(len)..at) == Some(suffix)
         };
-        let (left, right) = self.bounds(inner, len);
-        let start = left.end - leading(left.len(), |step| agrees(left.end - 1 - step));
-        let end = right.start + leading(right.len(), |step| agrees(right.start + step));
-        start..end
-    }
-
-    /// Where the two ends of the interval of `len` may lie. The index knows it closely for a few tokens.
-    fn bounds(&self, inner: Range<usize>, len: usize) -> (Range<usize>, Range<usize>) {
-        let Range { start, end } = inner;
-        let digests = order::digests(self.context, len).filter(|_| !self.top.is_empty());
-        let Some((low, high)) = digests else { return (0..start, end..self.places()) };
-        let top = |index: usize| self.top.get(index).copied().unwrap_or_default();
-        let (left, right) = (start.div_ceil(STRIDE), end.div_ceil(STRIDE));
-        let below = left - leading(left, |step| top(left - 1 - step) >= low);
-        let up_to = right + leading(self.top.len() - right, |step| top(right + step) <= high);
-        let start = start.min(below * STRIDE);
-        let end = if up_to > below { end.max((up_to - 1) * STRIDE + 1) } else { end };
-        (below.saturating_sub(1) * STRIDE..start, end..(up_to * STRIDE).min(self.places()).max(end))
+        let touch = |index: usize| touch(self.text, &self.order, index);
+        let Bounds { start, end } = bounds;
+        let outwards = |step: usize| start.end - 1 - step;
+        let before = leading(start.len(), |step| touch(outwards(step)), |step| agrees(outwards(step)));
+        let onwards = |step: usize| end.start + step;
+        let behind = leading(end.len(), |step| touch(onwards(step)), |step| agrees(onwards(step)));
+        start.end - before..end.start + behind
     }
 }
 
-/// Number of steps, of at most `limit`, that hold before the first that does not: doubling steps, then halving.
-fn leading(limit: usize, holds: impl Fn(usize) -> bool) -> usize {
-    let (mut low, mut step) = (0, 1);
-    while low + step <= limit && holds(low + step - 1) {
-        low += step;
-        step *= 2;
-    }
-    let mut high = (low + step - 1).min(limit);
-    while low < high {
-        let middle = low.midpoint(high);
-        if holds(middle) {
-            low = middle + 1;
-        } else {
-            high = middle;
-        }
-    }
-    low
+/// Where an interval starts and where it ends, as far as that is known.
+#[derive(Clone, Debug)]
+pub(super) struct Bounds {
+    start: Range<usize>,
+    end: Range<usize>,
 }
 
 #[cfg(test)]
@@ -215,11 +244,6 @@ mod tests {
                     prop_assert_eq!(located.position(index), Some(all[index].position));
                 }
             }
-        }
-
-        #[test]
-        fn steps_are_counted_up_to_the_first_that_does_not_hold(limit in 0_usize..200, first in 0_usize..220) {
-            prop_assert_eq!(leading(limit, |step| step < first), first.min(limit));
         }
     }
 }

@@ -9,13 +9,15 @@ use std::cmp::Ordering;
 use std::ops::Range;
 
 use super::TokenId;
+use super::search::Index;
 
 /// Contexts that agree for so many tokens count as equal.
 pub const DEPTH: usize = 64;
 /// The id that stands between documents; no context crosses it.
 pub const SEPARATOR: TokenId = TokenId::MAX;
-/// Every so many entries of an order, one is kept in its index.
-pub const STRIDE: usize = 32;
+/// Every so many entries of an order, one is kept in its index: a byte per token, for which a search that has come to its
+/// end in the index reads one line of the order and waits once for the texts.
+pub const STRIDE: usize = 8;
 
 /// Groups up to this size are sorted by comparing whole contexts.
 const SMALL: usize = 16;
@@ -166,7 +168,7 @@ pub(super) struct Run {
     /// The positions.
     pub order: Box<[u32]>,
     /// The digest of every [`STRIDE`]th position.
-    pub top: Box<[u64]>,
+    pub top: Index,
 }
 
 impl Run {
@@ -174,12 +176,12 @@ impl Run {
     pub fn new(text: &[TokenId], order: Vec<u32>) -> Self {
         let key = |&position: &u32| digest(before(text, position as usize));
         let top = order.iter().step_by(STRIDE).map(key).collect();
-        Self { order: order.into_boxed_slice(), top }
+        Self { order: order.into_boxed_slice(), top: Index::new(top) }
     }
 
     /// Bytes on the heap.
     pub fn bytes(&self) -> usize {
-        size_of_val(&*self.order) + size_of_val(&*self.top)
+        size_of_val(&*self.order) + self.top.bytes()
     }
 }
 
