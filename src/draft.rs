@@ -8,6 +8,8 @@ pub mod merge;
 pub mod phrasebook;
 pub mod prediction;
 pub mod prompt_lookup;
+pub mod sampled;
+pub mod stop;
 pub mod suffix;
 pub mod tree;
 
@@ -15,6 +17,8 @@ pub use merge::Merged;
 pub use phrasebook::{Phrasebook, Phrases, Spelling};
 pub use prediction::Prediction;
 pub use prompt_lookup::{Ngram, PromptLookup};
+pub use sampled::Sampled;
+pub use stop::Stop;
 pub use suffix::{Suffix, View};
 pub use tree::{Company, DrafterId, Features, Node, Source, Tree, Vote, Votes};
 
