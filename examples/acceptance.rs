@@ -5,7 +5,7 @@
 //! The two must have one vocabulary. Every way writes texts of its own to the same prompts, round by round, by the code that
 //! is shipped (`Sampler`, `accept::sampled`). `drafted`: tokens drafted per round. `noise` is what drafts do today: the drafter draws with the target's own noise,
 //! the target samples and matches. `ratio-K`: the drafter draws from its K likeliest tokens alone. `-sL`: it stops where
-//! AdaEDL's bound on acceptance, 1 − √(λ·H(q)) with λ = 0.3, is below L (arXiv 2410.18351).
+//! its own bound on survival (`draft::Stop`) is below L.
 
 #[cfg(not(feature = "onnx"))]
 fn main() {
@@ -23,7 +23,7 @@ mod measured {
     use std::path::Path;
     use std::time::Instant;
 
-    use foretell::draft::Sampled;
+    use foretell::draft::{Sampled, Stop};
     use foretell::openai::Sampling;
     use foretell::runtime::device::DeviceChoice;
     use foretell::runtime::forward::{Feed, Forward, Lane, Logits, Rows};
@@ -35,9 +35,6 @@ mod measured {
     use foretell::words::Law;
 
     type Outcome<T> = Result<T, Box<dyn Error>>;
-
-    /// λ of AdaEDL.
-    const LAMBDA: f64 = 0.3;
 
     #[derive(Clone, Copy)]
     enum How {
@@ -154,6 +151,7 @@ mod measured {
                 How::Noise | How::Sampled { .. } => warm.clone(),
             };
             let (mut draft, mut sampled) = (text.clone(), Sampled::default());
+            let mut stop = Stop::new(way.least);
             let base = text.len();
             while draft.len() < base + self.gamma {
                 let rows = self.drafter.read(&draft, 1)?;
@@ -161,7 +159,7 @@ mod measured {
                 let started = Instant::now();
                 if way.least > f64::NEG_INFINITY {
                     let q = processed(&warm, row, &draft, usize::MAX).ok_or("no law")?;
-                    if 1.0 - (LAMBDA * q.entropy()).sqrt() < way.least {
+                    if !stop.goes_on(q.entropy()) {
                         break;
                     }
                 }
@@ -260,12 +258,10 @@ mod measured {
             sampled(Test::Block, 16),
         ];
         let always = f64::NEG_INFINITY;
-        let stops = [
-            (How::Noise, 0.2),
-            (How::Noise, 0.4),
-            (sampled(Test::Block, all), 0.2),
-            (sampled(Test::Block, all), 0.4),
-        ];
+        let leasts = [0.02, 0.05, 0.1, 0.2, 0.3];
+        let stops = leasts
+            .into_iter()
+            .flat_map(|least| [How::Noise, sampled(Test::Block, all)].map(|how| (how, least)));
         let ways = hows.map(|how| (how, always)).into_iter().chain(stops);
         println!("{} prompts, {tokens} tokens, T={temperature}, gamma {gamma}", prompts.len());
         println!(

@@ -16,7 +16,7 @@ pub use machine::Session;
 pub use start::{Ending, Hold, Limit, Permission, Rules, Start, StopOrder};
 
 use crate::control::costs::Basis;
-use crate::draft::Tree;
+use crate::draft::Draft;
 use crate::units::TokenId;
 use crate::words::{Ledger, Plan, RideReason, Verdict};
 
@@ -57,7 +57,7 @@ pub enum Event {
     /// A ride came to its end.
     RideEnded(Finish),
     /// The model drafter's answer to `Draft`.
-    Draft(Tree),
+    Draft(Draft),
     /// The model drafter's answer to `Shadow`: its own choice at each asked place; `None` where that is no token of the
     /// target's.
     Shadow(Vec<Option<TokenId>>),
@@ -101,7 +101,7 @@ pub enum Action {
         from: usize,
     },
     /// Ask the backend to verify a draft after the whole context.
-    Verify(Tree, Plan),
+    Verify(Draft, Plan),
     /// Stop an action that is under way; its events are not wanted any more.
     Cancel(ActionId),
     /// Send this to the client.

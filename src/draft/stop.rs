@@ -1,22 +1,34 @@
-//! Where a model drafter stops: at a place that is so open that its next token is hardly ever accepted.
+//! Where a model drafter stops: where it is so unsure that one more token costs more than it is likely to bring.
 //!
-//! AdaEDL (arXiv 2410.18351): 1 − √(λ·H(q)) bounds from below how often a token of q is accepted, as the drafter itself can
-//! tell, H in nats. It reads the law of the next token and no token that is drawn from it, so sampled drafts stay exact
-//! under it: what is verified does not depend on what was drawn there.
+//! AdaEDL (arXiv 2410.18351): 1 − √(λ·H(q)) bounds from below how often a token of q is accepted, as far as the drafter itself
+//! can tell, with H the entropy of q in nats. The product of these bounds stands for the chance that a chain survives to a
+//! place. It reads the law of the next token and no token that is drawn from it, so sampled drafts stay exact under it:
+//! whether a place is verified does not depend on what was drawn there.
 
-/// When to stop.
+/// Weight of the entropy; the authors take 0.2 to 0.5.
+const LAMBDA: f64 = 0.3;
+
+/// Follows a draft and says where it ends.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Stop {
-    /// Weight of the entropy; its authors take 0.2 to 0.5.
-    pub lambda: f64,
-    /// Least that the bound on acceptance may be.
-    pub least: f64,
+    least: f64,
+    alive: f64,
 }
 
 impl Stop {
-    /// Whether a token is drafted from a law of this entropy, nats.
-    pub fn goes_on(self, entropy: f64) -> bool {
-        1.0 - (self.lambda * entropy.max(0.0)).sqrt() >= self.least
+    /// For a draft whose tokens are worth their cost if they survive with at least this chance.
+    pub fn new(least: f64) -> Self {
+        Self { least, alive: 1.0 }
+    }
+
+    /// Whether a token is drafted at the next place, where the law has this entropy, nats. The first always is: who asks has
+    /// decided to draft.
+    pub fn goes_on(&mut self, entropy: f64) -> bool {
+        let first = self.alive >= 1.0;
+        self.alive *= (1.0 - (LAMBDA * entropy.max(0.0)).sqrt()).max(0.0);
+        // A sure place leaves the next one as it is.
+        self.alive = self.alive.min(1.0 - f64::EPSILON);
+        first || self.alive >= self.least
     }
 }
 
@@ -24,10 +36,18 @@ impl Stop {
 mod tests {
     use super::*;
 
+    fn length(least: f64, entropies: &[f64]) -> usize {
+        let mut stop = Stop::new(least);
+        entropies.iter().take_while(|&&entropy| stop.goes_on(entropy)).count()
+    }
+
     #[test]
-    fn it_goes_on_where_the_law_is_narrow() {
-        let stop = Stop { lambda: 0.25, least: 0.5 };
-        assert!(stop.goes_on(0.0) && stop.goes_on(1.0));
-        assert!(!stop.goes_on(1.01));
+    fn a_draft_goes_on_while_it_is_likely_to_survive() {
+        // 1 − √0.3 = 0.452, and its square is 0.205.
+        assert_eq!(length(0.2, &[1.0; 4]), 2);
+        assert_eq!(length(0.21, &[1.0; 4]), 1);
+        assert_eq!(length(0.5, &[9.0; 4]), 1, "one token always");
+        assert_eq!(length(0.9, &[0.0; 4]), 4, "sure places");
+        assert_eq!(length(0.5, &[0.0, 2.0, 0.0]), 1);
     }
 }

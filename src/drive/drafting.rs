@@ -25,7 +25,9 @@ use crate::words::Past;
 #[cfg(feature = "onnx")]
 use self::tongue::Tongue;
 #[cfg(feature = "onnx")]
-use crate::runtime::drafter::{DrafterService, Noise, Seat};
+use crate::runtime::drafter::{DrafterService, Noise, Order, Seat};
+#[cfg(feature = "onnx")]
+use crate::units::Dice;
 
 #[cfg(feature = "onnx")]
 mod tongue;
@@ -49,8 +51,8 @@ impl Reply {
 #[cfg(feature = "onnx")]
 #[derive(Clone, Copy)]
 enum Question {
-    /// A chain of at most so many tokens.
-    Draft { gamma: usize },
+    /// A chain.
+    Draft(Order),
     /// The drafter's own choice at each output place from this one on.
     Shadow { from: usize },
 }
@@ -68,6 +70,8 @@ struct Asked {
 pub struct Drafting {
     drafter: Option<Asked>,
     noise: Noise,
+    /// The seed of the draws of sampled drafts; `None` where drafts are not sampled.
+    draws: Option<u64>,
     /// Taken by the first question that finds a free one; kept until the session ends.
     seat: Arc<OnceCell<Seat>>,
     /// The questions under way.
@@ -99,6 +103,9 @@ impl Drafting {
         false
     }
 
+    /// Does nothing.
+    pub fn sample(&mut self, _: u64) {}
+
     /// Always [`Fault::Draft`].
     pub fn draft(&mut self, _: ActionId, _: Past, _: usize) -> BoxFuture<'static, Reply> {
         async { Reply::event(Event::Fault(Fault::Draft)) }.boxed()
@@ -124,12 +131,17 @@ impl Drafting {
         let noise = Noise { seed: sampling.seed, choice: 0, sampling };
         let late = if bounded { DraftLoss::Timeout } else { DraftLoss::Patience };
         let drafter = speaker.map(|speaker| Asked { tongue: Tongue::of(&speaker), service: speaker.service });
-        Self { drafter, noise, seat: Arc::default(), asked: Vec::new(), late, observer }
+        Self { drafter, noise, draws: None, seat: Arc::default(), asked: Vec::new(), late, observer }
     }
 
     /// Whether the drafter may draw with the target's own noise: not where its drafts are translated as text.
     pub fn shares_noise(&self) -> bool {
         self.drafter.as_ref().is_some_and(|drafter| drafter.tongue.shares_noise())
+    }
+
+    /// From now on drafts are sampled, by draws of this seed, which are used for nothing else.
+    pub fn sample(&mut self, seed: u64) {
+        self.draws = Some(seed);
     }
 
     /// Whether there is a drafter to ask.
@@ -139,7 +151,8 @@ impl Drafting {
 
     /// A chain of at most `gamma` tokens after the past.
     pub fn draft(&mut self, id: ActionId, past: Past, gamma: usize) -> BoxFuture<'static, Reply> {
-        self.ask(id, past, Question::Draft { gamma })
+        let draws = self.draws.map(|seed| Dice::mix(seed ^ Dice::mix(id.0)));
+        self.ask(id, past, Question::Draft(Order { gamma, draws }))
     }
 
     /// The drafter's own choice at each output place from `from` on.
@@ -187,7 +200,8 @@ impl Drafting {
 impl Question {
     const fn kind(self) -> DraftKind {
         match self {
-            Self::Draft { .. } => DraftKind::Draft,
+            Self::Draft(Order { draws: Some(_), .. }) => DraftKind::Sampled,
+            Self::Draft(_) => DraftKind::Draft,
             Self::Shadow { .. } => DraftKind::Shadow,
         }
     }
@@ -210,7 +224,7 @@ impl Asked {
         });
         let seat = seated.await?;
         let event = match question {
-            Question::Draft { gamma } => tongue::draft(seat, told, gamma).await.map(Event::Draft),
+            Question::Draft(order) => tongue::draft(seat, told, order).await.map(Event::Draft),
             Question::Shadow { from } => self.tongue.shadow(seat, told, from).await.map(Event::Shadow),
         };
         event.map_err(|_| DraftLoss::Fault)

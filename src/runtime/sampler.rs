@@ -306,7 +306,10 @@ impl Processed<'_> {
 
     /// The whole distribution, as it is sampled from; `None` if the logits are no numbers.
     pub fn law(&self) -> Option<Law> {
-        let most = self.best.1;
+        let (best, most) = self.best;
+        if self.place.is_none() {
+            return Law::new(vec![(best, 1.0)]);
+        }
         let weight = |token: TokenId, logit: f32| (token, (f64::from(logit - most) / self.scale).exp());
         Law::new(match &self.kept {
             Kept::All => (0..).zip(self.logits.iter()).map(|(token, &logit)| weight(token, logit)).collect(),

@@ -133,6 +133,8 @@ pub struct Rules {
     pub model: bool,
     /// The model drafter draws with the target's own noise.
     pub shares_noise: bool,
+    /// The model drafter's drafts are sampled: drawn with noise of its own, from laws that come with them.
+    pub samples: bool,
     /// Most tokens of context and draft that a verify call may carry.
     pub context_max: usize,
     /// This request is in the control group.
@@ -165,6 +167,7 @@ impl Default for Rules {
             shared: Shared::default(),
             model: false,
             shares_noise: false,
+            samples: false,
             context_max: 8192,
             holdback: false,
             segment: None,

@@ -83,6 +83,31 @@ async fn without_a_seed_a_seat_is_greedy_and_margins_tell_how_clear_the_choice_w
 }
 
 #[tokio::test]
+async fn a_sampled_draft_is_drawn_from_the_laws_that_come_with_it() {
+    let (service, _) = service(1);
+    let seat = service.seat(sampled(0.8, Some(3))).await.unwrap();
+    let fake = Fake::new(VOCABULARY, 400, 1);
+    let sampler = Sampler::new(sampled(0.8, Some(3)).sampling, 3, 2);
+    let mut chains = std::collections::BTreeSet::new();
+    for draws in 0..8 {
+        let order = Order { gamma: 5, draws: Some(draws) };
+        let Chosen { tokens, drawn } = seat.order(past(&[3, 4, 5], 2), None, order).await.unwrap();
+        assert_eq!(ids(&tokens), drawn.chain());
+        for (at, law) in drawn.q().iter().enumerate() {
+            let text = [&[3, 4, 5], &drawn.chain()[..at]].concat();
+            let history = sampler.history(&text[..2], &text[2..]);
+            assert_eq!(Some(law), sampler.process(&fake.logits(&text), &history).law().as_ref());
+        }
+        let again = seat.order(past(&[3, 4, 5], 2), None, order).await.unwrap();
+        assert_eq!(again.drawn, drawn, "the draws are those of the order");
+        chains.insert(drawn.chain().to_vec());
+    }
+    assert!(chains.len() > 6, "{chains:?}");
+    let plain = seat.order(past(&[3, 4, 5], 2), None, 5.into()).await.unwrap();
+    assert!(plain.drawn.chain().is_empty() && plain.tokens.len() == 5);
+}
+
+#[tokio::test]
 async fn shadowing_answers_every_place_in_one_pass() {
     let (service, controls) = service(1);
     let fake = Fake::new(VOCABULARY, 400, 1);

@@ -1,6 +1,6 @@
 //! The actions under way: a set. Each is named by its id, and any of them may overlap.
 
-use crate::draft::Tree;
+use crate::draft::Draft;
 use crate::session::ActionId;
 use crate::units::Tick;
 
@@ -49,7 +49,7 @@ pub(super) struct Verifying {
     pub until: Tick,
     /// When the round began, for its cost.
     pub began: Tick,
-    pub draft: Tree,
+    pub draft: Draft,
     /// Tokens that the model drafter computed for it; for a late draft, those that the wait was worth.
     pub modelled: usize,
     /// The index of its plan in the list of plans.
@@ -109,6 +109,7 @@ impl Flight {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::draft::Tree;
 
     #[test]
     fn actions_overlap_and_the_earliest_deadline_counts() {
@@ -117,7 +118,7 @@ mod tests {
         let since = Tick(5);
         flight.shadow = Some(Shadowing { id: ActionId(1), since, from: 0 });
         assert_eq!(flight.deadline(), None, "nobody waits for a shadow pass");
-        let draft = Tree::default();
+        let draft = Draft::Tree(Tree::default());
         let call = Verifying {
             id: ActionId(3),
             until: Tick(90),

@@ -6,11 +6,15 @@
 
 use std::collections::BTreeMap;
 
+use super::law::{Drafter, case, key, plain_law};
 use super::toy::{Chance, Law as Texts, Target, Toy, distance, law};
-use foretell::draft::{Sampled, Stop};
+use super::world::{Case, Hooks, Wrong, play_judged};
+use foretell::control::Control;
+use foretell::draft::{Draft, Features, Sampled, Stop};
 use foretell::session::accept::sampled::{Kept, Test, verify};
+use foretell::session::accept::{Accept, Judge};
 use foretell::units::TokenId;
-use foretell::words::Law;
+use foretell::words::{Law, Plan, Row};
 use rstest::rstest;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -58,7 +62,7 @@ struct Way {
     test: Test,
     gamma: usize,
     voice: Voice,
-    /// Drafting stops where the drafter is less sure.
+    /// Drafting stops where the drafter is not sure.
     stops: bool,
     /// At some places the target's law is not known.
     holes: bool,
@@ -136,10 +140,10 @@ impl World<'_, '_> {
         }
     }
 
-    /// Whether the drafter is sure enough to go on.
-    fn goes_on(&self, q: &Law) -> bool {
-        let least = if self.way.voice == Voice::TopK { 0.56 } else { 0.45 };
-        !self.way.stops || Stop { lambda: 0.3, least }.goes_on(q.entropy())
+    /// Where the drafter stops.
+    fn stop(&self) -> Option<Stop> {
+        let least = if self.way.voice == Voice::TopK { 0.32 } else { 0.22 };
+        self.way.stops.then(|| Stop::new(least))
     }
 
     fn drawn(&self, law: &Law) -> TokenId {
@@ -150,10 +154,10 @@ impl World<'_, '_> {
     /// A chain of at most `most` tokens.
     fn drafted(&self, context: &[TokenId], most: usize) -> Sampled {
         let (mut chain, mut q) = (Vec::new(), Vec::new());
-        let mut text = context.to_vec();
+        let (mut text, mut stop) = (context.to_vec(), self.stop());
         while chain.len() < most {
             let law = self.q(&text);
-            if !self.goes_on(&law) {
+            if stop.as_mut().is_some_and(|stop| !stop.goes_on(law.entropy())) {
                 break;
             }
             let token = self.drawn(&law);
@@ -374,15 +378,15 @@ fn is_caught(target: Toy, max: usize, way: Way) {
 fn where_drafting_stops_depends_on_the_place() {
     for voice in [Voice::Own, Voice::TopK, Voice::Common] {
         let way = Way { voice, stops: true, ..Way::new(Test::Ratio, 1) };
-        let ends = law(|chance| {
-            let mut toys = (0..40).map(|salt| Toy { vocabulary: 3, salt });
-            let sure = |target| {
+        let lengths = |salt| {
+            law(|chance| {
+                let target = Toy { vocabulary: 3, salt };
                 let world = World { target, max: 2, way, chance, coins: BTreeMap::new() };
-                world.goes_on(&world.q(&[0, 1]))
-            };
-            (toys.clone().any(sure) && !toys.all(sure)).to_string()
-        });
-        assert!(ends.contains_key("true"), "{voice:?}");
+                world.drafted(&[0, 1], 3).chain().len().to_string()
+            })
+        };
+        let all: Texts = (0..10).flat_map(lengths).collect();
+        assert!(all.contains_key("1") && all.contains_key("2"), "{voice:?}: {all:?}");
     }
 }
 
@@ -425,5 +429,67 @@ fn the_ratio_test_keeps_what_the_laws_have_in_common() {
         });
         let common: f64 = common.keys().next().expect("one").parse().expect("a number");
         assert!((kept(target, Test::Ratio, 1) - common).abs() < 1e-12);
+    }
+}
+
+/// The target as the session's world has it: what its sampling leaves.
+#[derive(Clone, Copy)]
+struct Processed(Toy);
+
+impl Target for Processed {
+    fn weights(self, context: &[TokenId]) -> Vec<f64> {
+        let left = top(&of(&self.0.weights(context)), self.0.vocabulary - 1);
+        (0..self.0.vocabulary).map(|token| left.of(token as TokenId)).collect()
+    }
+}
+
+/// The law of what the client gets through the session as it is shipped, where the model drafter samples.
+fn session_law(target: Toy, case: &Case, way: Way, switches: u32) -> Texts {
+    law(|chance| {
+        let world = || World { target, max: case.max, way, chance, coins: BTreeMap::new() };
+        let mut hooks = Hooks {
+            sample: &mut |ask| world().drawn(&world().p(ask.context)),
+            told: &mut |_| None,
+            law: &mut |_| None,
+            draft: &mut |context, gamma| {
+                let drawn = world().drafted(context, gamma);
+                let features = vec![Features::default(); drawn.chain().len()];
+                Draft::drawn(drawn, features)
+            },
+            kept: &mut |context, drawn| {
+                let p = world().laws(context, drawn.chain());
+                let toss = |_, probability| chance.pick(&[probability, 1.0 - probability]) == 0;
+                let kept = verify(way.test, drawn, &p, toss);
+                let next = kept.next.map(|law| world().drawn(&law));
+                let run = drawn.chain()[..kept.run].iter().copied().chain(next).map(Some);
+                let rows = run.chain(std::iter::repeat(None)).take(drawn.chain().len() + 1);
+                rows.map(|sample| Row { sample, ..Row::default() }).collect()
+            },
+            allow: &mut |event, _| switches >> event.min(2) & 1 == 1,
+            chunk: &mut || 1 + (switches as usize >> 3),
+            chaos: &mut || None,
+            wrong: Wrong::default(),
+        };
+        let outcome = play_judged(case, Control::new(), Judge::new(Accept::default(), 0), &mut hooks);
+        key(&outcome.text, &outcome.tokens, outcome.summary.finish.expect("ended").name())
+    })
+}
+
+/// With lookups beside the drafter, too: their drafts are not merged with a sampled one.
+#[rstest]
+fn a_session_with_sampled_drafts_keeps_the_law(
+    #[values(Test::Ratio, Test::Block)] test: Test,
+    #[values(Drafter::Chain, Drafter::Merged)] drafter: Drafter,
+    #[values((false, false), (true, false), (false, true))] (stops, holes): (bool, bool),
+) {
+    for gamma in 1..=2 {
+        let target = Toy { vocabulary: 3, salt: 60 + gamma as u64 };
+        let case = Case { max: 4, ..case(3, drafter, gamma, &[Plan::Tree, Plan::FanOut]) };
+        let plain = plain_law(Processed(target), &case);
+        for switches in 0..16 {
+            let way = Way { stops, holes, ..Way::new(test, gamma) };
+            let tv = distance(&plain, &session_law(target, &case, way, switches));
+            assert!(tv < 1e-12, "switches {switches:b}: {tv} in {way:?}");
+        }
     }
 }

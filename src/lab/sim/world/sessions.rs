@@ -201,7 +201,7 @@ impl World {
                 continue;
             };
             let event = match asked.what {
-                What::Draft(gamma) => Event::Draft(request.script.draft(request.done, gamma)),
+                What::Draft(gamma) => Event::Draft(request.script.draft(request.done, gamma).into()),
                 What::Shadow(from) => Event::Shadow(request.script.shadow(from, request.done)),
             };
             self.tell(question.request, request, question.action, [event])?;
