@@ -258,7 +258,7 @@ mod measured {
             sampled(Test::Block, 16),
         ];
         let always = f64::NEG_INFINITY;
-        let leasts = [0.02, 0.05, 0.1, 0.2, 0.3];
+        let leasts = [0.1, 0.2, 0.3];
         let stops = leasts
             .into_iter()
             .flat_map(|least| [How::Noise, sampled(Test::Block, all)].map(|how| (how, least)));

@@ -90,10 +90,12 @@ pub enum Tail {
 pub enum Action {
     /// Stream plainly from the backend.
     Ride(RidePlan),
-    /// Ask the model drafter for a chain of at most `gamma` tokens after the whole context.
+    /// Ask the model drafter for a chain of at most `gamma` tokens after the whole context, fewer where it is unsure.
     Draft {
         /// Most tokens wanted.
         gamma: usize,
+        /// Least chance of surviving with which one more token is worth its time; 0: every token is.
+        least: f64,
     },
     /// Ask the model drafter what it would have chosen at each output place `from..` (teacher-forced).
     Shadow {

@@ -107,7 +107,7 @@ impl Drafting {
     pub fn sample(&mut self, _: u64) {}
 
     /// Always [`Fault::Draft`].
-    pub fn draft(&mut self, _: ActionId, _: Past, _: usize) -> BoxFuture<'static, Reply> {
+    pub fn draft(&mut self, _: ActionId, _: Past, _: usize, _: f64) -> BoxFuture<'static, Reply> {
         async { Reply::event(Event::Fault(Fault::Draft)) }.boxed()
     }
 
@@ -149,10 +149,10 @@ impl Drafting {
         self.drafter.is_some()
     }
 
-    /// A chain of at most `gamma` tokens after the past.
-    pub fn draft(&mut self, id: ActionId, past: Past, gamma: usize) -> BoxFuture<'static, Reply> {
+    /// A chain of at most `gamma` tokens after the past; it ends where it survives with a smaller chance than `least`.
+    pub fn draft(&mut self, id: ActionId, past: Past, gamma: usize, least: f64) -> BoxFuture<'static, Reply> {
         let draws = self.draws.map(|seed| Dice::mix(seed ^ Dice::mix(id.0)));
-        self.ask(id, past, Question::Draft(Order { gamma, draws }))
+        self.ask(id, past, Question::Draft(Order { gamma, draws, least }))
     }
 
     /// The drafter's own choice at each output place from `from` on.
@@ -270,7 +270,7 @@ mod tests {
         drop(reading);
         drafting.given_up(ActionId(1), true);
         controls.hold(false);
-        let reply = drafting.draft(ActionId(2), past, 3).await;
+        let reply = drafting.draft(ActionId(2), past, 3, 0.0).await;
         drafting.answered(ActionId(2));
         assert!(matches!(&reply.event, Event::Draft(tree) if !tree.is_empty()), "{:?}", reply.event);
         assert!(controls.tokens() <= 501 + 2, "{} tokens fed: the prompt once", controls.tokens());
@@ -291,12 +291,12 @@ mod tests {
             || Drafting::new(Some(speaker(&service)), Sampling::default(), true, Arc::clone(&observer));
         let (mut one, mut other) = (session(), session());
         let past = Past::new(&[1, 2], &[]);
-        assert!(matches!(one.draft(ActionId(1), past.clone(), 2).await.event, Event::Draft(_)));
-        assert_eq!(other.draft(ActionId(1), past.clone(), 2).await.event, Event::Fault(Fault::Draft));
+        assert!(matches!(one.draft(ActionId(1), past.clone(), 2, 0.0).await.event, Event::Draft(_)));
+        assert_eq!(other.draft(ActionId(1), past.clone(), 2, 0.0).await.event, Event::Fault(Fault::Draft));
         controls.fail(true);
-        assert_eq!(one.draft(ActionId(2), past.clone(), 2).await.event, Event::Fault(Fault::Draft));
+        assert_eq!(one.draft(ActionId(2), past.clone(), 2, 0.0).await.event, Event::Fault(Fault::Draft));
         for (id, late) in [(3, false), (4, true)] {
-            drop(one.draft(ActionId(id), past.clone(), 2));
+            drop(one.draft(ActionId(id), past.clone(), 2, 0.0));
             one.given_up(ActionId(id), late);
         }
         for line in ["no_seat", "fault", "timeout"] {

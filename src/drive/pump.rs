@@ -267,7 +267,7 @@ impl Pump {
         while let Some((id, action)) = self.session.poll() {
             match action {
                 Action::Ride(plan) => self.start_ride(id, plan),
-                Action::Draft { gamma } => self.start_draft(id, gamma),
+                Action::Draft { gamma, least } => self.start_draft(id, gamma, least),
                 Action::Shadow { from } => self.start_shadow(id, from),
                 Action::Verify(draft, plan) => {
                     self.round += 1;
@@ -335,9 +335,9 @@ impl Pump {
         self.ride = Some(Ride::opening(id, Arc::clone(self.calls.engine()), max_tokens, opening));
     }
 
-    fn start_draft(&mut self, id: ActionId, gamma: usize) {
+    fn start_draft(&mut self, id: ActionId, gamma: usize, least: f64) {
         self.past.follow(self.session.prompt(), self.session.output());
-        let reply = self.drafting.draft(id, self.past.clone(), gamma);
+        let reply = self.drafting.draft(id, self.past.clone(), gamma, least);
         self.pend(id, reply);
     }
 

@@ -34,19 +34,21 @@ pub struct Chosen {
 }
 
 /// How long a draft is to be, and how its tokens are chosen.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Order {
     /// Most tokens.
     pub gamma: usize,
     /// The tokens are drawn from the seat's laws by draws of this seed, which no other question has; `None`: as the seat
     /// chooses.
     pub draws: Option<u64>,
+    /// The draft ends where it survives with a smaller chance than this, as far as the model can tell ([`Stop`](crate::draft::Stop)).
+    pub least: f64,
 }
 
 impl From<usize> for Order {
-    /// So many tokens, as the seat chooses.
+    /// So many tokens, as the seat chooses, however unsure it is.
     fn from(gamma: usize) -> Self {
-        Self { gamma, draws: None }
+        Self { gamma, draws: None, least: 0.0 }
     }
 }
 

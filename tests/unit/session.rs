@@ -409,7 +409,7 @@ fn asking(more: Rules) -> (Desk, ActionId) {
     let mut desk = Desk::new(Rules { model: true, ..more }, Ending::default());
     let ride = desk.ride();
     let asked = desk.token(ride, 0);
-    let [(_, Action::Cancel(_)), (draft, Action::Draft { gamma: 2 })] = asked[..] else {
+    let [(_, Action::Cancel(_)), (draft, Action::Draft { gamma: 2, .. })] = asked[..] else {
         panic!("{asked:?}")
     };
     (desk, draft)
@@ -435,7 +435,7 @@ fn the_first_draft_reads_the_prompt_and_is_waited_for_as_long_as_a_call_may_take
     let [(verify, Action::Verify(sent, _))] = &asked[..] else { panic!("{asked:?}") };
     assert_eq!(sent.path(1), [1, 5]);
     let asked = desk.tell(*verify, rows(&[1, 2, 3]));
-    assert!(matches!(asked[..], [(_, Action::Draft { gamma: 2 })]), "{asked:?}");
+    assert!(matches!(asked[..], [(_, Action::Draft { gamma: 2, .. })]), "{asked:?}");
 }
 
 #[rstest]

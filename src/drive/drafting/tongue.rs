@@ -196,8 +196,8 @@ pub(super) async fn draft(seat: &Seat, told: Told, order: Order) -> Result<Draft
         Told::Text { past, anchor, ratio } => {
             // One more than it takes on the average, for the last one may have to be held back.
             let own = (gamma as f64 * ratio).ceil() as usize + 1;
-            let chain = seat.draft(past, own).await?;
-            Ok(tree(&translated(&anchor, &chain, gamma)).into())
+            let chosen = seat.order(past, None, Order { gamma: own, draws: None, ..order }).await?;
+            Ok(tree(&translated(&anchor, &chosen.tokens, gamma)).into())
         }
     }
 }

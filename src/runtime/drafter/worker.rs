@@ -6,6 +6,7 @@ use std::sync::mpsc::{Receiver, Sender};
 use tokio::sync::oneshot;
 
 use super::{Chosen, DraftFault, Drafted, Noise, Order, Seat, Spoken, Voice};
+use crate::draft::Stop;
 use crate::openai::Sampling;
 use crate::runtime::forward::{Feed, Forward, Lane, Logits, ModelError, Rows};
 use crate::runtime::sampler::{History, Sampler};
@@ -65,6 +66,8 @@ struct Open {
     /// Tokens of the text that was asked about; what was drafted follows them.
     asked: usize,
     chosen: Chosen,
+    /// Where the draft ends early; `None` where it does not.
+    stop: Option<Stop>,
 }
 
 struct Worker {
@@ -155,7 +158,12 @@ impl Worker {
         taken.follow(&work.past);
         taken.cached = taken.cached.min(first.saturating_sub(1));
         self.model.rewind(taken.lane, taken.cached);
-        self.open.push(Open { work, asked, chosen: Chosen::default() });
+        let least = match work.want {
+            Want::Draft(order) => order.least,
+            Want::Shadow { .. } => 0.0,
+        };
+        let stop = (least > 0.0).then(|| Stop::new(least));
+        self.open.push(Open { work, asked, chosen: Chosen::default(), stop });
     }
 
     /// One run of the model over everything that is open.
@@ -282,13 +290,14 @@ impl Open {
                 Some(_) => self.speak(taken, logits),
                 None => self.choose(taken, place, logits),
             };
+            let Some(choice) = choice else { return self.answer() };
             self.chosen.tokens.push(choice);
         }
         self.finish(taken, context, eos)
     }
 
     /// The choice at a place of the text, in the model's own tokens.
-    fn choose(&mut self, taken: &Taken, place: usize, logits: &[f32]) -> Drafted {
+    fn choose(&mut self, taken: &Taken, place: usize, logits: &[f32]) -> Option<Drafted> {
         let prompt = self.work.past.prompt();
         let output = taken.text.get(prompt.len()..place).unwrap_or(&[]);
         let history = taken.sampler.history(prompt, output);
@@ -296,7 +305,7 @@ impl Open {
     }
 
     /// The choice among the common tokens, in the target's, at the next place that is asked for.
-    fn speak(&mut self, taken: &mut Taken, logits: &[f32]) -> Drafted {
+    fn speak(&mut self, taken: &mut Taken, logits: &[f32]) -> Option<Drafted> {
         let (Voice::Common(common), Some(spoken)) = (&taken.voice, &self.work.spoken) else {
             return self.choose(taken, 0, logits);
         };
@@ -313,9 +322,15 @@ impl Open {
         self.pick(&taken.sampler, &history, &taken.row)
     }
 
-    /// The seat's own choice, or a token drawn from its law: by the order's draw of this place of the draft.
-    fn pick(&mut self, sampler: &Sampler, past: &History, logits: &[f32]) -> Drafted {
+    /// The seat's own choice, or a token drawn from its law: by the order's draw of this place of the draft. `None` where the
+    /// draft ends before that, for what the law is.
+    fn pick(&mut self, sampler: &Sampler, past: &History, logits: &[f32]) -> Option<Drafted> {
         let processed = sampler.process(logits, past);
+        if let Some(stop) = &mut self.stop
+            && !stop.goes_on(processed.entropy())
+        {
+            return None;
+        }
         let drawn = match self.work.want {
             Want::Draft(Order { draws: Some(seed), .. }) => processed.law().map(|law| {
                 let place = self.chosen.drawn.chain().len();
@@ -324,7 +339,7 @@ impl Open {
             Want::Draft(_) | Want::Shadow { .. } => None,
         };
         let token = drawn.unwrap_or_else(|| processed.draw());
-        (token, margin(logits, token))
+        Some((token, margin(logits, token)))
     }
 
     fn finish(&mut self, taken: &mut Taken, context: usize, eos: &[TokenId]) -> bool {
@@ -338,12 +353,15 @@ impl Open {
                 self.chosen.tokens.len() >= gamma || full || ended
             }
         };
-        if done {
-            let (reply, _) = oneshot::channel();
-            let reply = std::mem::replace(&mut self.work.reply, reply);
-            let _ = reply.send(Ok(std::mem::take(&mut self.chosen)));
-        }
-        done
+        done && self.answer()
+    }
+
+    /// Answers the question; true, for it is done.
+    fn answer(&mut self) -> bool {
+        let (reply, _) = oneshot::channel();
+        let reply = std::mem::replace(&mut self.work.reply, reply);
+        let _ = reply.send(Ok(std::mem::take(&mut self.chosen)));
+        true
     }
 }
 

@@ -30,7 +30,8 @@ impl<W: Walk> Session<W> {
                 self.ride_on(reason, true, now);
             }
             Step::Draft(gamma) => {
-                let id = self.act(Action::Draft { gamma });
+                let least = self.pilot.least_worth(gamma);
+                let id = self.act(Action::Draft { gamma, least });
                 let until = now.after(self.patience());
                 self.flight.draft = Some(Drafting { id, since: now, gamma, until });
             }

@@ -91,7 +91,8 @@ async fn a_draft_for_a_model_in_the_proxy_is_sampled_unless_the_client_has_a_see
     let (mut accepted, mut rounds) = (0, 0);
     for _ in 0..4 {
         let ask = Ask::new(Route::Completions, false, fields.clone());
-        let told = ask.send(front, "").await.foretell();
+        let sent = ask.send(front, "").await;
+        let told = sent.foretell();
         assert_eq!(told["path"], "speculated", "{told}");
         accepted += told["accepted"].as_u64().unwrap();
         rounds += told["rounds"].as_u64().unwrap();

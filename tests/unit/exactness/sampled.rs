@@ -142,7 +142,7 @@ impl World<'_, '_> {
 
     /// Where the drafter stops.
     fn stop(&self) -> Option<Stop> {
-        let least = if self.way.voice == Voice::TopK { 0.32 } else { 0.22 };
+        let least = if self.way.voice == Voice::TopK { 0.56 } else { 0.49 };
         self.way.stops.then(|| Stop::new(least))
     }
 

@@ -247,7 +247,7 @@ impl World<'_> {
                 self.ride = Some(ride);
                 self.calls += 1;
             }
-            Action::Draft { gamma } => {
+            Action::Draft { gamma, .. } => {
                 let draft = (hooks.draft)(&self.context(), gamma);
                 self.replies.push_back((id, Event::Draft(draft)));
             }

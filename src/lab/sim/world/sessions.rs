@@ -47,7 +47,7 @@ impl World {
             match action {
                 Action::Ride(plan) => self.ride(number, &mut request, id, plan),
                 Action::Verify(draft, plan) => self.verify(number, &mut request, id, &draft, plan),
-                Action::Draft { gamma } => self.ask(number, &mut request, id, What::Draft(gamma)),
+                Action::Draft { gamma, .. } => self.ask(number, &mut request, id, What::Draft(gamma)),
                 Action::Shadow { from } => self.ask(number, &mut request, id, What::Shadow(from)),
                 Action::Cancel(gone) => self.cancel(number, &mut request, gone),
                 Action::Emit(delta) => {
