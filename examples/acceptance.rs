@@ -1,11 +1,12 @@
 //! Prints how many tokens a round brings, by how the model drafter draws and how its draft is verified.
 //!
-//! `cargo run --release --example acceptance -- TARGET_DIR DRAFTER_DIR WORKLOAD [TEMPERATURE] [GAMMA] [PROMPTS] [TOKENS]`
+//! `cargo run --release --example acceptance -- TARGET_DIR DRAFTER_DIR WORKLOAD [TEMPERATURE] [GAMMA] [PROMPTS] [TOKENS]
+//! [WAY]`
 //!
 //! The two must have one vocabulary. Every way writes texts of its own to the same prompts, round by round, by the code that
-//! is shipped (`Sampler`, `accept::sampled`). `drafted`: tokens drafted per round. `noise` is what drafts do today: the drafter draws with the target's own noise,
-//! the target samples and matches. `ratio-K`: the drafter draws from its K likeliest tokens alone. `-sL`: it stops where
-//! its own bound on survival (`draft::Stop`) is below L.
+//! is shipped (`Sampler`, `accept::sampled`). `drafted`: tokens drafted per round. `noise`: the drafter draws with the target's
+//! own noise, the target samples and matches. `ratio-K`: the drafter draws from its K likeliest tokens alone. `-sL`: it stops
+//! where it takes its chance to survive (`draft::Stop`) to be below L. With WAY: only those whose name begins so.
 
 #[cfg(not(feature = "onnx"))]
 fn main() {
@@ -270,6 +271,9 @@ mod measured {
         );
         for (how, least) in ways {
             let way = Way { how, least };
+            if rest.get(4).is_some_and(|only| !way.name().starts_with(only.as_str())) {
+                continue;
+            }
             let sums = prompts.iter().enumerate().map(|(at, prompt)| bench.play(prompt, way, 7 + at as u64));
             let sums = sums.collect::<Outcome<Vec<Sum>>>()?;
             let total = |of: fn(&Sum) -> f64| sums.iter().map(of).sum::<f64>();
