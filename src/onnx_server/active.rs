@@ -165,12 +165,11 @@ impl Active {
     fn judge(&mut self, logits: &Logits, feed: usize) -> Result<Next, String> {
         let Job::Verify(job) = &self.job else { return Ok(Next::Done) };
         let row = |place| logits.row(feed, place);
-        let judged = match &job.sampled {
-            Some(drawn) => judge_drawn(&job.sampler, &self.past, drawn, row),
-            None => {
-                let draft = Draft { tokens: &job.tokens, parents: &job.parents };
-                judge(&job.sampler, &self.past, &draft, job.top, row)
-            }
+        let judged = if let Some(drawn) = &job.sampled {
+            judge_drawn(&job.sampler, &self.past, drawn, row)
+        } else {
+            let draft = Draft { tokens: &job.tokens, parents: &job.parents };
+            judge(&job.sampler, &self.past, &draft, job.top, row)
         };
         let (rows, accepted) = judged.ok_or("the model gave fewer rows than asked for")?;
         self.verified = Some(Verified { rows, accepted: accepted.clone(), cached: self.cached });

@@ -23,7 +23,9 @@ impl Law {
             first.1 += if same { twin.1 } else { 0.0 };
             same
         });
-        weights.iter_mut().for_each(|entry| entry.1 /= sum);
+        for entry in &mut weights {
+            entry.1 /= sum;
+        }
         Some(Self(weights))
     }
 

@@ -183,7 +183,7 @@ impl World<'_, '_> {
         for len in 0..=chain.len() {
             let text = [context, &chain[..len]].concat();
             let sum: usize = text.iter().map(|&token| token as usize + 1).sum();
-            if self.way.holes && sum % 3 == 0 {
+            if self.way.holes && sum.is_multiple_of(3) {
                 break;
             }
             laws.push(if self.way.bug == Bug::RawTarget { self.raw_p(&text) } else { self.p(&text) });
