@@ -123,11 +123,11 @@ mod measured {
         Law::new(top)
     }
 
-    impl Bench {
-        fn sampler(&self, temperature: f64, seed: u64) -> Sampler {
-            Sampler::new(Sampling { temperature, ..Sampling::default() }, seed, 0)
-        }
+    fn sampler(temperature: f64, seed: u64) -> Sampler {
+        Sampler::new(Sampling { temperature, ..Sampling::default() }, seed, 0)
+    }
 
+    impl Bench {
         /// One text behind a prompt, round by round.
         fn play(&mut self, prompt: &[u32], way: Way, seed: u64) -> Outcome<Sum> {
             let (mut text, mut sum) = (prompt.to_vec(), Sum::default());
@@ -146,9 +146,9 @@ mod measured {
             draws: &mut Dice,
             sum: &mut Sum,
         ) -> Outcome<()> {
-            let warm = self.sampler(self.temperature, seed);
+            let warm = sampler(self.temperature, seed);
             let drafts = match way.how {
-                How::Greedy => self.sampler(0.0, seed),
+                How::Greedy => sampler(0.0, seed),
                 How::Noise | How::Sampled { .. } => warm.clone(),
             };
             let (mut draft, mut sampled) = (text.clone(), Sampled::default());
