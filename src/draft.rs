@@ -8,6 +8,8 @@ pub mod merge;
 pub mod phrasebook;
 pub mod prediction;
 pub mod prompt_lookup;
+pub mod sampled;
+pub mod stop;
 pub mod suffix;
 pub mod tree;
 
@@ -15,12 +17,67 @@ pub use merge::Merged;
 pub use phrasebook::{Phrasebook, Phrases, Spelling};
 pub use prediction::Prediction;
 pub use prompt_lookup::{Ngram, PromptLookup};
+pub use sampled::Sampled;
+pub use stop::Stop;
 pub use suffix::{Suffix, View};
 pub use tree::{Company, DrafterId, Features, Node, Source, Tree, Vote, Votes};
 
+use std::ops::Deref;
 use std::sync::Arc;
 
 use crate::units::TokenId;
+
+/// What is put to the backend. As a tree it can be looked at, whatever it is; only a tree can be merged or cut.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Draft {
+    /// One-hot nodes: the backend's samples are matched with them.
+    Tree(Tree),
+    /// A lone chain that was drawn from known laws, verified by those.
+    Sampled(Lone),
+}
+
+/// A sampled chain, and the same as a tree.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Lone {
+    nodes: Tree,
+    drawn: Arc<Sampled>,
+}
+
+impl Draft {
+    /// The chain that the model drafter drew; `features` of its tokens in order.
+    pub fn drawn(drawn: Sampled, features: impl IntoIterator<Item = Features>) -> Self {
+        let mut nodes = Tree::default();
+        for (at, (&token, features)) in drawn.chain().iter().zip(features).enumerate() {
+            nodes.push(Node::new(token, at.checked_sub(1), Vote::new(Source::Model, features)));
+        }
+        Self::Sampled(Lone { nodes, drawn: Arc::new(drawn) })
+    }
+
+    /// With what it was drawn from, if it was.
+    pub fn sampled(&self) -> Option<&Arc<Sampled>> {
+        match self {
+            Self::Tree(_) => None,
+            Self::Sampled(lone) => Some(&lone.drawn),
+        }
+    }
+}
+
+impl From<Tree> for Draft {
+    fn from(tree: Tree) -> Self {
+        Self::Tree(tree)
+    }
+}
+
+impl Deref for Draft {
+    type Target = Tree;
+
+    fn deref(&self) -> &Tree {
+        match self {
+            Self::Tree(tree) => tree,
+            Self::Sampled(lone) => &lone.nodes,
+        }
+    }
+}
 
 /// How much a drafter may propose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

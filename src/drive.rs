@@ -46,8 +46,8 @@ use crate::fleet::identity::{Epoch, Identities, Identity, Standing};
 use crate::observe::Observer;
 use crate::openai::Sampling;
 use crate::policy::Ruling;
-use crate::session::Permission;
-use crate::words::BypassReason;
+use crate::session::{Permission, Rules};
+use crate::words::{BypassReason, Plan};
 
 /// Most epochs whose costs and acceptance are kept; the longest unused one makes room for a new one.
 const EPOCHS: usize = 1_024;
@@ -180,10 +180,14 @@ impl Inner {
         } else {
             ruling.sampling.clone()
         };
-        let drafting = self.drafting(&ruling, &identity, &sampling, &exchange.shared.observer);
+        let mut drafting = self.drafting(&ruling, &identity, &sampling, &exchange.shared.observer);
         ruling.rules.model = drafting.is_there();
         ruling.rules.drafts_ahead = drafting.goes_back();
         ruling.rules.shares_noise = drafting.shares_noise() && identity.engine.shares_noise();
+        ruling.rules.samples = ruling.rules.shares_noise && self.samples(&ruling, exchange);
+        if ruling.rules.samples {
+            drafting.sample(fresh_seed());
+        }
         ruling.rules.vocabulary = identity.tokenizer.end();
         ruling.rules.verify_timeout = self.setup.verify_timeout;
         ruling.rules.draft_timeout = self.setup.draft_timeout;
@@ -208,6 +212,18 @@ impl Inner {
 }
 
 impl Inner {
+    /// Whether drafts are sampled rather than drawn with the target's own noise, where they could be. The target has to be in
+    /// this process, so that its laws are at hand; a client's seed, which makes the text a function of the target's noise,
+    /// rules it out; and so do lossy rules, lookups, whose drafts are merged with the model's, and a time limit, which might
+    /// be kept or not for what is drawn.
+    fn samples(&self, ruling: &Ruling, exchange: &Exchange) -> bool {
+        let asked = &exchange.request.sampling;
+        let Rules { plans, accept, lookups, .. } = &ruling.rules;
+        let free = asked.seed.is_none() && ruling.sampling.temperature > 0.0 && !accept.is_lossy();
+        let alone = lookups.is_empty() && self.setup.draft_timeout.is_none();
+        free && alone && exchange.replica.is_here() && plans.first() == Some(&Plan::Tree)
+    }
+
     /// What of the memory this request reads, and where it is learnt: by the drafters of its policy, if it has any that may
     /// draft.
     fn remembering(&self, ruling: &Ruling, identity: &Identity, exchange: &Exchange) -> Remembering {

@@ -17,7 +17,7 @@ pub use pilot::AHEAD_MAX;
 pub use start::{Ending, Hold, Limit, Permission, Rules, Start, StopOrder};
 
 use crate::control::costs::Basis;
-use crate::draft::Tree;
+use crate::draft::Draft;
 use crate::units::TokenId;
 use crate::words::{Ledger, Plan, RideReason, Verdict};
 
@@ -58,7 +58,7 @@ pub enum Event {
     /// A ride came to its end.
     RideEnded(Finish),
     /// The model drafter's answer to `Draft`.
-    Draft(Tree),
+    Draft(Draft),
     /// The model drafter's answer to `Shadow`: its own choice at each asked place; `None` where that is no token of the
     /// target's.
     Shadow(Vec<Option<TokenId>>),
@@ -91,10 +91,13 @@ pub enum Tail {
 pub enum Action {
     /// Stream plainly from the backend.
     Ride(RidePlan),
-    /// Ask the model drafter for a chain of at most `gamma` tokens after the whole context and what is assumed to follow it.
+    /// Ask the model drafter for a chain of at most `gamma` tokens after the whole context and what is assumed to follow it,
+    /// fewer where it is unsure.
     Draft {
         /// Most tokens wanted.
         gamma: usize,
+        /// Least chance of surviving with which one more token is worth its time; 0: every token is.
+        least: f64,
         /// What a round under way is assumed to bring.
         assumed: Vec<TokenId>,
     },
@@ -105,7 +108,7 @@ pub enum Action {
     },
     /// Ask the backend to verify a draft by a plan, after the whole context and these tokens, which earlier calls are
     /// assumed to bring.
-    Verify(Tree, Plan, Vec<TokenId>),
+    Verify(Draft, Plan, Vec<TokenId>),
     /// Stop an action that is under way; its events are not wanted any more.
     Cancel(ActionId),
     /// Send this to the client.

@@ -3,6 +3,7 @@
 //! PURE, and below every other room but `units`, so that no two rooms need each other for a name.
 
 mod bypass;
+mod law;
 mod ledger;
 pub mod looping;
 mod mode;
@@ -12,6 +13,7 @@ mod structure;
 pub mod verdict;
 
 pub use bypass::BypassReason;
+pub use law::Law;
 pub use ledger::{DriftLimits, Ledger};
 pub use mode::Mode;
 pub use past::Past;

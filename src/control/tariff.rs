@@ -72,6 +72,13 @@ impl Tariff {
         Quote { seconds: spent(cut.nodes), ..cut }
     }
 
+    /// Of one more token of the model drafter, drafted and verified: the mean of those behind the first.
+    pub fn one_more(&self, nodes: usize) -> f64 {
+        let spent = |nodes: usize| self.drafted(nodes, nodes as f64);
+        let more = nodes.saturating_sub(1);
+        (spent(nodes) - spent(1)).max(0.0) / more.max(1) as f64 + self.ours
+    }
+
     /// What rounds are worth.
     pub fn value(&self, rounds: &Rounds) -> Value {
         rounds.value(&Prices {

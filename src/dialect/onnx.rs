@@ -179,7 +179,8 @@ struct VerifyAnswer {
 
 #[derive(Deserialize)]
 struct VerifyRow {
-    sample: TokenId,
+    /// None behind the run that a sampled draft brought.
+    sample: Option<TokenId>,
     draft_logprob: Option<f64>,
     #[serde(default)]
     top: Vec<(TokenId, f64)>,
@@ -194,7 +195,8 @@ impl VerifyRow {
         // Where fewer are listed than were asked for, there are no others.
         let complete = !top.is_empty() && top.len() < TOP;
         let dist = (!top.is_empty()).then_some(Dist { top, complete, slack: 0.0 });
-        Row { dist, draft_p: self.draft_logprob.map(f64::exp), entropy: self.entropy, ..Row::of(self.sample) }
+        let draft_p = self.draft_logprob.map(f64::exp);
+        Row { sample: self.sample, dist, draft_p, entropy: self.entropy, ..Row::default() }
     }
 }
 

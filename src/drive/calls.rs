@@ -13,7 +13,7 @@ use hyper::header::{self, HeaderMap, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
 
 use crate::dialect::{Asked, Beside, Call, Context, Engine, Refusal, Round};
-use crate::draft::Tree;
+use crate::draft::{Draft, Sampled};
 use crate::drive::exchange::Exchange;
 use crate::drive::run::Run;
 use crate::fleet::rounds_seen::RoundsSeen;
@@ -49,7 +49,11 @@ pub struct Common {
 
 /// Makes the calls of one session. Cheap to clone: the content is shared.
 #[derive(Clone)]
-pub struct Calls(Arc<Common>);
+pub struct Calls(Arc<Common>, Option<Enclosed>);
+
+/// The sampled draft of a verify call, with the laws of its tokens. It is enclosed with the request and no part of its body,
+/// so that only a replica in this process gets it.
+pub type Enclosed = Arc<Sampled>;
 
 /// Why a call has no usable answer.
 enum Missed {
@@ -79,17 +83,20 @@ impl Calls {
         }
         headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        Self(Arc::new(Common {
-            replica: Arc::clone(&exchange.replica),
-            engine: Arc::clone(&run.identity.engine),
-            rounds_seen: Arc::clone(&run.identity.rounds_seen),
-            headers,
-            request_id: exchange.slot.record.so_far().id.clone(),
-            model: exchange.request.model.clone(),
-            sampling: run.sampling.clone(),
-            weighs: run.ruling.rules.accept.is_lossy() && run.sampling.temperature > 0.0,
-            limits: run.limits,
-        }))
+        Self(
+            Arc::new(Common {
+                replica: Arc::clone(&exchange.replica),
+                engine: Arc::clone(&run.identity.engine),
+                rounds_seen: Arc::clone(&run.identity.rounds_seen),
+                headers,
+                request_id: exchange.slot.record.so_far().id.clone(),
+                model: exchange.request.model.clone(),
+                sampling: run.sampling.clone(),
+                weighs: run.ruling.rules.accept.is_lossy() && run.sampling.temperature > 0.0,
+                limits: run.limits,
+            }),
+            None,
+        )
     }
 
     /// The engine of the replica.
@@ -153,7 +160,8 @@ impl Calls {
     }
 
     /// Makes one verify round. The event is `Verdict` or `Fault`; the session cancels a round that takes too long.
-    pub async fn verify(self, past: Past, draft: Tree, plan: Plan, round: u32) -> Event {
+    pub async fn verify(mut self, past: Past, draft: Draft, plan: Plan, round: u32) -> Event {
+        self.1 = draft.sampled().cloned();
         let context = Context::of(&self.0.model, &past);
         let put = Round { context, draft: &draft, sampling: &self.0.sampling, plan, weighs: self.0.weighs };
         let asked = match self.0.engine.verify(&put, self.0.limits.bytes_max) {
@@ -238,6 +246,9 @@ impl Calls {
             round.map_or_else(|| self.0.request_id.clone(), |round| format!("{}-{round}", self.0.request_id));
         if let Ok(id) = HeaderValue::from_str(&id) {
             request.headers_mut().insert(headers::REQUEST_ID, id);
+        }
+        if let Some(sampled) = &self.1 {
+            request.extensions_mut().insert(Arc::clone(sampled));
         }
         // Only the client's own request counts in the replica's health.
         if first { self.0.replica.send(request).await } else { self.0.replica.ask(request).await }

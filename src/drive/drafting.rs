@@ -25,7 +25,9 @@ use crate::words::Past;
 #[cfg(feature = "onnx")]
 use self::tongue::Tongue;
 #[cfg(feature = "onnx")]
-use crate::runtime::drafter::{DrafterService, Noise, Seat};
+use crate::runtime::drafter::{DrafterService, Noise, Order, Seat};
+#[cfg(feature = "onnx")]
+use crate::units::Dice;
 
 #[cfg(feature = "onnx")]
 mod tongue;
@@ -49,8 +51,8 @@ impl Reply {
 #[cfg(feature = "onnx")]
 #[derive(Clone, Copy)]
 enum Question {
-    /// A chain of at most so many tokens.
-    Draft { gamma: usize },
+    /// A chain.
+    Draft(Order),
     /// The drafter's own choice at each output place from this one on.
     Shadow { from: usize },
 }
@@ -68,6 +70,8 @@ struct Asked {
 pub struct Drafting {
     drafter: Option<Asked>,
     noise: Noise,
+    /// The seed of the draws of sampled drafts; `None` where drafts are not sampled.
+    draws: Option<u64>,
     /// Taken by the first question that finds a free one; kept until the session ends.
     seat: Arc<OnceCell<Seat>>,
     /// The questions under way.
@@ -104,8 +108,11 @@ impl Drafting {
         false
     }
 
+    /// Does nothing.
+    pub fn sample(&mut self, _: u64) {}
+
     /// Always [`Fault::Draft`].
-    pub fn draft(&mut self, _: ActionId, _: Past, _: usize) -> BoxFuture<'static, Reply> {
+    pub fn draft(&mut self, _: ActionId, _: Past, _: usize, _: f64) -> BoxFuture<'static, Reply> {
         async { Reply::event(Event::Fault(Fault::Draft)) }.boxed()
     }
 
@@ -129,7 +136,7 @@ impl Drafting {
         let noise = Noise { seed: sampling.seed, choice: 0, sampling };
         let late = if bounded { DraftLoss::Timeout } else { DraftLoss::Patience };
         let drafter = speaker.map(|speaker| Asked { tongue: Tongue::of(&speaker), service: speaker.service });
-        Self { drafter, noise, seat: Arc::default(), asked: Vec::new(), late, observer }
+        Self { drafter, noise, draws: None, seat: Arc::default(), asked: Vec::new(), late, observer }
     }
 
     /// Whether the drafter may draw with the target's own noise: not where its drafts are translated as text.
@@ -142,14 +149,20 @@ impl Drafting {
         self.drafter.as_ref().is_some_and(|drafter| matches!(drafter.tongue, Tongue::Same))
     }
 
+    /// From now on drafts are sampled, by draws of this seed, which are used for nothing else.
+    pub fn sample(&mut self, seed: u64) {
+        self.draws = Some(seed);
+    }
+
     /// Whether there is a drafter to ask.
     pub fn is_there(&self) -> bool {
         self.drafter.is_some()
     }
 
-    /// A chain of at most `gamma` tokens after the past.
-    pub fn draft(&mut self, id: ActionId, past: Past, gamma: usize) -> BoxFuture<'static, Reply> {
-        self.ask(id, past, Question::Draft { gamma })
+    /// A chain of at most `gamma` tokens after the past; it ends where it survives with a smaller chance than `least`.
+    pub fn draft(&mut self, id: ActionId, past: Past, gamma: usize, least: f64) -> BoxFuture<'static, Reply> {
+        let draws = self.draws.map(|seed| Dice::mix(seed ^ Dice::mix(id.0)));
+        self.ask(id, past, Question::Draft(Order { gamma, draws, least }))
     }
 
     /// The drafter's own choice at each output place from `from` on.
@@ -197,7 +210,8 @@ impl Drafting {
 impl Question {
     const fn kind(self) -> DraftKind {
         match self {
-            Self::Draft { .. } => DraftKind::Draft,
+            Self::Draft(Order { draws: Some(_), .. }) => DraftKind::Sampled,
+            Self::Draft(_) => DraftKind::Draft,
             Self::Shadow { .. } => DraftKind::Shadow,
         }
     }
@@ -220,7 +234,7 @@ impl Asked {
         });
         let seat = seated.await?;
         let event = match question {
-            Question::Draft { gamma } => tongue::draft(seat, told, gamma).await.map(Event::Draft),
+            Question::Draft(order) => tongue::draft(seat, told, order).await.map(Event::Draft),
             Question::Shadow { from } => self.tongue.shadow(seat, told, from).await.map(Event::Shadow),
         };
         event.map_err(|_| DraftLoss::Fault)
@@ -266,7 +280,7 @@ mod tests {
         drop(reading);
         drafting.given_up(ActionId(1), true);
         controls.hold(false);
-        let reply = drafting.draft(ActionId(2), past, 3).await;
+        let reply = drafting.draft(ActionId(2), past, 3, 0.0).await;
         drafting.answered(ActionId(2));
         assert!(matches!(&reply.event, Event::Draft(tree) if !tree.is_empty()), "{:?}", reply.event);
         assert!(controls.tokens() <= 501 + 2, "{} tokens fed: the prompt once", controls.tokens());
@@ -287,12 +301,12 @@ mod tests {
             || Drafting::new(Some(speaker(&service)), Sampling::default(), true, Arc::clone(&observer));
         let (mut one, mut other) = (session(), session());
         let past = Past::new(&[1, 2], &[]);
-        assert!(matches!(one.draft(ActionId(1), past.clone(), 2).await.event, Event::Draft(_)));
-        assert_eq!(other.draft(ActionId(1), past.clone(), 2).await.event, Event::Fault(Fault::Draft));
+        assert!(matches!(one.draft(ActionId(1), past.clone(), 2, 0.0).await.event, Event::Draft(_)));
+        assert_eq!(other.draft(ActionId(1), past.clone(), 2, 0.0).await.event, Event::Fault(Fault::Draft));
         controls.fail(true);
-        assert_eq!(one.draft(ActionId(2), past.clone(), 2).await.event, Event::Fault(Fault::Draft));
+        assert_eq!(one.draft(ActionId(2), past.clone(), 2, 0.0).await.event, Event::Fault(Fault::Draft));
         for (id, late) in [(3, false), (4, true)] {
-            drop(one.draft(ActionId(id), past.clone(), 2));
+            drop(one.draft(ActionId(id), past.clone(), 2, 0.0));
             one.given_up(ActionId(id), late);
         }
         for line in ["no_seat", "fault", "timeout"] {

@@ -268,7 +268,7 @@ impl Pump {
         while let Some((id, action)) = self.session.poll() {
             match action {
                 Action::Ride(plan) => self.start_ride(id, plan),
-                Action::Draft { gamma, assumed } => self.start_draft(id, gamma, &assumed),
+                Action::Draft { gamma, least, assumed } => self.start_draft(id, gamma, least, &assumed),
                 Action::Shadow { from } => self.start_shadow(id, from),
                 Action::Verify(draft, plan, assumed) => {
                     self.round += 1;
@@ -338,9 +338,9 @@ impl Pump {
         self.ride = Some(Ride::opening(id, Arc::clone(self.calls.engine()), max_tokens, opening));
     }
 
-    fn start_draft(&mut self, id: ActionId, gamma: usize, assumed: &[TokenId]) {
+    fn start_draft(&mut self, id: ActionId, gamma: usize, least: f64, assumed: &[TokenId]) {
         self.past.follow(self.session.prompt(), self.session.output());
-        let reply = self.drafting.draft(id, self.past.clone().assuming(assumed), gamma);
+        let reply = self.drafting.draft(id, self.past.clone().assuming(assumed), gamma, least);
         self.pend(id, reply);
     }
 

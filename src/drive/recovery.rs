@@ -83,7 +83,7 @@ impl Spelling<'_, Arc<Tokenizer>> {
         for round in 0..ROUNDS {
             let Some(guess) = self.guess() else { break };
             let draft = Tree::chain(&guess, Source::PromptLookup, Features::default());
-            let answer = calls.clone().verify(self.past.clone(), draft.clone(), plan, round).await;
+            let answer = calls.clone().verify(self.past.clone(), draft.clone().into(), plan, round).await;
             let Event::Verdict(verdict) = answer else { break };
             // Ids are recovered at temperature 0 only, where nothing is drawn.
             let round = Judged {

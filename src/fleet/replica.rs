@@ -418,6 +418,11 @@ impl Replica {
         sent.map_err(|unanswered| unanswered.error)
     }
 
+    /// Whether it is in this process.
+    pub fn is_here(&self) -> bool {
+        self.settings.local.is_some()
+    }
+
     /// As [`Self::ask`], for a call of Foretell's own, which is on behalf of no client: it carries Foretell's own key.
     ///
     /// # Errors

@@ -3,7 +3,7 @@
 use crate::onnx_server::job::{
     Ending, Event, Generate, Job, PromptLogprobs, PromptRow, Scores, Token, Verified, Verify,
 };
-use crate::onnx_server::judge::{Draft, judge, prompt_row};
+use crate::onnx_server::judge::{Draft, judge, judge_drawn, prompt_row};
 use crate::onnx_server::metrics::Metrics;
 use crate::onnx_server::prefix::SlotId;
 use crate::runtime::forward::{Feed, Lane, Logits, Rows};
@@ -164,8 +164,13 @@ impl Active {
     /// Samples every place of a draft; the answer is sent once the job is finished.
     fn judge(&mut self, logits: &Logits, feed: usize) -> Result<Next, String> {
         let Job::Verify(job) = &self.job else { return Ok(Next::Done) };
-        let draft = Draft { tokens: &job.tokens, parents: &job.parents };
-        let judged = judge(&job.sampler, &self.past, &draft, job.top, |place| logits.row(feed, place));
+        let row = |place| logits.row(feed, place);
+        let judged = if let Some(drawn) = &job.sampled {
+            judge_drawn(&job.sampler, &self.past, drawn, row)
+        } else {
+            let draft = Draft { tokens: &job.tokens, parents: &job.parents };
+            judge(&job.sampler, &self.past, &draft, job.top, row)
+        };
         let (rows, accepted) = judged.ok_or("the model gave fewer rows than asked for")?;
         self.verified = Some(Verified { rows, accepted: accepted.clone(), cached: self.cached });
         Ok(Next::Commit { base: self.tokens.len(), path: accepted })

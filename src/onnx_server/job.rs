@@ -1,8 +1,11 @@
 //! Messages between the HTTP side and the model's thread. They carry tokens only: text, stop strings and JSON stay on
 //! the HTTP side.
 
+use std::sync::Arc;
+
 use tokio::sync::{mpsc, oneshot};
 
+use crate::draft::Sampled;
 use crate::runtime::sampler::Sampler;
 use crate::units::TokenId;
 
@@ -130,8 +133,19 @@ pub struct Verify {
     pub sampler: Sampler,
     /// Number of best tokens to report per row.
     pub top: usize,
+    /// The draft is a chain that was drawn from known laws, and is verified by those.
+    pub sampled: Option<Drawn>,
     /// Receives the answer, or the reason why the run failed.
     pub reply: oneshot::Sender<Result<Verified, String>>,
+}
+
+/// A sampled draft.
+#[derive(Debug)]
+pub struct Drawn {
+    /// The chain with its laws.
+    pub draft: Arc<Sampled>,
+    /// Seed of the draws that verify it, which no other job has.
+    pub seed: u64,
 }
 
 /// Result of verifying a draft.
@@ -150,10 +164,10 @@ pub struct Verified {
 pub struct VerifiedRow {
     /// Entropy of the processed distribution, nats; `None` unless likely tokens were asked for.
     pub entropy: Option<f64>,
-    /// The token sampled there.
-    pub sample: TokenId,
-    /// Log-probability of the sample, after temperature and other processing.
-    pub logprob: f32,
+    /// The token decided there; `None` behind the end of the run that a sampled draft brought.
+    pub sample: Option<TokenId>,
+    /// Log-probability of that token, after temperature and other processing.
+    pub logprob: Option<f32>,
     /// The best tokens with their log-probabilities, best first.
     pub top: Vec<(TokenId, f32)>,
     /// Log-probability of this row's node, in its parent's row; `None` for row 0.

@@ -1,9 +1,15 @@
 //! Evaluates rows of logits: samples for a draft, scores for a prompt. Pure.
+//!
+//! A sampled draft is verified here, next to the sampler, where the target's laws are at hand as a whole: a row of thousands
+//! of probabilities as JSON would cost more than block verification brings. What goes back is the run as the samples of its
+//! rows, so that whoever walks by samples finds it.
 
-use crate::onnx_server::job::{PromptRow, VerifiedRow};
+use crate::onnx_server::job::{Drawn, PromptRow, VerifiedRow};
 use crate::openai::Sampling;
-use crate::runtime::sampler::{History, Sampler};
-use crate::units::TokenId;
+use crate::runtime::sampler::{History, NEVER, Sampler};
+use crate::session::accept::sampled::{Test, verify};
+use crate::units::{Dice, TokenId};
+use crate::words::Law;
 
 /// A draft to verify; parents come before their children.
 pub(super) struct Draft<'a> {
@@ -54,6 +60,7 @@ pub(super) fn judge<'a>(
         }
         let draft_logprob = node.and_then(|node| draft_logprobs.get(node).copied().flatten());
         let entropy = (top > 0).then(|| processed.entropy());
+        let (sample, logprob) = (Some(sample), Some(logprob));
         rows.push(VerifiedRow { entropy, sample, logprob, top: processed.top(top), draft_logprob });
         pasts.push(past);
     }
@@ -61,12 +68,45 @@ pub(super) fn judge<'a>(
     Some((rows, accepted))
 }
 
+/// Verifies a sampled chain as a block. Returns one row per place, and the accepted nodes; `None` if a row is missing.
+/// `past` is the past before the chain.
+pub(super) fn judge_drawn<'a>(
+    sampler: &Sampler,
+    past: &History,
+    drawn: &Drawn,
+    row: impl Fn(usize) -> Option<&'a [f32]>,
+) -> Option<(Vec<VerifiedRow>, Vec<usize>)> {
+    let chain = drawn.draft.chain();
+    let (mut past, mut laws) = (past.clone(), Vec::with_capacity(chain.len() + 1));
+    for place in 0..=chain.len() {
+        laws.push(sampler.process(row(place)?, &past).law()?);
+        if let Some(&token) = chain.get(place) {
+            past.push(token);
+        }
+    }
+    let mut dice = Dice::new(drawn.seed);
+    let kept = verify(Test::Block, &drawn.draft, &laws, |_, chance| dice.unit() < chance);
+    let next = kept.next.map(|law| law.draw(dice.unit()));
+    let run = chain.iter().copied().take(kept.run).chain(next).map(Some).chain(std::iter::repeat(None));
+    let logprob = |law: &Law, token| (law.of(token).ln() as f32).max(NEVER);
+    let rows = laws.iter().zip(run).enumerate().map(|(place, (law, sample))| VerifiedRow {
+        entropy: None,
+        sample,
+        logprob: sample.map(|token| logprob(law, token)),
+        top: Vec::new(),
+        draft_logprob: place
+            .checked_sub(1)
+            .and_then(|node| Some(logprob(laws.get(node)?, *chain.get(node)?))),
+    });
+    Some((rows.collect(), (0..kept.run).collect()))
+}
+
 /// The nodes that the samples accept, from the context on.
 fn walk(draft: &Draft<'_>, rows: &[VerifiedRow]) -> Vec<usize> {
     let mut accepted = Vec::new();
     let mut at = None;
     while let Some(row) = rows.get(at.map_or(0, |node: usize| node + 1)) {
-        let Some((node, _)) = draft.children(at).find(|&(_, token)| token == row.sample) else { break };
+        let Some((node, _)) = draft.children(at).find(|&(_, token)| Some(token) == row.sample) else { break };
         accepted.push(node);
         at = Some(node);
     }
@@ -80,4 +120,71 @@ pub(super) fn prompt_row(row: &[f32], id: TokenId, top: usize) -> PromptRow {
     let own = row.get(id as usize).copied().unwrap_or(f32::NEG_INFINITY);
     let rank = row.iter().filter(|&&logit| logit >= own).count().max(1);
     PromptRow { id, logprob: processed.logprob(id), rank, top: processed.top(top) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::draft::Sampled;
+
+    const P: [[f32; 4]; 3] = [[1.0, 0.2, -0.5, 0.7], [0.1, 1.4, 0.3, -1.0], [0.5, 0.5, -0.4, 0.9]];
+    const Q: [[f32; 4]; 2] = [[0.2, 0.9, 0.1, 0.3], [0.8, 0.4, -0.6, 0.2]];
+
+    fn sampler() -> Sampler {
+        Sampler::new(Sampling { temperature: 0.7, top_k: Some(3), ..Sampling::default() }, 5, 0)
+    }
+
+    fn law(logits: &[f32]) -> Law {
+        let sampler = sampler();
+        sampler.process(logits, &sampler.history(&[1], &[])).law().expect("a law")
+    }
+
+    fn drawn(seed: u64) -> Drawn {
+        let mut draft = Sampled::default();
+        for (at, q) in Q.iter().enumerate() {
+            draft.push(law(q), Dice::at(Dice::mix(!seed), at));
+        }
+        Drawn { draft: Arc::new(draft), seed: Dice::mix(seed) }
+    }
+
+    fn judged(drawn: &Drawn) -> (Vec<VerifiedRow>, Vec<usize>) {
+        let sampler = sampler();
+        let past = sampler.history(&[1], &[]);
+        judge_drawn(&sampler, &past, drawn, |place| P.get(place).map(<[f32; 4]>::as_slice)).expect("all rows")
+    }
+
+    #[test]
+    fn a_sampled_draft_brings_a_run_and_one_token_more() {
+        for seed in 0..200 {
+            let drawn = drawn(seed);
+            let (rows, accepted) = judged(&drawn);
+            let samples: Vec<Option<TokenId>> = rows.iter().map(|row| row.sample).collect();
+            let run = accepted.len();
+            assert_eq!((samples.len(), accepted), (3, (0..run).collect()));
+            let chain: Vec<Option<TokenId>> = drawn.draft.chain().iter().copied().map(Some).collect();
+            assert_eq!(samples[..run], chain[..run]);
+            assert!(samples[run].is_some() && samples[run + 1..].iter().all(Option::is_none), "{samples:?}");
+        }
+    }
+
+    /// The tokens at the first place, over many draws.
+    #[test]
+    fn what_it_brings_has_the_law_of_the_target() {
+        let (mut first, mut longer) = ([0_u32; 4], 0);
+        let rounds = 60_000;
+        for seed in 0..rounds {
+            let (rows, _) = judged(&drawn(seed));
+            first[rows[0].sample.expect("decided") as usize] += 1;
+            longer += u64::from(rows[1].sample.is_some());
+        }
+        let p = law(&P[0]);
+        assert!(longer > rounds / 3 && longer < rounds, "{longer} with a token of the draft");
+        for token in 0..4 {
+            let (share, wanted) = (f64::from(first[token as usize]) / rounds as f64, p.of(token));
+            let error = (wanted * (1.0 - wanted) / rounds as f64).sqrt();
+            assert!((share - wanted).abs() <= 4.5 * error, "{token}: {share} for {wanted}");
+        }
+    }
 }

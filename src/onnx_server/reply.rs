@@ -216,8 +216,8 @@ pub(super) struct VerifyReply<'a> {
 
 #[derive(Serialize)]
 struct VerifyRow<'a> {
-    sample: TokenId,
-    logprob: f32,
+    sample: Option<TokenId>,
+    logprob: Option<f32>,
     top: &'a [(TokenId, f32)],
     #[serde(skip_serializing_if = "Option::is_none")]
     entropy: Option<f64>,

@@ -15,6 +15,7 @@ use serde_json::json;
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, oneshot};
 
+use crate::draft::Sampled;
 use crate::http::body::{Body, BoxError};
 use crate::http::connections::{Connections, most_clients};
 use crate::http::gather::{self, Unread};
@@ -22,7 +23,7 @@ use crate::http::listen::{self, Bounds, Listening, Stop};
 use crate::http::request::RequestBody;
 use crate::onnx_server::errors::Refusal;
 use crate::onnx_server::fields::invalid;
-use crate::onnx_server::job::{Generate, Job, Limits, Verify};
+use crate::onnx_server::job::{Drawn, Generate, Job, Limits, Verify};
 use crate::onnx_server::metrics::Metrics;
 use crate::onnx_server::output::Output;
 use crate::onnx_server::reply::VerifyReply;
@@ -87,8 +88,9 @@ impl App {
             "/v1/completions" | "/v1/chat/completions" | "/v1/verify" | "/tokenize" | "/detokenize"
                 if request.method() == Method::POST =>
             {
+                let enclosed = request.extensions().get::<Arc<Sampled>>().cloned();
                 let body = read(request.into_body()).await?;
-                self.post(path, body).await
+                self.post(path, body, enclosed).await
             }
             "/health"
             | "/version"
@@ -136,7 +138,13 @@ impl App {
         })
     }
 
-    async fn post(self: &Arc<Self>, path: &str, body: Bytes) -> Result<Response<Body>, Refusal> {
+    /// `enclosed`: the draft of a verify call, where it was drawn. Only a call within the process can have it.
+    async fn post(
+        self: &Arc<Self>,
+        path: &str,
+        body: Bytes,
+        enclosed: Option<Arc<Sampled>>,
+    ) -> Result<Response<Body>, Refusal> {
         match path {
             "/v1/completions" => {
                 let begun = self.beside(body, |app, body| app.begin(wire::completions(body, app.served())?));
@@ -146,7 +154,7 @@ impl App {
                 let begun = self.beside(body, |app, body| app.begin(wire::chat(body, app.served())?));
                 answered(begun.await?).await
             }
-            "/v1/verify" => self.verify(wire::verify(&body, self.served())?).await,
+            "/v1/verify" => self.verify(wire::verify(&body, self.served())?, enclosed).await,
             "/tokenize" => {
                 self.beside(body, |app, body| app.tokenize(wire::tokenize(body, app.served())?)).await
             }
@@ -258,9 +266,16 @@ impl App {
         Ok(())
     }
 
-    async fn verify(&self, ask: wire::VerifyAsk) -> Result<Response<Body>, Refusal> {
+    async fn verify(
+        &self,
+        ask: wire::VerifyAsk,
+        enclosed: Option<Arc<Sampled>>,
+    ) -> Result<Response<Body>, Refusal> {
         let (context, nodes) = (ask.context.len(), ask.tokens.len());
         self.fits(context, nodes, "context")?;
+        if enclosed.as_ref().is_some_and(|drawn| !ask.is_chain_of(drawn.chain())) {
+            return Err(invalid("tokens", "the enclosed draft is another one"));
+        }
         let seed = ask.sampling.seed.unwrap_or_else(|| self.fresh_seed());
         let (reply, verdict) = oneshot::channel();
         let job = Verify {
@@ -270,6 +285,10 @@ impl App {
             tokens: ask.tokens,
             parents: ask.parents,
             top: ask.top,
+            sampled: enclosed.map(|draft| Drawn {
+                draft,
+                seed: self.random.hash_one(("draws", self.count.fetch_add(1, Ordering::Relaxed))),
+            }),
             reply,
         };
         self.engine.submit(vec![Job::Verify(Box::new(job))]);

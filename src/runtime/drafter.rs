@@ -13,6 +13,7 @@ use std::thread;
 use tokio::sync::oneshot;
 
 use super::forward::{Forward, ModelConfig};
+use crate::draft::Sampled;
 use crate::openai::Sampling;
 use crate::text::translate::Common;
 use crate::units::TokenId;
@@ -22,6 +23,34 @@ use worker::{Command, Want, Work};
 /// A drafted token, and by how much its logit exceeds the best of the others. Negative where the noise chose
 /// a token that was not the most probable one.
 pub type Drafted = (TokenId, f32);
+
+/// What was chosen for a question.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Chosen {
+    /// The tokens in order.
+    pub tokens: Vec<Drafted>,
+    /// The same with the laws that they were drawn from, where they were drawn.
+    pub drawn: Sampled,
+}
+
+/// How long a draft is to be, and how its tokens are chosen.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Order {
+    /// Most tokens.
+    pub gamma: usize,
+    /// The tokens are drawn from the seat's laws by draws of this seed, which no other question has; `None`: as the seat
+    /// chooses.
+    pub draws: Option<u64>,
+    /// The draft ends where it survives with a smaller chance than this, as far as the model can tell ([`Stop`](crate::draft::Stop)).
+    pub least: f64,
+}
+
+impl From<usize> for Order {
+    /// So many tokens, as the seat chooses, however unsure it is.
+    fn from(gamma: usize) -> Self {
+        Self { gamma, draws: None, least: 0.0 }
+    }
+}
 
 /// Why there is no draft.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -139,7 +168,7 @@ impl DrafterService {
             seat: seat.number,
             past: Past::new(&[0], &[]),
             spoken: None,
-            want: Want::Draft { gamma: 1 },
+            want: Want::Draft(1.into()),
             reply,
         };
         self.commands.send(Command::Work(work)).map_err(|_| DraftFault::Stopped)?;
@@ -179,19 +208,14 @@ impl Seat {
     ///
     /// Of two questions at a time the later one is answered.
     pub async fn draft(&self, past: Past, gamma: usize) -> Result<Vec<Drafted>, DraftFault> {
-        self.ask(past, None, Want::Draft { gamma }).await
+        Ok(self.order(past, None, gamma.into()).await?.tokens)
     }
 
-    /// As [`Self::draft`] for a seat that speaks the target's tokens, which the answer is made of; `past` is in the
-    /// model's own.
-    pub async fn draft_common(
-        &self,
-        past: Past,
-        spoken: Past,
-        gamma: usize,
-    ) -> Result<Vec<Drafted>, DraftFault> {
-        let before = vec![spoken.len()];
-        self.ask(past, Some(Spoken { past: spoken, before }), Want::Draft { gamma }).await
+    /// As [`Self::draft`], in the order's way. With `spoken` the seat speaks the target's tokens, which the answer is made
+    /// of; `past` is in the model's own.
+    pub async fn order(&self, past: Past, spoken: Option<Past>, order: Order) -> Result<Chosen, DraftFault> {
+        let spoken = spoken.map(|past| Spoken { before: vec![past.len()], past });
+        self.ask(past, spoken, Want::Draft(order)).await
     }
 
     /// The drafter's own choice at every place from output token `from` of `past` to the one behind its end, each
@@ -199,7 +223,7 @@ impl Seat {
     pub async fn shadow(&self, past: Past, from: usize) -> Result<Vec<TokenId>, DraftFault> {
         let from = past.prompt().len() + from;
         let chosen = self.ask(past, None, Want::Shadow { from }).await?;
-        Ok(chosen.into_iter().map(|(token, _)| token).collect())
+        Ok(chosen.tokens.into_iter().map(|(token, _)| token).collect())
     }
 
     /// As [`Self::shadow`] for a seat that speaks the target's tokens, which the answer is made of.
@@ -211,10 +235,10 @@ impl Seat {
     ) -> Result<Vec<TokenId>, DraftFault> {
         let from = past.prompt().len() + from;
         let chosen = self.ask(past, Some(spoken), Want::Shadow { from }).await?;
-        Ok(chosen.into_iter().map(|(token, _)| token).collect())
+        Ok(chosen.tokens.into_iter().map(|(token, _)| token).collect())
     }
 
-    async fn ask(&self, past: Past, spoken: Option<Spoken>, want: Want) -> Result<Vec<Drafted>, DraftFault> {
+    async fn ask(&self, past: Past, spoken: Option<Spoken>, want: Want) -> Result<Chosen, DraftFault> {
         let (reply, answer) = oneshot::channel();
         let work = Work { seat: self.number, past, spoken, want, reply };
         self.commands.send(Command::Work(work)).map_err(|_| DraftFault::Stopped)?;

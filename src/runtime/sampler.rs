@@ -17,6 +17,7 @@ use self::mass::{largest, sum_exp};
 use super::noise::Place;
 use crate::openai::Sampling;
 use crate::units::TokenId;
+use crate::words::Law;
 
 /// Log-probability reported for a token that cannot be sampled (JSON has no −∞; vLLM reports the same).
 pub const NEVER: f32 = -9999.0;
@@ -301,6 +302,19 @@ impl Processed<'_> {
             Kept::All => self.logits.iter().copied().map(term).sum(),
             Kept::Some(kept) => kept.iter().map(|&(_, logit)| term(logit)).sum(),
         }
+    }
+
+    /// The whole distribution, as it is sampled from; `None` if the logits are no numbers.
+    pub fn law(&self) -> Option<Law> {
+        let (best, most) = self.best;
+        if self.place.is_none() {
+            return Law::new(vec![(best, 1.0)]);
+        }
+        let weight = |token: TokenId, logit: f32| (token, (f64::from(logit - most) / self.scale).exp());
+        Law::new(match &self.kept {
+            Kept::All => (0..).zip(self.logits.iter()).map(|(token, &logit)| weight(token, logit)).collect(),
+            Kept::Some(kept) => kept.iter().map(|&(token, logit)| weight(token, logit)).collect(),
+        })
     }
 
     /// The `most` most probable tokens with their log-probabilities, best first; fewer if fewer can be sampled.

@@ -18,6 +18,7 @@
 //! ([`Judged::coupled`]) the whole chance of keeping x is charged, as if y were never x.
 
 mod rule;
+pub mod sampled;
 
 pub use rule::{FLY_WINDOW, Known, Rule};
 

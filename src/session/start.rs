@@ -138,6 +138,8 @@ pub struct Rules {
     pub shares_noise: bool,
     /// The model drafter may be asked to go on from what is assumed to come.
     pub drafts_ahead: bool,
+    /// The model drafter's drafts are sampled: drawn with noise of its own, from laws that come with them.
+    pub samples: bool,
     /// Most tokens of context and draft that a verify call may carry.
     pub context_max: usize,
     /// This request is in the control group.
@@ -172,6 +174,7 @@ impl Default for Rules {
             model: false,
             shares_noise: false,
             drafts_ahead: false,
+            samples: false,
             context_max: 8192,
             holdback: false,
             segment: None,

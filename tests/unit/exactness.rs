@@ -6,6 +6,7 @@ mod bugs;
 mod greedy;
 mod law;
 mod lossy;
+mod sampled;
 mod seeded;
 mod toy;
 mod world;

@@ -106,7 +106,7 @@ impl Desk {
             panic!("{asked:?}")
         };
         assert_eq!(*gone, ride);
-        (*id, draft.clone())
+        (*id, Tree::clone(draft))
     }
 }
 
@@ -388,7 +388,7 @@ fn the_draft_asks_for_no_more_tokens_than_the_limit_and_the_context_leave() {
         assert_eq!(draft.len(), 2);
         let mut asked = desk.tell(verify, rows(&[1, 2, 0]));
         let Some((id, Action::Verify(next, ..))) = asked.pop() else { panic!("{asked:?}") };
-        (verify, draft) = (id, next);
+        (verify, draft) = (id, Tree::clone(&next));
     }
     assert_eq!((draft.len(), desk.tokens.len()), (1, 10));
     let end = summary(&desk.tell(verify, rows(&[1, 2])));
@@ -431,7 +431,7 @@ fn the_first_draft_reads_the_prompt_and_is_waited_for_as_long_as_a_call_may_take
     let bound = rules().verify_timeout;
     assert_eq!(desk.session.deadline(), Some(desk.now.after(bound)), "a drafter that hangs holds no client");
     desk.now = desk.now.after(bound / 2);
-    let asked = desk.tell(draft, Event::Draft(chain(&[1, 5])));
+    let asked = desk.tell(draft, Event::Draft(chain(&[1, 5]).into()));
     let [(verify, Action::Verify(sent, ..))] = &asked[..] else { panic!("{asked:?}") };
     assert_eq!(sent.path(1), [1, 5]);
     let asked = desk.tell(*verify, rows(&[1, 2, 3]));
@@ -444,7 +444,7 @@ fn the_first_draft_reads_the_prompt_and_is_waited_for_as_long_as_a_call_may_take
 fn a_late_draft_costs_its_round_and_nothing_else(#[case] lookups: Vec<LookupSpec>, #[case] sent: &[TokenId]) {
     let timeout = Some(Duration::from_millis(30));
     let (mut desk, draft) = asking(Rules { draft_timeout: timeout, lookups, ..rules() });
-    let asked = desk.tell(draft, Event::Draft(chain(&[1, 2])));
+    let asked = desk.tell(draft, Event::Draft(chain(&[1, 2]).into()));
     let [(verify, Action::Verify(..))] = asked[..] else { panic!("{asked:?}") };
     let asked = desk.tell(verify, rows(&[1, 2, 0]));
     let [(late, Action::Draft { .. })] = asked[..] else { panic!("{asked:?}") };
@@ -454,7 +454,7 @@ fn a_late_draft_costs_its_round_and_nothing_else(#[case] lookups: Vec<LookupSpec
     };
     let tokens: Vec<TokenId> = draft.nodes().iter().map(|node| node.token).collect();
     assert_eq!((*gone, tokens.as_slice()), (late, sent));
-    assert_eq!(desk.tell(late, Event::Draft(chain(&[9, 9]))), [], "too late");
+    assert_eq!(desk.tell(late, Event::Draft(chain(&[9, 9]).into())), [], "too late");
     // The next round asks the drafter again.
     let asked = desk.tell(*verify, rows(&[7, 7, 7][..=sent.len()]));
     assert!(matches!(asked[..], [(_, Action::Draft { .. })]), "{asked:?}");
@@ -465,7 +465,7 @@ fn a_late_draft_costs_its_round_and_nothing_else(#[case] lookups: Vec<LookupSpec
 fn everybody_who_proposed_a_token_is_credited() {
     let (mut desk, draft) = asking(rules());
     // The lookup says the same two tokens.
-    let asked = desk.tell(draft, Event::Draft(chain(&[1, 2])));
+    let asked = desk.tell(draft, Event::Draft(chain(&[1, 2]).into()));
     let [(verify, Action::Verify(sent, ..))] = &asked[..] else { panic!("{asked:?}") };
     assert_eq!((sent.path(1), sent.len()), (vec![1, 2], 2));
     desk.tell(*verify, rows(&[1, 7, 7]));

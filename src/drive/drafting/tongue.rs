@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use crate::draft::{Features, Node, Source, Tree, Vote};
+use crate::draft::{Draft, Features, Node, Source, Tree, Vote};
 use crate::drive::drafters::{Speaker, Translation};
 use crate::policy::part::Speech;
-use crate::runtime::drafter::{DraftFault, Drafted, Noise, Seat, Spoken, Voice};
+use crate::runtime::drafter::{Chosen, DraftFault, Drafted, Noise, Order, Seat, Spoken, Voice};
 use crate::text::translate::{Anchor, Common, Translator};
 use crate::units::TokenId;
 use crate::words::Past;
@@ -187,20 +187,28 @@ impl Interpreter {
     }
 }
 
-/// A draft of at most `gamma` of the target's tokens.
-pub(super) async fn draft(seat: &Seat, told: Told, gamma: usize) -> Result<Tree, DraftFault> {
+/// A draft in the target's tokens. What goes through text is never sampled: the laws of its tokens are not known.
+pub(super) async fn draft(seat: &Seat, told: Told, order: Order) -> Result<Draft, DraftFault> {
+    let Order { gamma, .. } = order;
     match told {
-        Told::Same(past) => seat.draft(past, gamma).await.map(|chain| tree(&chain)),
-        Told::Common { past, spoken, .. } => {
-            seat.draft_common(past, spoken, gamma).await.map(|chain| tree(&chain))
-        }
+        Told::Same(past) => seat.order(past, None, order).await.map(drawn),
+        Told::Common { past, spoken, .. } => seat.order(past, Some(spoken), order).await.map(drawn),
         Told::Text { past, anchor, ratio } => {
             // One more than it takes on the average, for the last one may have to be held back.
             let own = (gamma as f64 * ratio).ceil() as usize + 1;
-            let chain = seat.draft(past, own).await?;
-            Ok(tree(&translated(&anchor, &chain, gamma)))
+            let chosen = seat.order(past, None, Order { gamma: own, draws: None, ..order }).await?;
+            Ok(tree(&translated(&anchor, &chosen.tokens, gamma)).into())
         }
     }
+}
+
+/// The draft of these tokens: sampled, if all of them were drawn.
+fn drawn(chosen: Chosen) -> Draft {
+    let Chosen { tokens, drawn } = chosen;
+    if drawn.chain().len() != tokens.len() || tokens.is_empty() {
+        return tree(&tokens).into();
+    }
+    Draft::drawn(drawn, tokens.iter().map(|&(_, margin)| Features { margin, ..Features::default() }))
 }
 
 /// The draft in the target's tokens; each is as sure as the least sure of those that it comes from.

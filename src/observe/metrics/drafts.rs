@@ -7,16 +7,19 @@ use prometheus::{IntCounterVec, Opts, Registry};
 pub enum DraftKind {
     /// A draft that will be verified.
     Draft,
+    /// The same, drawn from laws that the target verifies it by.
+    Sampled,
     /// A shadow draft: what it would have drafted while the request rides.
     Shadow,
 }
 
 impl DraftKind {
-    const ALL: [Self; 2] = [Self::Draft, Self::Shadow];
+    const ALL: [Self; 3] = [Self::Draft, Self::Sampled, Self::Shadow];
 
     const fn name(self) -> &'static str {
         match self {
             Self::Draft => "draft",
+            Self::Sampled => "sampled",
             Self::Shadow => "shadow",
         }
     }

@@ -22,6 +22,14 @@ pub(in crate::onnx_server) struct VerifyAsk {
     pub(in crate::onnx_server) stop_token_ids: Vec<TokenId>,
 }
 
+impl VerifyAsk {
+    /// Whether the draft is the chain of these tokens.
+    pub(in crate::onnx_server) fn is_chain_of(&self, tokens: &[TokenId]) -> bool {
+        let chain = self.parents.iter().enumerate().all(|(node, parent)| *parent == node.checked_sub(1));
+        chain && self.tokens == tokens
+    }
+}
+
 /// Parses the body of `POST /v1/verify`.
 pub(in crate::onnx_server) fn verify(body: &[u8], served: Served<'_>) -> Result<VerifyAsk, Refusal> {
     let mut fields = Fields::read(body)?;

@@ -4,6 +4,7 @@ use std::future::poll_fn;
 use std::task::Poll;
 
 use super::*;
+use crate::draft::Stop;
 use crate::runtime::fake::Fake;
 use crate::runtime::sampler::Sampler;
 
@@ -80,6 +81,62 @@ async fn without_a_seed_a_seat_is_greedy_and_margins_tell_how_clear_the_choice_w
     logits.sort_by(f32::total_cmp);
     let (best, second) = (logits[VOCABULARY - 1], logits[VOCABULARY - 2]);
     assert!((drafted[0].1 - (best - second)).abs() < 1e-6 && drafted[0].1 > 0.0);
+}
+
+#[tokio::test]
+async fn a_sampled_draft_is_drawn_from_the_laws_that_come_with_it() {
+    let (service, _) = service(1);
+    let seat = service.seat(sampled(0.8, Some(3))).await.unwrap();
+    let fake = Fake::new(VOCABULARY, 400, 1);
+    let sampler = Sampler::new(sampled(0.8, Some(3)).sampling, 3, 2);
+    let mut chains = std::collections::BTreeSet::new();
+    for draws in 0..8 {
+        let order = Order { draws: Some(draws), ..5.into() };
+        let Chosen { tokens, drawn } = seat.order(past(&[3, 4, 5], 2), None, order).await.unwrap();
+        assert_eq!(ids(&tokens), drawn.chain());
+        for (at, law) in drawn.q().iter().enumerate() {
+            let text = [&[3, 4, 5], &drawn.chain()[..at]].concat();
+            let history = sampler.history(&text[..2], &text[2..]);
+            assert_eq!(Some(law), sampler.process(&fake.logits(&text), &history).law().as_ref());
+        }
+        let again = seat.order(past(&[3, 4, 5], 2), None, order).await.unwrap();
+        assert_eq!(again.drawn, drawn, "the draws are those of the order");
+        chains.insert(drawn.chain().to_vec());
+    }
+    assert!(chains.len() > 6, "{chains:?}");
+    let plain = seat.order(past(&[3, 4, 5], 2), None, 5.into()).await.unwrap();
+    assert!(plain.drawn.chain().is_empty() && plain.tokens.len() == 5);
+}
+
+/// Drawn from its laws or not.
+#[tokio::test]
+async fn a_draft_ends_where_the_model_is_unsure() {
+    let (service, controls) = service(1);
+    let fake = Fake::new(VOCABULARY, 400, 1);
+    let noise = sampled(0.2, Some(3));
+    let sampler = Sampler::new(noise.sampling.clone(), 3, 2);
+    let seat = service.seat(noise).await.unwrap();
+    let mut lengths = std::collections::BTreeSet::new();
+    for first in 0..30 {
+        let text = [first, 1, 2];
+        for draws in [None, Some(7)] {
+            let order = Order { draws, least: 0.4, ..6.into() };
+            let whole = seat.order(past(&text, 3), None, Order { least: 0.0, ..order }).await.unwrap();
+            let mut stop = Stop::new(0.4);
+            let sure = (0..whole.tokens.len()).take_while(|&at| {
+                let output = ids(whole.tokens.get(..at).unwrap());
+                let logits = fake.logits(&[&text[..], &output].concat());
+                stop.goes_on(sampler.process(&logits, &sampler.history(&text, &output)).entropy())
+            });
+            let sure = sure.count();
+            let before = controls.runs();
+            let short = seat.order(past(&text, 3), None, order).await.unwrap();
+            assert_eq!(short.tokens, whole.tokens[..sure], "{draws:?}");
+            assert!(controls.runs() - before <= sure + 1, "the last run tells that it is unsure");
+            lengths.insert(sure);
+        }
+    }
+    assert!(lengths.len() > 1 && lengths.contains(&1), "{lengths:?}");
 }
 
 #[tokio::test]

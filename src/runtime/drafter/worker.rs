@@ -5,11 +5,12 @@ use std::sync::mpsc::{Receiver, Sender};
 
 use tokio::sync::oneshot;
 
-use super::{DraftFault, Drafted, Noise, Seat, Spoken, Voice};
+use super::{Chosen, DraftFault, Drafted, Noise, Order, Seat, Spoken, Voice};
+use crate::draft::Stop;
 use crate::openai::Sampling;
 use crate::runtime::forward::{Feed, Forward, Lane, Logits, ModelError, Rows};
-use crate::runtime::sampler::Sampler;
-use crate::units::TokenId;
+use crate::runtime::sampler::{History, Sampler};
+use crate::units::{Dice, TokenId};
 use crate::words::Past;
 
 /// Most tokens of one text in one run, so that a long prompt does not hold up the drafts of the others.
@@ -18,8 +19,8 @@ const CHUNK: usize = 128;
 /// A question of a seat.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Want {
-    /// At most `gamma` tokens after the text.
-    Draft { gamma: usize },
+    /// Tokens after the text.
+    Draft(Order),
     /// The choice at every place of the text from index `from` on.
     Shadow { from: usize },
 }
@@ -33,7 +34,7 @@ pub(super) struct Work {
     /// The text in the target's, for a seat that speaks those.
     pub(super) spoken: Option<Spoken>,
     pub(super) want: Want,
-    pub(super) reply: oneshot::Sender<Result<Vec<Drafted>, DraftFault>>,
+    pub(super) reply: oneshot::Sender<Result<Chosen, DraftFault>>,
 }
 
 #[derive(Debug)]
@@ -64,7 +65,9 @@ struct Open {
     work: Work,
     /// Tokens of the text that was asked about; what was drafted follows them.
     asked: usize,
-    chosen: Vec<Drafted>,
+    chosen: Chosen,
+    /// Where the draft ends early; `None` where it does not.
+    stop: Option<Stop>,
 }
 
 struct Worker {
@@ -142,20 +145,25 @@ impl Worker {
             let _ = work.reply.send(Err(fault));
             return;
         }
-        if let Want::Draft { gamma: 0 } = work.want {
-            let _ = work.reply.send(Ok(Vec::new()));
+        if let Want::Draft(Order { gamma: 0, .. }) = work.want {
+            let _ = work.reply.send(Ok(Chosen::default()));
             return;
         }
         let Some(taken) = self.seats.get_mut(&work.seat) else { return };
         let asked = work.past.len();
         let first = match work.want {
-            Want::Draft { .. } => asked,
+            Want::Draft(_) => asked,
             Want::Shadow { from } => from,
         };
         taken.follow(&work.past);
         taken.cached = taken.cached.min(first.saturating_sub(1));
         self.model.rewind(taken.lane, taken.cached);
-        self.open.push(Open { work, asked, chosen: Vec::new() });
+        let least = match work.want {
+            Want::Draft(order) => order.least,
+            Want::Shadow { .. } => 0.0,
+        };
+        let stop = (least > 0.0).then(|| Stop::new(least));
+        self.open.push(Open { work, asked, chosen: Chosen::default(), stop });
     }
 
     /// One run of the model over everything that is open.
@@ -219,7 +227,7 @@ fn check(work: &Work, context: usize) -> Result<(), DraftFault> {
         Want::Shadow { from } if from == 0 || from > len => {
             Err(DraftFault::Invalid(format!("no output place {from} in a text of {len} tokens")))
         }
-        Want::Shadow { .. } | Want::Draft { .. } => Ok(()),
+        Want::Shadow { .. } | Want::Draft(_) => Ok(()),
     }
 }
 
@@ -237,13 +245,6 @@ impl Taken {
         self.cached = self.cached.min(shared);
     }
 
-    /// The choice at a place of the text, in the model's own tokens.
-    fn choose(&self, prompt: &[TokenId], place: usize, logits: &[f32]) -> Drafted {
-        let output = self.text.get(prompt.len()..place).unwrap_or(&[]);
-        let token = self.sampler.pick(logits, prompt, output).token;
-        (token, margin(logits, token))
-    }
-
     /// A token that was chosen, in the model's own tokens.
     fn own(&self, token: TokenId) -> Option<TokenId> {
         match &self.voice {
@@ -258,8 +259,8 @@ impl Open {
     fn rows(&self, cached: usize, feeding: usize) -> Rows {
         let end = cached + feeding;
         match self.work.want {
-            Want::Draft { .. } if end < self.asked + self.chosen.len() => Rows::None,
-            Want::Draft { .. } => Rows::Last,
+            Want::Draft(_) if end < self.asked + self.chosen.tokens.len() => Rows::None,
+            Want::Draft(_) => Rows::Last,
             // The choice at a place is the row of the token before it.
             Want::Shadow { from } if end < from => Rows::None,
             Want::Shadow { from } => Rows::From((from - 1).saturating_sub(cached)),
@@ -285,48 +286,82 @@ impl Open {
         };
         for (row, place) in (first + 1..=end).enumerate() {
             let Some(logits) = logits.row(feed, row) else { break };
-            let chosen = match &self.work.spoken {
-                Some(spoken) => self.speak(taken, spoken, logits),
-                None => taken.choose(self.work.past.prompt(), place, logits),
+            let choice = match &self.work.spoken {
+                Some(_) => self.speak(taken, logits),
+                None => self.choose(taken, place, logits),
             };
-            self.chosen.push(chosen);
+            let Some(choice) = choice else { return self.answer() };
+            self.chosen.tokens.push(choice);
         }
         self.finish(taken, context, eos)
     }
 
+    /// The choice at a place of the text, in the model's own tokens.
+    fn choose(&mut self, taken: &Taken, place: usize, logits: &[f32]) -> Option<Drafted> {
+        let prompt = self.work.past.prompt();
+        let output = taken.text.get(prompt.len()..place).unwrap_or(&[]);
+        let history = taken.sampler.history(prompt, output);
+        self.pick(&taken.sampler, &history, logits)
+    }
+
     /// The choice among the common tokens, in the target's, at the next place that is asked for.
-    fn speak(&self, taken: &mut Taken, spoken: &Spoken, logits: &[f32]) -> Drafted {
-        let Voice::Common(common) = &taken.voice else { return taken.choose(&[], 0, logits) };
+    fn speak(&mut self, taken: &mut Taken, logits: &[f32]) -> Option<Drafted> {
+        let (Voice::Common(common), Some(spoken)) = (&taken.voice, &self.work.spoken) else {
+            return self.choose(taken, 0, logits);
+        };
         common.row(logits, &mut taken.row);
         let prompt = spoken.past.prompt();
-        let drafts = matches!(self.work.want, Want::Draft { .. });
-        let place = if drafts { 0 } else { self.chosen.len() };
+        let drafts = matches!(self.work.want, Want::Draft(_));
+        let place = if drafts { 0 } else { self.chosen.tokens.len() };
         let before = spoken.before.get(place).map_or(0, |before| before.saturating_sub(prompt.len()));
         let mut output = spoken.past.output().get(..before).unwrap_or(spoken.past.output()).to_vec();
         if drafts {
-            output.extend(self.chosen.iter().map(|&(token, _)| token));
+            output.extend(self.chosen.tokens.iter().map(|&(token, _)| token));
         }
-        let token = taken.sampler.pick(&taken.row, prompt, &output).token;
-        (token, margin(&taken.row, token))
+        let history = taken.sampler.history(prompt, &output);
+        self.pick(&taken.sampler, &history, &taken.row)
+    }
+
+    /// The seat's own choice, or a token drawn from its law: by the order's draw of this place of the draft. `None` where the
+    /// draft ends before that, for what the law is.
+    fn pick(&mut self, sampler: &Sampler, past: &History, logits: &[f32]) -> Option<Drafted> {
+        let processed = sampler.process(logits, past);
+        if let Some(stop) = &mut self.stop
+            && !stop.goes_on(processed.entropy())
+        {
+            return None;
+        }
+        let drawn = match self.work.want {
+            Want::Draft(Order { draws: Some(seed), .. }) => processed.law().map(|law| {
+                let place = self.chosen.drawn.chain().len();
+                self.chosen.drawn.push(law, Dice::at(seed, place))
+            }),
+            Want::Draft(_) | Want::Shadow { .. } => None,
+        };
+        let token = drawn.unwrap_or_else(|| processed.draw());
+        Some((token, margin(logits, token)))
     }
 
     fn finish(&mut self, taken: &mut Taken, context: usize, eos: &[TokenId]) -> bool {
         let done = match self.work.want {
             Want::Shadow { .. } => taken.cached == self.asked,
-            Want::Draft { gamma } => {
-                let last = self.chosen.last().and_then(|&(token, _)| taken.own(token));
+            Want::Draft(Order { gamma, .. }) => {
+                let last = self.chosen.tokens.last().and_then(|&(token, _)| taken.own(token));
                 let full = taken.text.len() == context;
                 let ended = last.is_none_or(|token| eos.contains(&token));
                 taken.text.extend(last);
-                self.chosen.len() >= gamma || full || ended
+                self.chosen.tokens.len() >= gamma || full || ended
             }
         };
-        if done {
-            let (reply, _) = oneshot::channel();
-            let reply = std::mem::replace(&mut self.work.reply, reply);
-            let _ = reply.send(Ok(std::mem::take(&mut self.chosen)));
-        }
-        done
+        done && self.answer()
+    }
+
+    /// Answers the question; true, for it is done.
+    fn answer(&mut self) -> bool {
+        let (reply, _) = oneshot::channel();
+        let reply = std::mem::replace(&mut self.work.reply, reply);
+        let _ = reply.send(Ok(std::mem::take(&mut self.chosen)));
+        true
     }
 }
 

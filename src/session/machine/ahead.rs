@@ -14,7 +14,7 @@
 use super::Session;
 use super::flight::Sketching;
 use super::leap::Call;
-use crate::draft::Tree;
+use crate::draft::{Draft, Tree};
 use crate::session::accept::Walk;
 use crate::session::pilot::{AHEAD_MAX, Ahead, Step, Turn};
 use crate::session::{Action, Event};
@@ -34,7 +34,11 @@ impl<W: Walk> Session<W> {
                 first.turn = first.turn.accompanied();
             }
             self.summary.ahead.sent += 1;
-            self.send(Call { place: 0, draft, modelled: 0, assumed, turn: Turn::Promoted }, now, now);
+            self.send(
+                Call { place: 0, draft: draft.into(), modelled: 0, assumed, turn: Turn::Promoted },
+                now,
+                now,
+            );
         }
     }
 
@@ -45,7 +49,8 @@ impl<W: Walk> Session<W> {
         let most = self.rules.ahead.unwrap_or(if forced { 0 } else { AHEAD_MAX });
         let calls = &self.flight.calls;
         let calm = calls.front().is_some_and(|first| forced || first.turn != Turn::AfterMiss);
-        let first_plan = calls.back().is_some_and(|last| last.place == 0);
+        // What is drawn for a sampled draft belongs to its own round.
+        let first_plan = !self.rules.samples && calls.back().is_some_and(|last| last.place == 0);
         (1..=most).contains(&calls.len()) && calm && first_plan && self.forbidden(now).is_none()
     }
 
@@ -89,7 +94,7 @@ impl<W: Walk> Session<W> {
         match (step, sketch) {
             (Step::Draft(_) | Step::Verify(_), Some(chain)) => {
                 let modelled = chain.len();
-                let draft = self.pilot.combine(chain, self.stand(true));
+                let draft = self.pilot.combine(chain.into(), self.stand(true));
                 self.verify(draft, modelled, now, now);
             }
             (step, _) => self.leap(step, now, now),
@@ -100,8 +105,9 @@ impl<W: Walk> Session<W> {
     pub(super) fn sketch(&mut self, now: Tick) {
         let rules = &self.rules;
         let [call] = self.flight.calls.make_contiguous() else { return };
-        let may =
-            rules.drafts_ahead && (rules.gamma_fixed.is_none() || rules.ahead.is_some_and(|most| most > 0));
+        let may = !rules.samples
+            && rules.drafts_ahead
+            && (rules.gamma_fixed.is_none() || rules.ahead.is_some_and(|most| most > 0));
         if !may || call.modelled == 0 || call.place > 0 || self.flight.sketch.is_some() {
             return;
         }
@@ -112,14 +118,15 @@ impl<W: Walk> Session<W> {
         let gamma = self.pilot.sketch(room, stand.done, now).filter(|_| goes_on);
         let Some((gamma, call)) = gamma.zip(self.flight.calls.front_mut()) else { return };
         call.turn = call.turn.sketched();
-        let id = self.act(Action::Draft { gamma: gamma + 1, assumed: assumed.clone() });
+        let least = self.pilot.least_worth(gamma);
+        let id = self.act(Action::Draft { gamma: gamma + 1, least, assumed: assumed.clone() });
         self.flight.sketch = Some(Sketching { id, assumed, chain: None });
     }
 
     /// The model drafter has answered for the next round.
     pub(super) fn sketched(&mut self, event: Event) {
         match (event, &mut self.flight.sketch) {
-            (Event::Draft(chain), Some(sketch)) => sketch.chain = Some(chain),
+            (Event::Draft(Draft::Tree(chain)), Some(sketch)) => sketch.chain = Some(chain),
             (Event::Fault(_), _) => {
                 self.flight.sketch = None;
                 self.pilot.model_failed(self.output.tokens().len());

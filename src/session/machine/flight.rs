@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use crate::draft::Tree;
+use crate::draft::{Draft, Tree};
 use crate::session::pilot::Turn;
 use crate::session::{ActionId, Fault};
 use crate::units::{Tick, TokenId};
@@ -73,7 +73,7 @@ pub(super) struct Verifying {
     pub until: Tick,
     /// When the round began, for its cost.
     pub began: Tick,
-    pub draft: Tree,
+    pub draft: Draft,
     /// Tokens that the model drafter computed for it; for a late draft, those that the wait was worth.
     pub modelled: usize,
     /// The index of its plan in the list of plans.
@@ -160,6 +160,7 @@ impl Flight {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::draft::Tree;
 
     #[test]
     fn actions_overlap_and_the_earliest_deadline_counts() {
@@ -168,7 +169,7 @@ mod tests {
         let since = Tick(5);
         flight.shadow = Some(Shadowing { id: ActionId(1), since, from: 0 });
         assert_eq!(flight.deadline(), None, "nobody waits for a shadow pass");
-        let draft = Tree::default();
+        let draft = Draft::Tree(Tree::default());
         let call = |id, until| Verifying {
             id: ActionId(id),
             until: Tick(until),

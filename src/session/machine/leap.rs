@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::Session;
 use super::flight::{Drafting, Verifying};
 use crate::control::{Beside, Presence};
-use crate::draft::Tree;
+use crate::draft::{Draft, Tree};
 use crate::session::accept::{Accepted, Judged, Rule, Walk};
 use crate::session::pilot::{Step, Took, Turn};
 use crate::session::{Action, ActionId, Event, Fault, Judging};
@@ -22,7 +22,7 @@ const PATIENCE_PACE: f64 = 1.0;
 pub(super) struct Call {
     /// The index of its plan in the list of plans.
     pub place: usize,
-    pub draft: Tree,
+    pub draft: Draft,
     /// Tokens that the model drafter computed for it.
     pub modelled: usize,
     /// What the call before it has to bring.
@@ -44,18 +44,20 @@ impl<W: Walk> Session<W> {
                 self.ride_on(reason, true, now);
             }
             Step::Draft(gamma) => {
-                let id = self.act(Action::Draft { gamma, assumed: Vec::new() });
+                let least = self.pilot.least_worth(gamma);
+                let id = self.act(Action::Draft { gamma, least, assumed: Vec::new() });
                 let until = now.after(self.patience());
                 self.flight.draft = Some(Drafting { id, since: now, gamma, until });
             }
-            Step::Verify(draft) => self.verify(draft, 0, began, now),
+            Step::Verify(draft) => self.verify(draft.into(), 0, began, now),
         }
     }
 
     /// How long a draft is waited for. While the drafter reads the prompt, and with `gamma.fixed`, it is as long as a
-    /// verify call may take: the client waits meanwhile, so a drafter that hangs must not hold it up.
+    /// verify call may take: the client waits meanwhile, so a drafter that hangs must not hold it up. So is a sampled
+    /// draft: how long it takes depends on what was drawn, and what was drawn must not decide whether it is verified.
     fn patience(&self) -> Duration {
-        if !self.pilot.has_read() {
+        if !self.pilot.has_read() || self.rules.samples {
             return self.rules.draft_timeout.unwrap_or(self.rules.verify_timeout);
         }
         let own = || {
@@ -77,16 +79,16 @@ impl<W: Walk> Session<W> {
             self.pilot.model_failed(self.output.tokens().len());
         }
         let (began, worth) = self.pilot.waited(late.gamma, late.since, now);
-        let draft = self.pilot.combine(Tree::default(), self.stand(true));
+        let draft = self.pilot.combine(Tree::default().into(), self.stand(true));
         self.verify(draft, worth, began, now);
     }
 
-    pub(super) fn verify(&mut self, draft: Tree, modelled: usize, began: Tick, now: Tick) {
+    pub(super) fn verify(&mut self, draft: Draft, modelled: usize, began: Tick, now: Tick) {
         self.verify_by(0, draft, modelled, began, now);
     }
 
     /// Puts the draft to the backend by the plan at this place of the list; beyond its end, rides one token.
-    fn verify_by(&mut self, place: usize, draft: Tree, modelled: usize, began: Tick, now: Tick) {
+    fn verify_by(&mut self, place: usize, draft: Draft, modelled: usize, began: Tick, now: Tick) {
         if self.rules.plans.get(place).is_none() {
             return self.fault_ride(RideReason::NoDraft, now);
         }

@@ -6,7 +6,7 @@ use super::seat::{Asked, Seat, leading};
 use super::{BITE, CLASS_TOKENS, EVIDENCE, Pilot, Stand, Step};
 use crate::control::costs::Basis;
 use crate::control::{Class, Learnt, Outlook, Quote, Tariff, Value, dither};
-use crate::draft::{Budget, Tree};
+use crate::draft::{Budget, Draft, Tree};
 use crate::units::{Tick, TokenId};
 use crate::words::RideReason;
 
@@ -249,8 +249,15 @@ impl Pilot {
     }
 
     /// The draft to verify once the model drafter has answered: merged with the drafts of the lookups, cut by
-    /// what a verify call costs. What the model's draft cost is spent already.
-    pub fn combine(&self, model: Tree, stand: Stand) -> Tree {
+    /// what a verify call costs. What the model's draft cost is spent already. A sampled one goes as it is.
+    pub fn combine(&self, model: Draft, stand: Stand) -> Draft {
+        match model {
+            Draft::Tree(model) => self.merge_with_lookups(model, stand).into(),
+            Draft::Sampled(_) => model,
+        }
+    }
+
+    fn merge_with_lookups(&self, model: Tree, stand: Stand) -> Tree {
         let most = self.gamma_fixed.unwrap_or(self.gamma_max);
         let budget = Budget { nodes: most.min(stand.room.nodes), depth: stand.room.depth };
         let drafts: Vec<Tree> = std::iter::once(model).chain(self.looked_up(budget)).collect();

@@ -65,6 +65,17 @@ impl Pilot {
         self.rate(self.model().map(|(seat, _)| seat), tariff, learnt)
     }
 
+    /// The least chance of being accepted with which one more token of a draft of at most so many is worth its time.
+    pub fn least_worth(&self, gamma: usize) -> f64 {
+        if self.gamma_fixed.is_some() {
+            return 0.0;
+        }
+        self.control.with(|learnt| {
+            let tariff = self.tariff(learnt, None);
+            self.model_rate(&tariff, learnt) * tariff.one_more(gamma)
+        })
+    }
+
     /// Learns from a shadow pass of `seconds`: the model drafter's own choices at the output places `from..`.
     pub fn shadowed(
         &mut self,

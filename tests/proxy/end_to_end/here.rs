@@ -69,6 +69,45 @@ async fn a_model_in_the_proxy_says_what_it_says_on_a_server_of_its_own() {
     assert_eq!(replica["url"], format!("onnx:{}", folder().display()), "{replicas}");
 }
 
+/// Above temperature 0 the model drafter's drafts are sampled and verified as a block, unless the client's seed makes the
+/// text a function of the target's noise.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_draft_for_a_model_in_the_proxy_is_sampled_unless_the_client_has_a_seed() {
+    watch_panics();
+    let drafter = Path::new(env!("CARGO_MANIFEST_DIR")).join("onnx/models/draft-same");
+    let process = format!(
+        "version: 1\ntimeouts: {{ verify: 20s }}\nbackends:\n  - name: toy\n    replicas: {{ model: {}, name: toy, device: cpu, lanes: 8 }}\n    \
+         probe: {{ when: never }}\ndrafters: {{ small: {{ path: {}, device: cpu }} }}\n",
+        folder().display(),
+        drafter.display()
+    );
+    let policy = "version: 1\nname: model\nmatch: {}\ndrafters: [{ kind: model, model: small }]\ngamma: { fixed: 4 }\n";
+    let proxy = local::proxy(&process, &[policy]).await.unwrap();
+    let (front, admin) = (proxy.gateway.addresses[0], proxy.gateway.admin.unwrap());
+    let asked =
+        |kind: &'static str| metric(admin, format!("foretell_drafts_total{{kind=\"{kind}\"}} ").leak());
+    let fields =
+        json!({"prompt": "def add(a, b):\n", "max_tokens": 40, "temperature": 0.8, "ignore_eos": true});
+    let (mut accepted, mut rounds) = (0, 0);
+    for _ in 0..4 {
+        let ask = Ask::new(Route::Completions, false, fields.clone());
+        let sent = ask.send(front, "").await;
+        let told = sent.foretell();
+        assert_eq!(told["path"], "speculated", "{told}");
+        accepted += told["accepted"].as_u64().unwrap();
+        rounds += told["rounds"].as_u64().unwrap();
+    }
+    assert!(accepted > 0 && asked("sampled").await >= rounds as f64 - 4.0, "{accepted} {rounds}");
+    assert!(asked("draft").await.total_cmp(&0.0).is_eq());
+    let mut seeded = fields;
+    seeded["seed"] = json!(5);
+    let before = asked("sampled").await;
+    let ask = Ask::new(Route::Completions, false, seeded);
+    let (plain, leapt) = (ask.send(front, "x-foretell: off\r\n").await, ask.send(front, "").await);
+    assert_eq!(leapt.plain, plain.plain);
+    assert!(asked("sampled").await.total_cmp(&before).is_eq() && asked("draft").await > 0.0);
+}
+
 /// What a server of its own answers besides, it answers here.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn its_other_pages_and_its_errors_come_through() {

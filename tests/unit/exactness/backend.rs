@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::world::{Case, Hooks};
-use foretell::draft::Tree;
+use foretell::draft::Draft;
 use foretell::session::{ActionId, Decode, Ending, Event, Fault, Finish, Hold, Tail};
 use foretell::units::TokenId;
 use foretell::words::{Dist, Plan, Row, Verdict};
@@ -258,7 +258,7 @@ pub fn ranked(law: &[f64], most: usize) -> Dist {
 /// A draft that is put to the backend.
 pub struct Put<'a> {
     pub case: &'a Case,
-    pub draft: &'a Tree,
+    pub draft: &'a Draft,
     pub plan: Plan,
     /// Prompt and output.
     pub context: Vec<TokenId>,
@@ -272,7 +272,10 @@ impl Put<'_> {
         let nodes = self.draft.len();
         let rows = match self.plan {
             Plan::FanOut => self.sampled(nodes.min(self.case.manner.lanes), hooks),
-            Plan::Tree => self.sampled(nodes, hooks),
+            Plan::Tree => match self.draft.sampled() {
+                Some(drawn) => (hooks.kept)(&self.context, drawn),
+                None => self.sampled(nodes, hooks),
+            },
             Plan::Native => self.native(hooks),
             Plan::Score => self.scored(hooks),
         };

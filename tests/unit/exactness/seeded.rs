@@ -57,8 +57,9 @@ fn noisy_law(toy: Toy, case: &Case, switches: Option<u32>, bug: NoiseBug) -> Law
                             for position in (context.len() - case.prompt.len()..).take(gamma) {
                                 full.push(coupled(&drafter.weights(&full), kinds[position], false));
                             }
-                            Tree::chain(&full[context.len()..], Source::Model, Features::default())
+                            Tree::chain(&full[context.len()..], Source::Model, Features::default()).into()
                         },
+                        kept: &mut |_, _| unreachable!("no draft is sampled"),
                         allow: &mut |event, _| switches >> event & 1 == 1,
                         overtakes: false,
                         chunk: &mut || 1,

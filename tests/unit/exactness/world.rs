@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::backend::{Ask, Bytes, Manner, Plain, Put, Riding, Vocabulary};
 use foretell::control::Control;
-use foretell::draft::Tree;
+use foretell::draft::{Draft, Sampled, Tree};
 use foretell::session::accept::{Accept, Judge, Walk};
 use foretell::session::{
     Action, ActionId, Ending, Event, Fault, Finish, Limit, RidePlan, Rules, Session, Start, Summary, Tail,
@@ -41,7 +41,9 @@ pub struct Hooks<'a> {
     /// The law that it tells beside a sample, where a lossy rule asks for it.
     pub law: &'a mut dyn FnMut(&[TokenId]) -> Option<Vec<f64>>,
     /// The model drafter.
-    pub draft: &'a mut dyn FnMut(&[TokenId], usize) -> Tree,
+    pub draft: &'a mut dyn FnMut(&[TokenId], usize) -> Draft,
+    /// What the backend says to a sampled draft.
+    pub kept: &'a mut dyn FnMut(&[TokenId], &Sampled) -> Vec<Row>,
     /// Whether leaping is allowed at the n-th token event. The second argument is what the backend has
     /// sampled and the session has not read; an honest world does not look at it.
     pub allow: &'a mut dyn FnMut(usize, Option<TokenId>) -> bool,
@@ -212,7 +214,7 @@ impl World<'_> {
             }
             (Chaos::Misfit, Some(id)) if self.ride.as_ref().is_some_and(|ride| ride.id == id) => {
                 session.handle(id, Event::Verdict(Verdict::default()), *now);
-                session.handle(id, Event::Draft(Tree::default()), *now);
+                session.handle(id, Event::Draft(Tree::default().into()), *now);
                 session.handle(id, Event::Shadow(vec![Some(1), None]), *now);
             }
             (Chaos::Misfit, Some(id)) => {
@@ -253,7 +255,7 @@ impl World<'_> {
                 self.ride = Some(ride);
                 self.calls += 1;
             }
-            Action::Draft { gamma, assumed } => {
+            Action::Draft { gamma, assumed, .. } => {
                 let ahead = !assumed.is_empty();
                 let draft = (hooks.draft)(&[self.context(), assumed].concat(), gamma);
                 let reply = (id, Event::Draft(draft));

@@ -58,7 +58,7 @@ impl World {
                 Action::Verify(draft, plan, assumed) => {
                     self.verify(number, &mut request, id, &Put { draft: &draft, plan, assumed: &assumed });
                 }
-                Action::Draft { gamma, assumed } => {
+                Action::Draft { gamma, assumed, .. } => {
                     let place = request.done + assumed.len();
                     let place = request.script.is_next(request.done, &assumed).then_some(place);
                     self.ask(number, &mut request, id, What::Draft(gamma, place));
@@ -228,7 +228,7 @@ impl World {
             let event = match asked.what {
                 What::Draft(gamma, place) => {
                     let place = place.unwrap_or(request.script.output.len());
-                    Event::Draft(request.script.draft(place, gamma))
+                    Event::Draft(request.script.draft(place, gamma).into())
                 }
                 What::Shadow(from) => Event::Shadow(request.script.shadow(from, request.done)),
             };
