@@ -175,6 +175,7 @@ impl<W: Walk> Session<W> {
         if !decided {
             return self.verify_by(place + 1, draft, modelled, now, now);
         }
+        self.pilot.hear(&draft, verdict, self.output.tokens());
         let delta = self.output.extend(&accepted.tokens, accepted.ends);
         self.summary.speculated = true;
         self.summary.rounds += 1;
