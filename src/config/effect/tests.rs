@@ -126,6 +126,7 @@ const POLICY_ACTS: &[(&str, &str, &str)] = &[
     ("match.temperature.max", "policy/matching.rs", "self.temperature"),
     ("match.prompt_tokens.min", "policy/matching.rs", "self.prompt_tokens"),
     ("match.prompt_tokens.max", "policy/matching.rs", "self.prompt_tokens"),
+    ("drafters[].kind", "policy/part.rs", "Part::Inline(LookupSpec::Recycling)"),
     ("drafters[].ngram.min", "policy/part.rs", "ngram_min"),
     ("drafters[].ngram.max", "policy/part.rs", "ngram_max"),
     ("drafters[].model", "policy/part.rs", "model(name)"),
