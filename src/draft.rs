@@ -8,6 +8,7 @@ pub mod merge;
 pub mod phrasebook;
 pub mod prediction;
 pub mod prompt_lookup;
+pub mod recycling;
 pub mod sampled;
 pub mod stop;
 pub mod suffix;
@@ -17,6 +18,7 @@ pub use merge::Merged;
 pub use phrasebook::{Phrasebook, Phrases, Spelling};
 pub use prediction::Prediction;
 pub use prompt_lookup::{Ngram, PromptLookup};
+pub use recycling::{Recycling, Successors};
 pub use sampled::Sampled;
 pub use stop::Stop;
 pub use suffix::{Suffix, View};
@@ -26,6 +28,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use crate::units::TokenId;
+use crate::words::Verdict;
 
 /// What is put to the backend. As a tree it can be looked at, whatever it is; only a tree can be merged or cut.
 #[derive(Clone, Debug, PartialEq)]
@@ -106,12 +109,29 @@ pub enum Origin {
     Output,
 }
 
+/// What the target said of a draft, in a verdict that was used.
+#[derive(Clone, Copy, Debug)]
+pub struct Told<'a> {
+    /// The token that the draft follows.
+    pub after: TokenId,
+    /// The draft.
+    pub draft: &'a Tree,
+    /// Its rows. A drafter may read their distributions, and no sample: most of them do not become the past.
+    pub verdict: &'a Verdict,
+}
+
 /// A drafter that lives in the proxy and needs no model.
 pub trait Lookup: Send {
     /// Learns the tokens that have become the past.
     fn observe(&mut self, seen: &Feedback<'_>);
+    /// Learns what the target said of a draft, whoever proposed it, before what became the past of it is observed.
+    fn hear(&mut self, _told: &Told<'_>) {}
     /// Proposes what may follow everything observed so far; an empty tree if it has no proposal.
     fn draft(&self, budget: Budget) -> Tree;
+    /// What it has learnt of successors, for later requests.
+    fn successors(&self) -> Option<&Successors> {
+        None
+    }
 }
 
 /// Whose texts a drafter remembers.
@@ -137,6 +157,8 @@ pub enum LookupSpec {
     Prediction,
     /// Phrases of the operator's.
     Phrasebook(Arc<Phrases>),
+    /// What the target said may follow.
+    Recycling,
 }
 
 /// What lookups use beside their own request: handed to a session when it starts.
@@ -146,6 +168,8 @@ pub struct Shared {
     pub of_tenant: View,
     /// Earlier texts of all tenants that share theirs.
     pub of_all: View,
+    /// Successors that earlier requests of the tenant have learnt; none without a tenant that is trusted.
+    pub successors: Arc<Successors>,
     /// The client's own prediction, in the target's tokens.
     pub prediction: Arc<[TokenId]>,
     /// The target's tokens as bytes; `None` where that is not known.
@@ -160,13 +184,14 @@ impl LookupSpec {
             Self::Suffix(_) => Source::Suffix,
             Self::Prediction => Source::Prediction,
             Self::Phrasebook(_) => Source::Phrasebook,
+            Self::Recycling => Source::Recycling,
         }
     }
 
     /// Whether it may ever propose anything in a session that is handed `shared`.
     fn has_a_say(&self, shared: &Shared) -> bool {
         match self {
-            Self::PromptLookup(_) | Self::Suffix(_) => true,
+            Self::PromptLookup(_) | Self::Suffix(_) | Self::Recycling => true,
             Self::Prediction => !shared.prediction.is_empty(),
             Self::Phrasebook(_) => shared.spelling.is_some(),
         }
@@ -180,6 +205,7 @@ impl LookupSpec {
         Some(match self {
             Self::PromptLookup(ngram) => Box::new(PromptLookup::new(*ngram, &shared.prediction, id)),
             Self::Suffix(scope) => Box::new(Suffix::new(shared.earlier(*scope), id)),
+            Self::Recycling => Box::new(Recycling::new(Arc::clone(&shared.successors), id)),
             Self::Prediction => Box::new(Prediction::new(Arc::clone(&shared.prediction), id)),
             Self::Phrasebook(phrases) => {
                 Box::new(Phrasebook::new(Arc::clone(phrases), Arc::clone(shared.spelling.as_ref()?), id))
@@ -206,18 +232,23 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    static SPECS: [LookupSpec; 5] = [
+    static SPECS: [LookupSpec; 6] = [
         LookupSpec::PromptLookup(Ngram { min: 1, max: 3 }),
         LookupSpec::PromptLookup(Ngram { min: 2, max: 8 }),
         LookupSpec::Suffix(Scope::Request),
         LookupSpec::Suffix(Scope::Tenant),
         LookupSpec::Prediction,
+        LookupSpec::Recycling,
     ];
 
     fn shared() -> Shared {
         let earlier =
             [Segment::build(&[(1, &[0, 1, 2, 3, 0, 1, 2, 4])]), Segment::build(&[(2, &[2, 2, 3, 1])])];
+        let mut successors = Successors::default();
+        [(0, 1), (1, 4), (1, 2), (3, 3)].iter().for_each(|&(token, next)| successors.follows(token, next));
+        successors.tell(2, &[(3, 0.5), (0, 0.25), (2, 0.25)]);
         Shared {
+            successors: Arc::new(successors),
             of_tenant: earlier.map(Arc::new).into(),
             prediction: Arc::new([1, 2, 3, 1, 4]),
             ..Shared::default()

@@ -228,14 +228,23 @@ impl Inner {
     /// draft.
     fn remembering(&self, ruling: &Ruling, identity: &Identity, exchange: &Exchange) -> Remembering {
         let drafts = !matches!(ruling.rules.permission, Permission::Ride(_)) && exchange.client.memory;
-        let lookups = ruling.rules.lookups.iter().filter(|_| drafts);
-        let scopes = lookups.filter_map(|spec| match spec {
+        let lookups = || ruling.rules.lookups.iter().filter(|_| drafts);
+        let scopes = lookups().filter_map(|spec| match spec {
             LookupSpec::Suffix(scope) => Some(*scope),
-            LookupSpec::PromptLookup(_) | LookupSpec::Prediction | LookupSpec::Phrasebook(_) => None,
+            LookupSpec::PromptLookup(_)
+            | LookupSpec::Prediction
+            | LookupSpec::Phrasebook(_)
+            | LookupSpec::Recycling => None,
         });
         let model = format!("{}/{}", exchange.replica.name(), identity.epoch.model);
         let key = Key { model, vocabulary: identity.epoch.vocabulary.clone(), tenant: None };
-        Remembering::new(&self.setup.memories, &key, exchange.client.tenant.as_deref(), scopes)
+        let tenant = exchange.client.tenant.as_deref();
+        let remembering = Remembering::new(&self.setup.memories, &key, tenant, scopes);
+        if !lookups().any(|spec| *spec == LookupSpec::Recycling) {
+            return remembering;
+        }
+        // Replicas that were started together share what they say.
+        remembering.recycling(&key, &format!("{}@{}", identity.epoch.version, identity.epoch.started))
     }
 
     #[cfg(feature = "onnx")]

@@ -21,14 +21,14 @@ pub(super) fn shown(memories: &Memories) -> Response<Body> {
     }
     let shelf = |((tenant, model), held): (&(Option<String>, String), &Holdings)| {
         let scope = if tenant.is_some() { "tenant" } else { "global" };
-        json!({ "tenant": tenant, "scope": scope, "model": model, "texts": held.texts, "tokens": held.tokens, "bytes": held.bytes })
+        json!({ "tenant": tenant, "scope": scope, "model": model, "texts": held.texts, "tokens": held.tokens, "successors": held.successors, "bytes": held.bytes })
     };
     let shelves: Vec<Value> = shelves.iter().map(shelf).collect();
-    let told = json!({ "texts": sum.texts, "tokens": sum.tokens, "bytes": sum.bytes, "shelves": shelves });
+    let told = json!({ "texts": sum.texts, "tokens": sum.tokens, "successors": sum.successors, "bytes": sum.bytes, "shelves": shelves });
     json_response(StatusCode::OK, &told)
 }
 
-/// Answers `POST /api/memory/clear?tenant=`: forgets the texts of a tenant; without `tenant` everything.
+/// Answers `POST /api/memory/clear?tenant=`: forgets the texts and successors of a tenant; without `tenant` everything.
 pub(super) async fn cleared(memories: &Memories, query: Option<&str>) -> Response<Body> {
     let tenant = match tenant(query.unwrap_or_default()) {
         Ok(tenant) => tenant,
@@ -61,6 +61,7 @@ fn tenant(query: &str) -> Result<Option<String>, String> {
 fn add(to: &mut Holdings, held: Holdings) {
     to.texts += held.texts;
     to.tokens += held.tokens;
+    to.successors += held.successors;
     to.bytes += held.bytes;
 }
 

@@ -65,7 +65,7 @@ pub struct BenchArgs {
     #[arg(long, value_name = "F")]
     pub html: Option<PathBuf>,
     /// Instead of asking servers, play recorded texts with each of these drafters:
-    /// prompt_lookup|suffix|suffix_tenant|model|merged.
+    /// prompt_lookup|suffix|suffix_tenant|recycling|recycling_tenant|model|merged.
     #[arg(long, value_name = "LIST", value_delimiter = ',', conflicts_with_all = ["direct", "through", "workload"])]
     pub drafters: Vec<String>,
     /// The recorded texts, one {"prompt", "output", "choices"} of token ids per line; with --drafters.

@@ -56,7 +56,7 @@ fn refuse(unusable: &Unusable) -> Exit {
 fn read(args: &BenchArgs) -> Result<(Vec<Contestant>, Shape), Unusable> {
     let value = |flag, allowed, got: String| Unusable::Value { flag, allowed, got };
     let parse = |name: &String| {
-        let allowed = "prompt_lookup, suffix, suffix_tenant, model, merged";
+        let allowed = "prompt_lookup, suffix, suffix_tenant, recycling, recycling_tenant, model, merged";
         Contestant::parse(name).ok_or_else(|| value("drafters", allowed, name.clone()))
     };
     let players = args.drafters.iter().map(parse).collect::<Result<Vec<_>, _>>()?;

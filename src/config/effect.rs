@@ -12,21 +12,16 @@ struct Remark {
     /// Path of the setting; `[]` stands for any element of a list.
     path: &'static str,
     /// The values that cause the warning.
-    at: At,
+    at: AllBut,
     /// The warning's text, which follows path and value.
     says: &'static str,
 }
 
-/// The values of a setting that cause a warning.
+/// The values of a setting that cause a warning: every one but these and `null`.
 #[derive(Clone, Copy, Debug)]
-enum At {
-    /// Every value but these and `null`.
-    AllBut(&'static [&'static str]),
-    /// Only these values.
-    Only(&'static [&'static str]),
-}
+struct AllBut(&'static [&'static str]);
 
-const NOTHING: At = At::AllBut(&["null"]);
+const NOTHING: AllBut = AllBut(&["null"]);
 
 const fn ignored(path: &'static str, says: &'static str) -> Remark {
     Remark { path, at: NOTHING, says }
@@ -42,24 +37,20 @@ const PROCESS: &[Remark] = &[
     ignored("observe.otlp", "has no effect yet: no traces are sent"),
     Remark {
         path: "observe.text",
-        at: At::AllBut(&["false"]),
+        at: AllBut(&["false"]),
         says: "has no effect yet: no text of requests is ever logged",
     },
 ];
 
 /// Settings of a policy file that have no effect.
-const POLICY: &[Remark] = &[Remark {
-    path: "drafters[].kind",
-    at: At::Only(&["recycling"]),
-    says: "is not built yet: it drafts nothing",
-}];
+const POLICY: &[Remark] = &[];
 
 /// Settings that have an effect but are not meant for production.
 const CAUTIONS: &[Remark] = &[
     Remark { path: "gamma.fixed", at: NOTHING, says: "leaps whatever it costs: it is for tests and sweeps" },
     Remark {
         path: "accept.rule",
-        at: At::AllBut(&["exact"]),
+        at: AllBut(&["exact"]),
         says: "is lossy: texts may drift from the model's own, within max_drift and max_drift_rate, and each answer says how far",
     },
 ];
@@ -107,12 +98,9 @@ fn remarks(kind: Kind, file: &str, root: &Node) -> Vec<String> {
     found
 }
 
-impl At {
+impl AllBut {
     fn holds(self, got: &str) -> bool {
-        match self {
-            Self::AllBut(values) => !values.contains(&got) && got != "null",
-            Self::Only(values) => values.contains(&got),
-        }
+        !self.0.contains(&got) && got != "null"
     }
 }
 

@@ -216,6 +216,15 @@ fn bucket(source: Source, features: Features) -> usize {
             _ => by_length(features.match_len).clamp(3, 5),
         },
         Source::Phrasebook => 0,
+        // Behind its token alone, whatever stood before that.
+        Source::Recycling => match features.share {
+            share if share < 0.04 => 0,
+            share if share < 0.1 => 1,
+            share if share < 0.3 => 2,
+            share if share < 0.6 => 3,
+            share if share < 0.9 => 4,
+            _ => 5,
+        },
         Source::Model => match features.margin {
             margin if margin <= 0.0 => 0,
             margin if margin < 0.5 => 1,
@@ -245,6 +254,7 @@ fn base(source: Source, bucket: usize) -> f64 {
         Source::PromptLookup | Source::Prediction => of([0.5, 0.3, 0.45, 0.6, 0.75, 0.85]),
         Source::Suffix => of([0.15, 0.4, 0.65, 0.7, 0.75, 0.85]),
         Source::Phrasebook => 0.7,
+        Source::Recycling => of([0.02, 0.05, 0.15, 0.5, 0.6, 0.75]),
         Source::Model => 0.5,
     }
 }

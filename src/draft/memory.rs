@@ -1,11 +1,12 @@
-//! Memory over requests: the texts that `suffix` drafts from, kept apart by whose they are.
+//! Memory over requests: the texts that `suffix` drafts from and the successors of `recycling`, kept apart by whose they are.
 //!
 //! A shelf holds the texts of one tenant with one model. Nothing is ever read from the shelf of another, and what is
 //! learnt is what a backend has answered with success. A text whose beginning is known already (the next turn of a chat
 //! has the whole chat before it) is kept only from where it is new; what it repeats counts as used.
 //!
 //! Bytes are bounded: the texts of the shelf that was used least recently go first, the oldest of them before the others.
-//! A text that was not used for the time to live goes in any case.
+//! A text that was not used for the time to live goes in any case. Successors are those of one epoch of an engine, for they
+//! are what it said; they go behind the texts of their shelf, or when nothing was learnt of them for the time to live.
 //!
 //! PURE: the owner brings the time, and publishes the views. Everything is done by one thread, away from requests.
 
@@ -13,6 +14,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::Successors;
 use super::suffix::{DEPTH, Segment, View};
 use crate::units::{Dice, Tick, TokenId};
 
@@ -28,6 +30,8 @@ const CHUNK_BYTES: usize = 40;
 const DOCUMENT_BYTES: usize = 80;
 /// What a shelf takes beside its texts, bytes: its key, its tables, the list of its segments.
 const SHELF_BYTES: usize = 512;
+/// What a table of successors takes beside its pages, bytes: its epoch and its entry.
+const TABLE_BYTES: usize = 128;
 
 /// Whose texts they are. A text is seen by requests with the same key only.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -56,6 +60,8 @@ pub struct Holdings {
     pub texts: usize,
     /// Tokens of them.
     pub tokens: usize,
+    /// Tokens whose successors are known.
+    pub successors: usize,
     /// Bytes that they take with everything that is needed to find them.
     pub bytes: usize,
 }
@@ -72,6 +78,9 @@ pub struct Events {
     /// Texts that went because they were not used for too long.
     pub expired: u64,
 }
+
+/// The successors that a shelf holds, by the epoch of the engine that they were learnt of.
+pub type Tables = HashMap<Arc<str>, Arc<Successors>>;
 
 /// A text that is remembered.
 #[derive(Clone, Copy, Debug)]
@@ -104,6 +113,8 @@ struct Shelf {
     documents: HashMap<u64, Document>,
     /// By the hash of a text from its beginning to the end of a chunk: the document that holds that chunk.
     chunks: HashMap<u64, u64>,
+    /// By epoch: what was learnt of successors, and when it was last.
+    tables: HashMap<Arc<str>, (Arc<Successors>, Tick)>,
     used: Tick,
 }
 
@@ -142,6 +153,19 @@ impl Memory {
         true
     }
 
+    /// Learns the successors that a request has seen in an epoch of its engine. True if the shelf has changed.
+    pub fn recycle(&mut self, key: &Key, epoch: &Arc<str>, seen: &Successors, now: Tick) -> bool {
+        if seen.tokens() == 0 || self.limits.bytes == 0 {
+            return false;
+        }
+        let shelf = self.shelves.entry(key.clone()).or_default();
+        shelf.used = shelf.used.max(now);
+        let (table, used) = shelf.tables.entry(Arc::clone(epoch)).or_default();
+        Arc::make_mut(table).adopt(seen);
+        *used = now;
+        true
+    }
+
     /// A request uses a shelf: it goes later than those that nobody uses.
     pub fn touch(&mut self, key: &Key, now: Tick) {
         if let Some(shelf) = self.shelves.get_mut(key) {
@@ -155,8 +179,10 @@ impl Memory {
         let most = most.min(self.limits.bytes);
         let mut changed: Vec<Key> = Vec::new();
         for (key, shelf) in &mut self.shelves {
+            let tables = shelf.tables.len();
+            shelf.tables.retain(|_, (_, used)| now - *used <= self.limits.ttl);
             let gone = shelf.expire(self.limits.ttl, now);
-            if gone > 0 {
+            if gone > 0 || shelf.tables.len() < tables {
                 self.events.expired += gone;
                 changed.push(key.clone());
             }
@@ -168,10 +194,10 @@ impl Memory {
             if let Some(shelf) = self.shelves.get_mut(&key) {
                 self.events.evicted += shelf.shrink(over);
             }
-            self.shelves.retain(|_, shelf| !shelf.documents.is_empty());
+            self.shelves.retain(|_, shelf| !shelf.is_empty());
             changed.push(key);
         }
-        self.shelves.retain(|_, shelf| !shelf.documents.is_empty());
+        self.shelves.retain(|_, shelf| !shelf.is_empty());
         changed.sort_unstable();
         changed.dedup();
         changed
@@ -186,18 +212,25 @@ impl Memory {
             let is_meant = |document: &Document| whole || document.owner.as_deref() == tenant;
             let gone: Vec<u64> =
                 shelf.documents.iter().filter(|(_, held)| is_meant(held)).map(|(&id, _)| id).collect();
-            if !gone.is_empty() {
+            let tables = if whole { std::mem::take(&mut shelf.tables).len() } else { 0 };
+            if !gone.is_empty() || tables > 0 {
                 shelf.forget(&gone);
                 changed.push(key.clone());
             }
         }
-        self.shelves.retain(|_, shelf| !shelf.documents.is_empty());
+        self.shelves.retain(|_, shelf| !shelf.is_empty());
         changed
     }
 
     /// The texts of a key.
     pub fn view(&self, key: &Key) -> View {
         self.shelves.get(key).map_or_else(View::default, |shelf| shelf.segments.iter().cloned().collect())
+    }
+
+    /// The successors of a key, by epoch.
+    pub fn tables(&self, key: &Key) -> Tables {
+        let tables = self.shelves.get(key).into_iter().flat_map(|shelf| &shelf.tables);
+        tables.map(|(epoch, (table, _))| (Arc::clone(epoch), Arc::clone(table))).collect()
     }
 
     /// The keys, and what each shelf holds.
@@ -275,8 +308,17 @@ impl Shelf {
         stale.len() as u64
     }
 
-    /// Lets go of the texts that were used least recently, until so many bytes are free or nothing is left.
+    fn is_empty(&self) -> bool {
+        self.documents.is_empty() && self.tables.is_empty()
+    }
+
+    /// Lets go of the texts that were used least recently, until so many bytes are free or nothing is left; of the successors,
+    /// which are few bytes for what they bring, where there is no text.
     fn shrink(&mut self, bytes: usize) -> u64 {
+        if self.documents.is_empty() {
+            self.tables.clear();
+            return 0;
+        }
         let mut held: Vec<(Tick, u64, usize)> =
             self.documents.iter().map(|(&id, held)| (held.used, id, held.tokens)).collect();
         held.sort_unstable();
@@ -319,14 +361,17 @@ impl Shelf {
     }
 
     fn holdings(&self) -> Holdings {
+        let tables = || self.tables.values().map(|(table, _)| table);
         let segments: usize = self.segments.iter().map(|segment| segment.bytes()).sum();
         Holdings {
             texts: self.documents.len(),
             tokens: self.segments.iter().map(|segment| segment.tokens()).sum(),
+            successors: tables().map(|table| table.tokens()).sum(),
             bytes: SHELF_BYTES
                 + segments
                 + self.chunks.len() * CHUNK_BYTES
-                + self.documents.len() * DOCUMENT_BYTES,
+                + self.documents.len() * DOCUMENT_BYTES
+                + tables().map(|table| table.bytes() + TABLE_BYTES).sum::<usize>(),
         }
     }
 }
@@ -443,5 +488,49 @@ mod tests {
         let view = memory.view(&all);
         assert_eq!((next(&view, &text(1, 8)), next(&view, &text(2, 8))), (None, Some(20_008)));
         assert!(memory.sweep(0, minutes(0)) == [all] && memory.bytes() == 0, "no room at all");
+    }
+
+    /// Successors by which `token` is followed by `next`.
+    fn pair(token: TokenId, next: TokenId) -> Successors {
+        let mut seen = Successors::default();
+        seen.follows(token, next);
+        seen
+    }
+
+    /// The likeliest successor that a key's table of an epoch has for a token.
+    fn successor(memory: &Memory, key: &Key, epoch: &str, token: TokenId) -> Option<TokenId> {
+        memory.tables(key).get(epoch)?.row(token).iter().next().map(|(next, _)| next)
+    }
+
+    #[test]
+    fn successors_are_those_of_a_tenant_and_an_epoch_and_go_with_them() {
+        let mut memory = memory(1 << 20);
+        let epochs: [Arc<str>; 2] = ["1".into(), "2".into()];
+        assert!(memory.recycle(&key("a"), &epochs[0], &pair(1, 2), minutes(0)));
+        assert!(memory.recycle(&key("a"), &epochs[1], &pair(1, 3), minutes(30)));
+        assert!(memory.recycle(&key("b"), &epochs[0], &pair(1, 4), minutes(0)));
+        assert!(
+            !memory.recycle(&key("c"), &epochs[0], &Successors::default(), minutes(0)),
+            "nothing was seen"
+        );
+        let first = |memory: &Memory, tenant, epoch| successor(memory, &key(tenant), epoch, 1);
+        assert_eq!([first(&memory, "a", "1"), first(&memory, "a", "2")], [Some(2), Some(3)]);
+        assert_eq!([first(&memory, "b", "1"), first(&memory, "c", "1")], [Some(4), None]);
+        assert_eq!(memory.sweep(usize::MAX, minutes(70)), [key("a"), key("b")], "not learnt for an hour");
+        assert_eq!([first(&memory, "a", "1"), first(&memory, "a", "2")], [None, Some(3)]);
+        assert_eq!((memory.clear(Some("a")), memory.bytes()), (vec![key("a")], 0));
+    }
+
+    #[test]
+    fn where_there_is_no_room_successors_go_behind_the_texts_of_their_tenant() {
+        let mut memory = memory(1 << 20);
+        memory.recycle(&key("a"), &"1".into(), &pair(1, 2), minutes(0));
+        memory.learn(&key("a"), None, &text(1, 1_000), minutes(0));
+        memory.recycle(&key("b"), &"1".into(), &pair(1, 3), minutes(1));
+        memory.sweep(memory.bytes() - 1, minutes(1));
+        assert_eq!((memory.events().evicted, successor(&memory, &key("a"), "1", 1)), (1, Some(2)));
+        memory.sweep(memory.bytes() - 1, minutes(1));
+        let first = ["a", "b"].map(|tenant| successor(&memory, &key(tenant), "1", 1));
+        assert_eq!(first, [None, Some(3)], "who was there least recently");
     }
 }

@@ -18,14 +18,16 @@ pub enum Source {
     Prediction,
     /// Phrases of the operator's.
     Phrasebook,
+    /// What the target said may follow.
+    Recycling,
     /// A local language model.
     Model,
 }
 
 impl Source {
     /// Every source.
-    pub const ALL: [Self; 5] =
-        [Self::PromptLookup, Self::Suffix, Self::Prediction, Self::Phrasebook, Self::Model];
+    pub const ALL: [Self; 6] =
+        [Self::PromptLookup, Self::Suffix, Self::Prediction, Self::Phrasebook, Self::Recycling, Self::Model];
 
     /// Its place in [`Source::ALL`].
     pub const fn index(self) -> usize {
@@ -34,7 +36,8 @@ impl Source {
             Self::Suffix => 1,
             Self::Prediction => 2,
             Self::Phrasebook => 3,
-            Self::Model => 4,
+            Self::Recycling => 4,
+            Self::Model => 5,
         }
     }
 
@@ -45,6 +48,7 @@ impl Source {
             Self::Suffix => "suffix",
             Self::Prediction => "prediction",
             Self::Phrasebook => "phrasebook",
+            Self::Recycling => "recycling",
             Self::Model => "model",
         }
     }
@@ -57,7 +61,8 @@ pub struct Features {
     pub match_len: u32,
     /// Top-1 less top-2 score of the drafter (model drafters).
     pub margin: f32,
-    /// Share of the earlier occurrences that went on with this token, 0 to 1 (drafters that count).
+    /// Share of the earlier occurrences that went on with this token, 0 to 1 (drafters that count), or its probability
+    /// behind the token before it (drafters of successors).
     pub share: f32,
 }
 

@@ -20,8 +20,8 @@ use sha2::{Digest, Sha256};
 use super::snapshot::{self, SnapshotError, unix};
 use crate::clock::Clock;
 use crate::draft;
-use crate::draft::memory::{Holdings, Key, Limits, Memory, Text};
-use crate::draft::{Scope, View};
+use crate::draft::memory::{Holdings, Key, Limits, Memory, Tables, Text};
+use crate::draft::{Scope, Successors, View};
 use crate::http;
 use crate::http::drain::Lifecycle;
 use crate::observe::Observer;
@@ -58,18 +58,33 @@ struct Shared {
 
 struct Shown {
     view: View,
+    tables: Tables,
     holdings: Holdings,
     /// When a request last read it, microseconds of [`Tick`].
     used: AtomicU64,
 }
 
-/// A text to be learnt.
+/// What is to be learnt of a request: its text, its successors, or both.
 struct Said {
+    /// The shelves of its text.
     keys: Vec<Key>,
     owner: Option<Arc<str>>,
     /// How often anything had been cleared when its request began.
     generation: u64,
     text: Vec<TokenId>,
+    /// Its successors, their shelf and their epoch.
+    seen: Option<(Epoch, Successors)>,
+}
+
+/// The shelf of successors, and the epoch of the engine that they are learnt of.
+type Epoch = (Key, Arc<str>);
+
+impl Said {
+    /// Tokens that the worker has to go through.
+    fn tokens(&self) -> usize {
+        let seen = self.seen.as_ref().map_or(0, |(_, seen)| seen.tokens());
+        self.text.len() * self.keys.len() + seen
+    }
 }
 
 enum Note {
@@ -143,9 +158,17 @@ impl Memories {
         Arc::clone(&shown.view)
     }
 
+    /// The successors that were learnt in an epoch.
+    fn successors(&self, (key, epoch): &Epoch) -> Arc<Successors> {
+        let shelves = self.shared.shelves.read();
+        let Some(shown) = shelves.get(key) else { return Arc::default() };
+        shown.used.store(self.shared.now().0, Ordering::Relaxed);
+        shown.tables.get(epoch).cloned().unwrap_or_default()
+    }
+
     /// Hands over a text to be learnt. Where too much waits already it is dropped, and counted.
     fn learn(&self, said: Said) {
-        let tokens = said.text.len() * said.keys.len();
+        let tokens = said.tokens();
         let waiting = self.shared.waiting.fetch_add(tokens, Ordering::Relaxed);
         let fits = waiting <= WAITING_TOKENS;
         let sent = fits && self.notes.try_send(Note::Learn(said)).is_ok();
@@ -219,6 +242,8 @@ pub struct Remembering {
     memories: Memories,
     /// Its tenant's shelf, if its policy looks there and it has one; that of all, if its policy looks there.
     keys: [Option<Key>; 2],
+    /// Where its successors are, if its policy wants them and it has a tenant.
+    epoch: Option<Epoch>,
     owner: Option<Arc<str>>,
     /// How often anything had been cleared when it began.
     generation: u64,
@@ -244,22 +269,33 @@ impl Remembering {
             }
         }
         let generation = memories.shared.generation.load(Ordering::SeqCst);
-        Self { memories: memories.clone(), keys, owner: tenant.map(Into::into), generation }
+        Self { memories: memories.clone(), keys, epoch: None, owner: tenant.map(Into::into), generation }
+    }
+
+    /// It reads and learns the successors of its tenant, in this epoch of its engine; those without a tenant have none.
+    #[must_use]
+    pub fn recycling(self, key: &Key, epoch: &str) -> Self {
+        let tenant = self.owner.as_deref().map(ToOwned::to_owned);
+        let epoch = tenant.map(|tenant| (Key { tenant: Some(tenant), ..key.clone() }, epoch.into()));
+        Self { epoch, ..self }
     }
 
     /// What its lookups may see.
     pub fn shared(&self) -> draft::Shared {
         let view = |key: &Option<Key>| key.as_ref().map(|key| self.memories.view(key)).unwrap_or_default();
         let [of_tenant, of_all] = self.keys.each_ref().map(view);
-        draft::Shared { of_tenant, of_all, ..draft::Shared::default() }
+        let successors = self.epoch.as_ref().map(|epoch| self.memories.successors(epoch)).unwrap_or_default();
+        draft::Shared { of_tenant, of_all, successors, ..draft::Shared::default() }
     }
 
-    /// Learns what the request said, in the tokens of prompt and output.
-    pub fn learn(&self, prompt: &[TokenId], output: &[TokenId]) {
-        let keys: Vec<Key> = self.keys.iter().flatten().cloned().collect();
-        if !keys.is_empty() && !prompt.is_empty() {
-            let (owner, text) = (self.owner.clone(), [prompt, output].concat());
-            self.memories.learn(Said { keys, owner, generation: self.generation, text });
+    /// Learns what the request said, in the tokens of prompt and output, and the successors that it has seen.
+    pub fn learn(&self, prompt: &[TokenId], output: &[TokenId], seen: Option<&Successors>) {
+        let keys: Vec<Key> = self.keys.iter().flatten().filter(|_| !prompt.is_empty()).cloned().collect();
+        let text = if keys.is_empty() { Vec::new() } else { [prompt, output].concat() };
+        let seen = self.epoch.clone().zip(seen.filter(|seen| seen.tokens() > 0).cloned());
+        if !keys.is_empty() || seen.is_some() {
+            let owner = self.owner.clone();
+            self.memories.learn(Said { keys, owner, generation: self.generation, text, seen });
         }
     }
 }
@@ -303,7 +339,7 @@ impl Worker {
         match note {
             None => self.publish(&[], shared, now),
             Some(Note::Learn(said)) => {
-                shared.waiting.fetch_sub(said.text.len() * said.keys.len(), Ordering::Relaxed);
+                shared.waiting.fetch_sub(said.tokens(), Ordering::Relaxed);
                 let changed = if self.is_cleared(&said) { Vec::new() } else { self.learn(&said, now) };
                 self.publish(&changed, shared, now);
             }
@@ -338,10 +374,17 @@ impl Worker {
         of(&None) || (said.owner.is_some() && of(&said.owner))
     }
 
-    /// Learns a text on each of its shelves; returns those that have changed.
+    /// Learns a text on each of its shelves, and successors on theirs; returns the shelves that have changed.
     fn learn(&mut self, said: &Said, now: Tick) -> Vec<Key> {
-        let Said { keys, owner, text, .. } = said;
-        keys.iter().filter(|key| self.memory.learn(key, owner.as_ref(), text, now)).cloned().collect()
+        let Said { keys, owner, text, seen, .. } = said;
+        let texts = keys.iter().filter(|key| self.memory.learn(key, owner.as_ref(), text, now));
+        let mut changed: Vec<Key> = texts.cloned().collect();
+        if let Some(((key, epoch), seen)) = seen
+            && self.memory.recycle(key, epoch, seen, now)
+        {
+            changed.push(key.clone());
+        }
+        changed
     }
 
     fn texts(&self) -> usize {
@@ -361,18 +404,23 @@ impl Worker {
                 shelves.remove(key);
                 continue;
             };
-            let view = self.memory.view(key);
+            let (view, tables) = (self.memory.view(key), self.memory.tables(key));
             if let Some(shown) = shelves.get_mut(key) {
-                (shown.view, shown.holdings) = (view, holdings);
+                (shown.view, shown.tables, shown.holdings) = (view, tables, holdings);
             } else {
                 let used = AtomicU64::new(now.0);
-                shelves.insert(key.clone(), Shown { view, holdings, used });
+                shelves.insert(key.clone(), Shown { view, tables, holdings, used });
             }
         }
         drop(shelves);
         let sum = |of: fn(&Holdings) -> usize| held.values().map(of).sum::<usize>();
-        let bytes = sum(|held| held.bytes);
-        let told = (bytes, sum(|held| held.tokens), sum(|held| held.texts));
+        let [texts, tokens, successors, bytes] = [
+            sum(|held| held.texts),
+            sum(|held| held.tokens),
+            sum(|held| held.successors),
+            sum(|held| held.bytes),
+        ];
+        let told = Holdings { texts, tokens, successors, bytes };
         shared.observer.metrics().memory.holds(told, self.memory.events());
         let new = self.account.take(bytes as u64);
         self.held = new;

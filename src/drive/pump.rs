@@ -192,7 +192,8 @@ impl Pump {
             self.tell(happened).await;
         };
         if summary.finish.is_some() {
-            self.remembering.learn(self.session.prompt(), self.session.output());
+            let session = &self.session;
+            self.remembering.learn(session.prompt(), session.output(), session.successors());
         }
         self.raise(summary.loops);
         let own = self.own_count(&summary);

@@ -16,8 +16,8 @@ use crate::control::Heat;
 use crate::control::survival::Survival;
 use crate::draft::memory::{Key, Limits, Memory};
 use crate::draft::{
-    Budget, DrafterId, Features, Feedback, Lookup, LookupSpec, Ngram, Origin, Scope, Shared, Source, Tree,
-    View, merge,
+    Budget, DrafterId, Features, Feedback, Lookup, LookupSpec, Ngram, Origin, Recycling, Scope, Shared,
+    Source, Successors, Tree, View, merge,
 };
 use crate::units::{Tick, TokenId};
 use crate::words::Shape;
@@ -43,6 +43,10 @@ pub enum Contestant {
     Suffix,
     /// `suffix` over the streams before as well.
     Memory,
+    /// `recycling` over the request alone. No verdict is recorded, so it knows only what followed what.
+    Recycling,
+    /// `recycling` over the streams before as well.
+    Recycled,
     /// The recorded choices of a model drafter.
     Model,
     /// All of them merged into one tree.
@@ -51,7 +55,15 @@ pub enum Contestant {
 
 impl Contestant {
     /// Every one.
-    pub const ALL: [Self; 5] = [Self::PromptLookup, Self::Suffix, Self::Memory, Self::Model, Self::Merged];
+    pub const ALL: [Self; 7] = [
+        Self::PromptLookup,
+        Self::Suffix,
+        Self::Memory,
+        Self::Recycling,
+        Self::Recycled,
+        Self::Model,
+        Self::Merged,
+    ];
 
     /// The name in arguments and tables.
     pub const fn name(self) -> &'static str {
@@ -59,6 +71,8 @@ impl Contestant {
             Self::PromptLookup => "prompt_lookup",
             Self::Suffix => "suffix",
             Self::Memory => "suffix_tenant",
+            Self::Recycling => "recycling",
+            Self::Recycled => "recycling_tenant",
             Self::Model => "model",
             Self::Merged => "merged",
         }
@@ -74,6 +88,7 @@ impl Contestant {
             Self::PromptLookup => Some(LookupSpec::PromptLookup(Ngram::default())),
             Self::Suffix => Some(LookupSpec::Suffix(Scope::Request)),
             Self::Memory => Some(LookupSpec::Suffix(Scope::Tenant)),
+            Self::Recycling | Self::Recycled => Some(LookupSpec::Recycling),
             Self::Model | Self::Merged => None,
         }
     }
@@ -176,8 +191,9 @@ pub fn play(
     let mut survival = Survival::default();
     for (at, stream) in streams.iter().enumerate() {
         let context = longer(streams, at, game.context);
-        let mut table = Table::sit(players, &library.view(), stream, &context, &mut score);
+        let mut table = Table::sit(players, &library, stream, &context, &mut score);
         table.play(&mut survival, game, &mut score);
+        library.recycle(&table);
         library.learn(stream);
     }
     score.row(contestant.name(), workload, streams.len(), library.bytes_per_token())
@@ -209,20 +225,43 @@ fn longer(streams: &[Stream], at: usize, wanted: usize) -> Vec<TokenId> {
 struct Library {
     memory: Option<Memory>,
     view: View,
+    successors: Arc<Successors>,
 }
 
 impl Library {
     fn new(wanted: bool, earlier: &[Stream]) -> Self {
         let limits = Limits { bytes: usize::MAX, ttl: Duration::from_hours(1) };
-        let mut this = Self { memory: wanted.then(|| Memory::new(limits, 1)), view: View::default() };
+        let memory = wanted.then(|| Memory::new(limits, 1));
+        let mut this = Self { memory, view: View::default(), successors: Arc::default() };
         for stream in earlier {
             this.learn(stream);
+            let mut drafter = Recycling::new(Arc::default(), Source::Recycling.into());
+            for tokens in [&stream.prompt, &stream.output] {
+                drafter.observe(&Feedback { tokens, origin: Origin::Output });
+            }
+            this.adopt(&drafter);
         }
         this
     }
 
-    fn view(&self) -> View {
-        Arc::clone(&self.view)
+    /// What a drafter may see of the streams before.
+    fn shared(&self, contestant: Contestant) -> Shared {
+        if contestant == Contestant::Recycling {
+            return Shared::default();
+        }
+        let (of_tenant, successors) = (Arc::clone(&self.view), Arc::clone(&self.successors));
+        Shared { of_tenant, successors, ..Shared::default() }
+    }
+
+    /// Learns the successors that a drafter has seen, if it looks for them.
+    fn adopt(&mut self, drafter: &dyn Lookup) {
+        if let Some(seen) = drafter.successors() {
+            Arc::make_mut(&mut self.successors).adopt(seen);
+        }
+    }
+
+    fn recycle(&mut self, table: &Table<'_>) {
+        table.lookups.iter().for_each(|lookup| self.adopt(lookup.as_ref()));
     }
 
     fn learn(&mut self, stream: &Stream) {
@@ -253,16 +292,16 @@ struct Table<'a> {
 impl<'a> Table<'a> {
     fn sit(
         players: &[Contestant],
-        earlier: &View,
+        library: &Library,
         stream: &'a Stream,
         context: &[TokenId],
         score: &mut Score,
     ) -> Self {
-        let shared = Shared { of_tenant: Arc::clone(earlier), ..Shared::default() };
-        let specs = players.iter().filter_map(|player| player.lookup()).enumerate();
+        let specs = players.iter().filter_map(|&player| Some((player, player.lookup()?))).enumerate();
         let mut lookups: Vec<Box<dyn Lookup>> = specs
-            .filter_map(|(at, spec)| {
-                spec.build(DrafterId { source: spec.source(), number: at as u8 }, &shared)
+            .filter_map(|(at, (player, spec))| {
+                let id = DrafterId { source: spec.source(), number: at as u8 };
+                spec.build(id, &library.shared(player))
             })
             .collect();
         let begun = Instant::now();
@@ -416,6 +455,9 @@ mod tests {
             memory.rounds < 40 + 14 && memory.bytes_per_token.is_some_and(|bytes| bytes > 8.0),
             "{memory:?}"
         );
+        let (alone, recycled) = (of(Contestant::Recycling), of(Contestant::Recycled));
+        assert_eq!((alone.rounds, alone.accepted), (80, 0), "nothing repeats");
+        assert!(recycled.rounds <= 40 + 9, "the first stream is learnt for the second: {recycled:?}");
         let merged = of(Contestant::Merged);
         assert!(merged.rounds <= 8 + 14 && merged.e_n > model.e_n, "{merged:?}");
     }

@@ -64,7 +64,6 @@ pub enum Part<'a> {
 impl Drafter {
     /// How this drafter takes part; `model` gives the state of a drafter model by name.
     pub fn part(&self, model: impl Fn(&str) -> ModelState) -> Part<'_> {
-        const NOT_BUILT: Part<'static> = Part::Absent(Cow::Borrowed("this kind of drafter is not built yet"));
         match self {
             Self::PromptLookup { ngram_min, ngram_max } => {
                 Part::Inline(LookupSpec::PromptLookup(Ngram { min: *ngram_min, max: *ngram_max }))
@@ -72,7 +71,7 @@ impl Drafter {
             Self::Suffix { scope } => Part::Inline(LookupSpec::Suffix(*scope)),
             Self::Prediction => Part::Inline(LookupSpec::Prediction),
             Self::Phrasebook { phrases } => Part::Inline(LookupSpec::Phrasebook(Arc::clone(phrases))),
-            Self::Recycling => NOT_BUILT,
+            Self::Recycling => Part::Inline(LookupSpec::Recycling),
             Self::Model { model: name, vocabulary } => match model(name) {
                 ModelState::Ready => Part::Asked(name, Speech::Same),
                 ModelState::OtherVocabulary(both) => speech(*vocabulary, &both)

@@ -26,7 +26,7 @@ pub enum Drafter {
         /// Pairs (trigger, continuation): the continuation is drafted after the trigger.
         phrases: Arc<Phrases>,
     },
-    /// Tokens that verify calls showed as likely successors (not built).
+    /// What the target, in its verdicts, and the text before have shown to follow the last token.
     Recycling,
     /// The prediction that the client sends.
     Prediction,

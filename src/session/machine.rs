@@ -19,6 +19,7 @@ use super::pilot::Pilot;
 use super::start::{Permission, Rules, Start};
 use super::{Action, ActionId, Delta, Event, Finish, RidePlan, Stopped, Summary};
 use crate::control::{Control, Presence};
+use crate::draft::Successors;
 use crate::units::{Tick, TokenId};
 use crate::words::{RideReason, looping};
 
@@ -154,6 +155,11 @@ impl<W: Walk> Session<W> {
     /// The output so far: every token that is the past.
     pub fn output(&self) -> &[TokenId] {
         self.output.tokens()
+    }
+
+    /// What was learnt of successors, if a drafter of this request learns them.
+    pub fn successors(&self) -> Option<&Successors> {
+        self.pilot.successors()
     }
 
     /// What ended the output before its limit.

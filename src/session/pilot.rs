@@ -18,9 +18,9 @@ use super::shadow::VirtualRound;
 use super::start::{Permission, Rules};
 pub use crate::control::costs::Turn;
 use crate::control::{Beside, Class, Control, Heat, Learnt, Quote, Round, Tariff, Tuning, Way};
-use crate::draft::{Budget, Feedback, Lookup, Origin, Tree, merge};
+use crate::draft::{Budget, Feedback, Lookup, Origin, Successors, Told, Tree, merge};
 use crate::units::{Dice, Tick, TokenId};
-use crate::words::{Plan, Put, RideReason, Shape};
+use crate::words::{Plan, Put, RideReason, Shape, Verdict};
 
 /// What to do next.
 #[derive(Clone, Debug, PartialEq)]
@@ -311,6 +311,21 @@ impl Pilot {
             }
         }
         self.fed = self.fed.max(end);
+    }
+
+    /// The lookups hear what the target said of a draft that follows `output`, in a verdict that is used.
+    pub fn hear(&mut self, draft: &Tree, verdict: &Verdict, output: &[TokenId]) {
+        let Some(&after) = output.last().or(self.prompt.as_ref().and_then(|prompt| prompt.last())) else {
+            return;
+        };
+        for inline in self.seats.iter_mut().filter_map(Seat::inline_mut) {
+            inline.lookup.hear(&Told { after, draft, verdict });
+        }
+    }
+
+    /// What was learnt of successors, if a drafter of this session learns them.
+    pub fn successors(&self) -> Option<&Successors> {
+        self.lookups().find_map(Lookup::successors)
     }
 
     fn caught_up(&self, done: usize) -> bool {

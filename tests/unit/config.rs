@@ -373,7 +373,6 @@ fn every_setting_without_effect_that_a_file_sets_is_warned_of_at_its_line() {
     assert_eq!(
         told,
         [
-            "/policies/a.yaml:5: drafters[1].kind: recycling is not built yet: it drafts nothing",
             "/policies/a.yaml:9: accept.rule: typical is lossy: texts may drift from the model's own, within max_drift and \
              max_drift_rate, and each answer says how far",
             "/policies/a.yaml:13: gamma.fixed: 4 leaps whatever it costs: it is for tests and sweeps",

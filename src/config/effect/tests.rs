@@ -20,6 +20,7 @@ name: a
 drafters:
 - { kind: prompt_lookup }
 - { kind: suffix }
+- { kind: recycling }
 - { kind: phrasebook, phrases: [{ trigger: a, continuation: b }] }
 - { kind: model, model: x }
 ",
@@ -125,6 +126,7 @@ const POLICY_ACTS: &[(&str, &str, &str)] = &[
     ("match.temperature.max", "policy/matching.rs", "self.temperature"),
     ("match.prompt_tokens.min", "policy/matching.rs", "self.prompt_tokens"),
     ("match.prompt_tokens.max", "policy/matching.rs", "self.prompt_tokens"),
+    ("drafters[].kind", "policy/part.rs", "Part::Inline(LookupSpec::Recycling)"),
     ("drafters[].ngram.min", "policy/part.rs", "ngram_min"),
     ("drafters[].ngram.max", "policy/part.rs", "ngram_max"),
     ("drafters[].model", "policy/part.rs", "model(name)"),
@@ -275,9 +277,7 @@ fn what_is_said_to_have_no_effect_is_used_nowhere() {
     let mut files = Vec::new();
     sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut files);
     files.retain(|(file, _)| !file.contains("/src/config/"));
-    for Remark { path, .. } in
-        PROCESS.iter().chain(POLICY).filter(|remark| matches!(remark.at, At::AllBut(_)))
-    {
+    for Remark { path, .. } in PROCESS.iter().chain(POLICY) {
         let name = tail(path);
         let used = files.iter().find(|(_, text)| text.contains(&name));
         assert!(used.is_none(), "{path} is used in {}: take it out of the table", used.unwrap().0);

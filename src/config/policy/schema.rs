@@ -206,7 +206,11 @@ fn drafter(kind: &str) -> Value {
             ],
             vec!["model"],
         ),
-        "recycling" => ("Successors that verify calls showed (not built yet).", vec![], vec![]),
+        "recycling" => (
+            "What the target, in its verdicts, and the text before have shown to follow the last token, in this request and in earlier ones of its tenant.",
+            vec![],
+            vec![],
+        ),
         _ => ("The client's own prediction, followed along and found again behind an edit.", vec![], vec![]),
     };
     let mut properties: Vec<(&str, Value)> = vec![("kind", json!({ "const": kind }))];

@@ -19,7 +19,7 @@ fn say(memories: &Memories, key: Key, text: &[TokenId]) {
     let tenant = key.tenant.clone();
     let request =
         Remembering::new(memories, &Key { tenant: None, ..key }, tenant.as_deref(), [scope].into_iter());
-    request.learn(&text[..1], &text[1..]);
+    request.learn(&text[..1], &text[1..], None);
 }
 
 fn text(from: u32) -> Vec<TokenId> {
@@ -120,11 +120,11 @@ fn what_a_request_says_that_was_under_way_when_its_tenant_was_cleared_is_not_lea
     let scopes = || [Scope::Tenant, Scope::Global].into_iter();
     let all = Key { tenant: None, ..key("") };
     let [of_a, of_b] = ["a", "b"].map(|tenant| Remembering::new(&memories, &all, Some(tenant), scopes()));
-    of_a.learn(&text(100), &[]);
+    of_a.learn(&text(100), &[], None);
     assert_eq!(memories.save(&file).unwrap(), 2, "on both shelves");
     assert_eq!(memories.clear(Some("a")), Some(2));
-    of_a.learn(&text(100), &[]);
-    of_b.learn(&text(500), &[]);
+    of_a.learn(&text(100), &[], None);
+    of_b.learn(&text(500), &[], None);
     settle(&memories);
     let context = [&[109, 110][..], &[509, 510]];
     let seen = |key: &Key| context.map(|context| next(&memories, key, context));
@@ -153,4 +153,35 @@ fn where_the_process_is_short_of_memory_texts_go_first() {
     settle(&memories);
     settle(&memories);
     assert!(account.used() - 80_000 < before * 3 / 4, "{}", account.used());
+}
+
+#[test]
+fn successors_are_learnt_for_a_tenant_and_an_epoch_and_forgotten_when_asked() {
+    let memories = memories();
+    let all = Key { tenant: None, ..key("") };
+    let request = |tenant: Option<&str>, epoch: &str| {
+        Remembering::new(&memories, &all, tenant, std::iter::empty()).recycling(&all, epoch)
+    };
+    let mut seen = Successors::default();
+    seen.follows(7, 8);
+    let finds = |tenant: Option<&str>, epoch: &str| {
+        request(tenant, epoch).shared().successors.row(7).iter().next().map(|(token, _)| token)
+    };
+    let early = request(Some("a"), "1");
+    request(None, "1").learn(&[1], &[2], Some(&seen));
+    request(Some("a"), "1").learn(&[1], &[2], Some(&seen));
+    settle(&memories);
+    assert_eq!([finds(Some("a"), "1"), finds(Some("a"), "2")], [Some(8), None], "a new epoch starts clean");
+    assert_eq!([finds(Some("b"), "1"), finds(None, "1")], [None, None]);
+    let held = memories.holdings();
+    assert_eq!((held.len(), held[0].1.successors, held[0].1.texts), (1, 1, 0), "no text is kept for it");
+    assert!(memories.shared.observer.metrics().text().contains("foretell_remembered_successors 1"));
+    assert_eq!(memories.clear(Some("a")), Some(0));
+    early.learn(&[1], &[2], Some(&seen));
+    settle(&memories);
+    assert_eq!(
+        (finds(Some("a"), "1"), memories.holdings().len()),
+        (None, 0),
+        "under way when it was cleared"
+    );
 }

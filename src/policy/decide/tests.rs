@@ -286,7 +286,6 @@ fn the_first_model_that_can_speak_to_the_target_is_the_one_that_is_asked() {
     let model = |name: &str, vocabulary| Drafter::Model { model: name.to_owned(), vocabulary };
     let drafters = vec![
         model("said to be the same", Vocabulary::Same),
-        Drafter::Recycling,
         model("foreign", Vocabulary::Tli),
         model("ready", Vocabulary::Same),
     ];

@@ -50,9 +50,9 @@ fn scene(reason: RideReason) -> Scene {
             ask: ending(),
             ..plain
         },
-        // A drafter that is not built proposes nothing.
+        // Without a prediction its drafter proposes nothing.
         RideReason::NoDraft => Scene {
-            policy: PLAIN.replace("prompt_lookup, ngram: { min: 1, max: 8 }", "recycling"),
+            policy: PLAIN.replace("prompt_lookup, ngram: { min: 1, max: 8 }", "prediction"),
             ask: ending(),
             ..plain
         },

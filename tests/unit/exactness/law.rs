@@ -14,7 +14,8 @@ use super::world::{Case, Hooks, Outcome, play_judged};
 use foretell::control::{self, Control, Heat};
 use foretell::draft::suffix::Segment;
 use foretell::draft::{
-    Company, Features, LookupSpec, Ngram, Node, Phrases, Scope, Shared, Source, Spelling, Tree, Vote,
+    Company, Features, LookupSpec, Ngram, Node, Phrases, Scope, Shared, Source, Spelling, Successors, Tree,
+    Vote,
 };
 use foretell::session::accept::{self, Accept, Accepted, Draws, Judged, Walk};
 use foretell::session::{Ending, Rules};
@@ -30,6 +31,8 @@ pub enum Drafter {
     Chain,
     /// A bush: two children at every node.
     Bush,
+    /// The successors that verdicts bring; this target tells them beside its samples.
+    Recycling,
     /// Every lookup drafter, with earlier texts, a prediction and phrases.
     Lookups,
     /// All of them, and the bush: one merged tree.
@@ -65,13 +68,18 @@ pub fn lookups() -> Vec<LookupSpec> {
         LookupSpec::Suffix(Scope::Tenant),
         LookupSpec::Prediction,
         LookupSpec::Phrasebook(Arc::new(phrases)),
+        LookupSpec::Recycling,
     ]
 }
 
 /// What they use beside the request.
 pub fn shared() -> Shared {
     let earlier = Segment::build(&[(1, &[0, 1, 2, 1, 0, 0, 1, 2, 0, 1]), (2, &[1, 2, 0, 2, 1])]);
+    let mut successors = Successors::default();
+    successors.tell(0, &[(1, 0.6), (2, 0.3)]);
+    successors.follows(2, 0);
     Shared {
+        successors: Arc::new(successors),
         of_tenant: Arc::new([Arc::new(earlier)]),
         prediction: Arc::new([0, 1, 1, 2]),
         spelling: Some(Arc::new(Letters)),
@@ -104,6 +112,7 @@ pub fn case(vocabulary: usize, drafter: Drafter, gamma: usize, plans: &[Plan]) -
     let letters = (0..vocabulary).map(|token| vec![b'a' + token as u8]).collect();
     let lookups = match drafter {
         Drafter::Lookup => vec![LookupSpec::PromptLookup(Ngram { min: 1, max: 4 })],
+        Drafter::Recycling => vec![LookupSpec::Recycling],
         Drafter::Lookups | Drafter::Merged => lookups(),
         Drafter::Chain | Drafter::Bush => Vec::new(),
     };
@@ -128,7 +137,7 @@ pub fn case(vocabulary: usize, drafter: Drafter, gamma: usize, plans: &[Plan]) -
 
 fn draft(drafter: Drafter, target: impl Target, context: &[TokenId], gamma: usize) -> Tree {
     match drafter {
-        Drafter::Lookup | Drafter::Lookups => Tree::default(),
+        Drafter::Lookup | Drafter::Recycling | Drafter::Lookups => Tree::default(),
         Drafter::Chain => bush(target, context, gamma, 1),
         Drafter::Bush | Drafter::Merged => bush(target, context, gamma, 2),
     }
@@ -206,7 +215,7 @@ fn outcome(target: impl Target, case: &Case, control: Control, way: Way, chance:
     let mut hooks = Hooks {
         sample: &mut |ask| chance.token(&target.weights(ask.context)),
         told: &mut |context| target.row(context),
-        law: &mut |_| None,
+        law: &mut |context| (drafter == Drafter::Recycling).then(|| target.weights(context)),
         draft: &mut |context, gamma| draft(drafter, target, context, gamma).into(),
         kept: &mut |_, _| unreachable!("no draft is sampled"),
         allow: &mut |event, ahead| if unread { ahead != Some(0) } else { switches >> event.min(2) & 1 == 1 },
@@ -251,7 +260,14 @@ fn keeps_the_law(target: impl Target, case: &Case, drafter: Drafter) {
 
 #[rstest]
 fn one_hot_drafts_keep_the_law(
-    #[values(Drafter::Lookup, Drafter::Chain, Drafter::Bush, Drafter::Lookups, Drafter::Merged)]
+    #[values(
+        Drafter::Lookup,
+        Drafter::Chain,
+        Drafter::Bush,
+        Drafter::Recycling,
+        Drafter::Lookups,
+        Drafter::Merged
+    )]
     drafter: Drafter,
     #[values(Plan::FanOut, Plan::Tree)] plan: Plan,
     #[values(3, 4)] vocabulary: usize,
@@ -274,7 +290,14 @@ fn one_hot_drafts_keep_the_law(
 #[case::fan_out(&[Plan::FanOut])]
 fn every_plan_and_every_way_to_the_next_keeps_the_law(
     #[case] plans: &[Plan],
-    #[values(Drafter::Lookup, Drafter::Chain, Drafter::Bush, Drafter::Lookups, Drafter::Merged)]
+    #[values(
+        Drafter::Lookup,
+        Drafter::Chain,
+        Drafter::Bush,
+        Drafter::Recycling,
+        Drafter::Lookups,
+        Drafter::Merged
+    )]
     drafter: Drafter,
     #[values(false, true)] special: bool,
     #[values(false, true)] ends: bool,
