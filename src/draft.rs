@@ -245,7 +245,9 @@ mod tests {
         let earlier =
             [Segment::build(&[(1, &[0, 1, 2, 3, 0, 1, 2, 4])]), Segment::build(&[(2, &[2, 2, 3, 1])])];
         let mut successors = Successors::default();
-        [(0, 1), (1, 4), (1, 2), (3, 3)].iter().for_each(|&(token, next)| successors.follows(token, next));
+        for (token, next) in [(0, 1), (1, 4), (1, 2), (3, 3)] {
+            successors.follows(token, next);
+        }
         successors.tell(2, &[(3, 0.5), (0, 0.25), (2, 0.25)]);
         Shared {
             successors: Arc::new(successors),

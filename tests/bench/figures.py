@@ -4,7 +4,7 @@ import collections
 import random
 import re
 
-from sides import named
+from sides import FIXED, named
 
 FIRST = 10
 RESAMPLES = 2000
@@ -51,7 +51,7 @@ def lasting(before, after):
 def over_best(answers):
     """`auto` against the best fixed length: best on the very requests that it is judged by, so that chance is on its side."""
     fixed = {name: speed(given) for name, side in answers.items()
-             if name.isdigit() and (given := [a for a in side if "failed" not in a])}
+             if FIXED.fullmatch(name) and (given := [a for a in side if "failed" not in a])}
     if not fixed or not answers.get("auto"):
         return None
     best = max(fixed, key=fixed.get)

@@ -10,6 +10,7 @@ import contextlib
 import http.client
 import json
 import pathlib
+import re
 import socket
 import subprocess
 import sys
@@ -47,6 +48,7 @@ gamma: {{ max: 32, fixed: {fixed}{ahead} }}
 accept: {{ rule: exact }}
 holdback: {{ start: 0, floor: 0 }}
 """
+FIXED = re.compile(r"([1-9]|[12]\d|3[0-2])(\+[123])?")
 Proxy = collections.namedtuple("Proxy", "address admin")
 
 
@@ -55,11 +57,12 @@ class Wrong(Exception):
 
 
 def settings(text):
-    """The names of an argument: `auto`, `alone` (one verify call at a time), `ride` (never leaps), or a fixed length in tokens."""
+    """The names of an argument: `auto`, `alone` (one verify call at a time), `ride` (never leaps), or a fixed length in tokens,
+    perhaps with the number of verify calls that are sent ahead (`16+2`)."""
     names = text.split(",")
     for name in names:
-        if name not in ("auto", "alone", "ride") and not (name.isdigit() and 1 <= int(name) <= 32):
-            raise argparse.ArgumentTypeError(f"allowed auto, alone, ride, 1 to 32, got {name!r}")
+        if name not in ("auto", "alone", "ride") and not FIXED.fullmatch(name):
+            raise argparse.ArgumentTypeError(f"allowed auto, alone, ride, 1 to 32, perhaps with +1 to +3, got {name!r}")
     if len(set(names)) < len(names):
         raise argparse.ArgumentTypeError("a setting is given twice")
     return names
@@ -83,8 +86,16 @@ def counts(text):
     return found
 
 
+def ahead_of(setting):
+    """What a setting says of verify calls that are sent ahead, as a part of `gamma`."""
+    if setting == "alone":
+        return ", ahead: 0"
+    _, plus, ahead = setting.partition("+")
+    return f", ahead: {ahead}" if plus else ""
+
+
 def named(name):
-    return "fixed " + name if name.isdigit() else name
+    return "fixed " + name if FIXED.fullmatch(name) else name
 
 
 def free_port():
@@ -113,7 +124,7 @@ def running(argv, **more):
 def policy(name, drafters, setting, match=""):
     """The text of the policy by which a setting leaps; `match` is a whole line."""
     return POLICY.format(name=name, match=match, drafters=drafters, mode=setting if setting in ("ride", "off") else "auto",
-                         fixed=setting if setting.isdigit() else "null", ahead=", ahead: 0" if setting == "alone" else "")
+                         fixed=setting.split("+")[0] if FIXED.fullmatch(setting) else "null", ahead=ahead_of(setting))
 
 
 def start_proxy(stack, foretell, target, backend, policies, setting, slots=4):

@@ -183,7 +183,9 @@ mod tests {
     #[test]
     fn of_what_was_seen_the_latest_comes_first_and_eight_are_kept() {
         let mut table = Successors::default();
-        [3, 4, 3, 5].iter().for_each(|&next| table.follows(1, next));
+        for next in [3, 4, 3, 5] {
+            table.follows(1, next);
+        }
         assert_eq!(tokens(&table, 1), [5, 3, 4]);
         assert_eq!(table.row(1).iter().map(|(_, share)| share).collect::<Vec<_>>(), RANKED[..3]);
         (10..30).for_each(|next| table.follows(1, next));
@@ -195,7 +197,9 @@ mod tests {
     #[test]
     fn what_the_target_told_stands_before_what_was_seen_and_is_not_moved_by_it() {
         let mut table = Successors::default();
-        [8, 9].iter().for_each(|&next| table.follows(1, next));
+        for next in [8, 9] {
+            table.follows(1, next);
+        }
         table.tell(1, &[(5, 0.75), (6, 0.2), (9, 0.001)]);
         assert_eq!(tokens(&table, 1), [5, 6, 9, 8]);
         let shares: Vec<f32> = table.row(1).iter().map(|(_, share)| share).collect();

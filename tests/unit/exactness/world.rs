@@ -260,9 +260,9 @@ impl World<'_> {
                 let draft = (hooks.draft)(&[self.context(), assumed].concat(), gamma);
                 let reply = (id, Event::Draft(draft));
                 if ahead && hooks.overtakes {
-                    self.replies.push_front(reply)
+                    self.replies.push_front(reply);
                 } else {
-                    self.replies.push_back(reply)
+                    self.replies.push_back(reply);
                 }
             }
             Action::Shadow { .. } => self.replies.push_back((id, Event::Shadow(Vec::new()))),
