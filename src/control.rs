@@ -99,11 +99,6 @@ impl Learnt<'_> {
         self.costs.crowded(crowd.requests(), crowd.has_riders_beside(), crowd.others() > 0);
     }
 
-    /// Whether it pays to send a verify call before the one that it rests on is answered.
-    pub fn ahead_pays(&self, way: Way, nodes: usize, alive: f64) -> bool {
-        nodes > 0 && self.costs.ahead_pays(way, nodes, alive, self.crowd.requests().saturating_sub(1))
-    }
-
     /// Seconds that our requests that ride lose by a node of one verify call, all together.
     pub fn node_of_riders(&self) -> f64 {
         let leaping = self.crowd.leaping().max(1);

@@ -250,12 +250,11 @@ impl Costs {
     }
 
     /// Whether it pays to send a call before the one is answered that it rests on, where that comes true with probability
-    /// `alive` and `waiting` other requests wait for what is computed.
-    pub fn ahead_pays(&self, way: Way, nodes: usize, alive: f64, waiting: usize) -> bool {
+    /// `alive`.
+    pub fn ahead_pays(&self, way: Way, nodes: usize, alive: f64) -> bool {
         let seconds = self.verify(way, nodes);
         let idle = (self.verify(way, 0) - self.ride_token_expected()).max(0.0);
-        let wasted = waiting as f64 * (seconds - idle).max(0.0);
-        self.overlap.pays(&Offer { alive, seconds, idle, wasted })
+        nodes > 0 && self.overlap.pays(&Offer { alive, seconds, idle })
     }
 
     /// Whether it pays to let the model drafter draft for the next round, beside a call with so many nodes, where that fits

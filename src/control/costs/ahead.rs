@@ -71,8 +71,6 @@ pub(super) struct Offer {
     /// Seconds of its round by itself, and those in which the engine idles then.
     pub seconds: f64,
     pub idle: f64,
-    /// Seconds that our other requests and those of others lose by what is computed for nothing.
-    pub wasted: f64,
 }
 
 impl Overlap {
@@ -99,8 +97,8 @@ impl Overlap {
 
     /// Whether the call is expected to win more than it costs.
     pub(super) fn pays(&self, offer: &Offer) -> bool {
-        let Offer { alive, seconds, wasted, .. } = *offer;
-        let idle = (offer.idle / seconds.max(1e-9)).clamp(0.0, 1.0);
+        let Offer { alive, seconds, idle } = *offer;
+        let idle = (idle / seconds.max(1e-9)).clamp(0.0, 1.0);
         if idle < IDLE_LEAST {
             return false;
         }
@@ -108,7 +106,7 @@ impl Overlap {
         let missed = self.missed.known().unwrap_or((2.0 - 2.0 * idle).max(1.0));
         let accompanied = self.accompanied.known().unwrap_or(1.0);
         let won = alive * (1.0 - promoted);
-        let lost = (1.0 - alive) * ((missed - 1.0).max(0.0) + wasted / seconds.max(1e-9));
+        let lost = (1.0 - alive) * (missed - 1.0).max(0.0);
         won - lost - (accompanied - 1.0).max(0.0) > MARGIN
     }
 }
@@ -117,18 +115,17 @@ impl Overlap {
 mod tests {
     use super::*;
 
-    fn offer(alive: f64, idle: f64, wasted: f64) -> Offer {
-        Offer { alive, seconds: 0.1, idle, wasted }
+    fn offer(alive: f64, idle: f64) -> Offer {
+        Offer { alive, seconds: 0.1, idle }
     }
 
     #[test]
     fn before_anything_is_measured_it_is_tried_where_round_trips_are_long() {
         let fresh = Overlap::default();
-        let pays = |alive, idle, wasted| fresh.pays(&offer(alive, idle, wasted));
-        assert!(pays(0.9, 0.02, 0.0) && pays(0.2, 0.08, 0.0), "nothing is lost while the engine idles");
-        assert!(!pays(0.99, 0.005, 0.0), "the engine is busy all the time");
-        assert!(!pays(0.2, 0.02, 0.0), "a miss would hold up the next call");
-        assert!(!pays(0.6, 0.08, 0.5), "others would pay for it");
+        let pays = |alive, idle| fresh.pays(&offer(alive, idle));
+        assert!(pays(0.9, 0.02) && pays(0.2, 0.08), "nothing is lost while the engine idles");
+        assert!(!pays(0.99, 0.005), "the engine is busy all the time");
+        assert!(!pays(0.2, 0.02), "a miss would hold up the next call");
     }
 
     #[test]
@@ -137,9 +134,9 @@ mod tests {
         let now = Tick(0);
         (0..8).for_each(|_| seen.observe(Turn::Promoted, 0.5, now));
         seen.observe(Turn::Promoted, 90.0, now);
-        assert!(seen.pays(&offer(0.95, 0.08, 0.0)));
+        assert!(seen.pays(&offer(0.95, 0.08)));
         (0..8).for_each(|_| seen.observe(Turn::Accompanied, 1.6, now));
-        assert!(!seen.pays(&offer(0.95, 0.08, 0.0)), "it holds up the call before it");
+        assert!(!seen.pays(&offer(0.95, 0.08)), "it holds up the call before it");
         seen.observe(Turn::Alone, 9.0, now);
         seen.observe(Turn::Promoted, f64::NAN, now);
         assert_eq!(Turn::AfterMiss.accompanied(), Turn::AfterMiss);

@@ -87,16 +87,26 @@ impl Pilot {
         now: Tick,
     ) -> Option<Ahead> {
         let (anyway, left_out) = (self.dice.one_in(TRY_ANYWAY), self.dice.one_in(LEAVE_OUT));
-        if left_out || self.has_lost() || self.gate(stand, learnt, now).is_some() {
+        if left_out
+            || Self::is_in_company(learnt)
+            || self.has_lost()
+            || self.gate(stand, learnt, now).is_some()
+        {
             return None;
         }
         let tariff = self.tariff(learnt, None);
         let rate = self.rate(self.seats.first(), &tariff, learnt);
         self.behind(under_way, self.gamma_max, learnt, |alive, rest| {
             let nodes = tariff.cut(rest, rate, false).nodes;
-            let pays = learnt.ahead_pays(self.way(), nodes, alive);
+            let pays = learnt.costs.ahead_pays(self.way(), nodes, alive);
             if pays || (anyway && alive > 0.5) { nodes } else { 0 }
         })
+    }
+
+    /// Whether other requests want engine or drafter, too: then there is no idle time to be used, and what is done for nothing
+    /// is taken from them.
+    fn is_in_company(learnt: &Learnt<'_>) -> bool {
+        learnt.crowd.requests() > 1
     }
 
     /// The chain behind what is under way. `length` says how much of it to send, by the probability that all before it
@@ -140,6 +150,9 @@ impl Pilot {
         }
         let alive = self.sketches.share();
         self.control.with(|learnt| {
+            if Self::is_in_company(learnt) {
+                return None;
+            }
             let tariff = self.tariff(learnt, Some(now));
             let rate = self.model_rate(&tariff, learnt);
             let gamma = self.model_offer(self.gamma_max.min(room), rate, &tariff, learnt)?.nodes;
