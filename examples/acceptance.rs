@@ -165,7 +165,7 @@ mod measured {
                     }
                 }
                 let token = match way.how {
-                    How::Greedy | How::Noise => drafts.pick(row, &[], &draft).token,
+                    How::Greedy | How::Noise => drafts.pick(row, &[], &draft),
                     How::Sampled { most, .. } => {
                         let q = processed(&warm, row, &draft, most).ok_or("no law")?;
                         sampled.push(q, draws.unit())
@@ -183,7 +183,7 @@ mod measured {
                     let mut run = 0;
                     loop {
                         let past = draft.get(..base + run).unwrap_or_default();
-                        let token = warm.pick(row(run)?, &[], past).token;
+                        let token = warm.pick(row(run)?, &[], past);
                         if draft.get(base + run) != Some(&token) {
                             break (run, token);
                         }

@@ -22,13 +22,6 @@ use crate::words::Law;
 /// Log-probability reported for a token that cannot be sampled (JSON has no −∞; vLLM reports the same).
 pub const NEVER: f32 = -9999.0;
 
-/// A sampled token.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pick {
-    /// Token id.
-    pub token: TokenId,
-}
-
 /// How one choice of one request samples.
 #[derive(Clone, Debug)]
 pub struct Sampler {
@@ -119,13 +112,13 @@ impl Sampler {
 
     /// Samples the token that follows `prompt` and `output`. Counts anew every time: for long outputs keep a
     /// [`History`] and use [`Sampler::next`].
-    pub fn pick(&self, logits: &[f32], prompt: &[TokenId], output: &[TokenId]) -> Pick {
+    pub fn pick(&self, logits: &[f32], prompt: &[TokenId], output: &[TokenId]) -> TokenId {
         self.next(logits, &self.history(prompt, output))
     }
 
     /// Samples the token that follows the past.
-    pub fn next(&self, logits: &[f32], past: &History) -> Pick {
-        Pick { token: self.process(logits, past).draw() }
+    pub fn next(&self, logits: &[f32], past: &History) -> TokenId {
+        self.process(logits, past).draw()
     }
 
     /// The distribution that is sampled from, with its draw.

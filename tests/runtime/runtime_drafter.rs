@@ -43,7 +43,7 @@ fn assert_drafted(model: &mut Model, sampler: &Sampler, context: &[u32], prompt_
     for &token in drafted {
         let row = logits(model, &text);
         let (prompt, output) = text.split_at(prompt_len);
-        let plain = sampler.pick(&row, prompt, output).token;
+        let plain = sampler.pick(&row, prompt, output);
         if plain != token {
             let gap = (row[plain as usize] - row[token as usize]).abs();
             assert!(sampler.sampling().temperature <= 0.0 && gap < 1e-3, "{token} is not {plain}, gap {gap}");

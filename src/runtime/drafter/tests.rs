@@ -25,7 +25,7 @@ fn plain(fake: &Fake, noise: &Noise, text: &[TokenId], prompt_len: usize, count:
     let sampler = Sampler::new(noise.sampling.clone(), noise.seed.unwrap_or(0), noise.choice);
     for _ in 0..count {
         let (prompt, output) = text.split_at(prompt_len);
-        let token = sampler.pick(&fake.logits(&text), prompt, output).token;
+        let token = sampler.pick(&fake.logits(&text), prompt, output);
         text.push(token);
         if fake.config().eos.contains(&token) {
             break;

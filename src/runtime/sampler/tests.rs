@@ -42,15 +42,15 @@ fn the_shortcuts_pick_what_the_definition_picks() {
         };
         let want = by_definition(&sampling, &logits, case, 1, 3);
         let got = Sampler::new(sampling.clone(), case, 1).pick(&logits, &[1, 2], &[3]);
-        assert_eq!(got.token, want, "case {case}, {sampling:?}");
+        assert_eq!(got, want, "case {case}, {sampling:?}");
     }
 }
 
 #[test]
 fn greedy_takes_the_lowest_id_of_equal_logits() {
     let sampler = Sampler::new(sampling(0.0), 1, 0);
-    assert_eq!(sampler.pick(&[0.0, 2.0, 1.0, 2.0], &[], &[]).token, 1);
-    assert_eq!(sampler.pick(&[f32::NEG_INFINITY, -5.0, f32::NAN], &[], &[]).token, 1);
+    assert_eq!(sampler.pick(&[0.0, 2.0, 1.0, 2.0], &[], &[]), 1);
+    assert_eq!(sampler.pick(&[f32::NEG_INFINITY, -5.0, f32::NAN], &[], &[]), 1);
 }
 
 #[test]
@@ -91,7 +91,7 @@ fn samples_follow_the_softmax() {
             let (seed, position) = if draw % 2 == 0 { (u64::from(draw), 5) } else { (77, draw as usize) };
             let sampler = Sampler::new(sampling(temperature), seed, 0);
             let past = History { prompt: position, ..History::default() };
-            seen[sampler.next(&logits, &past).token as usize] += 1;
+            seen[sampler.next(&logits, &past) as usize] += 1;
         }
         let chi: f64 = (0..5)
             .map(|i| {
@@ -111,9 +111,7 @@ fn picks_equal_the_golden_vectors() {
     let nucleus = Sampling { temperature: 0.8, top_p: 0.9, ..Sampling::default() };
     let picks = |sampling: &Sampling, seed, choice| -> Vec<TokenId> {
         let sampler = Sampler::new(sampling.clone(), seed, choice);
-        (0..6)
-            .map(|len| sampler.next(&logits, &History { prompt: len, ..History::default() }).token)
-            .collect()
+        (0..6).map(|len| sampler.next(&logits, &History { prompt: len, ..History::default() })).collect()
     };
     // Computed by another implementation of the definition (Python).
     assert_eq!(picks(&nucleus, 42, 0), [6649, 6649, 6649, 6649, 6649, 2937]);
@@ -149,8 +147,8 @@ fn a_kept_history_equals_a_recount() {
         let logits = peaky(64, step);
         let pick = sampler.next(&logits, &past);
         assert_eq!(pick, sampler.pick(&logits, &[5, 6], &output));
-        past.push(pick.token);
-        output.push(pick.token);
+        past.push(pick);
+        output.push(pick);
     }
     assert_eq!((past.position(), past.output_len()), (52, 50));
 }
@@ -160,9 +158,9 @@ fn the_end_is_masked_until_min_tokens() {
     let sampling = Sampling { temperature: 0.0, min_tokens: 2, ..Sampling::default() };
     let sampler = Sampler::new(sampling, 0, 0).with_ends(vec![1]);
     let logits = [0.0, 9.0, 1.0];
-    assert_eq!(sampler.pick(&logits, &[7, 7], &[]).token, 2);
-    assert_eq!(sampler.pick(&logits, &[7], &[7]).token, 2);
-    assert_eq!(sampler.pick(&logits, &[], &[7, 7]).token, 1);
+    assert_eq!(sampler.pick(&logits, &[7, 7], &[]), 2);
+    assert_eq!(sampler.pick(&logits, &[7], &[7]), 2);
+    assert_eq!(sampler.pick(&logits, &[], &[7, 7]), 1);
     assert_eq!(sampler.process(&logits, &sampler.history(&[], &[])).logprob(1).to_bits(), NEVER.to_bits());
 }
 
