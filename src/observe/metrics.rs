@@ -436,6 +436,7 @@ mod tests {
             policy: Some("ide@12345678".to_owned()),
             status: 200,
             rounds: vec![round(4, 2), round(3, 0)],
+            ahead: SentAhead { sent: 3, used: 2 },
             output_tokens: 5,
             first_byte: Some(Duration::from_millis(2)),
             duration: Duration::from_millis(10),
@@ -447,6 +448,8 @@ mod tests {
         assert_eq!(value(&text, "foretell_leaps_total"), Some(2.0));
         assert_eq!(value(&text, "foretell_leap_draft_tokens_total"), Some(7.0));
         assert_eq!(value(&text, "foretell_leap_accepted_tokens_total"), Some(2.0));
+        let ahead = |result| value(&text, &format!("foretell_leap_ahead_total{{result=\"{result}\"}}"));
+        assert_eq!((ahead("used"), ahead("dropped")), (Some(2.0), Some(1.0)));
         assert_eq!(value(&text, "foretell_leap_accepted_tokens_per_pos_total{position=\"1\"}"), Some(1.0));
         assert_eq!(
             value(&text, "gen_ai_server_time_per_output_token_seconds_sum{path=\"speculated\"}"),
