@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Is what comes through Foretell what the engine alone gives? Asked of real engines.
 
-    exact.py llama|vllm|onnx [--short] [--only greedy,sampled,...] [--foretell BIN] [--through URL --direct URL]
+    exact.py llama|vllm|onnx [--short] [--only greedy,sampled,...] [--vocabulary same|slem|tli] [--foretell BIN]
+             [--through URL --direct URL]
 
 Starts the engine (variant plain) and Foretell with forced leaps before it, unless both URLs are given, and runs
 
@@ -302,6 +303,7 @@ backends:
     replicas: ["{url}"]
 {plans}{models}drafters:
   draft-same: {{ path: {root}/onnx/models/draft-same, device: auto, slots: 16, context: 2048 }}
+  draft-other: {{ path: {root}/onnx/models/draft-other, device: auto, slots: 16, context: 2048 }}
 policies: {{ dir: {policies} }}
 observe: {{ log: text, level: warn }}
 """
@@ -312,17 +314,24 @@ MODELS = """    models: [{{ id: foretell-target, tokenizer: {root}/onnx/models/t
 POLICY = """version: 1
 name: forced
 mode: auto
-drafters: [{ kind: prompt_lookup, ngram: { min: 2, max: 8 } }, { kind: model, model: draft-same, vocabulary: same }]
-gamma: { fixed: 4 }
-accept: { rule: exact }
-holdback: { start: 0, floor: 0 }
+drafters: [{drafters}]
+gamma: {{ fixed: 4 }}
+accept: {{ rule: exact }}
+holdback: {{ start: 0, floor: 0 }}
 """
+# per vocabulary of the model; one of another vocabulary drafts alone, so that all that is verified went through it
+DRAFTERS = {
+    "same": "{ kind: prompt_lookup, ngram: { min: 2, max: 8 } }, { kind: model, model: draft-same, vocabulary: same }",
+    "slem": "{ kind: model, model: draft-other, vocabulary: slem }",
+    "tli": "{ kind: model, model: draft-other, vocabulary: tli }",
+}
+FORCED = POLICY.format(drafters=DRAFTERS["same"])
 
 
 class Run:
     """The engine and Foretell before it, on ports of their own."""
 
-    def __init__(self, kind, foretell, out, variant="plain", policy=POLICY, sidecar=True):
+    def __init__(self, kind, foretell, out, variant="plain", policy=FORCED, sidecar=True):
         self.kind, self.foretell, self.out, self.variant = kind, foretell, out, variant
         self.policy, self.wanted = policy, sidecar
         self.port, self.front, self.admin = (engines.free_port() for _ in range(3))
@@ -427,6 +436,7 @@ def main():
     parser.add_argument("--direct", help="an engine that runs already")
     parser.add_argument("--through", help="Foretell before it")
     parser.add_argument("--out", default=str(engines.ROOT / "bench-out/engines"))
+    parser.add_argument("--vocabulary", choices=DRAFTERS, default="same", help="of the model drafter")
     parser.add_argument("--json")
     args = parser.parse_args()
     names = args.only.split(",")
@@ -436,7 +446,8 @@ def main():
         direct = wire.Engine(args.kind, args.direct)
         results = parts(args.kind, names, None, direct, args.through or args.direct, args.short)
     else:
-        with Run(args.kind, args.foretell, pathlib.Path(args.out)) as run:
+        policy = POLICY.format(drafters=DRAFTERS[args.vocabulary])
+        with Run(args.kind, args.foretell, pathlib.Path(args.out), policy=policy) as run:
             results = parts(args.kind, names, run, wire.Engine(args.kind, run.url), run.through, args.short)
     if args.json:
         pathlib.Path(args.json).write_text(json.dumps(results, indent=1) + "\n")
