@@ -36,6 +36,8 @@ use crate::drive::comparison::windows::WindowMetrics;
 use crate::drive::comparison::{Comparisons, GroupMetrics};
 use crate::drive::drafters::{DrafterError, Drafters};
 use crate::drive::exchange::Drive;
+use crate::drive::gates::GateWatch;
+use crate::drive::live::LiveMetrics;
 use crate::drive::memory::{self, Memories};
 use crate::drive::ruling::{self, Rulebook};
 use crate::drive::{self, Driver, DriverSetup};
@@ -165,6 +167,11 @@ pub async fn start_with(
     metrics.register(groups).map_err(StartError::from)?;
     let windows = WindowMetrics::new(Arc::clone(&driver)).map_err(StartError::from)?;
     metrics.register(windows).map_err(StartError::from)?;
+    let gates =
+        GateWatch::new(Arc::clone(&driver), Arc::clone(&store), Arc::clone(&comparisons), shared.clone());
+    let gates = Arc::new(gates);
+    let live = LiveMetrics::new(Arc::clone(&gates), Arc::clone(&identities), Arc::clone(&drafters));
+    metrics.register(live.map_err(StartError::from)?).map_err(StartError::from)?;
     let known = Known {
         policies: store,
         drafters: Arc::clone(&drafters),
@@ -197,6 +204,7 @@ pub async fn start_with(
     });
     let (asking, stop) = (Arc::clone(&identities), watching.clone());
     tokio::spawn(asking.keep_asking(stop));
+    tokio::spawn(gates.keep_looking(watching.clone()));
     tokio::spawn(until_draining(Arc::clone(&gateway.shared.life), watching.clone()));
     // A backend that is not reachable yet does not prevent the start: its requests are relayed.
     let _ = tokio::time::timeout(KNOWN_WITHIN, identities.asked()).await;

@@ -121,14 +121,21 @@ impl Learnt<'_> {
         self.passed(seconds, tokens, now);
     }
 
-    /// Notes the first token of a ride that followed a leap, `seconds` after it was asked for.
-    pub fn left(&mut self, seconds: f64, now: Tick) {
+    /// Notes the first token of a ride that followed a leap, `seconds` after it was asked for. Returns the ridden tokens won,
+    /// negative if lost.
+    pub fn left(&mut self, seconds: f64, now: Tick) -> f64 {
         self.costs.left(seconds, now);
-        if let Some(token) = self.costs.ride_token() {
+        let won = self.costs.ride_token().map_or(0.0, |token| {
             let round = Round { expected: token + self.costs.switch_out(), lost: 0.0 };
-            self.account.leapt(1.0, seconds, round, now, token);
-        }
+            self.account.leapt(1.0, seconds, round, now, token)
+        });
         self.passed(seconds, 1, now);
+        won
+    }
+
+    /// Seconds that so many tokens take to ride; 0 while that was not measured.
+    pub fn to_ride(&self, tokens: f64) -> f64 {
+        self.costs.ride_token().map_or(0.0, |token| tokens * token)
     }
 
     /// Notes that leaping brought `tokens` in `seconds`. Returns the ridden tokens won, negative if lost.

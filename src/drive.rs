@@ -11,7 +11,9 @@ pub mod drafters;
 mod drafting;
 pub mod exchange;
 pub mod failure;
+pub mod gates;
 mod head;
+pub mod live;
 pub mod memory;
 pub mod mode;
 mod pump;
@@ -25,7 +27,7 @@ pub mod snapshot;
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::future::FutureExt;
 use parking_lot::Mutex;
@@ -44,6 +46,7 @@ use crate::drive::run::Run;
 use crate::fleet::Replica;
 use crate::fleet::identity::{Epoch, Identities, Identity, Standing};
 use crate::observe::Observer;
+use crate::observe::metrics::Stage;
 use crate::openai::Sampling;
 use crate::policy::Ruling;
 use crate::session::{Permission, Rules};
@@ -170,8 +173,10 @@ impl Inner {
             backend,
             mode: exchange.shared.modes.of(backend),
         };
-        let (mut ruling, drawn) =
-            self.setup.rulebook.rule(&passed, standing.as_deref(), &self.setup.drafters)?;
+        let begun = Instant::now();
+        let ruled = self.setup.rulebook.rule(&passed, standing.as_deref(), &self.setup.drafters);
+        exchange.shared.observer.metrics().overhead(Stage::Decide, begun.elapsed());
+        let (mut ruling, drawn) = ruled?;
         let Some(Standing::Known(identity)) = standing.as_deref() else { return Err(BypassReason::NoPlan) };
         let identity = Arc::clone(identity);
         let seed = request.sampling.seed.unwrap_or_else(fresh_seed);

@@ -32,6 +32,8 @@ use parking_lot::Mutex;
 use prometheus::HistogramVec;
 use tokio::sync::watch as channel;
 
+use crate::words::metric::{Metric, REPLICA_CONNECT};
+
 pub use breaker::BreakerState;
 pub use discover::{Resolve, SystemResolver};
 pub use error::{REQUEST_TIMEOUT, SendError, SendErrorKind};
@@ -40,14 +42,11 @@ pub use key::KeyFile;
 pub use link::{Answer, BrokenOff};
 pub use load::Load;
 pub use models::ModelName;
-pub use replica::{Auth, Counters, Fresh, InvalidUrl, Local, Replica, ReplicaSettings};
+pub use replica::{Auth, Counters, Fresh, InvalidUrl, Local, Probed, Replica, ReplicaSettings};
 
 use backend::Backend;
 use dice::SharedDice;
 use retry::RetryBudget;
-
-/// Buckets of `foretell_replica_connect_seconds`, seconds.
-const CONNECT: [f64; 10] = [1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 0.01, 0.05, 0.25, 1.0, 2.5];
 
 /// All backends, in the order of the configuration, and their replicas as they are now.
 #[derive(Debug)]
@@ -68,11 +67,9 @@ impl Fleet {
     /// # Errors
     /// An address is no http or https URL, or its TLS settings cannot be used.
     pub fn new(settings: impl IntoIterator<Item = ReplicaSettings>) -> Result<Self, InvalidUrl> {
-        let connects = prometheus::HistogramOpts::new(
-            "foretell_replica_connect_seconds",
-            "Time to connect to a replica, TLS included.",
-        );
-        let connects = HistogramVec::new(connects.buckets(CONNECT.to_vec()), &["replica"])
+        let Metric { name, labels, help } = REPLICA_CONNECT.metric;
+        let connects = prometheus::HistogramOpts::new(name, help).buckets(REPLICA_CONNECT.buckets.to_vec());
+        let connects = HistogramVec::new(connects, labels)
             .map_err(|error| InvalidUrl { url: String::new(), detail: error.to_string() })?;
         let mut backends: Vec<Backend> = Vec::new();
         for settings in settings {

@@ -5,6 +5,7 @@
 pub mod body;
 pub mod edge;
 pub mod log;
+pub mod make;
 pub mod metrics;
 pub mod recent;
 pub mod record;
@@ -17,8 +18,8 @@ pub use metrics::{DraftKind, DraftLoss, Held, Metrics};
 pub use record::Record;
 
 use crate::openai::{Path, Route};
-use crate::session::SentAhead;
-use crate::words::Ledger;
+use crate::session::{Balance, SentAhead};
+use crate::words::{Ledger, Plan};
 use recent::Recent;
 
 /// One round of a request: a draft and its verify call.
@@ -28,12 +29,44 @@ pub struct Round {
     pub drafted: u32,
     /// Number of drafted tokens accepted.
     pub accepted: u32,
+    /// Places of its longest branch.
+    pub depth: u32,
     /// Name of the drafter.
     pub drafter: &'static str,
     /// Time spent drafting.
     pub draft: Duration,
     /// Time from sending the verify call to its verdict.
     pub verify: Duration,
+}
+
+/// The verify calls of a request, and what they made its engine compute for nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Calls {
+    /// Rounds sent, by place of their plan in [`Plan::ALL`].
+    sent: [u32; Plan::ALL.len()],
+    /// Tokens computed beyond those that became output, where the engine tells what it computed.
+    pub told: u64,
+    /// The same where it does not: drafted tokens less those accepted.
+    pub estimated: u64,
+}
+
+impl Calls {
+    /// Counts a round that is sent.
+    pub fn sent(&mut self, plan: Plan) {
+        if let Some(count) = self.sent.get_mut(plan.index()) {
+            *count += 1;
+        }
+    }
+
+    /// Rounds sent by each plan.
+    pub fn by_plan(&self) -> impl Iterator<Item = (Plan, &u32)> {
+        Plan::ALL.into_iter().zip(&self.sent)
+    }
+
+    /// Whether any round was sent.
+    pub fn any(&self) -> bool {
+        self.sent.iter().any(|&calls| calls > 0)
+    }
 }
 
 /// The record of a finished request. It never holds text of a prompt or an answer.
@@ -67,8 +100,18 @@ pub struct Finished {
     pub drift: Ledger,
     /// Verify calls sent before the call that they rest on was answered.
     pub ahead: SentAhead,
+    /// Its verify calls.
+    pub calls: Calls,
+    /// What its rounds have won and lost.
+    pub balance: Balance,
+    /// It was held back as control group.
+    pub held_back: bool,
+    /// Number of prompt tokens; 0 if it is not known.
+    pub prompt_tokens: u32,
     /// Number of output tokens; 0 if it is not known.
     pub output_tokens: u32,
+    /// What Foretell has added to the time to the first token; `None` if it was not driven, or nothing was sent.
+    pub added: Option<Duration>,
     /// Time from accepting the request to the first byte of the answer's body.
     pub first_byte: Option<Duration>,
     /// Time from accepting the request to the end of the answer.
@@ -98,7 +141,12 @@ impl Finished {
             rounds: Vec::new(),
             drift: Ledger::default(),
             ahead: SentAhead::default(),
+            calls: Calls::default(),
+            balance: Balance::default(),
+            held_back: false,
+            prompt_tokens: 0,
             output_tokens: 0,
+            added: None,
             first_byte: None,
             duration: Duration::ZERO,
             client_gone: false,

@@ -213,6 +213,10 @@ pub struct Summary {
     pub token_seconds: Option<f64>,
     /// Its output repeats itself.
     pub loops: bool,
+    /// What its rounds have won and lost.
+    pub balance: Balance,
+    /// The token ids that are not certain, so that it could not leap.
+    pub doubted: Option<Doubted>,
     /// How many times as fast leaping would have been by what was drafted in the shadow, and what that rests on; only where
     /// the session might not leap (shadow, observe, control group) and its output was long enough to tell.
     pub would_gain: Option<(f64, Basis)>,
@@ -227,6 +231,47 @@ pub struct Judging {
     pub drafted: u32,
     /// Those that became output.
     pub accepted: u32,
+    /// Places of its longest branch.
+    pub depth: u32,
+}
+
+/// Token ids of a request that are in doubt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Doubted {
+    /// Those of its prompt: they are not known, or were told in two ways.
+    Prompt,
+    /// Those of its output: its text is not what they decode to, or one of them has a meaning of its own.
+    Output,
+}
+
+impl Doubted {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Prompt, Self::Output];
+
+    /// The name in metrics.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Prompt => "prompt",
+            Self::Output => "output",
+        }
+    }
+}
+
+/// What leaping has won and lost against riding at the measured pace, seconds of the answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Balance {
+    /// By the rounds that won.
+    pub saved: f64,
+    /// By the rounds, and switches back to a ride, that lost; at least 0.
+    pub wasted: f64,
+}
+
+impl Balance {
+    /// Books what a round or switch has won, seconds; negative if it lost.
+    pub fn book(&mut self, won: f64) {
+        let side = if won < 0.0 { &mut self.wasted } else { &mut self.saved };
+        *side += won.abs();
+    }
 }
 
 /// Verify calls that were sent ahead of the verdict that they rest on.

@@ -3,9 +3,11 @@
 //! PURE, and below every other room but `units`, so that no two rooms need each other for a name.
 
 mod bypass;
+mod gate;
 mod law;
 mod ledger;
 pub mod looping;
+pub mod metric;
 mod mode;
 pub mod past;
 mod ride;
@@ -13,6 +15,7 @@ mod structure;
 pub mod verdict;
 
 pub use bypass::BypassReason;
+pub use gate::Gate;
 pub use law::Law;
 pub use ledger::{DriftLimits, Ledger};
 pub use mode::Mode;

@@ -17,6 +17,9 @@ pub struct CheckArgs {
     /// Print the JSON Schema of policy files, for editors, and check nothing
     #[arg(long)]
     pub schema: bool,
+    /// Print the reference of all metrics (docs/metrics.md), and check nothing
+    #[arg(long, conflicts_with = "schema")]
+    pub metrics: bool,
 }
 
 /// Reads all settings, opens all files they name and prints every problem. Returns the exit code.
@@ -26,6 +29,9 @@ pub struct CheckArgs {
 pub fn run(args: &CheckArgs, environment: &dyn Strings, out: &mut dyn Write) -> io::Result<u8> {
     if args.schema {
         return write!(out, "{}", crate::config::policy::schema::text()).map(|()| OK);
+    }
+    if args.metrics {
+        return write!(out, "{}", crate::words::metric::reference()).map(|()| OK);
     }
     match files::load(&args.flags, environment) {
         Ok(loaded) => good(&loaded, out).map(|()| OK),

@@ -273,6 +273,15 @@ impl Tree {
         path
     }
 
+    /// Places of the longest branch.
+    pub fn depth(&self) -> usize {
+        let mut depths: Vec<usize> = Vec::with_capacity(self.len());
+        for node in self.nodes() {
+            depths.push(node.parent.and_then(|parent| depths.get(parent)).map_or(1, |depth| depth + 1));
+        }
+        depths.into_iter().max().unwrap_or(0)
+    }
+
     /// How many of these tokens, from the first on, lie on one path from the context.
     pub fn depth_of(&self, tokens: &[TokenId]) -> usize {
         let mut place = None;

@@ -199,6 +199,12 @@ mod with_runtime {
             Some(Speaker { service: drafter.service.clone(), speech, translation })
         }
 
+        /// How many questions wait for each, by name.
+        pub fn waiting(&self) -> Vec<(String, usize)> {
+            let loaded = self.loaded.read();
+            loaded.iter().map(|(name, drafter)| (name.clone(), drafter.service.waiting())).collect()
+        }
+
         /// The names of those that are loaded.
         pub fn names(&self) -> Vec<String> {
             let mut names: Vec<String> = self.loaded.read().keys().cloned().collect();
@@ -256,6 +262,11 @@ mod without_runtime {
         /// Always [`ModelState::NotLoaded`].
         pub fn state(&self, _: &str, _: &Identity) -> ModelState {
             ModelState::NotLoaded
+        }
+
+        /// Always empty.
+        pub fn waiting(&self) -> Vec<(String, usize)> {
+            Vec::new()
         }
 
         /// Always empty.

@@ -4,7 +4,7 @@
 //! session owns every choice.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::future::BoxFuture;
 use futures_util::future::{AbortHandle, Abortable};
@@ -25,9 +25,10 @@ use crate::drive::recovery::IdRecovery;
 use crate::drive::ride::{Heard, Ride};
 use crate::drive::run::Run;
 use crate::drive::sink::{End, Gone, Sink};
+use crate::observe::metrics::Stage;
 use crate::openai::usage::Usage;
 use crate::session::{Action, ActionId, Event, Fault, Finish, RidePlan, Session, Summary, Tail, footprint};
-use crate::units::TokenId;
+use crate::units::{Tick, TokenId};
 use crate::words::{BypassReason, Past, RideReason};
 
 /// The id of events that answer no action.
@@ -196,9 +197,13 @@ impl Pump {
             self.remembering.learn(session.prompt(), session.output(), session.successors());
         }
         self.raise(summary.loops);
+        if let Some(doubted) = summary.doubted {
+            self.shared.observer.metrics().doubted(doubted);
+        }
         let own = self.own_count(&summary);
         summary.output_tokens = own.unwrap_or(summary.output_tokens).max(self.told_count(&summary));
         let prompt_tokens = self.session.prompt().len() as u64;
+        self.slot.record.prompt_tokens(self.session.prompt().len());
         let usage = self.usage.as_ref().and_then(Usage::from_backend);
         let end = End {
             finish: summary.finish,
@@ -277,7 +282,7 @@ impl Pump {
                         .nodes()
                         .first()
                         .map_or("none", |node| Source::name(node.votes.first().drafter.source));
-                    self.slot.record.verifying(id, drafter);
+                    self.slot.record.verifying(id, drafter, draft.len(), plan);
                     let past = self.past.for_call(self.session.prompt(), self.session.output());
                     let mut past = past.assuming(&assumed);
                     past.write_json();
@@ -290,6 +295,9 @@ impl Pump {
                 Action::Emit(delta) => {
                     self.slot.record.emitted();
                     self.sink.emit(delta).await?;
+                    if let Some(took) = self.sink.took() {
+                        self.shared.observer.metrics().overhead(Stage::Stream, took);
+                    }
                 }
                 Action::Finish(summary) => return Ok(Some(summary)),
             }
@@ -404,7 +412,10 @@ impl Pump {
                 if let Some(seconds) = reply.seconds {
                     self.slot.record.drafted(Duration::from_secs_f64(seconds));
                 }
-                self.session.handle(id, reply.event, now);
+                if let Event::Verdict(verdict) = &reply.event {
+                    self.slot.record.computed(id, verdict.computed);
+                }
+                self.handle(id, reply.event, now);
                 self.count_prompt(id);
                 self.slot.record.account(self.session.summary());
             }
@@ -416,12 +427,20 @@ impl Pump {
         }
     }
 
+    /// Passes on to the session what it drafts and decides by.
+    fn handle(&mut self, id: ActionId, event: Event, now: Tick) {
+        let begun = Instant::now();
+        self.session.handle(id, event, now);
+        self.shared.observer.metrics().overhead(Stage::Draft, begun.elapsed());
+    }
+
     async fn heard(&mut self, heard: Heard) {
         let Some(id) = self.ride.as_ref().map(|ride| ride.id) else { return };
         let now = self.clock.now();
         match heard {
             Heard::Chunk(event, _) if self.first && many_choices(&event) => self.many(id, event).await,
             Heard::Chunk(event, chunk) => {
+                self.slot.record.heard();
                 self.unsent = None;
                 if self.first && self.passed_on(&event, &chunk).await.is_err() {
                     return self.session.handle(WORLD, Event::ClientGone, now);
@@ -437,11 +456,7 @@ impl Pump {
                     if tail != Tail::Open {
                         self.read_usage().await;
                     }
-                    self.session.handle(
-                        id,
-                        Event::Token { tokens: chunk.tokens, text: chunk.text, tail },
-                        now,
-                    );
+                    self.handle(id, Event::Token { tokens: chunk.tokens, text: chunk.text, tail }, now);
                     self.end_if(id, ended);
                 } else if let Some(reason) = chunk.finish.as_deref() {
                     let ended = finish(reason);

@@ -64,9 +64,13 @@ impl Run {
         let record = &mut exchange.slot.record;
         record.eligible(route, &self.ruling.name);
         record.to(exchange.replica.name());
+        if self.drawn.held_back {
+            record.held_back();
+        }
         let calls = Calls::new(&self, &exchange);
         let prediction = self.prediction(&exchange.request);
         let call = self.identity.engine.first_ride(&exchange.request, self.seed);
+        exchange.slot.record.called();
         let response = match calls.first(call).await {
             Ok(response) => response,
             Err(error) => return self.unanswered(exchange, error),

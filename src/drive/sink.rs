@@ -3,6 +3,8 @@
 //! The text comes from the session alone; `id`, `created`, `model` and every other field come from the
 //! backend, so that a client (and its logs) cannot tell where a token was computed.
 
+use std::time::{Duration, Instant};
+
 use bytes::Bytes;
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
@@ -100,6 +102,8 @@ pub struct Sink {
     held: Option<Delta>,
     /// Events of the engine are passed on unchanged, see [`Sink::verbatim`].
     verbatim: bool,
+    /// Time that writing the last piece of output took, without waiting for the client.
+    took: Option<Duration>,
     shape: Shape,
 }
 
@@ -149,6 +153,7 @@ impl Sink {
             usage_unasked: engine.dialect.quirks().unasked_usage == Some(request.route),
             held: None,
             verbatim: false,
+            took: None,
             shape,
         }
     }
@@ -310,12 +315,21 @@ impl Sink {
             tokens.extend(delta.tokens);
             return Ok(());
         }
-        if let Some(frame) = &self.frame {
-            return self.send(Frame::data(frame.around(&delta.text))).await;
-        }
-        let Some(template) = &self.template else { return Ok(()) };
-        let chunk = template.chunk(&delta.text, &delta.tokens, None);
-        self.event(&chunk).await
+        let begun = Instant::now();
+        let bytes = match (&self.frame, &self.template) {
+            (Some(frame), _) => frame.around(&delta.text),
+            (None, Some(template)) => {
+                sse::encode_json(&template.chunk(&delta.text, &delta.tokens, None)).into()
+            }
+            (None, None) => return Ok(()),
+        };
+        self.took = Some(begun.elapsed());
+        self.send(Frame::data(bytes)).await
+    }
+
+    /// Time that writing the last piece of output took, without waiting for the client, once.
+    pub fn took(&mut self) -> Option<Duration> {
+        self.took.take()
     }
 
     /// Ends the output. For a whole answer its bytes come back; a stream ends with usage, `[DONE]` and

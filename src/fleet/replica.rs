@@ -82,6 +82,8 @@ pub struct Replica {
     told: ArcSwapOption<Told>,
     /// Retries that the budget refused, and retries that were sent.
     retries: [AtomicU64; 2],
+    /// Measurements of its verify calls, by place of what they showed in [`Probed::ALL`].
+    probes: [AtomicU64; 3],
     connects: prometheus::Histogram,
     /// Models for which it takes no prediction.
     unpredicted: Mutex<HashSet<String>>,
@@ -171,6 +173,7 @@ impl Replica {
             health,
             told: ArcSwapOption::empty(),
             retries: Default::default(),
+            probes: Default::default(),
             connects,
             place,
             unpredicted: Mutex::default(),
@@ -365,6 +368,16 @@ impl Replica {
             retries_refused: refused.load(Ordering::Relaxed),
             errors: self.health.errors().collect(),
             breaker_transitions: self.health.transitions(),
+            probes: Probed::ALL.map(|probed| {
+                (probed, self.probes.get(probed as usize).map_or(0, |count| count.load(Ordering::Relaxed)))
+            }),
+        }
+    }
+
+    /// Counts a measurement of its verify calls.
+    pub fn probed(&self, probed: Probed) {
+        if let Some(count) = self.probes.get(probed as usize) {
+            count.fetch_add(1, Ordering::Relaxed);
         }
     }
 
@@ -617,6 +630,32 @@ pub struct Counters {
     pub errors: Vec<(&'static str, u64)>,
     /// Changes of the breaker by the state it went to.
     pub breaker_transitions: [(BreakerState, u64); 3],
+    /// Measurements of its verify calls that ended, by what they showed.
+    pub probes: [(Probed, u64); 3],
+}
+
+/// What a measurement of a replica's verify calls has shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Probed {
+    /// A draft that is good enough pays there.
+    Pays,
+    /// Nothing pays there.
+    PaysNot,
+    /// Several engines answer at its address.
+    Balanced,
+}
+
+impl Probed {
+    const ALL: [Self; 3] = [Self::Pays, Self::PaysNot, Self::Balanced];
+
+    /// The name in metrics.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Pays => "pays",
+            Self::PaysNot => "pays_not",
+            Self::Balanced => "balanced",
+        }
+    }
 }
 
 #[cfg(test)]

@@ -92,6 +92,8 @@ struct Eligible {
     permit: OwnedSemaphorePermit,
     /// Covers the parsed body and all that the session will hold.
     memory: Reservation,
+    /// When the whole body was there.
+    whole: Instant,
 }
 
 /// A body on its way to a backend.
@@ -367,7 +369,7 @@ impl Proxy {
         let (outcome, permit) = self.placed(facts, &judged, to.as_deref());
         match (outcome, judged, to, permit) {
             (Outcome::Undecided(Step::Server, _), Judgement::Eligible(request), Some(to), Some(permit)) => {
-                Ok(Eligible { request, to, permit, memory })
+                Ok(Eligible { request, to, permit, memory, whole: begun })
             }
             (outcome, judged, to, _) => {
                 let mut why = bypass(outcome).unwrap_or(BypassReason::Fault.into());
@@ -407,7 +409,7 @@ impl Proxy {
         body: Bytes,
         client: Client,
     ) -> Response<Body> {
-        let Eligible { request, to: replica, permit, memory } = eligible;
+        let Eligible { request, to: replica, permit, memory, whole } = eligible;
         let Inbound { parts: mut head, peer, mut record } = inbound;
         let Some(drive) = &self.drive else { return fail(record, &Failure::Internal) };
         let host = head.uri.host().map(ToOwned::to_owned);
@@ -415,6 +417,7 @@ impl Proxy {
         head.headers.remove(CONNECTION);
         head.headers.remove(http::header::UPGRADE);
         record.model(request.model.clone());
+        record.whole(whole);
         record.keep(memory);
         let slot = Slot::new(record, permit);
         let answer =

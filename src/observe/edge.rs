@@ -5,10 +5,12 @@ use std::sync::Arc;
 
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
-use prometheus::{IntCounter, IntCounterVec, IntGauge, Opts};
+use prometheus::{IntCounter, IntCounterVec, IntGauge};
 
+use super::make;
 use crate::http::connections::Connections;
 use crate::http::memory::Memory;
+use crate::words::metric;
 
 /// Collects the metrics of connections and memory.
 pub struct EdgeMetrics {
@@ -53,22 +55,13 @@ impl Collector for EdgeMetrics {
 impl Families {
     fn new() -> Result<Self, prometheus::Error> {
         Ok(Self {
-            memory: IntGauge::new("foretell_memory_bytes", "In use for bodies and sessions.")?,
-            memory_limit: IntGauge::new("foretell_memory_limit_bytes", "limits.memory.")?,
-            connections: IntGauge::new("foretell_connections", "Clients that are connected.")?,
-            connections_limit: IntGauge::new("foretell_connections_limit", "Clients that may be connected.")?,
-            evicted: IntCounter::new(
-                "foretell_connections_evicted_total",
-                "Idle connections that were closed because others waited for a place.",
-            )?,
-            failed: IntCounter::new(
-                "foretell_connections_failed_total",
-                "Connections that could not be accepted.",
-            )?,
-            refused: IntCounterVec::new(
-                Opts::new("foretell_requests_refused_total", "Requests that were refused for their head."),
-                &["code"],
-            )?,
+            memory: make::level(metric::MEMORY)?,
+            memory_limit: make::level(metric::MEMORY_LIMIT)?,
+            connections: make::level(metric::CONNECTIONS)?,
+            connections_limit: make::level(metric::CONNECTIONS_LIMIT)?,
+            evicted: make::counter(metric::CONNECTIONS_EVICTED)?,
+            failed: make::counter(metric::CONNECTIONS_FAILED)?,
+            refused: make::counters(metric::REFUSED)?,
         })
     }
 

@@ -15,8 +15,8 @@ use super::{Finished, Held, Observer, Round};
 use crate::http::headers::REQUEST_ID;
 use crate::http::memory::Reservation;
 use crate::openai::{Path, Route};
-use crate::session::{ActionId, Summary};
-use crate::words::{BypassReason, RideReason};
+use crate::session::{ActionId, Judging, Summary};
+use crate::words::{BypassReason, Plan, RideReason};
 
 /// Longest text from a client that is kept, bytes; names of models and parameters have no limit of their own.
 const KEPT: usize = 200;
@@ -26,8 +26,23 @@ const KEPT: usize = 200;
 struct Open {
     call: ActionId,
     drafter: &'static str,
+    /// Nodes of its draft.
+    nodes: u32,
     since: Instant,
     draft: Duration,
+    /// Tokens that its engine computed for it; `None` if it does not tell, or has not answered.
+    computed: Option<u32>,
+}
+
+/// Moments that what Foretell adds to the time to the first token is made of.
+#[derive(Debug, Default)]
+struct Moments {
+    /// The whole request was there.
+    whole: Option<Instant>,
+    /// The first call was sent.
+    called: Option<Instant>,
+    /// The first part of its answer was read.
+    heard: Option<Instant>,
 }
 
 /// Collects a [`Finished`] record and passes it to the observer when the request ends or is dropped. Until then the
@@ -46,6 +61,7 @@ pub struct Record {
     open: Vec<Open>,
     /// Time spent drafting so far for the next round.
     drafting: Duration,
+    moments: Moments,
     /// Memory reserved for the request and its session, and the request's own part of it, bytes.
     memory: Option<(Reservation, u64)>,
 }
@@ -68,6 +84,7 @@ impl Record {
             stream: None,
             open: Vec::new(),
             drafting: Duration::ZERO,
+            moments: Moments::default(),
             memory: None,
         }
     }
@@ -178,10 +195,42 @@ impl Record {
         self.finished.backend_id = theirs.filter(|id| *id != self.finished.id).map(|id| kept(id.to_owned()));
     }
 
+    /// Records when the whole request was there.
+    pub fn whole(&mut self, at: Instant) {
+        self.moments.whole = Some(at);
+    }
+
+    /// Records that the first call for the request is sent now.
+    pub fn called(&mut self) {
+        self.moments.called.get_or_insert_with(Instant::now);
+    }
+
+    /// Records that a part of the answer was read; the first one counts.
+    pub fn heard(&mut self) {
+        self.moments.heard.get_or_insert_with(Instant::now);
+    }
+
     /// Records that a part of the answer's body is sent; the first one sets `first_byte`.
     pub fn emitted(&mut self) {
-        let started = self.started;
-        self.finished.first_byte.get_or_insert_with(|| started.elapsed());
+        if self.finished.first_byte.is_some() {
+            return;
+        }
+        let now = Instant::now();
+        self.finished.first_byte = Some(now.saturating_duration_since(self.started));
+        if let Moments { whole: Some(whole), called: Some(called), heard: Some(heard) } = self.moments {
+            self.finished.added =
+                Some(called.saturating_duration_since(whole) + now.saturating_duration_since(heard));
+        }
+    }
+
+    /// Records that it is held back as control group.
+    pub fn held_back(&mut self) {
+        self.finished.held_back = true;
+    }
+
+    /// Records the number of prompt tokens.
+    pub fn prompt_tokens(&mut self, tokens: usize) {
+        self.finished.prompt_tokens = u32::try_from(tokens).unwrap_or(u32::MAX);
     }
 
     /// Adds time spent drafting for the next round.
@@ -189,15 +238,31 @@ impl Record {
         self.drafting += took;
     }
 
-    /// Records that a verify call is sent with a draft of `drafter`.
-    pub fn verifying(&mut self, call: ActionId, drafter: &'static str) {
+    /// Records that a verify call is sent with a draft of `drafter`, which has so many nodes.
+    pub fn verifying(&mut self, call: ActionId, drafter: &'static str, nodes: usize, plan: Plan) {
         let draft = std::mem::take(&mut self.drafting);
-        self.open.push(Open { call, drafter, since: Instant::now(), draft });
+        let nodes = u32::try_from(nodes).unwrap_or(u32::MAX);
+        self.open.push(Open { call, drafter, nodes, since: Instant::now(), draft, computed: None });
+        self.finished.calls.sent(plan);
     }
 
-    /// Forgets a verify call that was cancelled.
+    /// Records what the engine says that it computed for a verify call, tokens.
+    pub fn computed(&mut self, call: ActionId, tokens: Option<u32>) {
+        if let Some(open) = self.open.iter_mut().find(|open| open.call == call) {
+            open.computed = tokens;
+        }
+    }
+
+    /// Forgets a verify call that was cancelled; what it made its engine compute is estimated.
     pub fn dropped(&mut self, call: ActionId) {
-        self.open.retain(|open| open.call != call);
+        let calls = &mut self.finished.calls;
+        self.open.retain(|open| {
+            let keeps = open.call != call;
+            if !keeps {
+                calls.estimated += u64::from(open.nodes) + 1;
+            }
+            keeps
+        });
     }
 
     /// Takes over the session's summary, and records the rounds that the session has counted more.
@@ -208,14 +273,20 @@ impl Record {
         finished.output_tokens = summary.output_tokens;
         finished.drift = summary.drift;
         finished.ahead = summary.ahead;
+        finished.balance = summary.balance;
         for round in summary.each.iter().skip(finished.rounds.len()) {
             // Those before it decided nothing: they are a part of its round.
             let until = self.open.partition_point(|open| open.call <= round.call);
             let calls: Vec<Open> = self.open.drain(..until).collect();
-            let Some(&Open { drafter, since, .. }) = calls.last() else { return };
+            let Some(&Open { drafter, since, computed, .. }) = calls.last() else { return };
             let draft = calls.iter().map(|open| open.draft).sum();
-            let (drafted, accepted) = (round.drafted, round.accepted);
-            finished.rounds.push(Round { drafted, accepted, drafter, draft, verify: since.elapsed() });
+            let Judging { drafted, accepted, depth, .. } = *round;
+            match computed {
+                Some(computed) => finished.calls.told += u64::from(computed.saturating_sub(accepted + 1)),
+                None => finished.calls.estimated += u64::from(drafted.saturating_sub(accepted)),
+            }
+            let verify = since.elapsed();
+            finished.rounds.push(Round { drafted, accepted, depth, drafter, draft, verify });
         }
     }
 
@@ -256,7 +327,6 @@ fn kept(mut text: String) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::session::Judging;
 
     fn observer() -> Arc<Observer> {
         Arc::new(Observer::new().unwrap())
@@ -284,18 +354,22 @@ mod tests {
         record.eligible(Route::Chat, "p@12345678");
         let mut summary = Summary { output_tokens: 5, ..Summary::default() };
         record.drafted(Duration::from_millis(2));
-        record.verifying(ActionId(1), "prompt_lookup");
-        summary.round(Judging { call: ActionId(1), drafted: 4, accepted: 3 });
+        record.verifying(ActionId(1), "prompt_lookup", 4, Plan::Tree);
+        record.computed(ActionId(1), Some(7));
+        summary.round(Judging { call: ActionId(1), drafted: 4, accepted: 3, depth: 4 });
         record.account(&summary);
         // A verify call without a verdict is not a round, and one that was sent ahead and dropped is none either.
-        record.verifying(ActionId(2), "prompt_lookup");
+        record.verifying(ActionId(2), "prompt_lookup", 4, Plan::Tree);
         record.account(&summary);
-        record.verifying(ActionId(3), "model");
-        record.verifying(ActionId(4), "model");
+        record.verifying(ActionId(3), "model", 2, Plan::FanOut);
+        record.verifying(ActionId(4), "model", 5, Plan::FanOut);
         record.dropped(ActionId(4));
-        summary.round(Judging { call: ActionId(3), drafted: 2, accepted: 0 });
+        summary.round(Judging { call: ActionId(3), drafted: 2, accepted: 0, depth: 2 });
         record.account(&summary);
         record.status(StatusCode::OK);
+        let calls = record.so_far().calls;
+        // Told: 7 computed for 4 tokens of output. Estimated: 6 of the call that was dropped, and the 2 that were refused.
+        assert_eq!((calls.told, calls.estimated), (3, 8));
         record.end(false);
         record.end(true);
         drop(record);

@@ -7,9 +7,11 @@ use std::sync::Arc;
 
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
-use prometheus::{GaugeVec, IntCounterVec, IntGaugeVec, Opts};
+use prometheus::{GaugeVec, IntCounterVec, IntGaugeVec};
 
+use super::make;
 use crate::fleet::{Fleet, Replica};
+use crate::words::metric;
 
 /// Collects the metrics of a fleet.
 pub struct ReplicaMetrics {
@@ -29,6 +31,7 @@ struct Families {
     retries: IntCounterVec,
     load: GaugeVec,
     load_age: GaugeVec,
+    probes: IntCounterVec,
 }
 
 impl ReplicaMetrics {
@@ -57,45 +60,21 @@ impl Collector for ReplicaMetrics {
 
 impl Families {
     fn new() -> Result<Self, prometheus::Error> {
-        let counters =
-            |name: &str, help: &str, labels: &[&str]| IntCounterVec::new(Opts::new(name, help), labels);
-        let levels = |name: &str, help: &str| IntGaugeVec::new(Opts::new(name, help), &["replica"]);
         Ok(Self {
-            up: levels("foretell_replica_up", "Whether the last call, or health check, reached it.")?,
-            breaker: levels("foretell_replica_breaker_state", "0 closed, 1 half open, 2 open.")?,
-            transitions: counters(
-                "foretell_replica_breaker_transitions_total",
-                "Changes of the breaker.",
-                &["replica", "to"],
-            )?,
-            calls: counters(
-                "foretell_replica_requests_total",
-                "Calls to it, Foretell's own included.",
-                &["replica"],
-            )?,
-            in_flight: levels("foretell_replica_requests_in_flight", "Calls under way.")?,
-            errors: counters(
-                "foretell_replica_errors_total",
-                "Calls that got no whole answer, or a server error that the request had not earned.",
-                &["replica", "kind"],
-            )?,
-            retries: counters(
-                "foretell_replica_retries_total",
-                "Requests that got no byte from it and were sent again, or not for want of budget.",
-                &["replica", "result"],
-            )?,
-            load: GaugeVec::new(
-                Opts::new("foretell_replica_load", "What its engine says about its load."),
-                &["replica", "signal"],
-            )?,
-            load_age: GaugeVec::new(
-                Opts::new("foretell_replica_load_age_seconds", "How long ago its engine said so."),
-                &["replica"],
-            )?,
+            up: make::levels(metric::REPLICA_UP)?,
+            breaker: make::levels(metric::BREAKER_STATE)?,
+            transitions: make::counters(metric::BREAKER_TRANSITIONS)?,
+            calls: make::counters(metric::REPLICA_REQUESTS)?,
+            in_flight: make::levels(metric::REPLICA_IN_FLIGHT)?,
+            errors: make::counters(metric::REPLICA_ERRORS)?,
+            retries: make::counters(metric::REPLICA_RETRIES)?,
+            load: make::gauges(metric::REPLICA_LOAD)?,
+            load_age: make::gauges(metric::REPLICA_LOAD_AGE)?,
+            probes: make::counters(metric::PROBES)?,
         })
     }
 
-    fn all(&self) -> [&dyn Collector; 9] {
+    fn all(&self) -> [&dyn Collector; 10] {
         [
             &self.up,
             &self.breaker,
@@ -106,6 +85,7 @@ impl Families {
             &self.retries,
             &self.load,
             &self.load_age,
+            &self.probes,
         ]
     }
 
@@ -125,6 +105,9 @@ impl Families {
         }
         self.retries.with_label_values(&[label, "sent"]).inc_by(counters.retries);
         self.retries.with_label_values(&[label, "no_budget"]).inc_by(counters.retries_refused);
+        for (probed, count) in counters.probes {
+            self.probes.with_label_values(&[label, probed.name()]).inc_by(count);
+        }
         self.load(label, replica);
     }
 

@@ -2,10 +2,13 @@
 
 use std::time::Duration;
 
+use prometheus::core::Collector;
 use prometheus::{
     Encoder, Gauge, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, Opts, Registry,
     TextEncoder,
 };
+
+use crate::words::metric::{self, Counter, Metric};
 
 /// Kind of a model run, after its costliest part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,44 +61,28 @@ impl Metrics {
     /// Two metrics have the same name.
     pub fn new() -> Result<Self, prometheus::Error> {
         let registry = Registry::new();
-        let counter = |name: &str, help: &str| -> Result<IntCounter, prometheus::Error> {
-            let counter = IntCounter::new(format!("foretell_target_{name}"), help)?;
-            registry.register(Box::new(counter.clone()))?;
-            Ok(counter)
-        };
-        let gauge = |name: &str, help: &str| -> Result<IntGauge, prometheus::Error> {
-            let gauge = IntGauge::new(format!("foretell_target_{name}"), help)?;
-            registry.register(Box::new(gauge.clone()))?;
-            Ok(gauge)
-        };
-        let kv_usage =
-            Gauge::new("foretell_target_kv_usage_ratio", "Share of the cache that running requests use")?;
-        registry.register(Box::new(kv_usage.clone()))?;
-        let buckets = prometheus::exponential_buckets(0.000_5, 2.0, 14)?;
-        let options = HistogramOpts::new("foretell_target_step_seconds", "Duration of one run of the model");
-        let step_seconds = HistogramVec::new(options.buckets(buckets), &["kind"])?;
-        registry.register(Box::new(step_seconds.clone()))?;
-        let answered =
-            Opts::new("foretell_target_requests_total", "Requests answered, streams when they begin");
-        let requests = IntCounterVec::new(answered, &["route", "status"])?;
-        registry.register(Box::new(requests.clone()))?;
+        let options = |metric: Metric| Opts::new(metric.name, metric.help);
+        let counter = |Counter(metric): Counter| kept(&registry, IntCounter::with_opts(options(metric)));
+        let level =
+            |metric::Gauge(metric): metric::Gauge| kept(&registry, IntGauge::with_opts(options(metric)));
+        let step = metric::TARGET_STEP;
+        let steps = HistogramOpts::new(step.metric.name, step.metric.help).buckets(step.buckets.to_vec());
+        let Counter(requests) = metric::TARGET_REQUESTS;
+        let metric::Gauge(kv) = metric::TARGET_KV;
         Ok(Self {
-            running: gauge("requests_running", "Sequences that have a lane")?,
-            waiting: gauge("requests_waiting", "Sequences that wait for a lane")?,
-            limit: gauge("requests_limit", "Most sequences that can have a lane at once")?,
-            kv_usage,
-            prompt_tokens: counter("prompt_tokens_total", "Prompt tokens of sequences that got a lane")?,
-            cached_tokens: counter("cached_tokens_total", "Prompt tokens that were in the cache already")?,
-            generated_tokens: counter("generated_tokens_total", "Tokens generated")?,
-            computed_tokens: counter("computed_tokens_total", "Tokens that went through the model")?,
-            verify_drafted: counter("verify_drafted_tokens_total", "Draft tokens judged by /v1/verify")?,
-            verify_accepted: counter("verify_accepted_tokens_total", "Draft tokens confirmed by /v1/verify")?,
-            dropped: counter(
-                "requests_dropped_total",
-                "Running sequences nobody waited for: client gone, or stop string found",
-            )?,
-            requests,
-            step_seconds,
+            running: level(metric::TARGET_RUNNING)?,
+            waiting: level(metric::TARGET_WAITING)?,
+            limit: level(metric::TARGET_LIMIT)?,
+            kv_usage: kept(&registry, Gauge::with_opts(options(kv)))?,
+            prompt_tokens: counter(metric::TARGET_PROMPT)?,
+            cached_tokens: counter(metric::TARGET_CACHED)?,
+            generated_tokens: counter(metric::TARGET_GENERATED)?,
+            computed_tokens: counter(metric::TARGET_COMPUTED)?,
+            verify_drafted: counter(metric::TARGET_DRAFTED)?,
+            verify_accepted: counter(metric::TARGET_ACCEPTED)?,
+            dropped: counter(metric::TARGET_DROPPED)?,
+            requests: kept(&registry, IntCounterVec::new(options(requests), requests.labels))?,
+            step_seconds: kept(&registry, HistogramVec::new(steps, step.metric.labels))?,
             registry,
         })
     }
@@ -119,4 +106,14 @@ impl Metrics {
         }
         text
     }
+}
+
+/// Adds a metric to the registry.
+fn kept<C: Collector + Clone + 'static>(
+    registry: &Registry,
+    metric: Result<C, prometheus::Error>,
+) -> Result<C, prometheus::Error> {
+    let metric = metric?;
+    registry.register(Box::new(metric.clone()))?;
+    Ok(metric)
 }

@@ -18,7 +18,7 @@ use crate::openai::Sampling;
 use crate::text::translate::Common;
 use crate::units::TokenId;
 use crate::words::Past;
-use worker::{Command, Want, Work};
+use worker::{Command, Desk, Want, Work};
 
 /// A drafted token, and by how much its logit exceeds the best of the others. Negative where the noise chose
 /// a token that was not the most probable one.
@@ -110,7 +110,7 @@ pub const TRIED_WITHIN: std::time::Duration = std::time::Duration::from_mins(1);
 /// A handle to the running service; the thread ends with the last handle and seat.
 #[derive(Clone, Debug)]
 pub struct DrafterService {
-    commands: mpsc::Sender<Command>,
+    commands: Desk,
     config: ModelConfig,
 }
 
@@ -118,7 +118,7 @@ pub struct DrafterService {
 #[derive(Debug)]
 pub struct Seat {
     number: usize,
-    commands: mpsc::Sender<Command>,
+    commands: Desk,
 }
 
 impl DrafterService {
@@ -144,7 +144,12 @@ impl DrafterService {
             // The inbox went with the closure: every call now answers `Stopped`.
             tracing::error!(%error, "the drafter's thread cannot be started");
         }
-        Self { commands, config }
+        Self { commands: Desk::new(commands), config }
+    }
+
+    /// Questions that wait for the model, or that it works on.
+    pub fn waiting(&self) -> usize {
+        self.commands.waiting()
     }
 
     /// What is known of the drafter's model.
@@ -161,7 +166,7 @@ impl DrafterService {
         let (reply, answer) = oneshot::channel();
         let noise = Noise { seed: None, choice: 0, sampling: Sampling::default() };
         let seat = Command::Seat { noise, voice: Voice::Own, commands: self.commands.clone(), reply };
-        self.commands.send(seat).map_err(|_| DraftFault::Stopped)?;
+        self.commands.send(seat)?;
         let seat = within(answer).flatten().ok_or(DraftFault::Stopped)?;
         let (reply, answer) = oneshot::channel();
         let work = Work {
@@ -170,8 +175,9 @@ impl DrafterService {
             spoken: None,
             want: Want::Draft(1.into()),
             reply,
+            _waits: self.commands.waits(),
         };
-        self.commands.send(Command::Work(work)).map_err(|_| DraftFault::Stopped)?;
+        self.commands.send(Command::Work(work))?;
         within(answer).ok_or(DraftFault::Stopped)?.map(|_| ())
     }
 
@@ -240,8 +246,9 @@ impl Seat {
 
     async fn ask(&self, past: Past, spoken: Option<Spoken>, want: Want) -> Result<Chosen, DraftFault> {
         let (reply, answer) = oneshot::channel();
-        let work = Work { seat: self.number, past, spoken, want, reply };
-        self.commands.send(Command::Work(work)).map_err(|_| DraftFault::Stopped)?;
+        let _waits = self.commands.waits();
+        let work = Work { seat: self.number, past, spoken, want, reply, _waits };
+        self.commands.send(Command::Work(work))?;
         answer.await.map_err(|_| DraftFault::Stopped)?
     }
 }

@@ -17,7 +17,7 @@ use super::accept::{Judge, Walk};
 use super::output::Output;
 use super::pilot::Pilot;
 use super::start::{Permission, Rules, Start};
-use super::{Action, ActionId, Delta, Event, Finish, RidePlan, Stopped, Summary};
+use super::{Action, ActionId, Delta, Doubted, Event, Finish, RidePlan, Stopped, Summary};
 use crate::control::{Control, Presence};
 use crate::draft::Successors;
 use crate::units::{Tick, TokenId};
@@ -41,7 +41,7 @@ pub struct Session<W: Walk = Judge> {
     /// The backend asked for a pause until then, and no ride is under way.
     wait: Option<Tick>,
     /// The ids of this request cannot be trusted.
-    doubt: bool,
+    doubt: Option<Doubted>,
     /// Why the gates do not allow leaping now; `None` if they do.
     closed: Option<RideReason>,
     /// No leap before this: the backend asked for a pause.
@@ -87,7 +87,7 @@ impl<W: Walk> Session<W> {
             flight: Flight::default(),
             temperature: start.temperature,
             wait: None,
-            doubt: false,
+            doubt: None,
             closed: None,
             pause: None,
             fault_until: 0,
@@ -243,6 +243,8 @@ impl<W: Walk> Session<W> {
         if finish.is_some() && shadows && !self.summary.speculated {
             self.summary.would_gain = self.pilot.would_gain(self.output.tokens().len());
         }
+        self.summary.balance = self.pilot.balance();
+        self.summary.doubted = self.doubt.or((!self.output.agrees()).then_some(Doubted::Output));
         self.summary.token_seconds = finish.and_then(|_| self.token_seconds());
         let summary = self.summary.clone();
         self.act(Action::Finish(summary));

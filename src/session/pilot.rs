@@ -13,6 +13,7 @@ use std::time::Duration;
 use self::ahead::Sketches;
 pub use self::ahead::{AHEAD_MAX, Ahead};
 use self::seat::{Asked, Seat, leading};
+use super::Balance;
 use super::accept::Accepted;
 use super::shadow::VirtualRound;
 use super::start::{Permission, Rules};
@@ -127,6 +128,8 @@ pub struct Pilot {
     dice: Dice,
     streak: Option<Streak>,
     sketches: Sketches,
+    /// What leaping has won and lost so far.
+    balance: Balance,
     /// Failed verify calls in a row, at most 5.
     faults: u32,
     /// No leap before so many output tokens.
@@ -159,6 +162,7 @@ impl Pilot {
             dice: Dice::new(seed),
             streak: None,
             sketches: Sketches::default(),
+            balance: Balance::default(),
             faults: 0,
             not_before: 0,
         }
@@ -363,8 +367,25 @@ impl Pilot {
     fn booked(&mut self, tokens: usize, round: Round, now: Tick) {
         let Some(streak) = &mut self.streak else { return };
         let seconds = now.seconds_since(std::mem::replace(&mut streak.since, now));
-        let won = self.control.with(|learnt| learnt.leapt(tokens, seconds, round, now));
+        let (won, saved) = self.control.with(|learnt| {
+            let won = learnt.leapt(tokens, seconds, round, now);
+            (won, learnt.to_ride(won))
+        });
         streak.lost = (streak.lost - won).max(0.0);
+        self.balance.book(saved);
+    }
+
+    /// Learns what the first token of a ride took that followed a leap, seconds.
+    pub fn left(&mut self, seconds: f64, now: Tick) {
+        self.balance.book(self.control.with(|learnt| {
+            let won = learnt.left(seconds, now);
+            learnt.to_ride(won)
+        }));
+    }
+
+    /// What leaping has won and lost so far.
+    pub fn balance(&self) -> Balance {
+        self.balance
     }
 
     /// Whether the streak has lost more than chance explains. A trial goes on until it has shown something.

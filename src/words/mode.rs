@@ -15,6 +15,9 @@ pub enum Mode {
 }
 
 impl Mode {
+    /// Every mode, from the strictest.
+    pub const ALL: [Self; 3] = [Self::Off, Self::Observe, Self::Auto];
+
     /// The name in configuration, metrics and answers.
     pub const fn name(self) -> &'static str {
         match self {
@@ -26,7 +29,7 @@ impl Mode {
 
     /// The mode of that name.
     pub fn parse(name: &str) -> Option<Self> {
-        [Self::Off, Self::Observe, Self::Auto].into_iter().find(|mode| mode.name() == name)
+        Self::ALL.into_iter().find(|mode| mode.name() == name)
     }
 }
 

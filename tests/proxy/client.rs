@@ -12,9 +12,18 @@ use crate::wire::{Message, Wire, post};
 pub const FORCED: &str = "version: 1\nname: forced\ndrafters: [{ kind: prompt_lookup, ngram: { min: 1, max: 8 } }]\n\
     gamma: { max: 8, fixed: 4 }\n";
 
-pub async fn metric(address: SocketAddr, line: &str) -> f64 {
+/// The value of a series, or the sum of all series of a metric that is named without labels.
+pub async fn metric(address: SocketAddr, name: &str) -> f64 {
     let page = get(address, "/metrics").await.text();
-    page.lines().find_map(|found| found.strip_prefix(line)?.trim().parse().ok()).unwrap_or(0.0)
+    let of = |line: &str| {
+        let rest = line.strip_prefix(name.trim_end())?;
+        let value = match rest.strip_prefix('{') {
+            Some(labels) if !name.contains('{') => labels.rsplit_once('}')?.1,
+            _ => rest,
+        };
+        value.strip_prefix(' ')?.parse::<f64>().ok()
+    };
+    page.lines().filter_map(of).sum()
 }
 
 pub async fn get(address: SocketAddr, path: &str) -> Message {

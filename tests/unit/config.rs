@@ -449,6 +449,13 @@ const BEYOND_A_SCHEMA: [&str; 8] = [
 ];
 
 #[test]
+fn the_reference_of_metrics_is_the_program_s() {
+    let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/metrics.md");
+    let told = foretell::words::metric::reference();
+    assert_eq!(fs::read_to_string(shipped).unwrap(), told, "foretell check --metrics > docs/metrics.md");
+}
+
+#[test]
 fn the_schema_that_is_shipped_is_the_reader_s_and_takes_what_it_takes() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let shipped = fs::read_to_string(root.join("policies/schema.json")).unwrap();

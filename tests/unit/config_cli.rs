@@ -39,8 +39,12 @@ impl Folder {
 
     fn check(&self) -> (u8, String) {
         let mut out = Vec::new();
-        let code = check::run(&CheckArgs { flags: self.flags(), schema: false }, &BTreeMap::new(), &mut out)
-            .unwrap();
+        let code = check::run(
+            &CheckArgs { flags: self.flags(), ..CheckArgs::default() },
+            &BTreeMap::new(),
+            &mut out,
+        )
+        .unwrap();
         (code, self.told(out))
     }
 

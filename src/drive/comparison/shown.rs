@@ -2,14 +2,16 @@
 
 use std::sync::Arc;
 
+use prometheus::GaugeVec;
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
-use prometheus::{GaugeVec, Opts};
 use serde_json::{Value, json};
 
 use super::{Compared, Comparisons};
 use crate::config::store::PolicyStore;
 use crate::control::groups::Interval;
+use crate::observe::make;
+use crate::words::metric;
 
 /// Collects the metrics of the groups of all policies in force on every scrape.
 pub struct GroupMetrics {
@@ -37,18 +39,9 @@ impl GroupMetrics {
 
 impl Families {
     fn new() -> Result<Self, prometheus::Error> {
-        let gauge = |name: &str, help: &str, labels: &[&str]| GaugeVec::new(Opts::new(name, help), labels);
         Ok(Self {
-            ratio: gauge(
-                "foretell_control_group_ratio",
-                "Time per token of leaping divided by that of the control group, with the bounds of its interval.",
-                &["policy", "backend", "bound"],
-            )?,
-            would: gauge(
-                "foretell_would_gain",
-                "How many times as fast requests that did not leap would have been, with the bounds of its interval.",
-                &["policy", "backend", "bound", "rests_on"],
-            )?,
+            ratio: make::gauges(metric::CONTROL_GROUP_RATIO)?,
+            would: make::gauges(metric::WOULD_GAIN)?,
         })
     }
 

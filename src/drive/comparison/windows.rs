@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
+use prometheus::GaugeVec;
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
-use prometheus::{GaugeVec, Opts};
 use serde_json::{Value, json};
 
 use super::shown::{bounds, rounded};
@@ -12,7 +12,9 @@ use crate::control::Switchback;
 use crate::drive::Driver;
 use crate::fleet::Replica;
 use crate::fleet::identity::Standing;
+use crate::observe::make;
 use crate::units::Tick;
+use crate::words::metric;
 
 /// Collects the metric of the windows of all replicas on every scrape.
 pub struct WindowMetrics {
@@ -32,9 +34,7 @@ impl WindowMetrics {
 }
 
 fn family() -> Result<GaugeVec, prometheus::Error> {
-    let help = "Time per token outside of the ride-only windows of a replica divided by that inside, with the bounds of its \
-                interval.";
-    GaugeVec::new(Opts::new("foretell_switchback_ratio", help), &["replica", "bound"])
+    make::gauges(metric::SWITCHBACK_RATIO)
 }
 
 impl Collector for WindowMetrics {

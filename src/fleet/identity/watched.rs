@@ -13,13 +13,13 @@ use tokio_util::sync::CancellationToken;
 
 use crate::dialect::Engine;
 use crate::dialect::relayed::RELAYED;
-use crate::fleet::Replica;
 use crate::fleet::identity::ask::{self, Unknown};
 use crate::fleet::identity::pace::{Pace, Settled};
 use crate::fleet::identity::{Asking, Epoch, Identity, Standing};
 use crate::fleet::load::STALE;
 use crate::fleet::probe::{self, Report, Seen};
 use crate::fleet::rounds_seen::RoundsSeen;
+use crate::fleet::{Probed, Replica};
 use crate::words::BypassReason;
 use crate::words::Plan;
 
@@ -427,6 +427,11 @@ impl Watched {
             verdict = report.judgement.words,
             "probed"
         );
+        self.replica.probed(match (report.findings.balanced, report.nothing_pays()) {
+            (true, _) => Probed::Balanced,
+            (false, true) => Probed::PaysNot,
+            (false, false) => Probed::Pays,
+        });
         if report.findings.balanced {
             *self.one.lock() = Some(One { epoch: now.epoch.clone(), at: Instant::now(), shown: false });
             self.relayed(BypassReason::Balanced, probe::MANY.to_owned(), RELAY);

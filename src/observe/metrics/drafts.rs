@@ -1,6 +1,10 @@
 //! Counters of requests to drafter models and of lost answers.
 
-use prometheus::{IntCounterVec, Opts, Registry};
+use prometheus::IntCounterVec;
+
+use super::Maker;
+use crate::observe::make;
+use crate::words::metric;
 
 /// What a drafter model is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,19 +62,12 @@ pub(super) struct DraftCounts {
 }
 
 impl DraftCounts {
-    /// Counters at zero for every kind and cause, registered in `registry`.
-    pub(super) fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
-        let asked = Opts::new("foretell_drafts_total", "Questions to model drafters.");
-        let lost = Opts::new(
-            "foretell_drafts_lost_total",
-            "Questions to model drafters without an answer, or with one that came too late.",
-        );
+    /// Counters at zero for every kind and cause, registered.
+    pub(super) fn new(new: &Maker) -> Result<Self, prometheus::Error> {
         let counts = Self {
-            asked: IntCounterVec::new(asked, &["kind"])?,
-            lost: IntCounterVec::new(lost, &["kind", "cause"])?,
+            asked: new.kept(make::counters(metric::DRAFTS))?,
+            lost: new.kept(make::counters(metric::DRAFTS_LOST))?,
         };
-        registry.register(Box::new(counts.asked.clone()))?;
-        registry.register(Box::new(counts.lost.clone()))?;
         for kind in DraftKind::ALL {
             counts.asked.with_label_values(&[kind.name()]);
             for cause in DraftLoss::ALL {

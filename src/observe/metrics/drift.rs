@@ -3,7 +3,8 @@
 use prometheus::{CounterVec, IntCounterVec};
 
 use super::{Finished, Maker};
-use crate::words::Ledger;
+use crate::observe::make;
+use crate::words::{Ledger, metric};
 
 /// The metrics of all outputs together.
 #[derive(Debug)]
@@ -16,21 +17,9 @@ pub(super) struct DriftMetrics {
 impl DriftMetrics {
     pub(super) fn new(new: &Maker) -> Result<Self, prometheus::Error> {
         Ok(Self {
-            tv: new.sums(
-                "foretell_drift_tv_total",
-                "Total variation charged to outputs, by policy: a bound on how far they are from the target's own law.",
-                &["policy"],
-            )?,
-            substitutions: new.counters(
-                "foretell_drift_substitutions_total",
-                "Tokens that the target had not chosen.",
-                &["policy"],
-            )?,
-            places: new.counters(
-                "foretell_drift_places_total",
-                "Places with a draft token under a lossy rule: relaxed, or exact because probabilities are unknown or a limit of drift is reached.",
-                &["outcome"],
-            )?,
+            tv: new.kept(make::sums(metric::DRIFT_TV))?,
+            substitutions: new.kept(make::counters(metric::SUBSTITUTIONS))?,
+            places: new.kept(make::counters(metric::DRIFT_PLACES))?,
         })
     }
 

@@ -1,10 +1,11 @@
 //! The metric `foretell_log_dropped_total`, read from the log writer on every scrape.
 
+use prometheus::IntCounter;
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
-use prometheus::{IntCounter, Opts};
 
-use crate::observe::log;
+use crate::observe::{log, make};
+use crate::words::metric;
 
 /// Collects the number of dropped log lines.
 pub(super) struct DroppedLines {
@@ -19,10 +20,7 @@ impl DroppedLines {
 }
 
 fn counter() -> Result<IntCounter, prometheus::Error> {
-    IntCounter::with_opts(Opts::new(
-        "foretell_log_dropped_total",
-        "Lines of the log that were dropped because too many waited or they could not be written.",
-    ))
+    make::counter(metric::LOG_DROPPED)
 }
 
 impl Collector for DroppedLines {

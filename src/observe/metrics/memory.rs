@@ -4,6 +4,8 @@ use prometheus::{IntCounterVec, IntGauge};
 
 use super::Maker;
 use crate::draft::memory::{Events, Holdings};
+use crate::observe::make;
+use crate::words::metric;
 
 /// The metrics of all shelves together.
 #[derive(Debug)]
@@ -18,15 +20,11 @@ pub struct MemoryMetrics {
 impl MemoryMetrics {
     pub(super) fn new(new: &Maker) -> Result<Self, prometheus::Error> {
         let metrics = Self {
-            bytes: new.level("foretell_remembered_bytes", "Bytes that earlier texts and successors take, for drafters to look up.")?,
-            tokens: new.level("foretell_remembered_tokens", "Tokens of these texts.")?,
-            texts: new.level("foretell_remembered_texts", "Texts that are remembered.")?,
-            successors: new.level("foretell_remembered_successors", "Tokens whose likely successors are remembered, over all tenants.")?,
-            events: new.counters(
-                "foretell_remembered_texts_total",
-                "Texts that were learnt, known already, evicted for room, expired, or dropped because too many came.",
-                &["event"],
-            )?,
+            bytes: new.kept(make::level(metric::REMEMBERED_BYTES))?,
+            tokens: new.kept(make::level(metric::REMEMBERED_TOKENS))?,
+            texts: new.kept(make::level(metric::REMEMBERED_TEXTS))?,
+            successors: new.kept(make::level(metric::REMEMBERED_SUCCESSORS))?,
+            events: new.kept(make::counters(metric::REMEMBERED_EVENTS))?,
         };
         for event in ["learnt", "known", "evicted", "expired", "dropped"] {
             metrics.events.with_label_values(&[event]);

@@ -1,6 +1,8 @@
 //! The drafter's thread: takes questions, and steps all that are open in one run at a time.
 
 use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender};
 
 use tokio::sync::oneshot;
@@ -35,12 +37,53 @@ pub(super) struct Work {
     pub(super) spoken: Option<Spoken>,
     pub(super) want: Want,
     pub(super) reply: oneshot::Sender<Result<Chosen, DraftFault>>,
+    /// Counts it until it is dropped.
+    pub(super) _waits: Waits,
+}
+
+/// Where commands are handed in, and the number of questions that wait.
+#[derive(Clone, Debug)]
+pub(super) struct Desk {
+    commands: Sender<Command>,
+    waiting: Arc<AtomicUsize>,
+}
+
+/// A question that waits, or is worked on.
+#[derive(Debug)]
+pub(super) struct Waits(Arc<AtomicUsize>);
+
+impl Drop for Waits {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Desk {
+    pub(super) fn new(commands: Sender<Command>) -> Self {
+        Self { commands, waiting: Arc::default() }
+    }
+
+    /// Hands in a command; an error if the thread has ended.
+    pub(super) fn send(&self, command: Command) -> Result<(), DraftFault> {
+        self.commands.send(command).map_err(|_| DraftFault::Stopped)
+    }
+
+    /// Counts a question.
+    pub(super) fn waits(&self) -> Waits {
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        Waits(Arc::clone(&self.waiting))
+    }
+
+    /// Questions that wait or are worked on.
+    pub(super) fn waiting(&self) -> usize {
+        self.waiting.load(Ordering::Relaxed)
+    }
 }
 
 #[derive(Debug)]
 pub(super) enum Command {
     /// A session asks for a seat.
-    Seat { noise: Noise, voice: Voice, commands: Sender<Command>, reply: oneshot::Sender<Option<Seat>> },
+    Seat { noise: Noise, voice: Voice, commands: Desk, reply: oneshot::Sender<Option<Seat>> },
     /// A session has given its seat up.
     Leave(usize),
     /// A session asks for a draft or a shadow pass.

@@ -35,7 +35,7 @@ impl<W: Walk> Session<W> {
 
     /// Whether the ids are certain, so that going on by them is the same request.
     pub(super) fn trusted(&self) -> bool {
-        !self.doubt && self.output.agrees() && self.pilot.prompt().is_some()
+        self.doubt.is_none() && self.output.agrees() && self.pilot.prompt().is_some()
     }
 
     /// Why the session may not leap now, whatever a leap would bring.

@@ -210,7 +210,8 @@ impl<W: Walk> Session<W> {
         self.pilot.hear(&draft, verdict, self.output.tokens());
         let delta = self.output.extend(&accepted.tokens, accepted.ends);
         let kept = accepted.nodes.len().min(delta.tokens.len());
-        self.summary.round(Judging { call: id, drafted: draft.len() as u32, accepted: kept as u32 });
+        let (drafted, depth) = (draft.len() as u32, draft.depth() as u32);
+        self.summary.round(Judging { call: id, drafted, accepted: kept as u32, depth });
         self.summary.drift = self.judge.ledger();
         self.emit(delta);
         self.pilot.round(&draft, &accepted, modelled, now);

@@ -6,7 +6,7 @@ use super::Session;
 use super::flight::Ride;
 use crate::session::accept::Walk;
 use crate::session::pilot::Step;
-use crate::session::{Action, Event, Fault, Finish, RidePlan, Tail};
+use crate::session::{Action, Doubted, Event, Fault, Finish, RidePlan, Tail};
 use crate::units::{Tick, TokenId};
 use crate::words::RideReason;
 
@@ -25,7 +25,7 @@ impl<W: Walk> Session<W> {
         match event {
             Event::Prompt(ids) => self.know_prompt(ids),
             Event::Token { tokens, text, tail } => self.token(ride, tokens, text, tail, now),
-            Event::Doubt => self.doubt = true,
+            Event::Doubt => self.doubts(Doubted::Prompt),
             Event::RideEnded(finish) => self.ride_ended(ride, finish, now),
             Event::Fault(Fault::RetryAfter(pause)) if !ride.first => self.wait(pause, now),
             Event::Fault(_) => self.ride_broke(ride, now),
@@ -38,9 +38,15 @@ impl<W: Walk> Session<W> {
         }
     }
 
+    fn doubts(&mut self, ids: Doubted) {
+        self.doubt.get_or_insert(ids);
+    }
+
     pub(super) fn know_prompt(&mut self, ids: Vec<TokenId>) {
         if let Some(known) = self.pilot.prompt() {
-            self.doubt |= known != ids;
+            if known != ids {
+                self.doubts(Doubted::Prompt);
+            }
         } else {
             self.output.set_prompt_len(ids.len());
             self.pilot.know_prompt(ids);
@@ -54,7 +60,9 @@ impl<W: Walk> Session<W> {
         let count = tokens.len();
         let ride = self.timed(ride, count, now);
         let delta = if ride.first {
-            self.doubt |= tokens.iter().any(|&token| self.is_mark(token));
+            if tokens.iter().any(|&token| self.is_mark(token)) {
+                self.doubts(Doubted::Output);
+            }
             self.output.ride(tokens, text)
         } else {
             self.output.extend(&tokens, tail == Tail::Stop)
@@ -98,11 +106,13 @@ impl<W: Walk> Session<W> {
     /// Notes the pace of riding.
     pub(super) fn timed(&mut self, mut ride: Ride, tokens: usize, now: Tick) -> Ride {
         if tokens > 0 {
-            self.pilot.control().with(|learnt| match ride.last {
-                Some(last) => learnt.rode(now.seconds_since(last), tokens, now),
-                None if ride.after_leap => learnt.left(now.seconds_since(ride.since), now),
+            match ride.last {
+                Some(last) => {
+                    self.pilot.control().with(|learnt| learnt.rode(now.seconds_since(last), tokens, now));
+                }
+                None if ride.after_leap => self.pilot.left(now.seconds_since(ride.since), now),
                 None => {}
-            });
+            }
             ride.last = Some(now);
             ride.brought = ride.brought.saturating_add(tokens as u32);
         }

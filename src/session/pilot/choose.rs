@@ -10,8 +10,6 @@ use crate::draft::{Budget, Draft, Tree};
 use crate::units::{Tick, TokenId};
 use crate::words::RideReason;
 
-/// First draft tokens, real and virtual, that the acceptance gate judges by.
-const REFUSED_OF: f64 = 200.0;
 /// Rounds in the shadow that tell what leaping would have brought.
 const WOULD_OF: f64 = 4.0;
 /// Share of a ridden token's time that reading the prompt may take while the client waits.
@@ -155,10 +153,8 @@ impl Pilot {
 
     /// Whether hardly any first token of any drafter is accepted. Virtual rounds go on, so it is seen when that changes.
     fn refused(&self, learnt: &Learnt) -> bool {
-        let refused = |seat: &Seat| {
-            let (accepted, tried) = learnt.survival.first_tokens(self.heat, seat.id.source);
-            tried >= REFUSED_OF && accepted < self.acceptance_least * tried
-        };
+        let refused =
+            |seat: &Seat| learnt.survival.is_refused(self.heat, seat.id.source, self.acceptance_least);
         !self.seats.is_empty() && self.seats.iter().all(refused)
     }
 

@@ -10,8 +10,9 @@ use crate::reasons::proxy::Proxy;
 use crate::reasons::scene::misleading;
 
 async fn alarms(proxy: &Proxy) -> (u32, u32) {
-    let count =
-        async |kind: &str| metric(proxy.admin, &format!("foretell_alarms_total{{kind=\"{kind}\"}}")).await;
+    let count = async |kind: &str| {
+        metric(proxy.admin, &format!("foretell_acceptance_anomaly_total{{kind=\"{kind}\"}}")).await
+    };
     (count("collapse").await as u32, count("plateau").await as u32)
 }
 

@@ -91,7 +91,5 @@ pub fn front(proxy: &Running) -> SocketAddr {
 }
 
 pub async fn metric(proxy: &Running, line: &str) -> f64 {
-    let request = "GET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n";
-    let page = Wire::connect(proxy.gateway.admin.unwrap()).await.ask(request).await.text();
-    page.lines().find_map(|found| found.strip_prefix(line)?.trim().parse().ok()).unwrap_or(0.0)
+    crate::client::metric(proxy.gateway.admin.unwrap(), line).await
 }

@@ -1,0 +1,119 @@
+//! Metrics of what is in force now, read on every scrape: gates, modes, drafters, and whether the process drains.
+
+use std::sync::Arc;
+
+use prometheus::core::{Collector, Desc};
+use prometheus::proto::MetricFamily;
+use prometheus::{IntCounterVec, IntGauge, IntGaugeVec};
+
+use super::drafters::Drafters;
+use super::gates::GateWatch;
+use crate::fleet::identity::Identities;
+use crate::observe::make;
+use crate::policy::part::ModelState;
+use crate::policy::{Drafter, PolicySet, Vocabulary};
+use crate::words::{Gate, Mode, metric};
+
+/// Collects them.
+pub struct LiveMetrics {
+    gates: Arc<GateWatch>,
+    identities: Arc<Identities>,
+    drafters: Arc<Drafters>,
+    /// Always empty: only the descriptions are used.
+    described: Families,
+}
+
+/// The metrics of one scrape.
+struct Families {
+    open: IntGaugeVec,
+    changes: IntCounterVec,
+    mode: IntGaugeVec,
+    draining: IntGauge,
+    queue: IntGaugeVec,
+    mismatch: IntGaugeVec,
+}
+
+impl Families {
+    fn new() -> Result<Self, prometheus::Error> {
+        Ok(Self {
+            open: make::levels(metric::GATE_OPEN)?,
+            changes: make::counters(metric::GATE_TRANSITIONS)?,
+            mode: make::levels(metric::MODE)?,
+            draining: make::level(metric::DRAINING)?,
+            queue: make::levels(metric::DRAFTER_QUEUE)?,
+            mismatch: make::levels(metric::TOKENIZER_MISMATCH)?,
+        })
+    }
+
+    fn all(&self) -> [&dyn Collector; 6] {
+        [&self.open, &self.changes, &self.mode, &self.draining, &self.queue, &self.mismatch]
+    }
+}
+
+impl LiveMetrics {
+    /// Of these parts of a running proxy.
+    ///
+    /// # Errors
+    /// A metric has an invalid description, which is a bug.
+    pub fn new(
+        gates: Arc<GateWatch>,
+        identities: Arc<Identities>,
+        drafters: Arc<Drafters>,
+    ) -> Result<Self, prometheus::Error> {
+        Ok(Self { gates, identities, drafters, described: Families::new()? })
+    }
+
+    fn gates(&self, families: &Families) {
+        for at in self.gates.look() {
+            for gate in Gate::ALL {
+                let open = at.open.get(gate.place()).copied().unwrap_or(true);
+                families.open.with_label_values(&[&*at.policy, &at.replica, gate.name()]).set(open.into());
+            }
+        }
+        for (gate, changes) in Gate::ALL.into_iter().zip(self.gates.changes()) {
+            for (to, count) in ["open", "closed"].into_iter().zip(changes) {
+                families.changes.with_label_values(&[gate.name(), to]).inc_by(count);
+            }
+        }
+    }
+
+    fn modes(&self, families: &Families) {
+        let shared = self.gates.shared();
+        for backend in shared.fleet.names() {
+            let now = shared.modes.of(backend);
+            for mode in Mode::ALL {
+                families.mode.with_label_values(&[backend, mode.name()]).set((mode == now).into());
+            }
+        }
+        families.draining.set(shared.life.is_draining().into());
+    }
+
+    fn drafters(&self, families: &Families, policies: &PolicySet) {
+        for (name, waiting) in self.drafters.waiting() {
+            families.queue.with_label_values(&[&*name]).set(i64::try_from(waiting).unwrap_or(i64::MAX));
+        }
+        let known = self.identities.all();
+        for drafter in policies.policies().iter().flat_map(|policy| &policy.drafters) {
+            let Drafter::Model { model, vocabulary: Vocabulary::Same } = drafter else { continue };
+            let differs = known.iter().filter_map(|(_, identity)| identity.as_deref()).any(|identity| {
+                matches!(self.drafters.state(model, identity), ModelState::OtherVocabulary(_))
+            });
+            let gauge = families.mismatch.with_label_values(&[&**model]);
+            gauge.set(gauge.get().max(differs.into()));
+        }
+    }
+}
+
+impl Collector for LiveMetrics {
+    fn desc(&self) -> Vec<&Desc> {
+        self.described.all().into_iter().flat_map(Collector::desc).collect()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        let Ok(families) = Families::new() else { return Vec::new() };
+        self.gates(&families);
+        self.modes(&families);
+        self.drafters(&families, &self.gates.policies().current());
+        families.all().into_iter().flat_map(Collector::collect).collect()
+    }
+}

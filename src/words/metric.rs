@@ -1,0 +1,266 @@
+//! Every metric of Foretell: its name, type, labels and meaning, in one list.
+//!
+//! The list is a part of the public interface: dashboards and alert rules use the names. A metric can only be made from an
+//! entry of this list, so the reference ([`reference`], printed by `foretell check --metrics`) cannot miss one, and a test
+//! compares every panel and rule with it.
+
+mod catalogue;
+
+use std::fmt::Write;
+
+pub use catalogue::*;
+
+use super::{BypassReason, Gate, Mode, Plan, RideReason};
+
+/// The name, labels and meaning of a metric.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Metric {
+    /// Its name, as Prometheus scrapes it.
+    pub name: &'static str,
+    /// The names of its labels.
+    pub labels: &'static [&'static str],
+    /// What it counts or measures, with its unit.
+    pub help: &'static str,
+}
+
+/// A metric that only rises.
+#[derive(Clone, Copy, Debug)]
+pub struct Counter(pub Metric);
+
+/// A metric that rises and falls.
+#[derive(Clone, Copy, Debug)]
+pub struct Gauge(pub Metric);
+
+/// A metric that counts observations by size.
+#[derive(Clone, Copy, Debug)]
+pub struct Histogram {
+    /// Its name, labels and meaning.
+    pub metric: Metric,
+    /// Upper bounds of its buckets.
+    pub buckets: &'static [f64],
+}
+
+/// An entry of the list.
+#[derive(Clone, Copy, Debug)]
+pub enum Entry {
+    /// A metric that only rises.
+    Counter(Counter),
+    /// A metric that rises and falls.
+    Gauge(Gauge),
+    /// A metric that counts observations by size.
+    Histogram(Histogram),
+}
+
+impl From<Counter> for Entry {
+    fn from(counter: Counter) -> Self {
+        Self::Counter(counter)
+    }
+}
+
+impl From<Gauge> for Entry {
+    fn from(gauge: Gauge) -> Self {
+        Self::Gauge(gauge)
+    }
+}
+
+impl From<Histogram> for Entry {
+    fn from(histogram: Histogram) -> Self {
+        Self::Histogram(histogram)
+    }
+}
+
+impl Entry {
+    /// Its name, labels and meaning.
+    pub const fn metric(&self) -> &Metric {
+        match self {
+            Self::Counter(Counter(metric)) | Self::Gauge(Gauge(metric)) => metric,
+            Self::Histogram(histogram) => &histogram.metric,
+        }
+    }
+
+    /// The type, in Prometheus' words.
+    pub const fn kind(&self) -> &'static str {
+        match self {
+            Self::Counter(_) => "counter",
+            Self::Gauge(_) => "gauge",
+            Self::Histogram(_) => "histogram",
+        }
+    }
+}
+
+/// A stage of Foretell's own work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// Parsing and judging a request body.
+    Parse,
+    /// Finding the policy of a request, and what it allows.
+    Decide,
+    /// One event of a session: drafts of lookups, choice, acceptance, text.
+    Draft,
+    /// Writing one piece of output in the client's form.
+    Stream,
+}
+
+impl Stage {
+    /// Every stage, in the order of a request.
+    pub const ALL: [Self; 4] = [Self::Parse, Self::Decide, Self::Draft, Self::Stream];
+
+    /// The name in metrics.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Parse => "parse",
+            Self::Decide => "decide",
+            Self::Draft => "draft",
+            Self::Stream => "stream",
+        }
+    }
+}
+
+/// Metrics that answer one question.
+#[derive(Clone, Copy, Debug)]
+pub struct Section {
+    /// The heading in the reference.
+    pub title: &'static str,
+    /// They.
+    pub entries: fn() -> Vec<Entry>,
+}
+
+/// What a label tells.
+struct Label {
+    name: &'static str,
+    meaning: &'static str,
+    values: Vec<&'static str>,
+}
+
+fn labels() -> Vec<Label> {
+    let open = |name, meaning| Label { name, meaning, values: Vec::new() };
+    let closed = |name, meaning, values: &[&'static str]| Label { name, meaning, values: values.to_vec() };
+    let reasons: Vec<&str> = RideReason::ALL.iter().map(|reason| reason.name()).collect();
+    let bypasses: Vec<&str> = BypassReason::ALL.iter().map(|reason| reason.name()).collect();
+    let plans: Vec<&str> = Plan::ALL.iter().map(|plan| plan.name()).collect();
+    let modes: Vec<&str> = Mode::ALL.iter().map(|mode| mode.name()).collect();
+    vec![
+        open("backend", "a backend of the process file"),
+        closed("bound", "of an interval that is valid at any time", &["low", "middle", "high"]),
+        open("code", "the status of the answer"),
+        closed("code_class", "class of the status that the client got", &["1xx", "2xx", "3xx", "4xx", "5xx"]),
+        open(
+            "drafter",
+            "the kind of drafter whose token came first in the draft; of the model queue: its name",
+        ),
+        closed("gate", "a live reason not to leap", &Gate::ALL.map(Gate::name)),
+        closed("mode", "of a backend, the process's own included", &modes),
+        open(
+            "model",
+            "a model of the process file, or one that a backend has answered for; 100 at most, then `other`",
+        ),
+        closed("path", "how a request was served", &["speculated", "ridden", "bypassed", "relayed"]),
+        closed("plan", "how a draft was verified", &plans),
+        open("policy", "a policy, without its revision"),
+        open("position", "place in a draft, from 0 to 31"),
+        closed("prompt_bucket", "tokens of the prompt", &PROMPT_BUCKETS.map(|(name, _)| name)),
+        closed("reason of foretell_rides_total", "why an eligible request rode", &reasons),
+        closed("reason of foretell_bypass_total", "why a request never leaps", &bypasses),
+        open("replica", "backend and address of a replica"),
+        closed("stage", "a part of Foretell's own work", &Stage::ALL.map(Stage::name)),
+    ]
+}
+
+/// Values of the label `prompt_bucket`, each with the number of tokens that it lies below.
+pub const PROMPT_BUCKETS: [(&str, usize); 6] = [
+    ("<512", 512),
+    ("<2k", 2_048),
+    ("<8k", 8_192),
+    ("<32k", 32_768),
+    ("<128k", 131_072),
+    (">=128k", usize::MAX),
+];
+
+/// The value of the label `prompt_bucket` for a prompt of so many tokens.
+pub fn prompt_bucket(tokens: usize) -> &'static str {
+    let bucket = PROMPT_BUCKETS.iter().find(|(_, below)| tokens < *below);
+    bucket.map_or(PROMPT_BUCKETS[PROMPT_BUCKETS.len() - 1].0, |(name, _)| name)
+}
+
+/// Every metric.
+pub fn all() -> impl Iterator<Item = Entry> {
+    SECTIONS.iter().flat_map(|section| (section.entries)())
+}
+
+/// The reference of all metrics, as Markdown.
+pub fn reference() -> String {
+    let mut text = String::from(HEAD);
+    for section in SECTIONS {
+        let _ = write!(
+            text,
+            "\n## {}\n\n| metric | type | labels | meaning |\n|---|---|---|---|\n",
+            section.title
+        );
+        for entry in (section.entries)() {
+            let Metric { name, labels, help } = *entry.metric();
+            let labels: Vec<String> = labels.iter().map(|label| format!("`{label}`")).collect();
+            let _ = writeln!(text, "| `{name}` | {} | {} | {help} |", entry.kind(), labels.join(" "));
+        }
+    }
+    text.push_str("\n## Labels\n\nSets of values are closed, but for names that the operator has chosen.\n\n| label | meaning | values |\n|---|---|---|\n");
+    for Label { name, meaning, values } in labels() {
+        let values: Vec<String> = values.iter().map(|value| format!("`{value}`")).collect();
+        let _ = writeln!(text, "| `{name}` | {meaning} | {} |", values.join(" "));
+    }
+    text
+}
+
+const HEAD: &str = "\
+# Metrics
+
+Written by `foretell check --metrics`; a test compares this page with the program. `/metrics` is served on the admin listener
+and, where `metrics.address` is set, on a listener that has nothing but metrics and health.
+
+Every request ends in one record, and metrics, log line, `/api/sessions` and `usage.foretell` are made from it: their numbers
+agree. Counters of leaping mean what vLLM's mean for its own speculation, so the same queries work:
+
+| vLLM | Foretell |
+|---|---|
+| `vllm:spec_decode_num_drafts_total` | `foretell_leaps_total` |
+| `vllm:spec_decode_num_draft_tokens_total` | `foretell_leap_draft_tokens_total` |
+| `vllm:spec_decode_num_accepted_tokens_total` | `foretell_leap_accepted_tokens_total` |
+| `vllm:spec_decode_num_accepted_tokens_per_pos_total` | `foretell_leap_accepted_tokens_per_pos_total` |
+
+Acceptance rate = accepted ÷ draft tokens; mean acceptance length (E[N]) = 1 + accepted ÷ leaps.
+";
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_follow_the_conventions_of_prometheus() {
+        let mut names = HashSet::new();
+        for entry in all() {
+            let Metric { name, labels, help } = *entry.metric();
+            assert!(names.insert(name), "{name} twice");
+            assert_eq!(name.ends_with("_total"), matches!(entry, Entry::Counter(_)), "{name}");
+            assert!(help.ends_with('.') && !help.contains('|'), "{name}: {help}");
+            let known: HashSet<&str> =
+                labels.iter().copied().filter(|label| !label.contains(char::is_uppercase)).collect();
+            assert_eq!(known.len(), labels.len(), "{name}");
+        }
+    }
+
+    #[test]
+    fn buckets_rise() {
+        for entry in all() {
+            let Entry::Histogram(histogram) = entry else { continue };
+            assert!(histogram.buckets.is_sorted(), "{}", histogram.metric.name);
+        }
+    }
+
+    #[test]
+    fn prompts_fall_into_the_bucket_below_whose_bound_they_lie() {
+        assert_eq!(prompt_bucket(0), "<512");
+        assert_eq!(prompt_bucket(512), "<2k");
+        assert_eq!(prompt_bucket(usize::MAX), ">=128k");
+    }
+}
