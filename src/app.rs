@@ -43,10 +43,11 @@ use crate::drive::ruling::{self, Rulebook};
 use crate::drive::{self, Driver, DriverSetup};
 use crate::fleet::identity::{Asking, Identities};
 use crate::fleet::{self, Auth, KeyFile, ModelName, ReplicaSettings, SystemResolver};
-use crate::gateway::{self as proxy, Limits, Settings, Shared, StartError};
+use crate::gateway::{self as proxy, Limits, Settings, Shared, StartError, Telling};
 use crate::http::connections::most_clients;
 use crate::http::drain::{DrainTimes, Lifecycle};
 use crate::http::listen::{Bounds, Endpoint};
+use crate::observe::trace::{Collector, CollectorError};
 use crate::policy::PolicySet;
 use crate::units::Dice;
 use crate::words::Plan;
@@ -55,6 +56,9 @@ use crate::words::Plan;
 const KNOWN_WITHIN: Duration = Duration::from_secs(2);
 /// How long the end waits for what was learnt to be written down.
 const WRITTEN_WITHIN: Duration = Duration::from_secs(5);
+
+/// How long the end waits for the last spans to be sent.
+const TOLD_WITHIN: Duration = Duration::from_secs(2);
 
 /// Why the proxy cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -79,6 +83,9 @@ pub enum AssembleError {
     /// A certificate or key cannot be used.
     #[error(transparent)]
     Tls(#[from] fleet::tls::TlsError),
+    /// Traces cannot be sent.
+    #[error(transparent)]
+    Collector(#[from] CollectorError),
     /// A setting that is accepted by the configuration but not supported by this version.
     #[error("{setting} is not built yet in this version")]
     NotBuilt {
@@ -97,6 +104,8 @@ pub struct Running {
     pub drafters: Arc<Drafters>,
     /// Writes down what is learnt, for the last time when the process drains; `None` where that is not asked for.
     remembering: Option<JoinHandle<()>>,
+    /// Sends spans, and what stops it; `None` where there is no collector.
+    telling: Option<(JoinHandle<()>, CancellationToken)>,
     /// Stops the repeated identification of the backends when it is dropped.
     _asking: DropGuard,
 }
@@ -108,6 +117,10 @@ impl Running {
         if let Some(remembering) = self.remembering {
             // A disk that hangs does not hold up the end.
             let _ = tokio::time::timeout(WRITTEN_WITHIN, remembering).await;
+        }
+        if let Some((telling, stop)) = self.telling {
+            stop.cancel();
+            let _ = tokio::time::timeout(TOLD_WITHIN, telling).await;
         }
         ended
     }
@@ -132,6 +145,13 @@ pub async fn start_with(
 ) -> Result<Running, AssembleError> {
     let Loaded { process, policies, settings, drafters } =
         blocking(move || load(process, policies, drafters)).await?;
+    let (stop_telling, mut settings) = (CancellationToken::new(), settings);
+    let mut telling = None;
+    if let Some(url) = &process.observe.otlp {
+        let (collector, spans) = Collector::at(url)?;
+        settings.telling.collector = Some(collector);
+        telling = Some((tokio::spawn(spans.send(stop_telling.clone())), stop_telling));
+    }
     let shared = Shared::new(&settings)?;
     let asking: HashMap<String, Asking> =
         process.backends.iter().map(|backend| (backend.name.clone(), asking(backend))).collect();
@@ -208,7 +228,7 @@ pub async fn start_with(
     tokio::spawn(until_draining(Arc::clone(&gateway.shared.life), watching.clone()));
     // A backend that is not reachable yet does not prevent the start: its requests are relayed.
     let _ = tokio::time::timeout(KNOWN_WITHIN, identities.asked()).await;
-    Ok(Running { gateway, identities, drafters, remembering, _asking: watching.drop_guard() })
+    Ok(Running { gateway, identities, drafters, remembering, telling, _asking: watching.drop_guard() })
 }
 
 /// What is read and loaded before anything listens.
@@ -345,6 +365,7 @@ fn settings(process: &Process) -> Result<Settings, AssembleError> {
         admin_token,
         admin_hosts: process.admin.hosts.clone(),
         require_backend: process.ready.require_backend,
+        telling: Telling { share: process.observe.share, collector: None },
         metrics: process.metrics,
         mode: process.mode.into(),
         tenant: process.tenant.clone(),

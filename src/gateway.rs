@@ -24,6 +24,7 @@ use crate::http::memory::Memory;
 use crate::observe::Observer;
 use crate::observe::edge::EdgeMetrics;
 use crate::observe::replicas::ReplicaMetrics;
+use crate::observe::trace;
 use crate::words::Mode;
 
 /// Bounds on requests, `limits` of the process file.
@@ -85,8 +86,25 @@ pub struct Settings {
     pub backends: Vec<ReplicaSettings>,
     /// Resolves the names of backends.
     pub resolver: Arc<dyn Resolve>,
+    /// Which requests are told of in full, and where their spans go.
+    pub telling: Telling,
     /// Network threads; 0 serves on the calling runtime.
     pub workers: usize,
+}
+
+/// Which requests have a line in the log and spans.
+#[derive(Clone, Debug)]
+pub struct Telling {
+    /// Share of the requests, 0 to 1.
+    pub share: f64,
+    /// Where spans go; `None`: nowhere.
+    pub collector: Option<trace::Collector>,
+}
+
+impl Default for Telling {
+    fn default() -> Self {
+        Self { share: 1.0, collector: None }
+    }
 }
 
 impl Settings {
@@ -104,6 +122,7 @@ impl Settings {
             client_control: true,
             tenant: Tenant::default(),
             limits: Limits::default(),
+            telling: Telling::default(),
             drain: DrainTimes::default(),
             backends: vec![backend],
             resolver: Arc::new(SystemResolver),
@@ -157,7 +176,8 @@ impl Shared {
         Ok(Self {
             modes: Arc::new(ModeSwitch::new(settings.mode)),
             observer: {
-                let observer = Observer::new()?;
+                let Telling { share, collector } = settings.telling.clone();
+                let observer = Observer::new()?.telling(share, collector)?;
                 observer.metrics().register(ReplicaMetrics::new(Arc::clone(&fleet))?)?;
                 let named = settings.backends.iter().flat_map(|backend| &backend.models);
                 observer.metrics().configured_models(named.flat_map(ModelName::exact));

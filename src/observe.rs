@@ -10,6 +10,7 @@ pub mod metrics;
 pub mod recent;
 pub mod record;
 pub mod replicas;
+pub mod trace;
 
 use std::time::{Duration, SystemTime};
 
@@ -20,7 +21,9 @@ pub use record::Record;
 use crate::openai::{Path, Route};
 use crate::session::{Balance, SentAhead};
 use crate::words::{Ledger, Plan};
+use http::HeaderMap;
 use recent::Recent;
+use trace::{Collector, Sampling, Trace};
 
 /// One round of a request: a draft and its verify call.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -31,6 +34,10 @@ pub struct Round {
     pub accepted: u32,
     /// Places of its longest branch.
     pub depth: u32,
+    /// Number of its verify call among the calls after the first.
+    pub number: u32,
+    /// When its verify call was sent, from accepting the request.
+    pub at: Duration,
     /// Name of the drafter.
     pub drafter: &'static str,
     /// Time spent drafting.
@@ -116,6 +123,10 @@ pub struct Finished {
     pub first_byte: Option<Duration>,
     /// Time from accepting the request to the end of the answer.
     pub duration: Duration,
+    /// Its trace; `None` if it has no spans.
+    pub trace: Option<Trace>,
+    /// It is not one of those that are told of in full, unless it fails.
+    pub unsampled: bool,
     /// The client left before the end of the answer.
     pub client_gone: bool,
     /// Why there was no answer or why it ended early; `None` if neither, or if the client left.
@@ -149,6 +160,8 @@ impl Finished {
             added: None,
             first_byte: None,
             duration: Duration::ZERO,
+            trace: None,
+            unsampled: false,
             client_gone: false,
             error: None,
         }
@@ -164,6 +177,17 @@ impl Finished {
         self.rounds.iter().map(|round| round.accepted).sum()
     }
 
+    /// Whether it, or the service, has gone wrong: always told of.
+    pub fn has_failed(&self) -> bool {
+        self.error.is_some() || self.status >= 500
+    }
+
+    /// Mean tokens per round, E[N]: what was accepted, and the backend's own token; `None` without a round.
+    pub fn tokens_per_round(&self) -> Option<f64> {
+        let rounds = self.rounds.len();
+        (rounds > 0).then(|| 1.0 + f64::from(self.accepted()) / rounds as f64)
+    }
+
     /// Mean seconds per output token after the first; `None` for fewer than two tokens.
     pub fn seconds_per_token(&self) -> Option<f64> {
         let first = self.first_byte?;
@@ -177,6 +201,8 @@ impl Finished {
 pub struct Observer {
     metrics: Metrics,
     recent: Recent,
+    sampling: Sampling,
+    collector: Option<Collector>,
 }
 
 impl Observer {
@@ -185,7 +211,25 @@ impl Observer {
     /// # Errors
     /// Two metrics have the same name, which is a bug.
     pub fn new() -> Result<Self, prometheus::Error> {
-        Ok(Self { metrics: Metrics::new()?, recent: Recent::default() })
+        let (metrics, recent) = (Metrics::new()?, Recent::default());
+        Ok(Self { metrics, recent, sampling: Sampling::new(1.0), collector: None })
+    }
+
+    /// With lines of the log, and spans, for this share of the requests; spans go to `collector`, if there is one.
+    ///
+    /// # Errors
+    /// Two metrics have the same name, which is a bug.
+    pub fn telling(self, share: f64, collector: Option<Collector>) -> Result<Self, prometheus::Error> {
+        if let Some(collector) = &collector {
+            self.metrics.spans(collector.clone())?;
+        }
+        Ok(Self { sampling: Sampling::new(share), collector, ..self })
+    }
+
+    /// Decides whether a request with these fields is told of in full, and begins its trace.
+    fn begin(&self, headers: &HeaderMap) -> (bool, Option<Trace>) {
+        let (sampled, parent) = self.sampling.of(headers);
+        (sampled, self.collector.as_ref().filter(|_| sampled).map(|_| trace::begun(&parent)))
     }
 
     /// The metrics, for values that do not come from finished requests.
@@ -201,7 +245,12 @@ impl Observer {
     /// Adds a finished request to every view; to be called once per request.
     pub fn finish(&self, finished: Finished) {
         self.metrics.finish(&finished);
-        log::finished(&finished);
+        if !finished.unsampled || finished.has_failed() {
+            log::finished(&finished);
+        }
+        if let (Some(collector), Some(trace)) = (&self.collector, &finished.trace) {
+            collector.take(trace::told(&finished, trace));
+        }
         if finished.route.is_some() {
             self.recent.push(finished);
         }

@@ -34,7 +34,6 @@ const PROCESS: &[Remark] = &[
         "has no effect: an adapter is routed and verified like every other model",
     ),
     ignored("backends[].budget.slots", "has no effect yet: the engine's free slots are not counted"),
-    ignored("observe.otlp", "has no effect yet: no traces are sent"),
     Remark {
         path: "observe.text",
         at: AllBut(&["false"]),

@@ -278,16 +278,25 @@ pub struct Memory {
 }
 
 /// Logging and tracing.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Observe {
     /// Format of log lines.
     pub log: LogFormat,
     /// Least severe level that is logged.
     pub level: LogLevel,
-    /// Base URL of the OTLP collector for traces (read, but no traces are sent yet).
+    /// Base URL of the OTLP collector for traces, to which `/v1/traces` is added; `None`: no traces.
     pub otlp: Option<Uri>,
+    /// Share of the requests that have a line in the log and spans, 0 to 1. Requests that fail always have a line, and
+    /// requests in a client's trace that is sampled have both.
+    pub share: f64,
     /// Requests may ask for their text to be logged (read, but no text is ever logged yet).
     pub text: bool,
+}
+
+impl Default for Observe {
+    fn default() -> Self {
+        Self { log: LogFormat::default(), level: LogLevel::default(), otlp: None, share: 1.0, text: false }
+    }
 }
 
 /// Format of log lines.

@@ -21,6 +21,7 @@ use crate::fleet::{Answer, Replica, SendError};
 use crate::http::body::{Body, BoxError};
 use crate::http::gather;
 use crate::http::headers;
+use crate::observe::trace::Trace;
 use crate::openai::{self, Sampling};
 use crate::session::{Event, Fault};
 use crate::words::{Past, Plan, Put, Verdict};
@@ -37,6 +38,8 @@ pub struct Common {
     pub headers: HeaderMap,
     /// The request's `x-request-id`; calls after the first add `-` and the round's number.
     pub request_id: String,
+    /// Its trace; `None` if it has no spans.
+    pub trace: Option<Trace>,
     /// The model id as the client sent it.
     pub model: String,
     /// Sampling parameters; `seed` is the session's where the engine's noise can be reproduced.
@@ -90,6 +93,7 @@ impl Calls {
                 rounds_seen: Arc::clone(&run.identity.rounds_seen),
                 headers,
                 request_id: exchange.slot.record.so_far().id.clone(),
+                trace: exchange.slot.record.so_far().trace.clone(),
                 model: exchange.request.model.clone(),
                 sampling: run.sampling.clone(),
                 weighs: run.ruling.rules.accept.is_lossy() && run.sampling.temperature > 0.0,
@@ -244,6 +248,9 @@ impl Calls {
         *request.headers_mut() = self.0.headers.clone();
         let id =
             round.map_or_else(|| self.0.request_id.clone(), |round| format!("{}-{round}", self.0.request_id));
+        if let (Some(trace), Some(_)) = (&self.0.trace, round) {
+            trace.inject(round, request.headers_mut());
+        }
         if let Ok(id) = HeaderValue::from_str(&id) {
             request.headers_mut().insert(headers::REQUEST_ID, id);
         }

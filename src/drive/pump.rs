@@ -282,7 +282,7 @@ impl Pump {
                         .nodes()
                         .first()
                         .map_or("none", |node| Source::name(node.votes.first().drafter.source));
-                    self.slot.record.verifying(id, drafter, draft.len(), plan);
+                    self.slot.record.verifying(id, self.round, drafter, draft.len(), plan);
                     let past = self.past.for_call(self.session.prompt(), self.session.output());
                     let mut past = past.assuming(&assumed);
                     past.write_json();

@@ -171,7 +171,10 @@ impl Proxy {
         let (mut parts, body) = request.into_parts();
         let (id, field) = self.id(&parts.headers);
         parts.headers.insert(headers::REQUEST_ID, field.clone());
-        let record = Record::begin(&self.shared.observer, id);
+        let record = Record::begin(&self.shared.observer, id, &parts.headers);
+        if let Some(trace) = &record.so_far().trace {
+            trace.inject(None, &mut parts.headers);
+        }
         let span = record.span().clone();
         let mut response =
             self.answer_recorded(Request::from_parts(parts, body), record).instrument(span).await;

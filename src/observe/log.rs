@@ -17,7 +17,8 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 use self::json::{JsonLines, Members};
 pub use self::writer::{dropped, flush};
-use super::Finished;
+use super::trace::Trace;
+use super::{Finished, Round};
 use crate::openai::{Path, Route};
 use crate::words::Ledger;
 
@@ -90,6 +91,11 @@ pub fn millis(time: Duration) -> f64 {
     time.as_micros() as f64 / 1e3
 }
 
+/// Milliseconds of all rounds together; `None` without a round.
+fn spent(finished: &Finished, of: impl Fn(&Round) -> Duration) -> Option<f64> {
+    (!finished.rounds.is_empty()).then(|| millis(finished.rounds.iter().map(of).sum()))
+}
+
 /// Logs a finished request: completions at `info`, others at `debug`. To be called in the request's span, which has its
 /// id.
 pub(super) fn finished(finished: &Finished) {
@@ -110,11 +116,16 @@ pub(super) fn finished(finished: &Finished) {
                 rounds = finished.rounds.len(),
                 drafted = finished.drafted(),
                 accepted = finished.accepted(),
+                tokens_per_round = finished.tokens_per_round(),
                 drift = drifted.map(|drift| drift.tv),
                 substitutions = drifted.map(|drift| drift.substitutions),
+                prompt_tokens = Some(finished.prompt_tokens).filter(|tokens| *tokens > 0),
                 output_tokens = finished.output_tokens,
                 first_byte_ms = finished.first_byte.map(millis),
+                draft_ms = spent(finished, |round| round.draft),
+                verify_ms = spent(finished, |round| round.verify),
                 duration_ms = millis(finished.duration),
+                trace_id = finished.trace.as_ref().map(Trace::id),
                 client_gone = finished.client_gone,
                 error = finished.error,
                 "request"

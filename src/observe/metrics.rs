@@ -21,13 +21,13 @@ use self::config::ConfigMetrics;
 use self::drafts::DraftCounts;
 pub use self::drafts::{DraftKind, DraftLoss};
 use self::drift::DriftMetrics;
-use self::dropped::DroppedLines;
+use self::dropped::Dropped;
 use self::leaps::LeapMetrics;
 pub use self::memory::MemoryMetrics;
 use self::models::ModelLabels;
 use self::requests::RequestMetrics;
 use self::runtime::RuntimeMetrics;
-use super::{Finished, make};
+use super::{Finished, make, trace};
 use crate::control::Alarm;
 use crate::session::Doubted;
 use crate::words::metric;
@@ -97,7 +97,7 @@ impl Metrics {
             registry: new.registry,
         };
         metrics.begin();
-        metrics.register(DroppedLines::new()?)?;
+        metrics.register(Dropped::new(metric::LOG_DROPPED, super::log::dropped)?)?;
         metrics.register(RuntimeMetrics::new()?)?;
         metrics.register(ProcessCollector::for_self())?;
         Ok(metrics)
@@ -114,6 +114,14 @@ impl Metrics {
         for stage in Stage::ALL {
             self.overhead.with_label_values(&[stage.name()]);
         }
+    }
+
+    /// Shows the spans that this collector has dropped.
+    ///
+    /// # Errors
+    /// They are shown already.
+    pub fn spans(&self, collector: trace::Collector) -> Result<(), prometheus::Error> {
+        self.register(Dropped::new(metric::SPANS_DROPPED, move || collector.dropped())?)
     }
 
     /// Counts a request whose token ids were found in doubt.
@@ -242,6 +250,8 @@ mod tests {
             drafted,
             accepted,
             depth: drafted,
+            number: 1,
+            at: Duration::ZERO,
             drafter: "prompt_lookup",
             draft: Duration::from_micros(7),
             verify: Duration::from_millis(3),
@@ -301,6 +311,8 @@ mod tests {
             drafted: 1,
             accepted: 1,
             depth: 1,
+            number: 1,
+            at: Duration::ZERO,
             drafter: "suffix",
             draft: Duration::ZERO,
             verify: Duration::ZERO,

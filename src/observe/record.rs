@@ -25,6 +25,7 @@ const KEPT: usize = 200;
 #[derive(Debug)]
 struct Open {
     call: ActionId,
+    number: u32,
     drafter: &'static str,
     /// Nodes of its draft.
     nodes: u32,
@@ -68,12 +69,15 @@ pub struct Record {
 
 impl Record {
     /// A request that has just been accepted; it counts as relayed until it turns out to be a completion.
-    pub fn begin(observer: &Arc<Observer>, id: String) -> Self {
+    /// `headers` are the client's: they may continue a trace.
+    pub fn begin(observer: &Arc<Observer>, id: String, headers: &HeaderMap) -> Self {
         let held = Some(observer.metrics().hold_request());
         let span = request_span(&id);
         let mut finished = Box::new(Finished::new(Path::Relayed, ""));
         finished.id = id;
         finished.reason = Some(BypassReason::Route.name());
+        let (sampled, trace) = observer.begin(headers);
+        (finished.unsampled, finished.trace) = (!sampled, trace);
         Self {
             observer: Arc::clone(observer),
             span,
@@ -239,10 +243,18 @@ impl Record {
     }
 
     /// Records that a verify call is sent with a draft of `drafter`, which has so many nodes.
-    pub fn verifying(&mut self, call: ActionId, drafter: &'static str, nodes: usize, plan: Plan) {
+    /// `number`: of the call among those after the first.
+    pub fn verifying(
+        &mut self,
+        call: ActionId,
+        number: u32,
+        drafter: &'static str,
+        nodes: usize,
+        plan: Plan,
+    ) {
         let draft = std::mem::take(&mut self.drafting);
         let nodes = u32::try_from(nodes).unwrap_or(u32::MAX);
-        self.open.push(Open { call, drafter, nodes, since: Instant::now(), draft, computed: None });
+        self.open.push(Open { call, number, drafter, nodes, since: Instant::now(), draft, computed: None });
         self.finished.calls.sent(plan);
     }
 
@@ -278,7 +290,7 @@ impl Record {
             // Those before it decided nothing: they are a part of its round.
             let until = self.open.partition_point(|open| open.call <= round.call);
             let calls: Vec<Open> = self.open.drain(..until).collect();
-            let Some(&Open { drafter, since, computed, .. }) = calls.last() else { return };
+            let Some(&Open { number, drafter, since, computed, .. }) = calls.last() else { return };
             let draft = calls.iter().map(|open| open.draft).sum();
             let Judging { drafted, accepted, depth, .. } = *round;
             match computed {
@@ -286,7 +298,8 @@ impl Record {
                 None => finished.calls.estimated += u64::from(drafted.saturating_sub(accepted)),
             }
             let verify = since.elapsed();
-            finished.rounds.push(Round { drafted, accepted, depth, drafter, draft, verify });
+            let at = since.saturating_duration_since(self.started);
+            finished.rounds.push(Round { drafted, accepted, depth, number, at, drafter, draft, verify });
         }
     }
 
@@ -339,7 +352,7 @@ mod tests {
     #[test]
     fn a_record_that_is_dropped_says_that_the_client_has_left() {
         let observer = observer();
-        let mut record = Record::begin(&observer, "r".to_owned());
+        let mut record = Record::begin(&observer, "r".to_owned(), &HeaderMap::new());
         record.bypassed(Route::Chat, BypassReason::Tools, None);
         drop(record);
         let session = &sessions(&observer)[0];
@@ -350,19 +363,19 @@ mod tests {
     #[test]
     fn it_is_written_once_and_its_rounds_are_the_sessions() {
         let observer = observer();
-        let mut record = Record::begin(&observer, "r".to_owned());
+        let mut record = Record::begin(&observer, "r".to_owned(), &HeaderMap::new());
         record.eligible(Route::Chat, "p@12345678");
         let mut summary = Summary { output_tokens: 5, ..Summary::default() };
         record.drafted(Duration::from_millis(2));
-        record.verifying(ActionId(1), "prompt_lookup", 4, Plan::Tree);
+        record.verifying(ActionId(1), 1, "prompt_lookup", 4, Plan::Tree);
         record.computed(ActionId(1), Some(7));
         summary.round(Judging { call: ActionId(1), drafted: 4, accepted: 3, depth: 4 });
         record.account(&summary);
         // A verify call without a verdict is not a round, and one that was sent ahead and dropped is none either.
-        record.verifying(ActionId(2), "prompt_lookup", 4, Plan::Tree);
+        record.verifying(ActionId(2), 2, "prompt_lookup", 4, Plan::Tree);
         record.account(&summary);
-        record.verifying(ActionId(3), "model", 2, Plan::FanOut);
-        record.verifying(ActionId(4), "model", 5, Plan::FanOut);
+        record.verifying(ActionId(3), 3, "model", 2, Plan::FanOut);
+        record.verifying(ActionId(4), 4, "model", 5, Plan::FanOut);
         record.dropped(ActionId(4));
         summary.round(Judging { call: ActionId(3), drafted: 2, accepted: 0, depth: 2 });
         record.account(&summary);

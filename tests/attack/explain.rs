@@ -286,14 +286,13 @@ fn explaining_wants_what_every_other_call_of_the_operator_wants() {
 
 #[test]
 fn every_setting_without_effect_is_warned_of_by_check_and_serve() {
-    let lines = "observe:\n  otlp: \"http://127.0.0.1:9/\"\n  text: true\n";
+    let lines = "observe:\n  share: 0.5\n  text: true\n";
     let policy = "accept:\n  rule: ears\n";
     let folder =
         folder(&format!("backends: [{{ name: b, replicas: [\"http://127.0.0.1:9\"] }}]\n{lines}"), policy);
     let (code, out, err) = foretell(folder.path(), &["check"]);
     assert_eq!(code, 0, "{out}{err}");
     let places = [
-        "foretell.yaml:5: observe.otlp: http://127.0.0.1:9/ has no effect",
         "foretell.yaml:6: observe.text: true has no effect",
         "policy a: accept.rule: ears relaxes nothing: tolerance.max is 0 or not set",
     ];

@@ -18,3 +18,4 @@ mod reload;
 #[allow(clippy::needless_pass_by_value)] // `json!` at the call reads best
 mod target;
 mod text_rides;
+mod traces;

@@ -110,6 +110,8 @@ const PROCESS_ACTS: &[(&str, &str, &str)] = &[
     ("policies.dir", "config/load.rs", "process.policies"),
     ("observe.log", "cli/serve.rs", "observe.log"),
     ("observe.level", "cli/serve.rs", "observe.level"),
+    ("observe.otlp", "app.rs", "observe.otlp"),
+    ("observe.share", "app.rs", "observe.share"),
 ];
 
 /// The same for policy files.

@@ -14,7 +14,7 @@ use super::{
 use crate::config::named::{FileKind, Named};
 use crate::config::problem::{Problem, Problems, Refusal};
 use crate::config::read::{
-    Item, Section, address, boolean, duration, path, period, size, text, url, whole, word,
+    Item, Section, address, boolean, duration, path, period, ratio, size, text, url, whole, word,
 };
 use crate::config::yaml::{self, Node, Value};
 
@@ -353,6 +353,7 @@ fn observe(mut section: Section<'_>) -> Observe {
         log: section.or("log", LogFormat::default(), word(LogFormat::NAMES)),
         level: section.or("level", LogLevel::default(), word(LogLevel::NAMES)),
         otlp: section.maybe("otlp", None, url),
+        share: section.or("share", 1.0, ratio),
         text: section.or("text", false, boolean),
     };
     section.close();

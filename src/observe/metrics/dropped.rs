@@ -1,36 +1,46 @@
-//! The metric `foretell_log_dropped_total`, read from the log writer on every scrape.
+//! Counts of what was dropped rather than waited for, read on every scrape from whoever drops it.
+
+use std::fmt;
 
 use prometheus::IntCounter;
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
 
-use crate::observe::{log, make};
-use crate::words::metric;
+use crate::observe::make;
+use crate::words::metric::Counter;
 
-/// Collects the number of dropped log lines.
-pub(super) struct DroppedLines {
+/// Collects such a count.
+pub(super) struct Dropped {
+    metric: Counter,
+    count: Box<dyn Fn() -> u64 + Send + Sync>,
     /// Always at zero: only the description is used.
     described: IntCounter,
 }
 
-impl DroppedLines {
-    pub(super) fn new() -> Result<Self, prometheus::Error> {
-        Ok(Self { described: counter()? })
+impl fmt::Debug for Dropped {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "Dropped({})", self.metric.0.name)
     }
 }
 
-fn counter() -> Result<IntCounter, prometheus::Error> {
-    make::counter(metric::LOG_DROPPED)
+impl Dropped {
+    /// Shows as `metric` what `count` says.
+    pub(super) fn new(
+        metric: Counter,
+        count: impl Fn() -> u64 + Send + Sync + 'static,
+    ) -> Result<Self, prometheus::Error> {
+        Ok(Self { metric, count: Box::new(count), described: make::counter(metric)? })
+    }
 }
 
-impl Collector for DroppedLines {
+impl Collector for Dropped {
     fn desc(&self) -> Vec<&Desc> {
         self.described.desc()
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
-        let Ok(now) = counter() else { return Vec::new() };
-        now.inc_by(log::dropped());
+        let Ok(now) = make::counter(self.metric) else { return Vec::new() };
+        now.inc_by((self.count)());
         now.collect()
     }
 }

@@ -156,6 +156,7 @@ sections! {
             "Texts that were `learnt`, `known` already, `evicted` for room, `expired`, or `dropped` because too many came.";
         counter LOG_DROPPED = "foretell_log_dropped_total" []
             "Lines of the log that were dropped because too many waited or they could not be written.";
+        counter SPANS_DROPPED = "foretell_spans_dropped_total" [] "Spans that found no room in the queue, or that the collector did not take.";
         gauge BUILD = "foretell_build_info" ["version"] "1, with the version of this process.";
         gauge DRAINING = "foretell_draining" [] "1 while the process drains.";
         gauge CONFIG = "foretell_config_info" ["version"] "1, with the hash of the configuration in force.";

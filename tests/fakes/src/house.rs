@@ -47,6 +47,8 @@ pub struct Load {
 pub struct Tally {
     /// Calls by path.
     pub calls: BTreeMap<String, usize>,
+    /// The path and `traceparent` of every call that has one, in their order.
+    pub traced: Vec<(String, String)>,
     pub connections: usize,
     /// Sequences begun.
     pub sequences: usize,

@@ -130,6 +130,9 @@ async fn converse<E: Engine>(stream: TcpStream, engine: Arc<E>, state: &watch::S
     while let Some(request) = reader.request(out.writer()).await {
         house.note(|tally| {
             *tally.calls.entry(request.path.clone()).or_default() += 1;
+            if let Some(parent) = request.get("traceparent") {
+                tally.traced.push((request.path.clone(), parent.to_owned()));
+            }
             tally.bytes_in += request.body.len() as u64;
         });
         let last = request.get("connection").is_some_and(|value| value.eq_ignore_ascii_case("close"));

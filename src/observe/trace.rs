@@ -1,0 +1,161 @@
+//! Traces: a span for each request and each of its rounds, in the trace of the client that has sent it.
+//!
+//! Spans are made from the record of a finished request, like every other view. Only their ids exist before: backends get
+//! them in `traceparent`, so that an engine's own spans hang below the call that caused them. Without a collector, and for
+//! requests that are not sampled, the client's trace context is passed on as it is.
+
+mod export;
+mod spans;
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use http::{HeaderMap, HeaderName, HeaderValue};
+use opentelemetry::propagation::TextMapPropagator;
+use opentelemetry::trace::{SpanContext, SpanId, TraceContextExt, TraceFlags, TraceId, TraceState};
+use opentelemetry_http::HeaderExtractor;
+use opentelemetry_sdk::propagation::TraceContextPropagator;
+use opentelemetry_sdk::trace::{IdGenerator, RandomIdGenerator};
+
+pub use self::export::{Collector, CollectorError, Spans};
+use super::Finished;
+
+/// The field that carries the ids of trace and parent, by W3C Trace Context.
+const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
+
+/// The ids of a request's spans.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Trace {
+    trace: TraceId,
+    span: SpanId,
+    /// The client's span; `None` if the trace begins here.
+    parent: Option<SpanId>,
+    state: TraceState,
+}
+
+impl Trace {
+    /// A trace as the client's fields continue it.
+    fn continued(parent: &SpanContext) -> Self {
+        let known = parent.is_valid();
+        Self {
+            trace: if known { parent.trace_id() } else { RandomIdGenerator::default().new_trace_id() },
+            span: RandomIdGenerator::default().new_span_id(),
+            parent: known.then(|| parent.span_id()),
+            state: parent.trace_state().clone(),
+        }
+    }
+
+    /// The id of the trace, 32 hexadecimal digits.
+    pub fn id(&self) -> String {
+        self.trace.to_string()
+    }
+
+    /// The span of a call after the first, by its number: the same from every part of the program that asks.
+    fn of_round(&self, round: u32) -> SpanId {
+        let own = u64::from_be_bytes(self.span.to_bytes());
+        let mixed = own ^ u64::from(round).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        SpanId::from(mixed.max(1))
+    }
+
+    /// Names a span as the parent of what the backend does; `round` as in [`Self::of_round`], `None` for the first call.
+    pub fn inject(&self, round: Option<u32>, headers: &mut HeaderMap) {
+        let span = round.map_or(self.span, |round| self.of_round(round));
+        if let Ok(field) = HeaderValue::try_from(format!("00-{}-{span}-01", self.trace)) {
+            headers.insert(TRACEPARENT, field);
+        }
+    }
+}
+
+/// Which requests are told of in full.
+#[derive(Debug)]
+pub struct Sampling {
+    /// Share of the requests whose client has not decided that for them, 0 to 1.
+    share: f64,
+    random: RandomState,
+    requests: AtomicU64,
+}
+
+impl Sampling {
+    /// That share.
+    pub fn new(share: f64) -> Self {
+        Self { share, random: RandomState::new(), requests: AtomicU64::new(0) }
+    }
+
+    /// Whether the next request is one of them.
+    fn draw(&self) -> bool {
+        if self.share >= 1.0 {
+            return true;
+        }
+        let drawn = self.random.hash_one(self.requests.fetch_add(1, Ordering::Relaxed));
+        (drawn as f64) < self.share * u64::MAX as f64
+    }
+
+    /// Whether a request with these fields is told of in full, and the client's part of its trace.
+    pub(super) fn of(&self, headers: &HeaderMap) -> (bool, SpanContext) {
+        let context = TraceContextPropagator::new().extract(&HeaderExtractor(headers));
+        let parent = context.span().span_context().clone();
+        let sampled = if parent.is_valid() { parent.is_sampled() } else { self.draw() };
+        (sampled, parent)
+    }
+}
+
+/// The trace of a sampled request.
+pub(super) fn begun(parent: &SpanContext) -> Trace {
+    Trace::continued(parent)
+}
+
+/// The spans of a finished request.
+pub(super) fn told(finished: &Finished, trace: &Trace) -> Vec<opentelemetry_sdk::trace::SpanData> {
+    spans::of(finished, trace)
+}
+
+fn context(trace: &Trace, span: SpanId) -> SpanContext {
+    SpanContext::new(trace.trace, span, TraceFlags::SAMPLED, false, trace.state.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PARENT: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-0";
+
+    fn headers(flag: &str) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        headers.insert(TRACEPARENT, format!("{PARENT}{flag}").parse().unwrap());
+        headers
+    }
+
+    #[test]
+    fn the_client_s_trace_goes_on_and_its_choice_is_kept() {
+        let never = Sampling::new(0.0);
+        let (sampled, parent) = never.of(&headers("1"));
+        assert!(sampled);
+        let trace = begun(&parent);
+        let mut out = headers("1");
+        trace.inject(None, &mut out);
+        let told = out[TRACEPARENT].to_str().unwrap();
+        assert!(told.starts_with("00-0af7651916cd43dd8448eb211c80319c-") && told.ends_with("-01"), "{told}");
+        assert_ne!(told, format!("{PARENT}1"), "the span is our own");
+        assert!(!Sampling::new(1.0).of(&headers("0")).0, "a client that does not sample is not sampled");
+    }
+
+    #[test]
+    fn without_a_client_s_trace_the_share_decides() {
+        let share = |share: f64| {
+            let sampling = Sampling::new(share);
+            (0..4_000).filter(|_| sampling.of(&HeaderMap::new()).0).count()
+        };
+        assert_eq!((share(0.0), share(1.0)), (0, 4_000));
+        assert!((600..1_400).contains(&share(0.25)), "{}", share(0.25));
+        let broken = HeaderMap::from_iter([(TRACEPARENT, HeaderValue::from_static("00-zz-1-01"))]);
+        assert!(Sampling::new(1.0).of(&broken).0);
+    }
+
+    #[test]
+    fn every_round_has_a_span_of_its_own() {
+        let trace = begun(&SpanContext::empty_context());
+        let rounds: std::collections::HashSet<SpanId> = (0..100).map(|round| trace.of_round(round)).collect();
+        assert_eq!(rounds.len(), 100);
+        assert_eq!(trace.of_round(7), trace.of_round(7));
+    }
+}
