@@ -6,6 +6,7 @@
 
 pub mod body;
 pub mod engine;
+pub mod guarantees;
 pub mod llamacpp;
 pub mod lmdeploy;
 pub mod onnx;
@@ -310,6 +311,13 @@ pub trait Codec: Sync {
     /// The constant properties of the engine.
     fn quirks(&self) -> &'static Quirks {
         &Quirks::COMMON
+    }
+
+    /// Whether the first ride of a request on this route brings, or leads to, the ids of its tokens; where it does not, the
+    /// request rides to its end.
+    fn tells_ids(&self, route: Route) -> bool {
+        let _ = route;
+        true
     }
 
     /// What else to ask the server about itself, given its answers so far; empty when all is known. Every

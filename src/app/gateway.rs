@@ -91,6 +91,7 @@ impl Gateway {
             return Err(StartError::AdminOpen(admin));
         }
         let workers = Arc::new(Workers::start(settings.workers).map_err(StartError::Threads)?);
+        shared.observer.metrics().runtimes(workers.runtimes())?;
         let watching = CancellationToken::new();
         shared.fleet.watch(&settings.resolver, &watching);
         tokio::spawn(ebb::follow(Arc::clone(&shared.memory), watching.clone()));

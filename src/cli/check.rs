@@ -20,6 +20,12 @@ pub struct CheckArgs {
     /// Print the reference of all metrics (docs/metrics.md), and check nothing
     #[arg(long, conflicts_with = "schema")]
     pub metrics: bool,
+    /// Print what leaps before which engine, by parameter (docs/guarantees.md), and check nothing
+    #[arg(long, conflicts_with_all = ["schema", "metrics"])]
+    pub guarantees: bool,
+    /// Print the reference of policy files (docs/policy-reference.md), and check nothing
+    #[arg(long, conflicts_with_all = ["schema", "metrics", "guarantees"])]
+    pub policy_reference: bool,
 }
 
 /// Reads all settings, opens all files they name and prints every problem. Returns the exit code.
@@ -32,6 +38,12 @@ pub fn run(args: &CheckArgs, environment: &dyn Strings, out: &mut dyn Write) -> 
     }
     if args.metrics {
         return write!(out, "{}", crate::words::metric::reference()).map(|()| OK);
+    }
+    if args.guarantees {
+        return write!(out, "{}", crate::dialect::guarantees::reference()).map(|()| OK);
+    }
+    if args.policy_reference {
+        return write!(out, "{}", crate::config::policy::reference::text()).map(|()| OK);
     }
     match files::load(&args.flags, environment) {
         Ok(loaded) => good(&loaded, out).map(|()| OK),

@@ -1,6 +1,7 @@
 //! Parses policy files into validated policies.
 
 mod file;
+pub mod reference;
 pub mod schema;
 
 use std::path::Path;

@@ -75,6 +75,10 @@ impl Codec for Lmdeploy {
         (counted || foreign || stops).then_some(BypassReason::Parameter)
     }
 
+    fn tells_ids(&self, route: Route) -> bool {
+        route == Route::Completions
+    }
+
     fn plans(&self, engine: &Engine, _: &Request, _: &Sampling, settled: bool) -> Vec<Plan> {
         let cached = engine.caches == Some(true) && !engine.special.is_empty();
         if cached && settled { engine.plans.clone() } else { Vec::new() }
@@ -89,14 +93,14 @@ impl Codec for Lmdeploy {
 
     fn first_ride(&self, _: &Engine, request: &Request, _: u64) -> Call {
         let mut body = shared::streamed(request, json!({ "include_usage": true }));
-        if request.route == Route::Completions {
+        if self.tells_ids(request.route) {
             body.insert("return_token_ids".into(), Value::Bool(true));
         }
         Call { path: request.route.path(), body: bytes(&body) }
     }
 
     fn additive(&self, _: &Engine, request: &Request) -> Additive {
-        let choice: &[&str] = if request.route == Route::Completions { &[IDS] } else { &[] };
+        let choice: &[&str] = if self.tells_ids(request.route) { &[IDS] } else { &[] };
         Additive { choice, ..Additive::of(request) }
     }
 

@@ -89,6 +89,13 @@ impl Workers {
         Ok(workers)
     }
 
+    /// What runs on them; what runs here if there are none.
+    pub fn runtimes(&self) -> Vec<Handle> {
+        let own = self.threads.iter().map(|thread| thread.runtime.clone());
+        let here = self.threads.is_empty().then(Handle::try_current).into_iter().flatten();
+        own.chain(here).collect()
+    }
+
     /// The thread with the least load; among several, the next in turn.
     fn least(&self) -> Option<&Thread> {
         let turn = self.turn.fetch_add(1, Ordering::Relaxed) % self.threads.len().max(1);

@@ -17,6 +17,8 @@ use prometheus::core::Collector;
 use prometheus::process_collector::ProcessCollector;
 use prometheus::{Encoder, HistogramVec, IntCounterVec, IntGauge, Registry, TextEncoder};
 
+use tokio::runtime::Handle;
+
 use self::config::ConfigMetrics;
 use self::drafts::DraftCounts;
 pub use self::drafts::{DraftKind, DraftLoss};
@@ -98,7 +100,6 @@ impl Metrics {
         };
         metrics.begin();
         metrics.register(Dropped::new(metric::LOG_DROPPED, super::log::dropped)?)?;
-        metrics.register(RuntimeMetrics::new()?)?;
         metrics.register(ProcessCollector::for_self())?;
         Ok(metrics)
     }
@@ -114,6 +115,14 @@ impl Metrics {
         for stage in Stage::ALL {
             self.overhead.with_label_values(&[stage.name()]);
         }
+    }
+
+    /// Shows how busy these network threads are.
+    ///
+    /// # Errors
+    /// Some are shown already.
+    pub fn runtimes(&self, runtimes: Vec<Handle>) -> Result<(), prometheus::Error> {
+        self.register(RuntimeMetrics::new(runtimes)?)
     }
 
     /// Shows the spans that this collector has dropped.

@@ -21,6 +21,15 @@ pub enum Routes {
 }
 
 impl Routes {
+    /// In words.
+    pub const fn told(self) -> &'static str {
+        match self {
+            Self::Both => "completions, chat",
+            Self::Completions => "completions",
+            Self::Chat => "chat",
+        }
+    }
+
     /// Whether `route` is among them.
     pub const fn has(self, route: Route) -> bool {
         match self {
@@ -108,6 +117,19 @@ pub enum Plain {
 }
 
 impl Plain {
+    /// As JSON writes it.
+    pub fn told(self) -> String {
+        match self {
+            Self::Bool(plain) => plain.to_string(),
+            Self::Number(plain) => plain.to_string(),
+            Self::Text(plain) => format!("\"{plain}\""),
+            Self::EmptyList => "[]".to_owned(),
+            Self::EmptyObject => "{}".to_owned(),
+            Self::TypeText => "{\"type\": \"text\"}".to_owned(),
+            Self::ListOfText => "[\"text\"]".to_owned(),
+        }
+    }
+
     /// Whether `value` is this value.
     pub fn is(self, value: &Value) -> bool {
         match (self, value) {

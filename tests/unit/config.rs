@@ -449,10 +449,16 @@ const BEYOND_A_SCHEMA: [&str; 8] = [
 ];
 
 #[test]
-fn the_reference_of_metrics_is_the_program_s() {
-    let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/metrics.md");
-    let told = foretell::words::metric::reference();
-    assert_eq!(fs::read_to_string(shipped).unwrap(), told, "foretell check --metrics > docs/metrics.md");
+fn the_references_that_are_shipped_are_the_program_s() {
+    for (page, told, command) in [
+        ("metrics", foretell::words::metric::reference(), "metrics"),
+        ("guarantees", foretell::dialect::guarantees::reference(), "guarantees"),
+        ("policy-reference", policy::reference::text(), "policy-reference"),
+    ] {
+        let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("docs/{page}.md"));
+        let shipped = fs::read_to_string(shipped).unwrap();
+        assert_eq!(shipped, told, "foretell check --{command} > docs/{page}.md");
+    }
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! How busy the network threads are, read from the runtime on every scrape.
+//! How busy the network threads are, read from their runtimes on every scrape.
 
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
@@ -8,9 +8,10 @@ use tokio::runtime::Handle;
 use crate::observe::make;
 use crate::words::metric;
 
-/// Collects the metrics of the runtime that a scrape is answered on; none outside of one.
+/// Collects the metrics of these runtimes.
 #[derive(Debug)]
 pub(super) struct RuntimeMetrics {
+    runtimes: Vec<Handle>,
     /// Always at zero: only the descriptions are used.
     described: (Counter, IntGauge),
 }
@@ -21,8 +22,8 @@ fn families() -> Result<(Counter, IntGauge), prometheus::Error> {
 }
 
 impl RuntimeMetrics {
-    pub(super) fn new() -> Result<Self, prometheus::Error> {
-        Ok(Self { described: families()? })
+    pub(super) fn new(runtimes: Vec<Handle>) -> Result<Self, prometheus::Error> {
+        Ok(Self { runtimes, described: families()? })
     }
 }
 
@@ -33,14 +34,14 @@ impl Collector for RuntimeMetrics {
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
-        let (Ok((busy, workers)), Ok(handle)) = (families(), Handle::try_current()) else {
-            return Vec::new();
-        };
-        let runtime = handle.metrics();
-        let count = runtime.num_workers();
-        let seconds = (0..count).map(|worker| runtime.worker_total_busy_duration(worker).as_secs_f64()).sum();
-        busy.inc_by(seconds);
-        workers.set(i64::try_from(count).unwrap_or(i64::MAX));
+        let Ok((busy, workers)) = families() else { return Vec::new() };
+        for runtime in &self.runtimes {
+            let runtime = runtime.metrics();
+            let threads = runtime.num_workers();
+            let all = (0..threads).map(|thread| runtime.worker_total_busy_duration(thread).as_secs_f64());
+            busy.inc_by(all.sum());
+            workers.add(i64::try_from(threads).unwrap_or(i64::MAX));
+        }
         busy.collect().into_iter().chain(workers.collect()).collect()
     }
 }

@@ -1,0 +1,252 @@
+//! What leaps before which engine, parameter by parameter: the page that operators read, made by asking the same functions
+//! that judge requests.
+//!
+//! Each cell is one request with that parameter, put to an engine of which everything is known and nothing is unusual. What
+//! a server says of itself may allow less; `foretell explain` tells for a server and a request.
+
+use std::fmt::Write;
+
+use serde_json::{Map, Value, json};
+
+use super::engine::Noise;
+use super::{Dialect, Engine};
+use crate::openai::parameters::{Field, Owner, TABLE, Treatment};
+use crate::openai::{Defaults, Judgement, Route, judge};
+use crate::words::{BypassReason, Plan};
+
+/// The engines that are asked to verify, each as it is met most often.
+fn engines() -> Vec<Engine> {
+    use Plan::{FanOut, Native, Score, Tree};
+    let known = |dialect: Dialect, plans: &[Plan], noise: Noise| Engine {
+        plans: plans.to_vec(),
+        noise,
+        context: Some(32_768),
+        defaults: Some(Defaults::OPENAI),
+        lanes: Some(16),
+        caches: Some(true),
+        tells_cached: true,
+        special: vec![0],
+        ..Engine::new(dialect, MODEL, "1")
+    };
+    vec![
+        known(Dialect::Onnx, &[Tree, FanOut], Noise::Place),
+        known(Dialect::Vllm, &[Score, FanOut], Noise::Call),
+        known(Dialect::Sglang, &[Score, FanOut], Noise::Call),
+        known(Dialect::LlamaCpp, &[FanOut], Noise::Call),
+        known(Dialect::Lmdeploy, &[FanOut], Noise::Call),
+        Engine { seeded: true, defaults: None, ..known(Dialect::TrtLlm, &[FanOut], Noise::Call) },
+        Engine { seeded: true, defaults: None, ..known(Dialect::Triton, &[Native], Noise::Call) },
+    ]
+}
+
+const MODEL: &str = "m";
+
+/// What becomes of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    /// It may leap, by this plan first.
+    Leaps(Plan),
+    Bypassed(BypassReason),
+    /// It rides: the ids of its tokens are not told.
+    Rides,
+}
+
+impl Fate {
+    fn of(engine: &Engine, route: Route, body: &Value) -> Self {
+        let request = match judge(route, body.to_string().as_bytes()) {
+            Judgement::Eligible(request) => request,
+            Judgement::Bypass { reason, .. } => return Self::Bypassed(reason),
+        };
+        let (sampling, settled) = engine.sampling(&request);
+        if let Some(reason) = engine.refuses(&request, &sampling) {
+            return Self::Bypassed(reason);
+        }
+        if !engine.dialect.codec().tells_ids(route) {
+            return Self::Rides;
+        }
+        let first = engine.plans(&request, &sampling, settled).first().copied();
+        // Where a ride brings no ids, they are recovered by drafting what was heard: at temperature 0 alone.
+        let named = engine.dialect.quirks().ride_ids || sampling.temperature <= 0.0;
+        match first.filter(|_| named) {
+            Some(plan) => Self::Leaps(plan),
+            None if settled => Self::Bypassed(BypassReason::NoPlan),
+            None => Self::Bypassed(BypassReason::DefaultsUnknown),
+        }
+    }
+
+    fn told(self) -> String {
+        match self {
+            Self::Leaps(plan) => plan.name().to_owned(),
+            Self::Bypassed(reason) => format!("– {}", reason.name()),
+            Self::Rides => "rides".to_owned(),
+        }
+    }
+}
+
+/// A request that says all that any engine wants said.
+fn plain(route: Route, temperature: f64) -> Map<String, Value> {
+    let mut body = json!({
+        "model": MODEL,
+        "max_tokens": 64,
+        "stream": true,
+        "temperature": temperature,
+        "top_p": 1.0,
+        "top_k": -1,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+    });
+    let (name, value) = match route {
+        Route::Completions => ("prompt", json!("Once upon a time")),
+        Route::Chat => ("messages", json!([{ "role": "user", "content": "hello" }])),
+    };
+    if let Some(body) = body.as_object_mut() {
+        body.insert(name.to_owned(), value);
+    }
+    match body {
+        Value::Object(body) => body,
+        _ => Map::new(),
+    }
+}
+
+/// A value of a carried parameter that changes something; `None` for those that every request has.
+fn sample(field: Field) -> Option<Value> {
+    Some(match field {
+        Field::Model
+        | Field::Prompt
+        | Field::Messages
+        | Field::MaxTokens
+        | Field::Temperature
+        | Field::Stream
+        | Field::MaxCompletionTokens => return None,
+        Field::TopP => json!(0.9),
+        Field::TopK => json!(10),
+        Field::MinP => json!(0.05),
+        Field::PresencePenalty | Field::FrequencyPenalty => json!(0.5),
+        Field::RepetitionPenalty => json!(1.1),
+        Field::LogitBias => json!({ "100": 2.0 }),
+        Field::Seed => json!(7),
+        Field::Stop => json!(["END"]),
+        Field::StopTokenIds => json!([100]),
+        Field::IncludeStop | Field::IgnoreEos | Field::IncludeUsage | Field::ReturnTokenIds => json!(true),
+        Field::MinTokens => json!(4),
+        Field::StreamOptions => json!({ "include_usage": true }),
+        Field::Prediction => json!({ "type": "content", "content": "hello there" }),
+        Field::Choices => json!(2),
+    })
+}
+
+fn with(route: Route, temperature: f64, name: &str, value: Value) -> Value {
+    let mut body = plain(route, temperature);
+    body.insert(name.to_owned(), value);
+    Value::Object(body)
+}
+
+/// The same at temperature 0 and 0.8, shortened where both are the same.
+fn cell(engine: &Engine, body: impl Fn(f64) -> Value, route: Route) -> String {
+    let [greedy, drawn] = [0.0, 0.8].map(|temperature| Fate::of(engine, route, &body(temperature)));
+    if greedy == drawn { greedy.told() } else { format!("{} / {}", greedy.told(), drawn.told()) }
+}
+
+fn line(text: &mut String, head: &str, route: Route, body: impl Fn(f64) -> Value) {
+    let _ = write!(text, "| {head} |");
+    for engine in engines() {
+        let _ = write!(text, " {} |", cell(&engine, &body, route));
+    }
+    text.push('\n');
+}
+
+/// The page, as Markdown.
+pub fn reference() -> String {
+    let mut text = String::from(HEAD);
+    text.push_str("\n## Carried parameters\n\n| request |");
+    for engine in engines() {
+        let _ = write!(text, " {} |", engine.dialect.name());
+    }
+    text.push_str("\n|---|");
+    engines().iter().for_each(|_| text.push_str("---|"));
+    text.push('\n');
+    for (route, name) in [(Route::Completions, "completions"), (Route::Chat, "chat")] {
+        line(&mut text, &format!("**{name}**, plain"), route, |heat| Value::Object(plain(route, heat)));
+        for row in TABLE.iter().filter(|row| row.routes.has(route)) {
+            let (Treatment::Carried(field) | Treatment::Emulated(field)) = row.treatment else { continue };
+            let Some(value) = sample(field).filter(|_| !row.name.contains('.')) else { continue };
+            line(&mut text, &format!("{name}, `{}`", row.name), route, |heat| {
+                with(route, heat, row.name, value.clone())
+            });
+        }
+    }
+    text.push_str(OTHERS);
+    for row in TABLE {
+        let told = match row.treatment {
+            Treatment::Carried(_) | Treatment::Emulated(_) => continue,
+            Treatment::Inert => "passed on; it has no bearing on the output".to_owned(),
+            Treatment::Neutral(values, reason) => {
+                let values: Vec<String> = values.iter().map(|value| format!("`{}`", value.told())).collect();
+                format!("leaps at {}, else – {}", values.join(", "), reason.name())
+            }
+            Treatment::Bypass(reason) => format!("– {}", reason.name()),
+        };
+        let _ = writeln!(text, "| `{}` | {} | {} | {told} |", row.name, row.routes.told(), owner(row.owner));
+    }
+    text
+}
+
+const fn owner(owner: Owner) -> &'static str {
+    match owner {
+        Owner::OpenAi => "OpenAI",
+        Owner::Vllm => "vLLM, SGLang and others",
+        Owner::Sglang => "SGLang",
+        Owner::LlamaCpp => "llama.cpp",
+    }
+}
+
+const HEAD: &str = "\
+# Guarantees, by engine and parameter
+
+Written by `foretell check --guarantees`: each cell is a request put to the functions that judge requests; a test compares this
+page with the program. What a server says of itself may allow less; `foretell explain --request F` tells it for your server and
+your request.
+
+**Leaping never changes what a client gets, by the default rule.** At temperature 0 the text is the engine's own, up to the last
+bits of its kernels at other batch shapes. Above it, without a seed, every token is the engine's own sample at its place, so the
+distribution is the engine's own. With a seed a request leaps only where the engine's noise is a function of the seed and the
+place (`onnx`; vLLM where the probe has seen it): then the text is identical; elsewhere it rides. A policy may choose a lossy
+rule; then each answer says how far it drifted.
+
+In a cell, `score`, `fan_out`, `tree` or `native` is the plan by which drafts are verified, `–` is a bypass with its reason: the
+request is passed on as it is; `rides`: the engine does not tell the ids of its tokens there. Two entries are temperature 0 / 0.8. The engines are met here with their metrics on, prefix
+caching on, everything known of their defaults (but of TensorRT-LLM and Triton, which tell none), and, for vLLM, the token
+endpoint (`--enable-scale-out`, 0.15 to 0.33; without it `fan_out` stands for `score`). Other servers are relayed: TGI, Ollama,
+mlx-lm; hosted services may be given a prediction.
+";
+
+const OTHERS: &str = "
+## Other parameters
+
+On every engine. What is not in this list is a bypass `unknown_parameter`: passed on, never dropped.
+
+| parameter | routes | of | what becomes of the request |
+|---|---|---|---|
+";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plain_greedy_completion_leaps_on_every_engine_of_the_page() {
+        for engine in engines() {
+            let fate = Fate::of(&engine, Route::Completions, &Value::Object(plain(Route::Completions, 0.0)));
+            assert!(matches!(fate, Fate::Leaps(_)), "{:?}: {fate:?}", engine.dialect);
+        }
+    }
+
+    #[test]
+    fn a_seed_above_temperature_0_leaps_only_where_the_noise_is_a_function_of_the_place() {
+        for engine in engines() {
+            let fate =
+                Fate::of(&engine, Route::Completions, &with(Route::Completions, 0.8, "seed", json!(7)));
+            assert_eq!(matches!(fate, Fate::Leaps(_)), engine.noise == Noise::Place, "{:?}", engine.dialect);
+        }
+    }
+}
