@@ -96,6 +96,10 @@ impl Lookup for PromptLookup {
             .collect();
         Tree::chain(&tokens, self.id, Features::matched(match_len))
     }
+
+    fn bytes(&self) -> usize {
+        size_of::<Self>() + self.automaton.heap_bytes()
+    }
 }
 
 #[cfg(test)]
