@@ -45,9 +45,8 @@ struct Reached {
 
 /// All nodes of all drafts, each once, and what the drafters say of each other's.
 fn union(drafts: &[Tree]) -> Tree {
-    let mut all = Tree::with_capacity(drafts.iter().map(|draft| draft.len()).sum());
-    let mut placed: Vec<usize> =
-        Vec::with_capacity(drafts.iter().map(|draft| draft.len()).max().unwrap_or(0));
+    let mut all = Tree::with_capacity(drafts.iter().map(Tree::len).sum());
+    let mut placed: Vec<usize> = Vec::with_capacity(drafts.iter().map(Tree::len).max().unwrap_or(0));
     for draft in drafts {
         placed.clear();
         for node in draft.nodes() {
