@@ -128,6 +128,8 @@ pub trait Lookup: Send {
     fn hear(&mut self, _told: &Told<'_>) {}
     /// Proposes what may follow everything observed so far; an empty tree if it has no proposal.
     fn draft(&self, budget: Budget) -> Tree;
+    /// Bytes that it holds for this session alone, by what it has allocated; what sessions share is accounted by its owner.
+    fn bytes(&self) -> usize;
     /// What it has learnt of successors, for later requests.
     fn successors(&self) -> Option<&Successors> {
         None
@@ -270,6 +272,35 @@ mod tests {
         for spec in &SPECS {
             let drafter = spec.build(spec.source().into(), &Shared::default());
             assert!(drafter.is_none_or(|drafter| drafter.draft(Budget { nodes: 8, depth: 8 }).is_empty()));
+        }
+    }
+
+    /// What docs/drafters.md says of the bytes per token of the request.
+    #[test]
+    fn what_a_drafter_holds_grows_with_its_request_and_stays_within_what_is_said() {
+        let most = |source| match source {
+            Source::PromptLookup => 150,
+            Source::Suffix => 16,
+            Source::Prediction => 9,
+            Source::Recycling => 400,
+            Source::Phrasebook | Source::Model => 0,
+        };
+        let mut dice = crate::units::Dice::new(7);
+        // Every other stretch is said again, as in real texts; the rest is as random as no text is.
+        let mut text: Vec<TokenId> = Vec::new();
+        while text.len() < 32_768 {
+            let from = dice.below(text.len() as u64 + 1) as usize;
+            let again: Vec<TokenId> = text.iter().skip(from).take(30).copied().collect();
+            text.extend(again);
+            text.extend((0..30).map(|_| dice.below(8192) as TokenId));
+        }
+        for spec in &SPECS {
+            let mut drafter = built(spec);
+            let fresh = drafter.bytes();
+            drafter.observe(&of(&text));
+            let each = (drafter.bytes() - fresh) as f64 / text.len() as f64;
+            let source = spec.source();
+            assert!(each >= 4.0 && each <= f64::from(most(source)), "{source:?}: {each:.1} bytes per token");
         }
     }
 

@@ -21,11 +21,11 @@ use crate::draft::Draft;
 use crate::units::TokenId;
 use crate::words::{Ledger, Plan, RideReason, Verdict};
 
-/// Estimated memory of a session with so many tokens of prompt and output, bytes: the ids, their text, an automaton
-/// over them with two states and three edges per token, and a call under way.
-pub fn footprint(tokens: usize) -> u64 {
+/// Estimated memory of a session with so many tokens of prompt and output, bytes, without its lookups, which are asked for
+/// theirs: the ids, their text, and a call under way.
+fn footprint(tokens: usize) -> u64 {
     const SESSION: u64 = 32 << 10;
-    const TOKEN: u64 = 256;
+    const TOKEN: u64 = 96;
     SESSION + TOKEN * tokens as u64
 }
 

@@ -83,6 +83,10 @@ pub struct BenchArgs {
     /// Least tokens of context, filled up with other texts; with --drafters.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub context: usize,
+    /// What a round is taken to last besides drafting, milliseconds: "share %" is what drafting and learning are of the whole;
+    /// with --drafters.
+    #[arg(long, value_name = "MS", default_value_t = 10.0)]
+    pub verify_ms: f64,
     /// Exit 2 unless met: WORKLOAD[.FIGURE]>=N or <=N, WORKLOAD may be *, FIGURE is
     /// ratio|low|high|gain|e_n|identical|looping|failures|first_token
     /// (first_token: added time ÷ max(5 %, 2 ms)).

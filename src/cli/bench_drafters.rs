@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 use std::io::Write;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use serde_json::json;
 
@@ -13,6 +14,8 @@ use crate::words::Shape;
 
 /// Most draft tokens of a round.
 const GAMMA_MOST: usize = 32;
+/// Longest round besides drafting, milliseconds.
+const VERIFY_MOST: f64 = 60e3;
 
 /// Plays the streams with each drafter; the table goes to `out`, errors to standard error.
 pub(super) fn run(args: &BenchArgs, out: &mut impl Write) -> Exit {
@@ -27,7 +30,8 @@ fn played(args: &BenchArgs) -> Result<Vec<Row>, Unusable> {
     let streams = |path: &PathBuf| replay::read(path).map_err(Unusable::Streams);
     let earlier: Vec<Stream> =
         args.earlier.iter().map(streams).collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect();
-    let game = Game { gamma: args.gamma, shape, earlier: &earlier, context: args.context };
+    let verify = Duration::from_secs_f64(args.verify_ms / 1e3);
+    let game = Game { gamma: args.gamma, shape, earlier: &earlier, context: args.context, verify };
     let mut rows: Vec<Row> = Vec::new();
     for path in &args.streams {
         let streams = streams(path)?;
@@ -40,7 +44,8 @@ fn played(args: &BenchArgs) -> Result<Vec<Row>, Unusable> {
 fn finish(args: &BenchArgs, rows: &[Row], out: &mut impl Write) -> Exit {
     // A closed pipe is not an error: the file is still written.
     let _ = out.write_all(table(rows).as_bytes());
-    let told = json!({ "gamma": args.gamma, "context": args.context, "rows": rows });
+    let told =
+        json!({ "gamma": args.gamma, "context": args.context, "verify_ms": args.verify_ms, "rows": rows });
     let json = Report::open(args.json.as_deref());
     match json.and_then(|file| file.map_or(Ok(()), |file| file.write(&format!("{told:#}\n")))) {
         Ok(()) => Exit::Done,
@@ -63,6 +68,9 @@ fn read(args: &BenchArgs) -> Result<(Vec<Contestant>, Shape), Unusable> {
     if !(1..=GAMMA_MOST).contains(&args.gamma) {
         return Err(value("gamma", "1..=32", args.gamma.to_string()));
     }
+    if !(0.0..=VERIFY_MOST).contains(&args.verify_ms) {
+        return Err(value("verify-ms", "0..=60000", args.verify_ms.to_string()));
+    }
     if args.streams.is_empty() {
         return Err(value("streams", "at least one file", "nothing".to_owned()));
     }
@@ -71,7 +79,7 @@ fn read(args: &BenchArgs) -> Result<(Vec<Contestant>, Shape), Unusable> {
 
 fn table(rows: &[Row]) -> String {
     let mut text = format!(
-        "{:<14} {:<14} {:>7} {:>8} {:>8} {:>6} {:>9} {:>9} {:>9} {:>9} {:>8}\n",
+        "{:<14} {:<14} {:>7} {:>8} {:>8} {:>6} {:>9} {:>9} {:>9} {:>8} {:>9} {:>8}\n",
         "workload",
         "drafter",
         "rounds",
@@ -81,6 +89,7 @@ fn table(rows: &[Row]) -> String {
         "us/token",
         "p50",
         "p99",
+        "share %",
         "reading",
         "B/token"
     );
@@ -89,8 +98,15 @@ fn table(rows: &[Row]) -> String {
         let bytes = row.bytes_per_token.map_or_else(|| "-".to_owned(), |bytes| format!("{bytes:.1}"));
         let _ = writeln!(
             text,
-            "{:<14} {:<14} {:>7} {:>8} {:>8} {:>6.3} {mean:>9.2} {p50:>9.2} {p99:>9.2} {:>9.3} {bytes:>8}",
-            row.workload, row.drafter, row.rounds, row.drafted, row.accepted, row.e_n, row.reading
+            "{:<14} {:<14} {:>7} {:>8} {:>8} {:>6.3} {mean:>9.2} {p50:>9.2} {p99:>9.2} {:>8.4} {:>9.3} {bytes:>8}",
+            row.workload,
+            row.drafter,
+            row.rounds,
+            row.drafted,
+            row.accepted,
+            row.e_n,
+            100.0 * row.share,
+            row.reading
         );
     }
     text

@@ -4,11 +4,12 @@
 //! amortised per token, and the length of a match is known without trying lengths one after the other.
 //! (Blumer et al. 1985; as a drafter: SAM-Decoding, arXiv 2411.10666.)
 //!
-//! Edges live in one hash map, chained per state: a state has few edges, and a million small maps would
-//! cost more than they hold.
+//! The first edge of a state lies in the state: most have no other, so that nothing else is read. The rest live in one hash map,
+//! chained per state: a million small maps would cost more than they hold.
 
-use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
+
+use hashbrown::HashMap;
 
 use crate::units::{Dice, TokenId};
 
@@ -30,10 +31,20 @@ struct State {
     len: u32,
     /// Suffix link.
     link: u32,
-    /// Newest edge, [`NONE`] if there is none.
+    /// Token and target of the first edge; the target is [`NONE`] if there is none.
+    token: TokenId,
+    target: u32,
+    /// The newest of the other edges, [`NONE`] if there is none.
     edge: u32,
     /// One past the most recent occurrence that the cursor has passed.
     end: u32,
+}
+
+impl State {
+    /// One without edges.
+    fn new(len: u32, link: u32, end: u32) -> Self {
+        Self { len, link, token: 0, target: NONE, edge: NONE, end }
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -62,7 +73,7 @@ impl Automaton {
     pub fn new(cap: u32) -> Self {
         Self {
             text: Vec::new(),
-            states: vec![State { len: 0, link: NONE, edge: NONE, end: 0 }],
+            states: vec![State::new(0, NONE, 0)],
             edges: Vec::new(),
             index: HashMap::default(),
             last: ROOT,
@@ -116,7 +127,7 @@ impl Automaton {
     fn extend(&mut self, token: TokenId) {
         let end = self.text.len() as u32 + 1;
         let len = self.state(self.last).len + 1;
-        let fresh = self.add(State { len, link: ROOT, edge: NONE, end });
+        let fresh = self.add(State::new(len, ROOT, end));
         let mut at = self.last;
         while at != NONE && self.target(at, token).is_none() {
             self.connect(at, token, fresh);
@@ -175,7 +186,7 @@ impl Automaton {
     }
 
     fn state(&self, at: u32) -> State {
-        self.states.get(at as usize).copied().unwrap_or(State { len: 0, link: NONE, edge: NONE, end: 0 })
+        self.states.get(at as usize).copied().unwrap_or(State::new(0, NONE, 0))
     }
 
     fn add(&mut self, state: State) -> u32 {
@@ -190,23 +201,50 @@ impl Automaton {
     }
 
     fn target(&self, at: u32, token: TokenId) -> Option<u32> {
-        let edge = self.index.get(&(at, token))?;
-        self.edges.get(*edge as usize).map(|edge| edge.target)
+        let state = self.states.get(at as usize)?;
+        match (state.target, state.edge) {
+            (NONE, _) => None,
+            (target, _) if state.token == token => Some(target),
+            (_, NONE) => None,
+            _ => {
+                let edge = self.index.get(&(at, token))?;
+                self.edges.get(*edge as usize).map(|edge| edge.target)
+            }
+        }
     }
 
+    /// Adds an edge for a token that has none there.
     fn connect(&mut self, at: u32, token: TokenId, target: u32) {
-        let id = self.edges.len() as u32;
-        if let Some(state) = self.states.get_mut(at as usize) {
-            self.edges.push(Edge { token, target, next: state.edge });
-            state.edge = id;
-            self.index.insert((at, token), id);
+        let Some(state) = self.states.get_mut(at as usize) else { return };
+        if state.target == NONE {
+            (state.token, state.target) = (token, target);
+            return;
         }
+        let id = self.edges.len() as u32;
+        self.edges.push(Edge { token, target, next: state.edge });
+        state.edge = id;
+        self.index.insert((at, token), id);
     }
 
     fn redirect(&mut self, at: u32, token: TokenId, target: u32) {
-        if let Some(edge) = self.index.get(&(at, token)).and_then(|&id| self.edges.get_mut(id as usize)) {
+        let Some(state) = self.states.get_mut(at as usize) else { return };
+        if state.token == token {
+            state.target = target;
+        } else if let Some(edge) =
+            self.index.get(&(at, token)).and_then(|&id| self.edges.get_mut(id as usize))
+        {
             edge.target = target;
         }
+    }
+
+    /// Bytes on the heap, by what is allocated.
+    pub fn heap_bytes(&self) -> usize {
+        let table = self.index.allocation_size();
+        let edges = self.edges.capacity() * size_of::<Edge>();
+        self.text.capacity() * size_of::<TokenId>()
+            + self.states.capacity() * size_of::<State>()
+            + edges
+            + table
     }
 }
 
@@ -258,6 +296,29 @@ mod tests {
                 automaton.push(token);
                 prop_assert_eq!(automaton.found(), by_hand(&text[..=index], cap as usize));
             }
+        }
+    }
+
+    /// What a program would have to allocate for the same states, edges and tokens if it kept nothing in reserve.
+    #[test]
+    fn what_is_accounted_is_what_is_allocated() {
+        let mut dice = crate::units::Dice::new(1);
+        let mut automaton = Automaton::new(8);
+        assert_eq!(automaton.index.allocation_size(), 0);
+        for at in 1..=40_000_usize {
+            automaton.push(dice.below(if at % 3 == 0 { 4000 } else { 40 }) as TokenId);
+            if at % 1000 != 0 {
+                continue;
+            }
+            let Automaton { text, states, edges, index, .. } = &automaton;
+            let held = size_of_val(&text[..]) + size_of_val(&states[..]) + size_of_val(&edges[..]);
+            let reserved = 4 * text.capacity() + 24 * states.capacity() + 12 * edges.capacity();
+            // The table: an entry and a byte of control for each place, of which at most seven in eight are taken.
+            let (least, most) = (13 * index.capacity() * 8 / 7, 13 * (index.capacity() * 8 / 7 + 1) + 64);
+            let table = automaton.heap_bytes() - reserved;
+            assert!((least..=most).contains(&table), "{table} of {least} to {most}");
+            assert!(held + 13 * index.len() <= automaton.heap_bytes());
+            assert!(automaton.heap_bytes() <= 4 * (held + 13 * index.len()), "a vector doubles, a table too");
         }
     }
 

@@ -24,23 +24,31 @@ pub fn merge(
     accept: impl Fn(Vote, Company, usize) -> f64,
 ) -> Merged {
     let all = union(drafts);
-    let mut survival: Vec<f64> = Vec::with_capacity(all.len());
-    let mut depths: Vec<usize> = Vec::with_capacity(all.len());
+    let mut reached: Vec<Reached> = Vec::with_capacity(all.len());
     for node in all.nodes() {
-        let depth = node.parent.and_then(|parent| depths.get(parent)).map_or(0, |depth| depth + 1);
-        let above = node.parent.and_then(|parent| survival.get(parent)).copied().unwrap_or(1.0);
+        let above = node.parent.and_then(|parent| reached.get(parent)).copied();
+        let depth = above.map_or(0, |above| above.depth + 1);
+        let above = above.map_or(1.0, |above| above.survival);
         let chance = node.votes.iter().map(|vote| accept(vote, node.company, depth)).fold(0.0, f64::max);
-        survival.push((above * chance).clamp(0.0, above));
-        depths.push(depth);
+        reached.push(Reached { survival: (above * chance).clamp(0.0, above), depth });
     }
-    cut(&all, &survival, &depths, budget, shape)
+    cut(all, &reached, budget, shape)
+}
+
+/// How a node of the union is reached.
+#[derive(Clone, Copy)]
+struct Reached {
+    survival: f64,
+    /// Counted from 0.
+    depth: usize,
 }
 
 /// All nodes of all drafts, each once, and what the drafters say of each other's.
 fn union(drafts: &[Tree]) -> Tree {
-    let mut all = Tree::default();
+    let mut all = Tree::with_capacity(drafts.iter().map(Tree::len).sum());
+    let mut placed: Vec<usize> = Vec::with_capacity(drafts.iter().map(Tree::len).max().unwrap_or(0));
     for draft in drafts {
-        let mut placed: Vec<usize> = Vec::with_capacity(draft.len());
+        placed.clear();
         for node in draft.nodes() {
             let parent = node.parent.and_then(|parent| placed.get(parent).copied());
             placed.push(all.push(Node { parent, ..node.clone() }));
@@ -53,35 +61,24 @@ fn union(drafts: &[Tree]) -> Tree {
 }
 
 /// The best nodes, parents before children: survival never rises along a path, and ties go to the
-/// shallower, so a stable sort keeps parents first.
-fn cut(all: &Tree, survival: &[f64], depths: &[usize], budget: Budget, shape: Shape) -> Merged {
-    let mut order: Vec<(usize, &Node, f64, usize)> = all
-        .nodes()
-        .iter()
-        .enumerate()
-        .zip(survival.iter().zip(depths))
-        .map(|((index, node), (&survival, &depth))| (index, node, survival, depth))
-        .filter(|&(_, _, _, depth)| depth < budget.depth)
-        .collect();
-    order.sort_by(|a, b| b.2.total_cmp(&a.2).then(a.3.cmp(&b.3)));
+/// shallower, and then to the one that came first.
+fn cut(all: Tree, reached: &[Reached], budget: Budget, shape: Shape) -> Merged {
+    let mut order: Vec<(usize, Reached)> = reached.iter().copied().enumerate().collect();
+    order.retain(|(_, reached)| reached.depth < budget.depth);
+    order.sort_unstable_by(|(a, one), (b, other)| {
+        other.survival.total_cmp(&one.survival).then(one.depth.cmp(&other.depth)).then(a.cmp(b))
+    });
     if shape == Shape::Chain {
         let mut last = None;
-        order.retain(|&(index, node, _, _)| {
-            let follows = node.parent == last;
+        order.retain(|&(index, _)| {
+            let follows = all.nodes().get(index).is_some_and(|node| node.parent == last);
             last = if follows { Some(index) } else { last };
             follows
         });
     }
     order.truncate(budget.nodes);
-    let mut merged = Merged::default();
-    let mut moved: Vec<(usize, usize)> = Vec::new();
-    for (index, node, survival, _) in order {
-        let parent =
-            node.parent.and_then(|parent| moved.iter().find(|&&(old, _)| old == parent).map(|&(_, new)| new));
-        moved.push((index, merged.tree.push(Node { parent, ..node.clone() })));
-        merged.survival.push(survival);
-    }
-    merged
+    let survival = order.iter().map(|(_, reached)| reached.survival).collect();
+    Merged { tree: all.picked(order.iter().map(|&(index, _)| index)), survival }
 }
 
 #[cfg(test)]

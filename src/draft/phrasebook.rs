@@ -145,6 +145,13 @@ impl Lookup for Phrasebook {
         let tokens = rest.get(..budget.nodes.min(budget.depth)).unwrap_or(rest);
         Tree::chain(tokens, self.id, Features::matched(*said as u32))
     }
+
+    fn bytes(&self) -> usize {
+        let following = self.following.as_ref().map_or(0, |Following { whole, rest, .. }| {
+            whole.capacity() * size_of::<(TokenId, usize)>() + rest.capacity() * size_of::<TokenId>()
+        });
+        size_of::<Self>() + following
+    }
 }
 
 #[cfg(test)]

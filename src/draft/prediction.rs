@@ -101,6 +101,11 @@ impl Lookup for Prediction {
         let tokens = rest.get(..budget.nodes.min(budget.depth)).unwrap_or(rest);
         Tree::chain(tokens, self.id, Features::matched(agreed))
     }
+
+    fn bytes(&self) -> usize {
+        let pairs = self.pairs.capacity() * size_of::<([TokenId; ANCHOR], u32)>();
+        size_of::<Self>() + pairs + (self.text.len() + self.output.capacity()) * size_of::<TokenId>()
+    }
 }
 
 #[cfg(test)]

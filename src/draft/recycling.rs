@@ -76,6 +76,10 @@ impl Lookup for Recycling {
         tree
     }
 
+    fn bytes(&self) -> usize {
+        size_of::<Self>() + self.own.bytes()
+    }
+
     fn successors(&self) -> Option<&Successors> {
         Some(&self.own)
     }

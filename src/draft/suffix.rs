@@ -91,4 +91,8 @@ impl Lookup for Suffix {
         }
         tree
     }
+
+    fn bytes(&self) -> usize {
+        size_of::<Self>() - size_of::<Growing>() + self.context.bytes()
+    }
 }

@@ -4,6 +4,7 @@
 //! budget is a truncation.
 
 use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
 
 use crate::units::TokenId;
 
@@ -130,12 +131,12 @@ impl Vote {
     }
 }
 
-/// Who proposed a node: at least one drafter, each of them once. Mostly it is one, so that one needs no memory of
-/// its own.
+/// Who proposed a node: at least one drafter, each of them once. Mostly they are few, so that three need no memory of
+/// their own.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Votes {
     first: Vote,
-    others: Vec<Vote>,
+    others: SmallVec<[Vote; 2]>,
 }
 
 impl Votes {
@@ -169,7 +170,7 @@ impl Votes {
 
 impl From<Vote> for Votes {
     fn from(first: Vote) -> Self {
-        Self { first, others: Vec::new() }
+        Self { first, others: SmallVec::new() }
     }
 }
 
@@ -205,6 +206,25 @@ impl Tree {
         let vote = Vote::new(drafter, features);
         let node = |(index, &token): (usize, &TokenId)| Node::new(token, index.checked_sub(1), vote);
         Self { nodes: tokens.iter().enumerate().map(node).collect() }
+    }
+
+    /// A tree with room for so many nodes.
+    pub(super) fn with_capacity(nodes: usize) -> Self {
+        Self { nodes: Vec::with_capacity(nodes) }
+    }
+
+    /// The tree of these nodes in this order. A parent has to be picked before its children: a node without its parent follows
+    /// the context.
+    pub(super) fn picked(self, order: impl ExactSizeIterator<Item = usize>) -> Self {
+        let mut moved: Vec<Option<usize>> = vec![None; self.nodes.len()];
+        let mut picked = Self::with_capacity(order.len());
+        for index in order {
+            let (Some(node), Some(place)) = (self.nodes.get(index), moved.get_mut(index)) else { continue };
+            *place = Some(picked.nodes.len());
+            let parent = node.parent.and_then(|parent| moved.get(parent).copied().flatten());
+            picked.nodes.push(Node { parent, ..node.clone() });
+        }
+        picked
     }
 
     /// Appends a node and returns its index. A sibling with the same token is not doubled: it gets the votes, and

@@ -27,7 +27,7 @@ use crate::drive::run::Run;
 use crate::drive::sink::{End, Gone, Sink};
 use crate::observe::metrics::Stage;
 use crate::openai::usage::Usage;
-use crate::session::{Action, ActionId, Event, Fault, Finish, RidePlan, Session, Summary, Tail, footprint};
+use crate::session::{Action, ActionId, Event, Fault, Finish, RidePlan, Session, Summary, Tail};
 use crate::units::{Tick, TokenId};
 use crate::words::{BypassReason, Past, RideReason};
 
@@ -178,9 +178,7 @@ impl Pump {
                 Ok(None) => self.name(),
                 Err(Gone) => self.session.handle(WORLD, Event::ClientGone, self.clock.now()),
             }
-            self.slot
-                .record
-                .session_holds(footprint(self.session.prompt().len() + self.session.output().len()));
+            self.slot.record.session_holds(self.session.bytes());
             let happened = self.wait().await;
             if let Some(unsent) = self.nothing(&happened) {
                 return Err(Box::new(Nothing {

@@ -105,6 +105,8 @@ pub struct Game<'a> {
     pub earlier: &'a [Stream],
     /// Prompts are put behind earlier streams until they have so many tokens.
     pub context: usize,
+    /// What a round is taken to last besides drafting: nothing is verified here.
+    pub verify: Duration,
 }
 
 /// What a drafter brought over some streams.
@@ -128,6 +130,8 @@ pub struct Row {
     pub e_n: f64,
     /// Drafting and learning, microseconds per output token: mean, median and 99th percentile.
     pub micros: [f64; 3],
+    /// Drafting and learning ÷ all time, 0 to 1, had every round taken [`Game::verify`] besides.
+    pub share: f64,
     /// Reading the prompts, microseconds per prompt token.
     pub reading: f64,
     /// Bytes of memory per token that is remembered; `None` without a memory.
@@ -196,7 +200,7 @@ pub fn play(
         library.recycle(&table);
         library.learn(stream);
     }
-    score.row(contestant.name(), workload, streams.len(), library.bytes_per_token())
+    score.row(contestant.name(), workload, streams.len(), game.verify, library.bytes_per_token())
 }
 
 /// The tokens before a stream's own prompt that make its context long enough.
@@ -395,6 +399,13 @@ impl Score {
         sum as f64 / self.tokens.max(1) as f64
     }
 
+    /// Drafting and learning ÷ all time, where a round takes `verify` besides.
+    fn share(&self, verify: Duration) -> f64 {
+        let drafting = self.mean() * self.tokens as f64;
+        let all = drafting + verify.as_nanos() as f64 * self.rounds as f64;
+        if all > 0.0 { drafting / all } else { 0.0 }
+    }
+
     /// The time that so many of the tokens did not take longer than, nanoseconds.
     fn quantile(&self, share: f64) -> f64 {
         let mut sorted = self.spent.clone();
@@ -412,6 +423,7 @@ impl Score {
         drafter: &'static str,
         workload: &str,
         streams: usize,
+        verify: Duration,
         bytes_per_token: Option<f64>,
     ) -> Row {
         Row {
@@ -424,6 +436,7 @@ impl Score {
             tokens: self.tokens,
             e_n: self.tokens as f64 / self.rounds.max(1) as f64,
             micros: [self.mean(), self.quantile(0.5), self.quantile(0.99)].map(|nanos| nanos / 1e3),
+            share: self.share(verify),
             reading: self.reading.as_secs_f64() * 1e6 / self.read.max(1) as f64,
             bytes_per_token,
         }
@@ -440,7 +453,20 @@ mod tests {
         vec![one.clone(), Stream { choices: Vec::new(), ..one }]
     }
 
-    const GAME: Game<'_> = Game { gamma: 4, shape: Shape::Tree, earlier: &[], context: 0 };
+    const GAME: Game<'_> =
+        Game { gamma: 4, shape: Shape::Tree, earlier: &[], context: 0, verify: Duration::from_millis(10) };
+
+    #[test]
+    fn the_share_of_time_is_that_of_drafting_in_rounds_of_a_known_length() {
+        let mut score = Score::default();
+        let draft = Tree::chain(&[1, 2], Source::Model, Features::default());
+        // Two rounds: 3 tokens in 3 ms and 1 in 2 ms.
+        score.round(&draft, 2, 3, Duration::from_millis(3));
+        score.round(&draft, 0, 1, Duration::from_millis(2));
+        assert!((score.share(Duration::from_millis(10)) - 5.0 / 25.0).abs() < 1e-9);
+        let none = Score::default();
+        assert_eq!(none.share(Duration::ZERO).to_bits(), 0.0_f64.to_bits());
+    }
 
     #[test]
     fn a_drafter_that_knows_brings_gamma_and_one_and_one_that_does_not_brings_one() {

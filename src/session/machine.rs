@@ -17,7 +17,7 @@ use super::accept::{Judge, Walk};
 use super::output::Output;
 use super::pilot::Pilot;
 use super::start::{Permission, Rules, Start};
-use super::{Action, ActionId, Delta, Doubted, Event, Finish, RidePlan, Stopped, Summary};
+use super::{Action, ActionId, Delta, Doubted, Event, Finish, RidePlan, Stopped, Summary, footprint};
 use crate::control::{Control, Presence};
 use crate::draft::Successors;
 use crate::units::{Tick, TokenId};
@@ -155,6 +155,11 @@ impl<W: Walk> Session<W> {
     /// The output so far: every token that is the past.
     pub fn output(&self) -> &[TokenId] {
         self.output.tokens()
+    }
+
+    /// Bytes that it holds, held against `limits.memory`: what its lookups have allocated, and an estimate of the rest.
+    pub fn bytes(&self) -> u64 {
+        footprint(self.prompt().len() + self.output().len()) + self.pilot.lookup_bytes() as u64
     }
 
     /// What was learnt of successors, if a drafter of this request learns them.

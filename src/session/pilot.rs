@@ -327,6 +327,11 @@ impl Pilot {
         }
     }
 
+    /// Bytes that the lookups hold for this session.
+    pub fn lookup_bytes(&self) -> usize {
+        self.lookups().map(Lookup::bytes).sum()
+    }
+
     /// What was learnt of successors, if a drafter of this session learns them.
     pub fn successors(&self) -> Option<&Successors> {
         self.lookups().find_map(Lookup::successors)

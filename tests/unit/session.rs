@@ -151,6 +151,24 @@ fn a_round_emits_the_accepted_run_and_one_token_more() {
     assert_eq!((seen.rounds, seen.drafted, seen.accepted, seen.output_tokens), (1, 2, 2, 4));
 }
 
+#[test]
+fn a_session_accounts_for_its_lookups_as_they_grow() {
+    let grown = |lookups: Vec<LookupSpec>| {
+        let mut desk = Desk::new(Rules { lookups, ..rules() }, Ending::default());
+        let fresh = desk.session.bytes();
+        let (verify, _) = desk.leap();
+        desk.tell(verify, rows(&[1, 2, 7]));
+        (fresh, desk.session.bytes())
+    };
+    let one = LookupSpec::PromptLookup(Ngram { min: 1, max: 4 });
+    let (fresh, once) = grown(vec![one.clone()]);
+    let (_, twice) = grown(vec![one.clone(), one]);
+    let lookup = twice - once;
+    // Ten tokens: their ids, and at least a state of 24 bytes for each.
+    assert!(lookup >= 10 * (4 + 24), "{lookup}");
+    assert!(once - fresh >= 10 * 28, "{fresh} to {once}");
+}
+
 /// What was learnt of verify calls by a plan: seconds by number of nodes, for contexts like the tests'.
 fn cost(desk: &Desk, plan: Plan) -> Option<Vec<f64>> {
     let way = Way::by(plan, 0);
