@@ -70,7 +70,9 @@ impl Drafter {
             }
             Self::Suffix { scope } => Part::Inline(LookupSpec::Suffix(*scope)),
             Self::Prediction => Part::Inline(LookupSpec::Prediction),
-            Self::Phrasebook { phrases } => Part::Inline(LookupSpec::Phrasebook(Arc::clone(phrases))),
+            Self::Phrasebook { phrases, schemas } => {
+                Part::Inline(LookupSpec::Phrasebook { phrases: Arc::clone(phrases), schemas: *schemas })
+            }
             Self::Recycling => Part::Inline(LookupSpec::Recycling),
             Self::Model { model: name, vocabulary } => match model(name) {
                 ModelState::Ready => Part::Asked(name, Speech::Same),

@@ -67,7 +67,7 @@ pub fn lookups() -> Vec<LookupSpec> {
         LookupSpec::PromptLookup(Ngram { min: 1, max: 4 }),
         LookupSpec::Suffix(Scope::Tenant),
         LookupSpec::Prediction,
-        LookupSpec::Phrasebook(Arc::new(phrases)),
+        LookupSpec::Phrasebook { phrases: Arc::new(phrases), schemas: true },
         LookupSpec::Recycling,
     ]
 }
