@@ -76,7 +76,7 @@ impl Form {
 /// The shapes that a prompt asks for.
 #[derive(Clone, Debug, Default)]
 pub struct Shapes {
-    shapes: Vec<Shape>,
+    all: Vec<Shape>,
     roots: Vec<(Form, ShapeId)>,
     tools: HashSet<String>,
 }
@@ -91,7 +91,7 @@ struct Within<'a> {
 impl Shapes {
     /// The shape of this place.
     pub fn get(&self, id: ShapeId) -> Option<&Shape> {
-        self.shapes.get(id)
+        self.all.get(id)
     }
 
     /// The objects that the model may write, in the order of the prompt.
@@ -133,16 +133,24 @@ impl Shapes {
                     self.root(Form::Plain, shape);
                     true
                 } else {
-                    members.values().fold(false, |found, value| self.collect(inner, value) || found)
+                    self.collect_all(inner, members.values())
                 }
             }
-            Value::Array(items) => items.iter().fold(false, |found, item| self.collect(inner, item) || found),
+            Value::Array(items) => self.collect_all(inner, items),
             _ => false,
         }
     }
 
+    fn collect_all<'a>(&mut self, within: Within<'_>, values: impl IntoIterator<Item = &'a Value>) -> bool {
+        let mut found = false;
+        for value in values {
+            found |= self.collect(within, value);
+        }
+        found
+    }
+
     fn is_full(&self) -> bool {
-        self.shapes.len() >= SHAPES_MAX || self.roots.len() >= ROOTS_MAX
+        self.all.len() >= SHAPES_MAX || self.roots.len() >= ROOTS_MAX
     }
 
     fn root(&mut self, form: Form, shape: Option<ShapeId>) {
@@ -153,9 +161,9 @@ impl Shapes {
     }
 
     fn push(&mut self, shape: Shape) -> Option<ShapeId> {
-        (self.shapes.len() < SHAPES_MAX).then(|| {
-            self.shapes.push(shape);
-            self.shapes.len() - 1
+        (self.all.len() < SHAPES_MAX).then(|| {
+            self.all.push(shape);
+            self.all.len() - 1
         })
     }
 
@@ -463,15 +471,15 @@ mod tests {
 
     #[test]
     fn what_is_kept_is_bounded() {
-        let fields: String = (0..SHAPES_MAX).map(|at| format!("\"{at}\":1,")).collect();
+        let fields = (0..SHAPES_MAX).map(|at| format!("\"{at}\":1")).collect::<Vec<_>>().join(",");
         for text in [
-            format!("{{{fields}\"x\":1}}").repeat(3),
+            format!("{{{fields}}}").repeat(3),
             "{\"a\":1}".repeat(2 * ROOTS_MAX),
             format!("{{\"a\":\"{}\"}}", "x".repeat(OBJECT_MAX)),
             r##"{"properties":{"a":{"$ref":"#"},"b":{"$ref":"#"}}}"##.to_owned(),
         ] {
             let finder = found(&text);
-            assert!(finder.shapes.shapes.len() <= SHAPES_MAX && finder.shapes.roots.len() <= ROOTS_MAX);
+            assert!(finder.shapes.all.len() <= SHAPES_MAX && finder.shapes.roots.len() <= ROOTS_MAX);
             assert!(finder.object.is_empty());
         }
     }
@@ -480,7 +488,9 @@ mod tests {
         #[test]
         fn any_bytes_are_read(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
             let mut finder = Finder::default();
-            bytes.iter().for_each(|&byte| finder.step(byte));
+            for &byte in &bytes {
+                finder.step(byte);
+            }
             prop_assert!(finder.object.len() <= bytes.len());
         }
 
