@@ -157,8 +157,13 @@ pub enum LookupSpec {
     Suffix(Scope),
     /// The client's own prediction.
     Prediction,
-    /// Phrases of the operator's.
-    Phrasebook(Arc<Phrases>),
+    /// Phrases of the operator's, and the skeletons of the prompt's schemas.
+    Phrasebook {
+        /// The phrases.
+        phrases: Arc<Phrases>,
+        /// Whether the schemas in the prompt count.
+        schemas: bool,
+    },
     /// What the target said may follow.
     Recycling,
 }
@@ -185,7 +190,7 @@ impl LookupSpec {
             Self::PromptLookup(_) => Source::PromptLookup,
             Self::Suffix(_) => Source::Suffix,
             Self::Prediction => Source::Prediction,
-            Self::Phrasebook(_) => Source::Phrasebook,
+            Self::Phrasebook { .. } => Source::Phrasebook,
             Self::Recycling => Source::Recycling,
         }
     }
@@ -195,7 +200,9 @@ impl LookupSpec {
         match self {
             Self::PromptLookup(_) | Self::Suffix(_) | Self::Recycling => true,
             Self::Prediction => !shared.prediction.is_empty(),
-            Self::Phrasebook(_) => shared.spelling.is_some(),
+            Self::Phrasebook { phrases, schemas } => {
+                shared.spelling.is_some() && (*schemas || !phrases.texts().is_empty())
+            }
         }
     }
 
@@ -209,8 +216,9 @@ impl LookupSpec {
             Self::Suffix(scope) => Box::new(Suffix::new(shared.earlier(*scope), id)),
             Self::Recycling => Box::new(Recycling::new(Arc::clone(&shared.successors), id)),
             Self::Prediction => Box::new(Prediction::new(Arc::clone(&shared.prediction), id)),
-            Self::Phrasebook(phrases) => {
-                Box::new(Phrasebook::new(Arc::clone(phrases), Arc::clone(shared.spelling.as_ref()?), id))
+            Self::Phrasebook { phrases, schemas } => {
+                let spelling = Arc::clone(shared.spelling.as_ref()?);
+                Box::new(Phrasebook::new(Arc::clone(phrases), *schemas, spelling, id))
             }
         })
     }
@@ -234,14 +242,45 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    static SPECS: [LookupSpec; 6] = [
-        LookupSpec::PromptLookup(Ngram { min: 1, max: 3 }),
-        LookupSpec::PromptLookup(Ngram { min: 2, max: 8 }),
-        LookupSpec::Suffix(Scope::Request),
-        LookupSpec::Suffix(Scope::Tenant),
-        LookupSpec::Prediction,
-        LookupSpec::Recycling,
-    ];
+    fn specs() -> [LookupSpec; 8] {
+        let phrases = |texts: &[(&str, &str)]| {
+            let texts = texts.iter().map(|(trigger, text)| ((*trigger).to_owned(), (*text).to_owned()));
+            Arc::new(Phrases::new(texts.collect()).unwrap())
+        };
+        [
+            LookupSpec::PromptLookup(Ngram { min: 1, max: 3 }),
+            LookupSpec::PromptLookup(Ngram { min: 2, max: 8 }),
+            LookupSpec::Suffix(Scope::Request),
+            LookupSpec::Suffix(Scope::Tenant),
+            LookupSpec::Prediction,
+            LookupSpec::Recycling,
+            LookupSpec::Phrasebook { phrases: phrases(&[]), schemas: true },
+            LookupSpec::Phrasebook { phrases: phrases(&[("a", "1}"), ("}", "{\"a\":")]), schemas: false },
+        ]
+    }
+
+    /// Tokens of which JSON can be made.
+    #[derive(Debug)]
+    struct Parts;
+
+    const PARTS: [&str; 5] = ["{\"", "a", "\":", "1", "}"];
+
+    impl Spelling for Parts {
+        fn bytes(&self, token: TokenId) -> Vec<u8> {
+            PARTS.get(token as usize).map(|part| part.as_bytes().to_vec()).unwrap_or_default()
+        }
+
+        fn tokens(&self, text: &str) -> Vec<(TokenId, usize)> {
+            let mut at = 0;
+            let mut tokens = Vec::new();
+            while let Some(rest) = text.get(at..).filter(|rest| !rest.is_empty()) {
+                let part = PARTS.iter().position(|part| rest.starts_with(part));
+                at += part.map_or(1, |part| PARTS[part].len());
+                tokens.extend(part.map(|part| (part as TokenId, at)));
+            }
+            tokens
+        }
+    }
 
     fn shared() -> Shared {
         let earlier =
@@ -255,12 +294,18 @@ mod tests {
             successors: Arc::new(successors),
             of_tenant: earlier.map(Arc::new).into(),
             prediction: Arc::new([1, 2, 3, 1, 4]),
+            spelling: Some(Arc::new(Parts)),
             ..Shared::default()
         }
     }
 
-    fn built(spec: &LookupSpec) -> Box<dyn Lookup> {
-        spec.build(spec.source().into(), &shared()).expect("it has something to say")
+    /// A drafter that has read a prompt: `{"a":1}` and more.
+    fn built(spec: &LookupSpec, prompt: &[TokenId]) -> Box<dyn Lookup> {
+        let mut drafter = spec.build(spec.source().into(), &shared()).expect("it has something to say");
+        for tokens in [&[0, 1, 2, 3, 4], prompt] {
+            drafter.observe(&Feedback { tokens, origin: Origin::Prompt });
+        }
+        drafter
     }
 
     fn of(tokens: &[TokenId]) -> Feedback<'_> {
@@ -269,7 +314,7 @@ mod tests {
 
     #[test]
     fn a_drafter_that_has_seen_nothing_says_nothing() {
-        for spec in &SPECS {
+        for spec in &specs() {
             let drafter = spec.build(spec.source().into(), &Shared::default());
             assert!(drafter.is_none_or(|drafter| drafter.draft(Budget { nodes: 8, depth: 8 }).is_empty()));
         }
@@ -294,8 +339,8 @@ mod tests {
             text.extend(again);
             text.extend((0..30).map(|_| dice.below(8192) as TokenId));
         }
-        for spec in &SPECS {
-            let mut drafter = built(spec);
+        for spec in specs().iter().filter(|spec| spec.source() != Source::Phrasebook) {
+            let mut drafter = built(spec, &[]);
             let fresh = drafter.bytes();
             drafter.observe(&of(&text));
             let each = (drafter.bytes() - fresh) as f64 / text.len() as f64;
@@ -304,16 +349,30 @@ mod tests {
         }
     }
 
+    #[test]
+    fn every_drafter_has_something_to_say_behind_some_text() {
+        for spec in &specs() {
+            let texts: [&[TokenId]; 3] = [&[0], &[1, 2], &[0, 1, 2, 3, 4, 0, 1, 2]];
+            let speaks = texts.into_iter().any(|text| {
+                let mut drafter = built(spec, &[]);
+                drafter.observe(&of(text));
+                !drafter.draft(Budget { nodes: 8, depth: 8 }).is_empty()
+            });
+            assert!(speaks, "{spec:?}");
+        }
+    }
+
     proptest! {
         #[test]
         fn a_draft_keeps_its_budget_and_depends_on_the_past_alone(
+            prompt in proptest::collection::vec(0u32..5, 0..20),
             text in proptest::collection::vec(0u32..5, 0..60),
             cut in 0usize..60,
             nodes in 0usize..10,
             depth in 0usize..10,
         ) {
-            for spec in &SPECS {
-                let (mut whole, mut pieces) = (built(spec), built(spec));
+            for spec in &specs() {
+                let (mut whole, mut pieces) = (built(spec, &prompt), built(spec, &prompt));
                 whole.observe(&of(&text));
                 let cut = cut.min(text.len());
                 pieces.observe(&of(&text[..cut]));

@@ -238,7 +238,7 @@ impl Inner {
             LookupSpec::Suffix(scope) => Some(*scope),
             LookupSpec::PromptLookup(_)
             | LookupSpec::Prediction
-            | LookupSpec::Phrasebook(_)
+            | LookupSpec::Phrasebook { .. }
             | LookupSpec::Recycling => None,
         });
         let model = format!("{}/{}", exchange.replica.name(), identity.epoch.model);

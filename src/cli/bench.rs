@@ -65,12 +65,15 @@ pub struct BenchArgs {
     #[arg(long, value_name = "F")]
     pub html: Option<PathBuf>,
     /// Instead of asking servers, play recorded texts with each of these drafters:
-    /// prompt_lookup|suffix|suffix_tenant|recycling|recycling_tenant|model|merged.
+    /// prompt_lookup|suffix|suffix_tenant|recycling|recycling_tenant|phrasebook|model|merged.
     #[arg(long, value_name = "LIST", value_delimiter = ',', conflicts_with_all = ["direct", "through", "workload"])]
     pub drafters: Vec<String>,
     /// The recorded texts, one {"prompt", "output", "choices"} of token ids per line; with --drafters.
     #[arg(long, value_name = "F", num_args = 1.., value_delimiter = ',', requires = "drafters")]
     pub streams: Vec<PathBuf>,
+    /// The tokenizer.json of the recorded texts, which phrasebook needs; with --drafters.
+    #[arg(long, value_name = "F", requires = "drafters")]
+    pub tokenizer: Option<PathBuf>,
     /// Most nodes of a draft, 1 to 32; with --drafters.
     #[arg(long, value_name = "N", default_value_t = 8)]
     pub gamma: usize,

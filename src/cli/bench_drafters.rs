@@ -2,14 +2,17 @@
 
 use std::fmt::Write as _;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::json;
 
 use super::bench::{BenchArgs, Report, Unusable};
+use crate::draft::Spelling;
 use crate::lab::Exit;
 use crate::lab::replay::{self, Contestant, Game, Row, Stream};
+use crate::text::Tokenizer;
 use crate::words::Shape;
 
 /// Most draft tokens of a round.
@@ -31,7 +34,15 @@ fn played(args: &BenchArgs) -> Result<Vec<Row>, Unusable> {
     let earlier: Vec<Stream> =
         args.earlier.iter().map(streams).collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect();
     let verify = Duration::from_secs_f64(args.verify_ms / 1e3);
-    let game = Game { gamma: args.gamma, shape, earlier: &earlier, context: args.context, verify };
+    let spelling = spelling(args.tokenizer.as_deref(), &players)?;
+    let game = Game {
+        gamma: args.gamma,
+        shape,
+        earlier: &earlier,
+        context: args.context,
+        spelling: spelling.as_ref(),
+        verify,
+    };
     let mut rows: Vec<Row> = Vec::new();
     for path in &args.streams {
         let streams = streams(path)?;
@@ -39,6 +50,20 @@ fn played(args: &BenchArgs) -> Result<Vec<Row>, Unusable> {
         rows.extend(players.iter().map(|player| replay::play(*player, &players, &name, &streams, game)));
     }
     Ok(rows)
+}
+
+/// The tokenizer of the streams; it is only opened for a drafter that needs it.
+fn spelling(file: Option<&Path>, players: &[Contestant]) -> Result<Option<Arc<dyn Spelling>>, Unusable> {
+    if !players.contains(&Contestant::Phrasebook) {
+        return Ok(None);
+    }
+    let unusable = |got: String| {
+        let allowed = "the tokenizer.json of the streams, for phrasebook";
+        Unusable::Value { flag: "tokenizer", allowed, got }
+    };
+    let file = file.ok_or_else(|| unusable("nothing".to_owned()))?;
+    let tokenizer = Tokenizer::from_file(file).map_err(|error| unusable(error.to_string()))?;
+    Ok(Some(Arc::new(tokenizer)))
 }
 
 fn finish(args: &BenchArgs, rows: &[Row], out: &mut impl Write) -> Exit {
@@ -61,7 +86,8 @@ fn refuse(unusable: &Unusable) -> Exit {
 fn read(args: &BenchArgs) -> Result<(Vec<Contestant>, Shape), Unusable> {
     let value = |flag, allowed, got: String| Unusable::Value { flag, allowed, got };
     let parse = |name: &String| {
-        let allowed = "prompt_lookup, suffix, suffix_tenant, recycling, recycling_tenant, model, merged";
+        let allowed =
+            "prompt_lookup, suffix, suffix_tenant, recycling, recycling_tenant, phrasebook, model, merged";
         Contestant::parse(name).ok_or_else(|| value("drafters", allowed, name.clone()))
     };
     let players = args.drafters.iter().map(parse).collect::<Result<Vec<_>, _>>()?;

@@ -249,7 +249,12 @@ fn bucket(source: Source, features: Features) -> usize {
             share if share < 0.9 => 2,
             _ => by_length(features.match_len).clamp(3, 5),
         },
-        Source::Phrasebook => 0,
+        // A phrase; a skeleton that several shapes agree on; the only one that is left.
+        Source::Phrasebook => match features.share {
+            share if share <= 0.0 => 0,
+            share if share < 1.0 => 1,
+            _ => 2,
+        },
         // Behind its token alone, whatever stood before that.
         Source::Recycling => match features.share {
             share if share < 0.04 => 0,

@@ -1,9 +1,13 @@
 //! `phrasebook`: after an operator's trigger comes the operator's continuation: licence headers, boilerplate, the skeletons of
-//! tool calls and of JSON.
+//! tool calls and of JSON. Those of tools and schemas that are written in the prompt come without an operator.
 //!
 //! Triggers are looked for in bytes, by Aho and Corasick's automaton, so that they are found however the text before them was
 //! split into tokens. A continuation is followed byte by byte; from where it is, it is proposed in the tokens that the target's
 //! own tokenizer gives trigger and continuation together, or, where the text was split otherwise, the rest by itself.
+
+mod json;
+mod shapes;
+mod skeleton;
 
 use std::sync::Arc;
 
@@ -11,7 +15,9 @@ use aho_corasick::automaton::{Automaton, StateID};
 use aho_corasick::nfa::contiguous::NFA;
 use aho_corasick::{Anchored, MatchKind};
 
-use super::{Budget, DrafterId, Features, Feedback, Lookup, Tree};
+use self::shapes::Finder;
+use self::skeleton::{Proposal, Skeleton};
+use super::{Budget, DrafterId, Features, Feedback, Lookup, Origin, Tree};
 use crate::units::TokenId;
 
 /// What a drafter of texts knows of the target's tokens.
@@ -23,9 +29,10 @@ pub trait Spelling: Send + Sync + std::fmt::Debug {
 }
 
 /// An operator's phrases, compiled.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Phrases {
-    triggers: NFA,
+    /// `None` if there are no phrases.
+    triggers: Option<NFA>,
     texts: Vec<(String, String)>,
 }
 
@@ -41,9 +48,12 @@ impl Phrases {
     /// # Errors
     /// They are too many or too long, in words.
     pub fn new(texts: Vec<(String, String)>) -> Result<Self, String> {
+        if texts.is_empty() {
+            return Ok(Self::default());
+        }
         let triggers = texts.iter().map(|(trigger, _)| trigger);
         let triggers = NFA::builder().match_kind(MatchKind::Standard).build(triggers);
-        Ok(Self { triggers: triggers.map_err(|error| error.to_string())?, texts })
+        Ok(Self { triggers: Some(triggers.map_err(|error| error.to_string())?), texts })
     }
 
     /// The pairs.
@@ -53,17 +63,15 @@ impl Phrases {
 
     /// The phrase with the longest trigger that ends in a state of the automaton.
     fn ended(&self, state: StateID) -> Option<usize> {
-        if !self.triggers.is_match(state) {
-            return None;
-        }
-        let ended = (0..self.triggers.match_len(state)).map(|at| self.triggers.match_pattern(state, at));
+        let triggers = self.triggers.as_ref().filter(|triggers| triggers.is_match(state))?;
+        let ended = (0..triggers.match_len(state)).map(|at| triggers.match_pattern(state, at));
         ended
             .map(|pattern| pattern.as_usize())
             .max_by_key(|&at| self.texts.get(at).map_or(0, |(trigger, _)| trigger.len()))
     }
 }
 
-/// The drafter of one session. Memory: what the phrase takes that is being followed.
+/// The drafter of one session. Memory: what the phrase takes that is being followed, and the shapes of the prompt's schemas.
 #[derive(Debug)]
 pub struct Phrasebook {
     id: DrafterId,
@@ -71,6 +79,31 @@ pub struct Phrasebook {
     spelling: Arc<dyn Spelling>,
     state: Option<StateID>,
     following: Option<Following>,
+    schemas: Option<Schemas>,
+}
+
+/// The schemas of the prompt, and the output by them.
+#[derive(Debug, Default)]
+struct Schemas {
+    found: Finder,
+    /// `None` until the output begins.
+    skeleton: Option<Skeleton>,
+}
+
+impl Schemas {
+    fn step(&mut self, byte: u8, origin: Origin) {
+        let Self { found, skeleton } = self;
+        match origin {
+            Origin::Prompt => found.step(byte),
+            Origin::Output => skeleton
+                .get_or_insert_with(|| Skeleton::new(found.style().clone(), found.form()))
+                .step(byte, found.shapes()),
+        }
+    }
+
+    fn proposal(&self) -> Option<Proposal> {
+        self.skeleton.as_ref()?.proposal(self.found.shapes())
+    }
 }
 
 /// A phrase whose trigger has been said.
@@ -86,16 +119,20 @@ struct Following {
 }
 
 impl Phrasebook {
-    /// A drafter that has seen nothing and votes as `id`.
-    pub fn new(phrases: Arc<Phrases>, spelling: Arc<dyn Spelling>, id: DrafterId) -> Self {
-        let state = phrases.triggers.start_state(Anchored::No).ok();
-        Self { id, phrases, spelling, state, following: None }
+    /// A drafter that has seen nothing and votes as `id`; with `schemas`, also by those in the prompt.
+    pub fn new(phrases: Arc<Phrases>, schemas: bool, spelling: Arc<dyn Spelling>, id: DrafterId) -> Self {
+        let state = phrases.triggers.as_ref().and_then(|triggers| triggers.start_state(Anchored::No).ok());
+        let schemas = schemas.then(Schemas::default);
+        Self { id, phrases, spelling, state, following: None, schemas }
     }
 
-    fn push(&mut self, token: TokenId) {
+    fn push(&mut self, token: TokenId, origin: Origin) {
         let bytes = self.spelling.bytes(token);
         for &byte in &bytes {
             self.step(byte);
+            if let Some(schemas) = &mut self.schemas {
+                schemas.step(byte, origin);
+            }
         }
         let Some(mut following) = self.following.take() else { return };
         let Some((trigger, continuation)) = self.phrases.texts.get(following.phrase) else { return };
@@ -115,8 +152,8 @@ impl Phrasebook {
                 self.following = None;
             }
         }
-        let Some(state) = &mut self.state else { return };
-        *state = self.phrases.triggers.next_state(Anchored::No, *state, byte);
+        let (Some(state), Some(triggers)) = (&mut self.state, &self.phrases.triggers) else { return };
+        *state = triggers.next_state(Anchored::No, *state, byte);
         if let Some(phrase) = self.phrases.ended(*state).filter(|_| self.following.is_none()) {
             self.following = Some(Following { phrase, said: 0, whole: Vec::new(), rest: Vec::new() });
         }
@@ -126,23 +163,41 @@ impl Phrasebook {
     fn rest(&self, following: &Following, trigger: usize, continuation: &str) -> Vec<TokenId> {
         let Following { said, whole, .. } = following;
         let Some(rest) = continuation.get(*said..).filter(|rest| !rest.is_empty()) else { return Vec::new() };
-        let met = whole.iter().position(|&(_, end)| end == trigger + said).map(|last| last + 1);
+        self.tokens_of(rest, whole, trigger + said)
+    }
+
+    /// The tokens of a text's `rest`: those of the `whole` behind byte `said`, if one ends there, else its own.
+    fn tokens_of(&self, rest: &str, whole: &[(TokenId, usize)], said: usize) -> Vec<TokenId> {
+        let met = whole.iter().position(|&(_, end)| end == said).map(|last| last + 1);
         let tokens = match met.and_then(|met| whole.get(met..)) {
             Some(tokens) => tokens.to_vec(),
             None => self.spelling.tokens(rest),
         };
         tokens.into_iter().map(|(token, _)| token).collect()
     }
+
+    /// What the prompt's schemas say.
+    fn skeleton(&self, most: usize) -> Option<Tree> {
+        let Proposal { begun, rest, shapes } = self.schemas.as_ref()?.proposal()?;
+        let whole =
+            if begun.is_empty() { Vec::new() } else { self.spelling.tokens(&[&*begun, &*rest].concat()) };
+        let tokens = self.tokens_of(&rest, &whole, begun.len());
+        let features = Features { share: 1.0 / shapes as f32, ..Features::default() };
+        Some(Tree::chain(tokens.get(..most).unwrap_or(&tokens), self.id, features))
+    }
 }
 
 impl Lookup for Phrasebook {
     fn observe(&mut self, seen: &Feedback<'_>) {
-        seen.tokens.iter().for_each(|&token| self.push(token));
+        seen.tokens.iter().for_each(|&token| self.push(token, seen.origin));
     }
 
     fn draft(&self, budget: Budget) -> Tree {
-        let Some(Following { rest, said, .. }) = &self.following else { return Tree::default() };
-        let tokens = rest.get(..budget.nodes.min(budget.depth)).unwrap_or(rest);
+        let most = budget.nodes.min(budget.depth);
+        let Some(Following { rest, said, .. }) = &self.following else {
+            return self.skeleton(most).unwrap_or_default();
+        };
+        let tokens = rest.get(..most).unwrap_or(rest);
         Tree::chain(tokens, self.id, Features::matched(*said as u32))
     }
 
@@ -150,7 +205,8 @@ impl Lookup for Phrasebook {
         let following = self.following.as_ref().map_or(0, |Following { whole, rest, .. }| {
             whole.capacity() * size_of::<(TokenId, usize)>() + rest.capacity() * size_of::<TokenId>()
         });
-        size_of::<Self>() + following
+        let schemas = self.schemas.as_ref().map_or(0, |schemas| schemas.found.bytes());
+        size_of::<Self>() + following + schemas
     }
 }
 
@@ -184,11 +240,19 @@ mod tests {
     fn drafted(phrases: &[(&str, &str)], said: &[&str]) -> String {
         let texts = phrases.iter().map(|(a, b)| ((*a).to_owned(), (*b).to_owned())).collect();
         let phrases = Arc::new(Phrases::new(texts).unwrap());
-        let mut drafter = Phrasebook::new(phrases, Arc::new(Pairs), Source::Phrasebook.into());
+        let mut drafter = Phrasebook::new(phrases, true, Arc::new(Pairs), Source::Phrasebook.into());
+        say(&mut drafter, Origin::Output, said);
+        shown(&drafter)
+    }
+
+    fn say(drafter: &mut Phrasebook, origin: Origin, said: &[&str]) {
         for piece in said {
             let tokens: Vec<TokenId> = Pairs.tokens(piece).into_iter().map(|(token, _)| token).collect();
-            drafter.observe(&Feedback { tokens: &tokens, origin: Origin::Output });
+            drafter.observe(&Feedback { tokens: &tokens, origin });
         }
+    }
+
+    fn shown(drafter: &Phrasebook) -> String {
         let tree = drafter.draft(Budget { nodes: 8, depth: 8 });
         let bytes = tree.nodes().iter().flat_map(|node| Pairs.bytes(node.token)).collect();
         String::from_utf8(bytes).unwrap()
@@ -218,5 +282,23 @@ mod tests {
         );
         assert_eq!(drafted(&[("é", "ü!")], &["é"]), "ü!");
         assert_eq!(drafted(&[], &["anything"]), "");
+    }
+
+    #[test]
+    fn a_schema_of_the_prompt_is_drafted_in_the_tokens_that_the_output_has_begun() {
+        let schema = r#"{"properties":{"unit":{"enum":["kelvin"]}}}"#;
+        let drafted = |schemas: bool, said: &[&str]| {
+            let phrases = Arc::new(Phrases::new(vec![("!".to_owned(), "?".to_owned())]).unwrap());
+            let mut drafter = Phrasebook::new(phrases, schemas, Arc::new(Pairs), Source::Phrasebook.into());
+            say(&mut drafter, Origin::Prompt, &[schema]);
+            assert!(drafter.draft(Budget { nodes: 8, depth: 8 }).is_empty(), "the prompt is not the output");
+            say(&mut drafter, Origin::Output, said);
+            shown(&drafter)
+        };
+        assert_eq!(drafted(true, &["{\""]), "unit\":\"kelvin", "eight tokens");
+        assert_eq!(drafted(true, &["{\"", "u"]), "nit\":\"kelvin", "split otherwise");
+        assert_eq!(drafted(true, &["{\"unit\":\"kel"]), "vin\"}", "a token less than a pair");
+        assert_eq!(drafted(true, &["{\"!"]), "?", "a phrase comes first");
+        assert_eq!(drafted(false, &["{\""]), "");
     }
 }

@@ -17,7 +17,7 @@ use crate::control::survival::Survival;
 use crate::draft::memory::{Key, Limits, Memory};
 use crate::draft::{
     Budget, DrafterId, Features, Feedback, Lookup, LookupSpec, Ngram, Origin, Recycling, Scope, Shared,
-    Source, Successors, Tree, View, merge,
+    Source, Spelling, Successors, Tree, View, merge,
 };
 use crate::units::{Tick, TokenId};
 use crate::words::Shape;
@@ -47,6 +47,8 @@ pub enum Contestant {
     Recycling,
     /// `recycling` over the streams before as well.
     Recycled,
+    /// `phrasebook` without phrases: by the schemas in the prompt alone. It needs the tokenizer of the texts.
+    Phrasebook,
     /// The recorded choices of a model drafter.
     Model,
     /// All of them merged into one tree.
@@ -55,12 +57,13 @@ pub enum Contestant {
 
 impl Contestant {
     /// Every one.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::PromptLookup,
         Self::Suffix,
         Self::Memory,
         Self::Recycling,
         Self::Recycled,
+        Self::Phrasebook,
         Self::Model,
         Self::Merged,
     ];
@@ -73,6 +76,7 @@ impl Contestant {
             Self::Memory => "suffix_tenant",
             Self::Recycling => "recycling",
             Self::Recycled => "recycling_tenant",
+            Self::Phrasebook => "phrasebook",
             Self::Model => "model",
             Self::Merged => "merged",
         }
@@ -89,6 +93,7 @@ impl Contestant {
             Self::Suffix => Some(LookupSpec::Suffix(Scope::Request)),
             Self::Memory => Some(LookupSpec::Suffix(Scope::Tenant)),
             Self::Recycling | Self::Recycled => Some(LookupSpec::Recycling),
+            Self::Phrasebook => Some(LookupSpec::Phrasebook { phrases: Arc::default(), schemas: true }),
             Self::Model | Self::Merged => None,
         }
     }
@@ -107,6 +112,8 @@ pub struct Game<'a> {
     pub context: usize,
     /// What a round is taken to last besides drafting: nothing is verified here.
     pub verify: Duration,
+    /// The tokens of the texts as bytes, for drafters that look at those.
+    pub spelling: Option<&'a Arc<dyn Spelling>>,
 }
 
 /// What a drafter brought over some streams.
@@ -190,7 +197,7 @@ pub fn play(
     let single = [contestant];
     let others: Vec<Contestant> = all.iter().copied().filter(|one| *one != Contestant::Merged).collect();
     let players = if contestant == Contestant::Merged { &others[..] } else { &single[..] };
-    let mut library = Library::new(players.contains(&Contestant::Memory), game.earlier);
+    let mut library = Library::new(players.contains(&Contestant::Memory), game);
     let mut score = Score::default();
     let mut survival = Survival::default();
     for (at, stream) in streams.iter().enumerate() {
@@ -230,14 +237,16 @@ struct Library {
     memory: Option<Memory>,
     view: View,
     successors: Arc<Successors>,
+    spelling: Option<Arc<dyn Spelling>>,
 }
 
 impl Library {
-    fn new(wanted: bool, earlier: &[Stream]) -> Self {
+    fn new(wanted: bool, game: Game<'_>) -> Self {
         let limits = Limits { bytes: usize::MAX, ttl: Duration::from_hours(1) };
         let memory = wanted.then(|| Memory::new(limits, 1));
-        let mut this = Self { memory, view: View::default(), successors: Arc::default() };
-        for stream in earlier {
+        let spelling = game.spelling.map(Arc::clone);
+        let mut this = Self { memory, view: View::default(), successors: Arc::default(), spelling };
+        for stream in game.earlier {
             this.learn(stream);
             let mut drafter = Recycling::new(Arc::default(), Source::Recycling.into());
             for tokens in [&stream.prompt, &stream.output] {
@@ -254,7 +263,7 @@ impl Library {
             return Shared::default();
         }
         let (of_tenant, successors) = (Arc::clone(&self.view), Arc::clone(&self.successors));
-        Shared { of_tenant, successors, ..Shared::default() }
+        Shared { of_tenant, successors, spelling: self.spelling.clone(), ..Shared::default() }
     }
 
     /// Learns the successors that a drafter has seen, if it looks for them.
@@ -453,8 +462,14 @@ mod tests {
         vec![one.clone(), Stream { choices: Vec::new(), ..one }]
     }
 
-    const GAME: Game<'_> =
-        Game { gamma: 4, shape: Shape::Tree, earlier: &[], context: 0, verify: Duration::from_millis(10) };
+    const GAME: Game<'_> = Game {
+        gamma: 4,
+        shape: Shape::Tree,
+        earlier: &[],
+        context: 0,
+        spelling: None,
+        verify: Duration::from_millis(10),
+    };
 
     #[test]
     fn the_share_of_time_is_that_of_drafting_in_rounds_of_a_known_length() {
@@ -488,12 +503,39 @@ mod tests {
         assert!(merged.rounds <= 8 + 14 && merged.e_n > model.e_n, "{merged:?}");
     }
 
+    /// Every token is a byte.
+    #[derive(Debug)]
+    struct Bytes;
+
+    impl Spelling for Bytes {
+        fn bytes(&self, token: TokenId) -> Vec<u8> {
+            vec![token as u8]
+        }
+
+        fn tokens(&self, text: &str) -> Vec<(TokenId, usize)> {
+            text.bytes().enumerate().map(|(at, byte)| (TokenId::from(byte), at + 1)).collect()
+        }
+    }
+
+    #[test]
+    fn a_phrasebook_drafts_by_the_schemas_of_the_prompt_where_the_tokenizer_is_known() {
+        let tokens = |text: &str| Bytes.tokens(text).into_iter().map(|(token, _)| token).collect();
+        let prompt = tokens("{\"properties\": {\"unit\": {\"const\": \"kelvin\"}}}");
+        let stream = Stream { prompt, output: tokens("{\"unit\": \"kelvin\"}"), choices: Vec::new() };
+        let of = |spelling| {
+            play(Contestant::Phrasebook, &[], "w", std::slice::from_ref(&stream), Game { spelling, ..GAME })
+        };
+        let known: Arc<dyn Spelling> = Arc::new(Bytes);
+        assert_eq!(of(None).rounds, 18);
+        assert_eq!(of(Some(&known)).rounds, 2 + 4, "two bytes begin it, five make a round");
+    }
+
     #[test]
     fn contexts_and_memories_are_as_long_as_asked_for() {
         let all = streams();
         assert_eq!(longer(&all, 0, 500).len(), 498);
         assert_eq!(longer(&all, 0, 2).len(), 0);
-        let filled = Library::new(true, &all[..1]);
+        let filled = Library::new(true, Game { earlier: &all[..1], ..GAME });
         let held: usize = filled.memory.unwrap().holdings().map(|(_, held)| held.tokens).sum();
         assert_eq!(held, 42);
     }

@@ -4,7 +4,7 @@
 //! decision while a request is being served, or through all of them for an explanation.
 
 use super::facts::{Fact, Facts};
-use super::part::Part;
+use super::part::{Part, parts};
 use super::ruling::{Allowed, Ruling};
 use super::steps::{self, Halt, NO_BACKEND, NO_POLICY, NO_REQUEST, NO_SERVER, passed};
 use crate::words::{BypassReason, RideReason};
@@ -217,7 +217,7 @@ fn walk(facts: &Facts<'_>, mut walk: Walk) -> Decision {
     );
     let parts = walk.step(
         Step::Drafters,
-        || Ok(policy.ok_or(NO_POLICY)?.drafters.iter().map(|drafter| drafter.part(facts.models)).collect()),
+        || Ok(parts(&policy.ok_or(NO_POLICY)?.drafters, facts.models)),
         |parts: &Vec<Part<'_>>| steps::say_parts(parts),
     );
     let settled = || {

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::decide::{Decision, Finding, Outcome, Step, Verdict, decide_and_say_why};
 use super::facts::{Body, Facts};
-use super::part::Part;
+use super::part::{Part, parts};
 use super::{Accept, Drafter, Policy, Rule, Ruling};
 use crate::openai;
 use crate::words::{BypassReason, Plan, RideReason};
@@ -387,8 +387,8 @@ fn policy_line(policy: &Policy, subject: Option<&super::Subject<'_>>) -> PolicyL
 }
 
 fn drafters(policy: &Policy, facts: &Facts<'_>) -> Vec<DrafterLine> {
-    let line = |drafter: &Drafter| {
-        let (drafts, why) = match drafter.part(facts.models) {
+    let line = |(drafter, part): (&Drafter, Part<'_>)| {
+        let (drafts, why) = match part {
             Part::Inline(_) => (Some(true), None),
             Part::Asked(_, speech) => (Some(true), speech.words().map(ToOwned::to_owned)),
             Part::Absent(why) => (Some(false), Some(why.into_owned())),
@@ -400,7 +400,7 @@ fn drafters(policy: &Policy, facts: &Facts<'_>) -> Vec<DrafterLine> {
         };
         DrafterLine { drafter, drafts, why }
     };
-    policy.drafters.iter().map(line).collect()
+    policy.drafters.iter().zip(parts(&policy.drafters, facts.models)).map(line).collect()
 }
 
 impl From<&Finding> for StepLine {

@@ -70,7 +70,9 @@ impl Drafter {
             }
             Self::Suffix { scope } => Part::Inline(LookupSpec::Suffix(*scope)),
             Self::Prediction => Part::Inline(LookupSpec::Prediction),
-            Self::Phrasebook { phrases } => Part::Inline(LookupSpec::Phrasebook(Arc::clone(phrases))),
+            Self::Phrasebook { phrases, schemas } => {
+                Part::Inline(LookupSpec::Phrasebook { phrases: Arc::clone(phrases), schemas: *schemas })
+            }
             Self::Recycling => Part::Inline(LookupSpec::Recycling),
             Self::Model { model: name, vocabulary } => match model(name) {
                 ModelState::Ready => Part::Asked(name, Speech::Same),
@@ -81,6 +83,23 @@ impl Drafter {
             },
         }
     }
+}
+
+/// How the drafters of a policy take part, in its order. Of the models the first that can draft is the one that is asked;
+/// `model` gives the state of each by name.
+pub fn parts<'a>(drafters: &'a [Drafter], model: impl Fn(&str) -> ModelState) -> Vec<Part<'a>> {
+    let mut asked: Option<&str> = None;
+    let part = |drafter: &'a Drafter| match (drafter.part(&model), asked) {
+        (Part::Asked(..), Some(first)) => Part::Absent(Cow::Owned(format!(
+            "one model drafts for a request, and `{first}` is named before it"
+        ))),
+        (Part::Asked(name, speech), None) => {
+            asked = Some(name);
+            Part::Asked(name, speech)
+        }
+        (part, _) => part,
+    };
+    drafters.iter().map(part).collect()
 }
 
 /// How a model with another vocabulary speaks; an error, in words, where the policy says that it has the same.

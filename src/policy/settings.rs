@@ -21,8 +21,10 @@ pub enum Drafter {
         /// Whose texts it remembers.
         scope: Scope,
     },
-    /// Phrases given by the operator.
+    /// Phrases given by the operator, and the skeletons of schemas and tools that are written in the prompt.
     Phrasebook {
+        /// Whether schemas and tools in the prompt count.
+        schemas: bool,
         /// Pairs (trigger, continuation): the continuation is drafted after the trigger.
         phrases: Arc<Phrases>,
     },

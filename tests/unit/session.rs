@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use foretell::control::costs::NODES_MAX;
 use foretell::control::{Control, Heat, Way};
-use foretell::draft::{Company, Features, LookupSpec, Ngram, Source, Tree, Vote};
+use foretell::draft::{Company, Features, LookupSpec, Ngram, Shared, Source, Spelling, Tree, Vote};
 use foretell::session::{
     Action, ActionId, Decode, Ending, Event, Fault, Finish, Hold, Limit, Permission, RidePlan, Rules,
     Session, Start, Summary, Tail,
@@ -167,6 +167,45 @@ fn a_session_accounts_for_its_lookups_as_they_grow() {
     // Ten tokens: their ids, and at least a state of 24 bytes for each.
     assert!(lookup >= 10 * (4 + 24), "{lookup}");
     assert!(once - fresh >= 10 * 28, "{fresh} to {once}");
+}
+
+/// Every token is a byte.
+#[derive(Debug)]
+struct Bytes;
+
+impl Spelling for Bytes {
+    fn bytes(&self, token: TokenId) -> Vec<u8> {
+        vec![token as u8]
+    }
+
+    fn tokens(&self, text: &str) -> Vec<(TokenId, usize)> {
+        text.bytes().enumerate().map(|(at, byte)| (TokenId::from(byte), at + 1)).collect()
+    }
+}
+
+#[test]
+fn an_object_is_drafted_by_the_schema_in_the_prompt_from_its_first_quote_on() {
+    let shared = Shared { spelling: Some(Arc::new(Bytes)), ..Shared::default() };
+    let lookups = vec![LookupSpec::Phrasebook { phrases: Arc::default(), schemas: true }];
+    let mut desk = Desk::new(Rules { lookups, shared, gamma_fixed: Some(4), ..rules() }, Ending::default());
+    let asked = desk.asks();
+    let [(ride, Action::Ride(RidePlan::First))] = asked[..] else { panic!("{asked:?}") };
+    let tokens = |text: &str| text.bytes().map(TokenId::from).collect::<Vec<_>>();
+    // Longer than what is read at one token event.
+    let prompt = format!("{}{{\"properties\": {{\"on\": {{\"const\": true}}}}}}", " ".repeat(1_100));
+    desk.tell(ride, Event::Prompt(tokens(&prompt)));
+    let asked = desk.token(ride, b'{'.into());
+    let [_, (verify, Action::Verify(draft, ..))] = &asked[..] else { panic!("{asked:?}") };
+    assert!(draft.is_empty(), "a brace alone may be anything: {draft:?}");
+    let asked = desk.tell(*verify, rows(&tokens("\"")));
+    let [(verify, Action::Verify(draft, ..))] = &asked[..] else { panic!("{asked:?}") };
+    assert_eq!(draft.path(draft.len() - 1), tokens("on\":"));
+    let asked = desk.tell(*verify, rows(&tokens("on\": ")));
+    let [(verify, Action::Verify(draft, ..))] = &asked[..] else { panic!("{asked:?}") };
+    assert_eq!(draft.path(draft.len() - 1), tokens("true"));
+    desk.tell(*verify, rows(&tokens("true}")));
+    assert_eq!(desk.tokens, tokens("{\"on\": true}"));
+    assert_eq!((desk.session.summary().drafted, desk.session.summary().accepted), (8, 8));
 }
 
 /// What was learnt of verify calls by a plan: seconds by number of nodes, for contexts like the tests'.

@@ -135,6 +135,7 @@ const POLICY_ACTS: &[(&str, &str, &str)] = &[
     ("drafters[].vocabulary", "policy/part.rs", "speech(*vocabulary"),
     ("drafters[].phrases[].trigger", "draft/phrasebook.rs", "(trigger, _)"),
     ("drafters[].phrases[].continuation", "draft/phrasebook.rs", "(trigger, continuation)"),
+    ("drafters[].schemas", "draft/phrasebook.rs", "schemas.then("),
     ("drafters[].scope", "policy/part.rs", "LookupSpec::Suffix(*scope)"),
     ("drafters[].i_accept_sharing", "config/policy/file.rs", "!accepted"),
     ("gamma.max", "policy/ruling.rs", "policy.gamma.max"),

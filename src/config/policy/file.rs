@@ -144,7 +144,7 @@ fn drafter(item: &Item<'_>) -> Option<Drafter> {
             Some(Drafter::PromptLookup { ngram_min, ngram_max })
         }
         Kind::Suffix => Some(Drafter::Suffix { scope: scope(&mut section) }),
-        Kind::Phrasebook => phrases(&mut section).map(|phrases| Drafter::Phrasebook { phrases }),
+        Kind::Phrasebook => phrasebook(&mut section),
         Kind::Recycling => Some(Drafter::Recycling),
         Kind::Prediction => Some(Drafter::Prediction),
         Kind::Model => model(&mut section),
@@ -175,11 +175,20 @@ fn scope(section: &mut Section<'_>) -> Scope {
     scope
 }
 
-fn phrases(section: &mut Section<'_>) -> Option<Arc<Phrases>> {
-    let allowed = "a list of { trigger, continuation }";
+fn phrasebook(section: &mut Section<'_>) -> Option<Drafter> {
+    let schemas = section.or("schemas", true, boolean);
+    let phrases = phrases(section, schemas)?;
+    Some(Drafter::Phrasebook { schemas, phrases })
+}
+
+/// Reads `phrases`, which may only be left out where the prompt's `schemas` count.
+fn phrases(section: &mut Section<'_>, schemas: bool) -> Option<Arc<Phrases>> {
     let Some(item) = section.item("phrases") else {
-        section.refuse("phrases", Refusal::new("missing", allowed), "nothing");
-        return None;
+        if !schemas {
+            let allowed = "a list of { trigger, continuation }, or schemas: true";
+            section.refuse("phrases", Refusal::new("missing", allowed), "nothing");
+        }
+        return schemas.then(Arc::default);
     };
     let phrase = |item: &Item<'_>| {
         let mut section = item.section();

@@ -183,9 +183,15 @@ fn drafter(kind: &str) -> Value {
                 "properties": { "trigger": text.clone(), "continuation": text },
             });
             (
-                "Phrases of the operator: after a trigger its continuation is drafted.",
-                vec![("phrases", json!({ "type": "array", "items": phrase }))],
-                vec!["phrases"],
+                "Phrases of the operator: after a trigger its continuation is drafted. And the skeletons of JSON objects by the schemas and tools that are written in the prompt. At least one of both.",
+                vec![
+                    ("phrases", json!({ "type": "array", "items": phrase })),
+                    (
+                        "schemas",
+                        json!({ "type": "boolean", "default": true, "description": "Draft keys, punctuation and only choices of objects whose schema, tool or example is written in the prompt." }),
+                    ),
+                ],
+                vec![],
             )
         }
         "model" => (

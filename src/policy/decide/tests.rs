@@ -3,7 +3,7 @@ use http::HeaderMap;
 use super::*;
 use crate::dialect::{Dialect, Engine, Noise};
 use crate::openai::{Control, Defaults, Judgement, Route, judge};
-use crate::policy::part::{ModelState, Part, Speech};
+use crate::policy::part::{ModelState, Part, Speech, parts};
 use crate::policy::{
     Accept, Backend, Body, Bounds, Drafter, Gamma, Gates, Holdback, Match, Policy, PolicyMode, PolicySet,
     Revision, Server, ServerState, Terms, Vocabulary, Wish,
@@ -302,6 +302,8 @@ fn the_first_model_that_can_speak_to_the_target_is_the_one_that_is_asked() {
     assert!(
         matches!(refused, Part::Absent(why) if why.ends_with("`vocabulary: same`, and one is not the other"))
     );
+    let all = parts(&set.policies()[0].drafters, states);
+    assert!(matches!(&all[1..], [Part::Asked("foreign", _), Part::Absent(why)] if why.contains("`foreign`")));
     let none = Facts { models: &|_| ModelState::NotLoaded, ..facts };
     let told = decide_and_say_why(&none);
     assert_eq!(told.findings.last().map(|last| last.verdict), Some(Verdict::Rides(RideReason::NoDraft)));

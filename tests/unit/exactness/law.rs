@@ -14,8 +14,8 @@ use super::world::{Case, Hooks, Outcome, play_judged};
 use foretell::control::{self, Control, Heat};
 use foretell::draft::suffix::Segment;
 use foretell::draft::{
-    Company, Features, LookupSpec, Ngram, Node, Phrases, Scope, Shared, Source, Spelling, Successors, Tree,
-    Vote,
+    Budget, Company, Features, Feedback, LookupSpec, Ngram, Node, Origin, Phrases, Scope, Shared, Source,
+    Spelling, Successors, Tree, Vote,
 };
 use foretell::session::accept::{self, Accept, Accepted, Draws, Judged, Walk};
 use foretell::session::{Ending, Rules};
@@ -45,29 +45,61 @@ impl Drafter {
     }
 }
 
-/// Token `n` is the `n`th letter.
+/// What the drafters of texts take the tokens for: parts of JSON, and letters behind those.
 #[derive(Debug)]
-struct Letters;
+struct Parts;
 
-impl Spelling for Letters {
+impl Parts {
+    const TEXTS: [&str; 12] = ["{\"b", "\":1}", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l"];
+
+    fn text(token: TokenId) -> &'static str {
+        Self::TEXTS.get(token as usize).copied().unwrap_or("_")
+    }
+
+    fn of(tokens: &[TokenId]) -> String {
+        tokens.iter().map(|&token| Self::text(token)).collect()
+    }
+}
+
+impl Spelling for Parts {
     fn bytes(&self, token: TokenId) -> Vec<u8> {
-        vec![b'a' + token as u8]
+        Self::text(token).as_bytes().to_vec()
     }
 
+    /// The beginning of a token at the end of a text is that token: a draft may be wrong.
     fn tokens(&self, text: &str) -> Vec<(TokenId, usize)> {
-        text.bytes().enumerate().map(|(at, byte)| (TokenId::from(byte - b'a'), at + 1)).collect()
+        let mut at = 0;
+        let mut tokens = Vec::new();
+        while let Some(rest) = text.get(at..).filter(|rest| !rest.is_empty()) {
+            let meets = |part: &&str| rest.starts_with(*part) || part.starts_with(rest);
+            let token = Self::TEXTS.iter().position(meets).unwrap_or_default() as TokenId;
+            at += Self::text(token).len().min(rest.len());
+            tokens.push((token, at));
+        }
+        tokens
     }
+}
+
+#[test]
+fn a_schema_in_the_prompt_has_a_say_in_these_worlds() {
+    let spec = LookupSpec::Phrasebook { phrases: Arc::default(), schemas: true };
+    let mut drafter = spec.build(spec.source().into(), &shared()).unwrap();
+    drafter.observe(&Feedback { tokens: &[0, 1, 0, 1, 2], origin: Origin::Prompt });
+    drafter.observe(&Feedback { tokens: &[2, 0], origin: Origin::Output });
+    let draft = drafter.draft(Budget { nodes: 3, depth: 3 });
+    assert_eq!((draft.len(), draft.path(0)), (1, vec![1]));
 }
 
 /// Every lookup drafter.
 pub fn lookups() -> Vec<LookupSpec> {
-    let phrase = |trigger: &str, continuation: &str| (trigger.to_owned(), continuation.to_owned());
-    let phrases = Phrases::new(vec![phrase("c", "ab"), phrase("ba", "bb")]).unwrap();
+    let phrase =
+        |trigger: &[TokenId], continuation: &[TokenId]| (Parts::of(trigger), Parts::of(continuation));
+    let phrases = Phrases::new(vec![phrase(&[2], &[0, 1]), phrase(&[1, 0], &[1, 1])]).unwrap();
     vec![
         LookupSpec::PromptLookup(Ngram { min: 1, max: 4 }),
         LookupSpec::Suffix(Scope::Tenant),
         LookupSpec::Prediction,
-        LookupSpec::Phrasebook(Arc::new(phrases)),
+        LookupSpec::Phrasebook { phrases: Arc::new(phrases), schemas: true },
         LookupSpec::Recycling,
     ]
 }
@@ -82,7 +114,7 @@ pub fn shared() -> Shared {
         successors: Arc::new(successors),
         of_tenant: Arc::new([Arc::new(earlier)]),
         prediction: Arc::new([0, 1, 1, 2]),
-        spelling: Some(Arc::new(Letters)),
+        spelling: Some(Arc::new(Parts)),
         ..Shared::default()
     }
 }

@@ -1,0 +1,104 @@
+#!/usr/bin/env python3
+"""Streams of tool calls for `foretell bench --drafters`: made from a published set of tools, questions and right calls.
+
+    tools.py --data DIR --tokenizer FILE [--form arguments|parameters] [--compact] [--count N] > tools.jsonl
+
+DIR is the folder `bfcl_eval/data` of the package bfcl-eval 2026.3.23 (Berkeley Function Calling Leaderboard, Apache-2.0),
+unpacked: `pip download --no-deps bfcl-eval==2026.3.23 && unzip bfcl_eval-*.whl 'bfcl_eval/data/*'`.
+
+Of each of its single-turn sets, the first N questions for which several tools are on offer or several calls are right. The
+prompt is written as chat templates write tools into it (`arguments`: one line a tool between <tools> and </tools>, as Hermes
+and Qwen; `parameters`: indented, as Llama 3.1). The output is the set's own right answer, every argument with its first right
+value, arguments that may be left out left out. No model wrote it: it says what a drafter brings to a model that answers
+right, in the keys' order of the set and with JSON laid out as Python does it (`--compact`: without spaces), and no more.
+"""
+
+import argparse
+import json
+import pathlib
+import sys
+
+import tokenizers
+
+SETS = ("live_multiple", "multiple", "parallel_multiple", "parallel", "live_parallel_multiple")
+TYPES = {"dict": "object", "float": "number", "tuple": "array", "any": None}
+TEMPLATES = {
+    "arguments": (
+        "<tool_call>\n{{\"name\": <function-name>, \"arguments\": <args-json-object>}}\n</tool_call>",
+        "You may call one or more functions. Their signatures are within <tools></tools> XML tags:\n<tools>\n{tools}\n"
+        "</tools>\n\nFor each function call, return a json object within <tool_call></tool_call> XML tags:\n{form}\n\n{question}\n",
+    ),
+    "parameters": (
+        "{{\"name\": function name, \"parameters\": dictionary of argument name and its value}}.",
+        "Given the following functions, please respond with a JSON for a function call with its proper arguments.\n\n"
+        "Respond in the format {form}Do not use variables.\n\n{tools}\n\n{question}\n",
+    ),
+}
+
+
+def standard(schema):
+    """The schema with the type names of JSON Schema."""
+    if isinstance(schema, list):
+        return [standard(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    renamed = {key: standard(value) for key, value in schema.items()}
+    kind = renamed.get("type")
+    if isinstance(kind, str) and kind in TYPES:
+        renamed["type"] = TYPES[kind]
+    return {key: value for key, value in renamed.items() if not (key == "type" and value is None)}
+
+
+def value(allowed):
+    """The first right value; an object's members are themselves lists of right values."""
+    first = next((one for one in allowed if one != ""), None)
+    if isinstance(first, dict):
+        return {key: value(inner) for key, inner in first.items() if "" not in inner}
+    if isinstance(first, list) and first and isinstance(first[0], dict):
+        return [{key: value(inner) for key, inner in one.items() if "" not in inner} for one in first]
+    return first
+
+
+def streams(data, sets, count):
+    """Tools, question and calls."""
+    for name in sets:
+        lines = zip((data / f"BFCL_v4_{name}.json").open(), (data / f"possible_answer/BFCL_v4_{name}.json").open())
+        taken = 0
+        for asked, answered in lines:
+            asked, answered = json.loads(asked), json.loads(answered)
+            truth = answered["ground_truth"]
+            if taken == count or (len(asked["function"]) < 2 and len(truth) < 2):
+                continue
+            taken += 1
+            calls = [(tool, {key: value(allowed) for key, allowed in args.items() if "" not in allowed})
+                     for call in truth for tool, args in call.items()]
+            question = "\n".join(message["content"] for message in asked["question"][0])
+            yield [standard(tool) for tool in asked["function"]], question, calls
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--data", type=pathlib.Path, required=True)
+    parser.add_argument("--tokenizer", required=True)
+    parser.add_argument("--form", choices=TEMPLATES, default="arguments")
+    parser.add_argument("--compact", action="store_true")
+    parser.add_argument("--count", type=int, default=20)
+    args = parser.parse_args()
+    tokenizer = tokenizers.Tokenizer.from_file(args.tokenizer)
+    form, template = TEMPLATES[args.form]
+    indent = 4 if args.form == "parameters" else None
+    for tools, question, calls in streams(args.data, SETS, args.count):
+        shown = "\n".join(json.dumps({"type": "function", "function": tool}, indent=indent) for tool in tools)
+        prompt = template.format(tools=shown, form=form.format(), question=question)
+        separators = (",", ":") if args.compact else None
+        written = [json.dumps({"name": name, args.form: given}, separators=separators, ensure_ascii=False)
+                   for name, given in calls]
+        if args.form == "arguments":
+            written = [f"<tool_call>\n{call}\n</tool_call>" for call in written]
+        ids = [tokenizer.encode(text, add_special_tokens=False).ids for text in (prompt, "\n".join(written))]
+        json.dump({"prompt": ids[0], "output": ids[1]}, sys.stdout)
+        print()
+
+
+if __name__ == "__main__":
+    main()
