@@ -11,7 +11,7 @@ stamp=$folder/.done-$(cat "$here/fetch.sh" "$here/requirements.txt" "$here/tools
 [ ! -f "$stamp" ] || exit 0
 [ "$(uname -m)" = x86_64 ] || { echo "the programs in tools.txt are for x86_64" >&2; exit 1; }
 
-rm -rf "$folder"/{python,tools,bin,debian}
+rm -rf "${folder:?}"/{python,tools,bin,debian}
 mkdir -p "$folder/bin"
 pip=("${PYTHON:-python3}" -m pip --quiet --disable-pip-version-check install --no-warn-conflicts --root-user-action=ignore)
 "${pip[@]}" --target "$folder/python" -r "$here/requirements.txt"

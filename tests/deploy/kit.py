@@ -146,16 +146,20 @@ class Streaming(http.server.BaseHTTPRequestHandler):
         self.server.heads.append(self.headers)
         self.send_response(200)
         self.send_header("content-type", "text/event-stream")
-        self.send_header("transfer-encoding", "chunked")
+        # HTTP/1.0, in which nginx asks unless it is told otherwise, knows no chunks: the body ends with the connection.
+        chunked = self.request_version == "HTTP/1.1"
+        self.close_connection = not chunked
+        if chunked:
+            self.send_header("transfer-encoding", "chunked")
         if self.server.trailer:
             self.send_header("trailer", self.server.trailer[0])
         self.end_headers()
         for number in range(self.server.events):
             event = f"data: {number}\n\n".encode()
-            self.wfile.write(b"%x\r\n%s\r\n" % (len(event), event))
+            self.wfile.write(b"%x\r\n%s\r\n" % (len(event), event) if chunked else event)
             assert self.server.read.get(timeout=PATIENCE) == number
         trailer = "{}: {}\r\n".format(*self.server.trailer) if self.server.trailer else ""
-        self.wfile.write(f"0\r\n{trailer}\r\n".encode())
+        self.wfile.write(f"0\r\n{trailer}\r\n".encode() if chunked else b"")
 
 
 class Stream:
