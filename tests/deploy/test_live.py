@@ -1,9 +1,11 @@
 """A live Foretell with the process file of the manifests: `check`, probes, the engine's preStop, the image's health check."""
 
+import http.server
 import pathlib
 import subprocess
 import sys
 import tempfile
+import threading
 import unittest
 
 import yaml
@@ -22,6 +24,9 @@ def checked(process, policies):
             (folder / "policies" / name).write_text(text)
         (folder / "token").write_text("secret\n")
         text = process.replace("/etc/foretell/policies", str(folder / "policies"))
+        named_files = {"tokenizer: /tokenizer\n": f"tokenizer: {kit.TOKENIZER}\n", "/etc/foretell/tokenizer.json": str(kit.TOKENIZER)}
+        for named, here in named_files.items():
+            text = text.replace(named, here)
         for secret in ("admin-token", "engine-key"):
             text = text.replace(f"/run/secrets/foretell/{secret}", str(folder / "token"))
         (folder / "foretell.yaml").write_text(text)
@@ -139,6 +144,44 @@ class PreStop(unittest.TestCase):
                 said = kit.run(*self.command(objects, guarded), code=1)
                 self.assertIn("drain: 401", said)
                 self.assertEqual(kit.status(guarded.metrics, "/healthz")[0], 200)
+
+
+class Tokenizer(unittest.TestCase):
+    """The command of the init container, before a hub that sends the reader on to a store, as the real one does."""
+
+    def fetch(self, hub, folder, code=0, **environment):
+        interpreter, flag, script = kit.containers(kit.pod(kit.rendered("gateway")))["tokenizer"]["command"]
+        self.assertEqual((interpreter, flag), ("python3", "-c"))
+        environment["HF_ENDPOINT"] = f"http://127.0.0.1:{hub.server_address[1]}"
+        return kit.run(sys.executable, flag, script.replace('"/tokenizer"', repr(str(folder))), env=environment, code=code)
+
+    def test_the_file_is_fetched_whole_and_the_key_stays_with_the_hub(self):
+        asked = []
+
+        class Hub(http.server.BaseHTTPRequestHandler):
+            def do_GET(self):
+                asked.append((self.path, self.headers["authorization"]))
+                self.send_response(302 if "/resolve/" in self.path else 200)
+                self.send_header("location", "/store/1")
+                self.end_headers()
+                self.wfile.write(b'{"model":{}}')
+
+            def log_message(self, *_):
+                pass
+
+        with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub) as hub, tempfile.TemporaryDirectory() as folder:
+            threading.Thread(target=hub.serve_forever, daemon=True).start()
+            self.fetch(hub, folder, HF_TOKEN="planted")
+            self.assertEqual([path.name for path in pathlib.Path(folder).iterdir()], ["tokenizer.json"])
+            self.assertEqual(pathlib.Path(folder, "tokenizer.json").read_text(), '{"model":{}}')
+            self.assertEqual(asked, [("/Qwen/Qwen2.5-Coder-7B-Instruct/resolve/main/tokenizer.json", "Bearer planted"), ("/store/1", None)])
+            hub.shutdown()
+
+    def test_it_fails_where_there_is_none(self):
+        engine = kit.Engine()
+        with tempfile.TemporaryDirectory() as folder:
+            self.assertIn("404", self.fetch(engine, folder, code=1))
+            self.assertEqual(list(pathlib.Path(folder).iterdir()), [])
 
 
 class HealthCheck(unittest.TestCase):

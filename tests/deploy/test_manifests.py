@@ -138,6 +138,23 @@ class Agreement(unittest.TestCase):
             for volume in ("process", "policies"):
                 kit.the(objects, "ConfigMap", volumes[volume]["configMap"]["name"])
 
+    def test_the_tokenizer_is_where_the_process_file_looks_for_it(self):
+        for shape in kit.SHAPES:
+            for settings in ((), ("tokenizer.volume.persistentVolumeClaim.claimName=models",)):
+                objects = kit.rendered(shape, *settings)
+                pod = kit.pod(objects)
+                ((model,),) = [backend["models"] for backend in kit.process(objects)["backends"]]
+                mounts = {each["name"]: each["mountPath"] for each in kit.containers(pod)["foretell"]["volumeMounts"]}
+                self.assertEqual(model, {"id": "*", "tokenizer": mounts["tokenizer"]})
+                self.assertEqual("tokenizer" in kit.containers(pod), not settings)
+                (volume,) = [each for each in pod["volumes"] if each["name"] == "tokenizer"]
+                self.assertEqual(set(volume), {"name", "persistentVolumeClaim" if settings else "emptyDir"})
+            without = kit.rendered(shape, "tokenizer.model=")
+            self.assertNotIn("models", kit.process(without)["backends"][0])
+            self.assertNotIn("tokenizer", kit.containers(kit.pod(without)))
+            if shape == "gateway":
+                self.assertEqual(len(kit.the(without, "NetworkPolicy")["spec"]["egress"]), 2)
+
     def test_secrets_are_files_where_the_process_file_and_the_hook_look_for_them(self):
         for shape in kit.SHAPES:
             objects = kit.rendered(shape, *SECRETS)
@@ -147,7 +164,8 @@ class Agreement(unittest.TestCase):
             self.assertEqual(files, {"admin-token": "admin", "engine-key": "engine"})
             self.assertEqual(process["admin"]["token_file"], "/run/secrets/foretell/admin-token")
             self.assertEqual(process["backends"][0]["connect"]["auth"]["own_token_file"], "/run/secrets/foretell/engine-key")
-            for name, container in kit.containers(pod).items():
+            for name in {"foretell", "engine"} & kit.containers(pod).keys():
+                container = kit.containers(pod)[name]
                 self.assertIn({"name": "secrets", "mountPath": "/run/secrets/foretell", "readOnly": True}, container["volumeMounts"], name)
             if shape != "gateway":
                 self.assertIn(process["admin"]["token_file"], kit.pre_stop(objects)[2])
@@ -178,7 +196,8 @@ class Agreement(unittest.TestCase):
             self.assertEqual(clients, {kit.port(process["listen"][0]["address"])} | engine)
             self.assertEqual(scrapers, {kit.port(process["metrics"]["address"])} | engine)
             if name.startswith("gateway"):
-                engines, names = policy["egress"]
+                engines, names, hub = policy["egress"]
+                self.assertEqual(hub, {"ports": [{"port": 443}]})
                 self.assertEqual([each["port"] for each in engines["ports"]], [kit.port(backend["replicas"]["dns"])])
                 self.assertEqual({(each["port"], each["protocol"]) for each in names["ports"]}, {(53, "UDP"), (53, "TCP")})
 
@@ -187,7 +206,8 @@ class Sidecar(unittest.TestCase):
     def test_foretell_starts_before_the_engine_and_does_not_wait_for_it(self):
         for shape in ("sidecar-vllm", "sidecar-sglang"):
             pod = kit.pod(kit.rendered(shape))
-            (sidecar,) = pod["initContainers"]
+            tokenizer, sidecar = pod["initContainers"]
+            self.assertNotIn("restartPolicy", tokenizer)
             self.assertEqual((sidecar["name"], sidecar["restartPolicy"]), ("foretell", "Always"))
             # /readyz waits for the engine, which is started after this probe has passed.
             self.assertEqual(sidecar["startupProbe"]["httpGet"]["path"], "/healthz")

@@ -18,6 +18,29 @@ app.kubernetes.io/component: {{ .Values.shape }}
 {{- include "foretell.port" (first .Values.process.listen).address -}}
 {{- end }}
 
+{{/* `yes` if there is a tokenizer, from the hub or from a volume. */}}
+{{- define "foretell.hasTokenizer" -}}
+{{- if or .Values.tokenizer.model .Values.tokenizer.volume }}yes{{ end -}}
+{{- end }}
+
+{{/* Fetches the tokenizer, where no volume has it. */}}
+{{- define "foretell.tokenizer" -}}
+{{- if and .Values.tokenizer.model (not .Values.tokenizer.volume) -}}
+name: tokenizer
+image: {{ .Values.tokenizer.image | default .Values.engine.image | required "tokenizer.image" | quote }}
+command:
+  - python3
+  - -c
+  - | {{- .Files.Get "files/tokenizer.py" | replace "@MODEL@" .Values.tokenizer.model | replace "@REVISION@" .Values.tokenizer.revision | trim | nindent 4 }}
+{{- with .Values.tokenizer.env }}
+env: {{- toYaml . | nindent 2 }}
+{{- end }}
+resources: { requests: { cpu: 100m, memory: 64Mi }, limits: { memory: 256Mi } }
+{{ include "foretell.confined" . }}
+volumeMounts: [{ name: tokenizer, mountPath: /tokenizer }]
+{{- end -}}
+{{- end }}
+
 {{/* The process file: the values, and what follows from the shape. */}}
 {{- define "foretell.process" -}}
 {{- $process := deepCopy .Values.process -}}
@@ -26,6 +49,9 @@ app.kubernetes.io/component: {{ .Values.shape }}
 {{- $_ := set $backend "replicas" (list (printf "http://127.0.0.1:%v" .Values.engine.port)) -}}
 {{- else -}}
 {{- $_ := set $backend "replicas" (dict "dns" (printf "%s-engines:%v" .Release.Name .Values.engine.port) "every" "5s") -}}
+{{- end -}}
+{{- if include "foretell.hasTokenizer" . -}}
+{{- $_ := set $backend "models" (list (dict "id" "*" "tokenizer" "/tokenizer")) -}}
 {{- end -}}
 {{- if .Values.secrets.engineKey -}}
 {{- $auth := dict "auth" (dict "own_token_file" "/run/secrets/foretell/engine-key") -}}
@@ -68,6 +94,9 @@ volumeMounts:
   # Folders, never subPath: a file that is mounted by subPath never changes.
   - { name: process, mountPath: /etc/foretell/process, readOnly: true }
   - { name: policies, mountPath: /etc/foretell/policies, readOnly: true }
+  {{- if include "foretell.hasTokenizer" . }}
+  - { name: tokenizer, mountPath: /tokenizer, readOnly: true }
+  {{- end }}
   {{- with include "foretell.secretMount" . }}
   {{- . | nindent 2 }}
   {{- end }}
@@ -93,6 +122,10 @@ securityContext:
 {{- define "foretell.volumes" -}}
 - { name: process, configMap: { name: {{ .Release.Name }}-foretell } }
 - { name: policies, configMap: { name: {{ .Release.Name }}-foretell-policies } }
+{{- if include "foretell.hasTokenizer" . }}
+- name: tokenizer
+  {{- .Values.tokenizer.volume | default (dict "emptyDir" (dict "sizeLimit" "256Mi")) | toYaml | nindent 2 }}
+{{- end }}
 {{- if or .Values.secrets.adminToken .Values.secrets.engineKey }}
 - name: secrets
   projected:
