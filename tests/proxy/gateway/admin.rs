@@ -238,7 +238,7 @@ async fn pages_of_other_sites_cannot_reach_it() {
 }
 
 #[tokio::test]
-async fn a_metrics_listener_shows_metrics_and_nothing_else() {
+async fn a_metrics_listener_is_for_scrapers_and_probes_and_nothing_else() {
     let server = backend().await;
     let settings = Settings { metrics: Some(([127, 0, 0, 1], 0).into()), ..house::settings(server.address) };
     let gateway = house::start(settings).await;
@@ -247,5 +247,11 @@ async fn a_metrics_listener_shows_metrics_and_nothing_else() {
         async move { Wire::connect(address).await.ask(format!("GET {path} HTTP/1.1\r\nhost: m\r\n\r\n")).await }
     };
     assert!(ask("/metrics").await.text().contains("foretell_build_info"));
+    assert_eq!(ask("/healthz").await.text(), "ok");
+    assert_eq!(ask("/readyz").await.text(), "ready");
+    assert_eq!(ask("/").await.head.status(), 404);
     assert_eq!(ask("/api/sessions").await.head.status(), 404);
+    gateway.shared.life.drain();
+    assert_eq!(ask("/healthz").await.head.status(), 200);
+    assert_eq!(ask("/readyz").await.head.status(), 503);
 }
