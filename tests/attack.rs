@@ -25,6 +25,8 @@ mod fields;
 mod framing;
 #[path = "attack/h2.rs"]
 mod h2;
+#[path = "attack/manager.rs"]
+mod manager;
 #[path = "attack/memory.rs"]
 mod memory;
 #[path = "attack/ops.rs"]
