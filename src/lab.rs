@@ -14,6 +14,7 @@ pub mod counters;
 pub mod demo;
 pub mod formula;
 pub mod html;
+pub mod judge;
 pub mod local;
 pub mod probed;
 pub mod relay;

@@ -15,6 +15,8 @@ mod log;
 #[allow(dead_code)]
 mod ops_kit;
 
+#[path = "attack/commands.rs"]
+mod commands;
 #[path = "attack/descriptors.rs"]
 mod descriptors;
 #[path = "attack/explain.rs"]

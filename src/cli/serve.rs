@@ -33,6 +33,10 @@ pub fn run(args: &ServeArgs) -> Exit {
             for problem in &problems {
                 super::complain(problem);
             }
+            let wanted = super::check::wanted(&problems);
+            if !wanted.is_empty() {
+                super::complain(&wanted.trim_end());
+            }
             return Exit::Usage;
         }
     };
