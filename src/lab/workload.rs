@@ -23,6 +23,8 @@ pub struct Workload {
 pub struct Prompt {
     /// API route to send it to.
     pub route: Route,
+    /// What a reader is told of it; `None` if the line says nothing.
+    pub says: Option<String>,
     /// Request body as in the file.
     pub body: Map<String, Value>,
 }
@@ -73,6 +75,8 @@ pub enum Error {
 #[serde(deny_unknown_fields)]
 struct Line {
     route: String,
+    #[serde(default)]
+    says: Option<String>,
     body: Map<String, Value>,
 }
 
@@ -125,7 +129,7 @@ fn parse_line(line: &str) -> Result<Prompt, String> {
         .into_iter()
         .find(|route| route.name() == line.route)
         .ok_or_else(|| format!("route: allowed completions|chat, got {:?}", line.route))?;
-    Ok(Prompt { route, body: line.body })
+    Ok(Prompt { route, says: line.says, body: line.body })
 }
 
 impl Prompt {
