@@ -6,6 +6,7 @@
 
 use std::process::ExitCode;
 
+pub mod about;
 pub mod alternate;
 pub mod bench;
 pub mod canvas;
