@@ -126,7 +126,7 @@ lint: ## What CI checks besides the tests
 	cargo clippy --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS='-D warnings' cargo doc --no-deps --quiet
 
-print-env: ## The exports that the binary needs: eval "$$(make -s print-env)"
+print-env: ## The exports that the binary needs: eval "$(make -s print-env)"
 	@echo 'export ORT_DYLIB_PATH=$(ORT)'
 
 clean:

@@ -6,6 +6,7 @@
 pub mod explain;
 pub mod files;
 mod gateway;
+pub mod manager;
 mod served;
 pub mod signals;
 
@@ -23,6 +24,7 @@ pub use gateway::{Ended, Gateway};
 pub use served::ServedError;
 
 use crate::admin::{Asked, Configured, Known};
+use crate::app::manager::Manager;
 use crate::app::signals::Signals;
 use crate::config::process::{
     self, Backend, ClientControl, Connect, Dialect, HostHeader, HttpVersion, Listen, PlanName, Process,
@@ -111,9 +113,9 @@ pub struct Running {
 }
 
 impl Running {
-    /// Serves until a signal or the admin API has drained the proxy.
-    pub async fn until(self, signals: Signals) -> Ended {
-        let ended = self.gateway.until(signals).await;
+    /// Serves until a signal or the admin API has drained the proxy. The service manager is told what becomes of it.
+    pub async fn until(self, signals: Signals, manager: Arc<Manager>) -> Ended {
+        let ended = self.gateway.until(signals, manager).await;
         if let Some(remembering) = self.remembering {
             // A disk that hangs does not hold up the end.
             let _ = tokio::time::timeout(WRITTEN_WITHIN, remembering).await;

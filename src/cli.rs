@@ -4,12 +4,15 @@
 //! configuration or usage.
 
 pub mod access;
+mod admin_port;
 pub mod bench;
 mod bench_drafters;
 pub mod bench_relay;
 pub mod check;
 pub mod demo;
+pub mod drain;
 pub mod explain;
+pub mod pages;
 pub mod probe;
 pub mod serve;
 pub mod sim;
@@ -18,7 +21,7 @@ pub mod target;
 use std::io::Write;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::config::flags::Environment;
 use crate::lab::Exit;
@@ -29,7 +32,8 @@ const OK: u8 = Exit::Done.code();
 const USAGE: u8 = Exit::Usage.code();
 
 #[derive(Parser)]
-#[command(name = "foretell", version, about = "A sidecar proxy that makes LLM servers answer sooner", long_about = None)]
+#[command(name = "foretell", version = VERSION, about = "A sidecar proxy that makes LLM servers answer sooner")]
+#[command(long_about = None)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -56,26 +60,49 @@ enum Command {
     Probe(probe::ProbeArgs),
     /// Simulate a fleet in virtual time
     Sim(sim::SimArgs),
-    /// Drain a running proxy (not built yet; POST /api/drain does it)
-    #[command(disable_help_flag = true)]
-    Drain(NotBuilt),
-    /// Shell completions (not built yet)
-    #[command(disable_help_flag = true)]
-    Completions(NotBuilt),
-    /// Manual page (not built yet)
-    #[command(disable_help_flag = true)]
-    Man(NotBuilt),
+    /// Drain a running proxy, and wait until it is empty
+    Drain(drain::DrainArgs),
+    /// Print the completions for a shell
+    Completions(pages::CompletionsArgs),
+    /// Print the manual page, or write one for each command
+    Man(pages::ManArgs),
 }
 
-#[derive(clap::Args)]
-struct NotBuilt {
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true, hide = true)]
-    _rest: Vec<String>,
+/// Version, with commit and date where the build knows them (see `build.rs`).
+pub const VERSION: &str = match option_env!("FORETELL_VERSION") {
+    Some(version) => version,
+    None => env!("CARGO_PKG_VERSION"),
+};
+
+/// What every page of help ends with.
+const EXITS: &str = "Exit codes: 0 success; 1 it could not start, or a server gave no answer; 2 a comparison fell short; \
+    64 the configuration or the command line is wrong";
+
+/// What the first page of help says of the environment.
+const ENVIRONMENT: &str = "\
+Environment:
+  FORETELL_CONFIG, FORETELL_LISTEN …  What a flag of serve, check, explain and drain says; the flag wins
+  FORETELL_MODELS                     Folder of the bundled models, for demo
+  ORT_DYLIB_PATH                      ONNX Runtime's library, for target, demo and models in the proxy
+  NO_COLOR                            No colours; elsewhere than on a terminal there are none anyway
+  NOTIFY_SOCKET, WATCHDOG_USEC        Set by a service manager, which serve tells of its state";
+
+/// The whole command line, as it is parsed, completed and described.
+pub(crate) fn command() -> clap::Command {
+    let whole = Cli::command();
+    let environment = format!("{ENVIRONMENT}\n\n{EXITS}");
+    whole.mut_subcommands(|command| command.after_help(EXITS)).after_help(environment)
+}
+
+/// Parses an address to listen on.
+fn address(text: &str) -> Result<std::net::SocketAddr, String> {
+    crate::config::read::parse_address(text).map_err(|refusal| format!("allowed {}", refusal.allowed))
 }
 
 /// Parses the command line and runs the command.
 pub fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let parsed = command().try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches));
+    let cli = match parsed {
         Ok(cli) => cli,
         Err(error) => {
             let _ = error.print();
@@ -93,9 +120,9 @@ pub fn main() -> ExitCode {
         Command::BenchRelay(args) => bench_relay::run(&args, stdout).into(),
         Command::Probe(args) => probed(&args, stdout),
         Command::Sim(args) => sim::run(&args, stdout).into(),
-        Command::Drain(_) => not_built("drain"),
-        Command::Completions(_) => not_built("completions"),
-        Command::Man(_) => not_built("man"),
+        Command::Drain(args) => on_runtime("drain", drain::run(&args, &Environment, stdout)).into(),
+        Command::Completions(args) => told(pages::completions(&args, stdout)),
+        Command::Man(args) => pages::man(&args, stdout).into(),
     }
 }
 
@@ -135,7 +162,61 @@ fn probed(args: &probe::ProbeArgs, out: &mut dyn std::io::Write) -> ExitCode {
     }
 }
 
-fn not_built(command: &str) -> ExitCode {
-    complain(&format_args!("foretell {command}: not built yet in version {}", env!("CARGO_PKG_VERSION")));
-    Exit::Usage.into()
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The page of help of a command; of all of them without a name.
+    fn help(name: Option<&str>) -> String {
+        let mut whole = command();
+        whole.build();
+        let page = match name {
+            Some(name) => whole.find_subcommand_mut(name).unwrap().render_long_help(),
+            None => whole.render_long_help(),
+        };
+        page.to_string()
+    }
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        command().debug_assert();
+    }
+
+    #[test]
+    fn every_page_of_help_tells_exit_codes_and_the_settings_their_variables_and_defaults() {
+        let whole = command();
+        for sub in whole.get_subcommands() {
+            assert!(help(Some(sub.get_name())).contains(EXITS), "{}", sub.get_name());
+        }
+        let first = help(None);
+        assert!(first.contains(EXITS) && first.contains("ORT_DYLIB_PATH"), "{first}");
+        for name in ["serve", "check", "explain"] {
+            let page = help(Some(name)).replace('\n', " ");
+            let flags =
+                ["config", "backend", "dialect", "listen", "admin", "policies", "log-level", "log-format"];
+            for flag in flags {
+                let variable = format!("[env: FORETELL_{}]", flag.replace('-', "_").to_uppercase());
+                assert!(page.contains(&variable), "{name} {variable}");
+            }
+            for said in ["[default: 127.0.0.1:8080]", "[default: 127.0.0.1:9464]", "auto, onnx, vllm, sglang"]
+            {
+                assert!(page.contains(said), "{name}: {said}");
+            }
+        }
+    }
+
+    #[test]
+    fn defaults_in_the_help_are_those_of_an_empty_process_file() {
+        let process = crate::config::Process::default();
+        assert_eq!(process.listen.first().unwrap().address.to_string(), "127.0.0.1:8080");
+        assert_eq!(process.admin.address.to_string(), "127.0.0.1:9464");
+        assert_eq!(process.policies.display().to_string(), "policies");
+    }
+
+    #[test]
+    fn the_version_begins_with_that_of_the_package() {
+        let rest = VERSION.strip_prefix(env!("CARGO_PKG_VERSION")).unwrap();
+        let told = rest.strip_prefix(" (").and_then(|rest| rest.strip_suffix(')'));
+        assert!(rest.is_empty() || told.is_some_and(|told| !told.is_empty()), "{VERSION}");
+    }
 }

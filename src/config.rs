@@ -14,6 +14,7 @@ pub mod process;
 pub mod read;
 pub mod store;
 pub mod values;
+pub mod variables;
 pub mod watch;
 pub mod yaml;
 

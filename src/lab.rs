@@ -6,6 +6,7 @@
 
 use std::process::ExitCode;
 
+pub mod about;
 pub mod alternate;
 pub mod bench;
 pub mod canvas;
@@ -14,6 +15,7 @@ pub mod counters;
 pub mod demo;
 pub mod formula;
 pub mod html;
+pub mod judge;
 pub mod local;
 pub mod probed;
 pub mod relay;

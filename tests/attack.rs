@@ -15,6 +15,8 @@ mod log;
 #[allow(dead_code)]
 mod ops_kit;
 
+#[path = "attack/commands.rs"]
+mod commands;
 #[path = "attack/descriptors.rs"]
 mod descriptors;
 #[path = "attack/explain.rs"]
@@ -25,6 +27,8 @@ mod fields;
 mod framing;
 #[path = "attack/h2.rs"]
 mod h2;
+#[path = "attack/manager.rs"]
+mod manager;
 #[path = "attack/memory.rs"]
 mod memory;
 #[path = "attack/ops.rs"]

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use super::explain::{self, Question, ServerFacts};
 use crate::admin::FileError;
+use crate::config::flags::Environment;
 use crate::config::load::{self, parse_policies, policy_sources, reload_warnings};
 use crate::config::problem::Problem;
 use crate::config::process::Process;
@@ -275,7 +276,7 @@ impl Configured {
             return Ok((self.process.mode, Vec::new()));
         };
         let name = file.path.display().to_string();
-        let parsed = crate::config::process::parse_all(&name, edited);
+        let parsed = crate::config::process::parse_all(&name, edited, &Environment);
         if !parsed.problems.is_empty() {
             return Err(parsed.problems);
         }

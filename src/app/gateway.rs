@@ -4,12 +4,15 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use serde_json::Value;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::admin::{Admin, Asked, Configured, Guard};
+use crate::app::manager::Manager;
 use crate::app::signals::{SAME_WISH, Signals, Wish};
+use crate::config::problem::Problem;
 use crate::drive::exchange::Drive;
 use crate::gateway::proxy::Proxy;
 use crate::gateway::tunnel::Tunnels;
@@ -195,7 +198,7 @@ impl Gateway {
     /// As [`Self::until`], for the signals of the process from now on.
     pub async fn until_signal(self) -> Ended {
         match Signals::catch() {
-            Ok(signals) => self.until(signals).await,
+            Ok(signals) => self.until(signals, Arc::default()).await,
             Err(error) => {
                 tracing::warn!(%error, "signals cannot be caught; stop by POST /api/drain");
                 self.ended().await
@@ -204,11 +207,16 @@ impl Gateway {
     }
 
     /// Serves until a signal arrives. The first starts draining; one that comes at least [`SAME_WISH`] later stops at
-    /// once. `SIGINT` skips the delay in which load balancers would notice.
-    pub async fn until(self, mut signals: Signals) -> Ended {
+    /// once. `SIGINT` skips the delay in which load balancers would notice. The service manager is told of reloads by
+    /// `SIGHUP` and of the draining.
+    pub async fn until(self, mut signals: Signals, manager: Arc<Manager>) -> Ended {
         let life = Arc::clone(&self.shared.life);
         let (configured, shared) = (self.configured.clone(), self.shared.clone());
-        let ended = self.ended();
+        let draining = async {
+            life.draining().await;
+            manager.stopping();
+        };
+        let ended = async { tokio::join!(self.ended(), draining).0 };
         tokio::pin!(ended);
         let mut first = None;
         loop {
@@ -218,9 +226,17 @@ impl Gateway {
             };
             if wish == Wish::Reload {
                 tracing::info!("SIGHUP: policies and process file are read again");
+                manager.reloading();
                 let (configured, shared) = (configured.clone(), shared.clone());
-                // Its outcome is logged and counted where it is known.
-                tokio::task::spawn_blocking(move || configured?.reload(Asked::Outright, &shared));
+                let manager = Arc::clone(&manager);
+                tokio::task::spawn_blocking(move || {
+                    // Its outcome is logged and counted where it is known.
+                    let outcome =
+                        configured.and_then(|configured| configured.reload(Asked::Outright, &shared));
+                    if !shared.life.is_draining() {
+                        manager.reloaded(&status(outcome));
+                    }
+                });
                 continue;
             }
             let begun = *first.get_or_insert_with(Instant::now);
@@ -234,6 +250,20 @@ impl Gateway {
                 tracing::info!(signal = ?wish, "draining, after a signal; a second signal after {SAME_WISH:?} ends at once");
                 life.drain();
             }
+        }
+    }
+}
+
+/// What came of a reload, in a line.
+fn status(outcome: Option<Result<Value, Vec<Problem>>>) -> String {
+    match outcome {
+        None => "nothing to read again".to_owned(),
+        Some(Ok(_)) => "reloaded".to_owned(),
+        Some(Err(problems)) => {
+            let others = problems.len().saturating_sub(1);
+            let more = if others > 0 { format!(" (and {others} more)") } else { String::new() };
+            let first = problems.first().map(ToString::to_string).unwrap_or_default();
+            format!("reload refused, what was in force stays: {first}{more}")
         }
     }
 }

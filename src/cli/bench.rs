@@ -7,13 +7,21 @@ use std::path::{Path, PathBuf};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
+use serde_json::Value;
+
 use super::access::{Access, Denied, Granted};
-use crate::lab::bench::{self, Bench, CostSource, TargetCosts};
-use crate::lab::client::{Entry, Url};
+use crate::config::process::Dialect;
+use crate::fleet::Replica;
+use crate::fleet::identity::{self, Recognised};
+use crate::lab::about::{self, About};
+use crate::lab::alternate::Side;
+use crate::lab::bench::{self, Bench, CostSource, Stopped, TargetCosts};
+use crate::lab::client::{Client, Entry, Url};
 use crate::lab::probed::{Probed, Useless};
 use crate::lab::require::Requirement;
+use crate::lab::stream::Failure;
 use crate::lab::tally::Run;
-use crate::lab::workload::Workload;
+use crate::lab::workload::{BUILTIN, Prompt, Workload};
 use crate::lab::{Exit, html, report};
 
 /// Compare a server asked directly with the same server asked through Foretell.
@@ -25,8 +33,9 @@ pub struct BenchArgs {
     /// The same server through Foretell.
     #[arg(long, value_name = "URL", required_unless_present = "drafters")]
     pub through: Option<Url>,
-    /// Files of prompts, one {"route", "body"} per line.
-    #[arg(long, value_name = "F", required_unless_present = "drafters", num_args = 1.., value_delimiter = ',')]
+    /// Files of prompts, one {"route": "completions" or "chat", "body": {the request}} per line; `builtin` is 20 tasks of
+    /// rewriting, editing and extracting for any instruct model.
+    #[arg(long, value_name = "F", default_value = BUILTIN, num_args = 1.., value_delimiter = ',')]
     pub workload: Vec<PathBuf>,
     /// Clients that ask at the same time; one run for each number.
     #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "1")]
@@ -43,7 +52,7 @@ pub struct BenchArgs {
     /// Most output tokens of every prompt, instead of the workload's own.
     #[arg(long, value_name = "N")]
     pub max_tokens: Option<u32>,
-    /// The model of every prompt, instead of the workload's own.
+    /// The model of every prompt, instead of the workload's own [default for `builtin`: the first that the server lists].
     #[arg(long, value_name = "M")]
     pub model: Option<String>,
     /// Header fields and TLS settings for both servers.
@@ -126,6 +135,17 @@ pub async fn run(args: &BenchArgs, out: &mut impl Write) -> Exit {
             return Exit::Usage;
         }
     };
+    let bench = match with_model(bench).await {
+        Ok(bench) => bench,
+        Err(stopped) => {
+            super::complain(&format_args!("foretell bench: {stopped}"));
+            return Exit::Unreachable;
+        }
+    };
+    let about = match &args.html {
+        Some(_) => about(args, &bench).await,
+        None => About::default(),
+    };
     let runs = match bench::run(&bench, &progress()).await {
         Ok(runs) => runs,
         Err(stopped) => {
@@ -135,11 +155,65 @@ pub async fn run(args: &BenchArgs, out: &mut impl Write) -> Exit {
     };
     // A closed pipe is not an error: the files and the exit code are still produced.
     let _ = out.write_all(report::table(&runs).as_bytes());
-    if let Err(unusable) = files.write(&runs) {
+    if let Err(unusable) = files.write(&runs, &about) {
         super::complain(&format_args!("foretell bench: {unusable}"));
         return Exit::Unreachable;
     }
     judge(&args.require, &runs, out)
+}
+
+/// With the server's first model for prompts that name none.
+async fn with_model(mut bench: Bench) -> Result<Bench, Stopped> {
+    let nameless = |workload: &Workload| workload.prompts.iter().any(|prompt| prompt.model().is_empty());
+    if bench.model.is_some() || !bench.workloads.iter().any(nameless) {
+        return Ok(bench);
+    }
+    let mut server = Client::entering(bench.direct.clone(), bench.entry.clone());
+    let stopped = |failure| Stopped { side: Side::Direct, url: bench.direct.to_string(), failure };
+    let listed = server.get("/v1/models").await.map_err(stopped)?;
+    let first = listed.pointer("/data/0/id").and_then(Value::as_str);
+    let none = || stopped(Failure::Unreadable("/v1/models lists no model: give --model M".to_owned()));
+    let model = first.ok_or_else(none)?.to_owned();
+    let others = listed.get("data").and_then(Value::as_array).map_or(0, Vec::len).saturating_sub(1);
+    if others > 0 {
+        super::complain(&format_args!(
+            "foretell bench: model {model}; {others} more are listed, --model M takes another"
+        ));
+    }
+    bench.model = Some(model);
+    Ok(bench)
+}
+
+/// What the report says of server and machine.
+async fn about(args: &BenchArgs, bench: &Bench) -> About {
+    let model = bench.model.as_deref();
+    let own = || bench.workloads.first()?.prompts.first().map(Prompt::model);
+    About {
+        date: about::now(),
+        machine: about::machine(),
+        foretell: super::VERSION.to_owned(),
+        engine: engine(args, &bench.direct).await,
+        model: model.or_else(own).unwrap_or_default().to_owned(),
+        direct: bench.direct.to_string(),
+        through: bench.through.to_string(),
+        command: about::command(std::env::args()),
+    }
+}
+
+/// Name and version of the engine; empty if it is not recognised.
+async fn engine(args: &BenchArgs, url: &Url) -> String {
+    let Some(replica) = args
+        .access
+        .granted()
+        .ok()
+        .and_then(|granted| Replica::new(granted.settings("bench", &url.to_string())).ok())
+    else {
+        return String::new();
+    };
+    match identity::recognise(&replica, Dialect::Auto.spoken(), &[]).await {
+        Ok(Recognised { engine, .. }) => format!("{} {}", engine.dialect.name(), engine.version),
+        Err(_) => String::new(),
+    }
 }
 
 fn judge(requirements: &[Requirement], runs: &[Run], out: &mut impl Write) -> Exit {
@@ -236,12 +310,12 @@ impl Report {
 }
 
 impl Files {
-    fn write(self, runs: &[Run]) -> Result<(), Unusable> {
+    fn write(self, runs: &[Run], about: &About) -> Result<(), Unusable> {
         if let Some(json) = self.json {
             json.write(&report::json(runs))?;
         }
         if let Some(html) = self.html {
-            html.write(&html::page(runs))?;
+            html.write(&html::page(runs, about))?;
         }
         Ok(())
     }

@@ -53,22 +53,24 @@ pub fn run(args: &CheckArgs, environment: &dyn Strings, out: &mut dyn Write) -> 
             }
             let count = problems.len();
             writeln!(out, "{count} error{}", if count == 1 { "" } else { "s" })?;
-            wanted(&problems, out)?;
+            write!(out, "{}", wanted(&problems))?;
             Ok(USAGE)
         }
     }
 }
 
-/// The stanza of the process file that would declare the drafters that policies name and it does not.
-fn wanted(problems: &[Problem], out: &mut dyn Write) -> io::Result<()> {
+/// The stanza of the process file that would declare the drafters that policies name and it does not; empty if there are
+/// none.
+pub(super) fn wanted(problems: &[Problem]) -> String {
     let undeclared = |problem: &&Problem| problem.message == UNDECLARED && problem.suggestion.is_none();
     let names: BTreeSet<&str> =
         problems.iter().filter(undeclared).map(|problem| problem.got.trim_matches('"')).collect();
     if names.is_empty() {
-        return Ok(());
+        return String::new();
     }
-    writeln!(out, "the process file wants, with the folder of each model:\ndrafters:")?;
-    names.iter().try_for_each(|name| writeln!(out, "  {name}: {{ path: onnx/models/{name} }}"))
+    let line = |name: &&str| format!("  {name}: {{ path: onnx/models/{name} }}\n");
+    let lines: String = names.iter().map(line).collect();
+    format!("the process file wants, with the folder of each model:\ndrafters:\n{lines}")
 }
 
 fn good(loaded: &Loaded, out: &mut dyn Write) -> io::Result<()> {

@@ -1,33 +1,56 @@
 //! `foretell demo`: the bundled models served over loopback HTTP, plain and speculated side by side.
 
-use std::io::{IsTerminal, Write, stdout};
-use std::path::PathBuf;
+pub mod places;
 
+use std::io::{IsTerminal, Write, stdout};
+use std::path::{Path, PathBuf};
+#[cfg(feature = "onnx")]
+use std::time::Duration;
+
+#[cfg(feature = "onnx")]
+use self::places::Places;
+#[cfg(feature = "onnx")]
+use crate::config::flags::Environment;
 use crate::lab::Exit;
 use crate::lab::canvas::Canvas;
-use crate::lab::demo::{Stack, invitation, show};
-use crate::lab::workload::Workload;
+use crate::lab::demo::{Stack, invitation, show, showcase};
+use crate::lab::workload::{self, Workload};
 
-/// Show the bundled models plain and speculated side by side, then serve them.
-#[derive(Clone, Debug, clap::Args)]
+/// Show the bundled models plain and speculated side by side, then serve them until Ctrl-C.
+#[derive(Clone, Debug, Default, clap::Args)]
 pub struct DemoArgs {
-    /// Stop after the comparison; exit 2 if a text differs.
+    /// Stop after the comparison; exit 2 if a text differs
     #[arg(long)]
     pub once: bool,
-    /// Folder of the bundled models.
-    #[arg(long, value_name = "DIR", default_value = "onnx/models")]
-    pub models: PathBuf,
+    /// Folder of the bundled models [env: FORETELL_MODELS] [default: models or ../share/foretell/models beside the program,
+    /// else onnx/models of the repository that the program or the working directory is in]
+    #[arg(long, value_name = "DIR")]
+    pub models: Option<PathBuf>,
     /// Folder of the target; without it `target` among the bundled models. `make demo` shows one with more depth:
     /// dearer steps, the same text
     #[arg(long, value_name = "DIR")]
     pub target: Option<PathBuf>,
-    /// Folder of the workloads whose first prompts are shown.
-    #[arg(long, value_name = "DIR", default_value = "tests/workloads")]
-    pub workloads: PathBuf,
-    /// Prompts of each workload.
+    /// Folder of the workloads whose first prompts are shown [default: built-in edits, then some of tests/workloads where the
+    /// repository is found]
+    #[arg(long, value_name = "DIR")]
+    pub workloads: Option<PathBuf>,
+    /// Prompts of each workload
     #[arg(long, value_name = "N", default_value_t = 2)]
     pub prompts: usize,
+    /// Where Foretell serves [env: FORETELL_LISTEN] [default: 127.0.0.1:8080, with --once a free port]
+    #[arg(long, value_name = "IP:PORT")]
+    pub listen: Option<String>,
+    /// Where its admin API and status page are [env: FORETELL_ADMIN] [default: 127.0.0.1:9464, with --once a free port]
+    #[arg(long, value_name = "IP:PORT")]
+    pub admin: Option<String>,
+    /// Where the target serves [env: FORETELL_DIRECT] [default: 127.0.0.1:8000, with --once a free port]
+    #[arg(long, value_name = "IP:PORT")]
+    pub direct: Option<String>,
 }
+
+/// How long the end waits for threads that still compute.
+#[cfg(feature = "onnx")]
+const LAST_STEPS: Duration = Duration::from_millis(200);
 
 /// Starts the servers in this process, prints the comparison and stops the servers.
 #[cfg(feature = "onnx")]
@@ -37,16 +60,26 @@ pub fn main(args: &DemoArgs) -> Exit {
         Exit::Unreachable
     };
     crate::observe::log::init(crate::observe::log::Format::Text, "warn");
+    let places = match Places::read(args, &Environment) {
+        Ok(places) => places,
+        Err(error) => {
+            let _ = fail(&error);
+            return Exit::Usage;
+        }
+    };
     let runtime = match super::runtime() {
         Ok(runtime) => runtime,
         Err(error) => return fail(&error),
     };
-    runtime.block_on(async {
-        match servers::start(args).await {
-            Ok(servers) => run(args, &servers.stack).await,
+    let exit = runtime.block_on(async {
+        match servers::start(args, &places).await {
+            Ok(servers) => run(args, &places.models, &servers.stack).await,
             Err(error) => fail(&error),
         }
-    })
+    });
+    // Nobody waits for what is still computed.
+    runtime.shutdown_timeout(LAST_STEPS);
+    exit
 }
 
 /// Reports that this build cannot run models.
@@ -60,13 +93,19 @@ pub fn main(_: &DemoArgs) -> Exit {
 
 /// Prints the comparison for servers that already run. Without `--once` it then waits for SIGINT or SIGTERM. The caller
 /// starts and stops the servers.
-pub async fn run(args: &DemoArgs, stack: &Stack) -> Exit {
-    run_on(args, stack, canvas(), &mut stdout()).await
+pub async fn run(args: &DemoArgs, models: &Path, stack: &Stack) -> Exit {
+    run_on(args, models, stack, canvas(), &mut stdout()).await
 }
 
 /// As [`run`], with a given canvas and output.
-pub async fn run_on(args: &DemoArgs, stack: &Stack, canvas: Canvas, out: &mut impl Write) -> Exit {
-    let workloads = match Workload::read_folder(&args.workloads) {
+pub async fn run_on(
+    args: &DemoArgs,
+    models: &Path,
+    stack: &Stack,
+    canvas: Canvas,
+    out: &mut impl Write,
+) -> Exit {
+    let workloads = match workloads(args, models) {
         Ok(workloads) => workloads,
         Err(error) => {
             super::complain(&format_args!("foretell demo: {error}"));
@@ -81,6 +120,16 @@ pub async fn run_on(args: &DemoArgs, stack: &Stack, canvas: Canvas, out: &mut im
     interrupted().await;
     // Serving until a signal counts as success, whatever the comparison showed.
     Exit::Done
+}
+
+/// The workloads that are shown: those of the folder that was named, else the built-in ones and some of the repository.
+fn workloads(args: &DemoArgs, models: &Path) -> Result<Vec<Workload>, workload::Error> {
+    if let Some(folder) = &args.workloads {
+        return Workload::read_folder(folder);
+    }
+    let mut all = showcase()?;
+    all.extend(places::others(models)?);
+    Ok(all)
 }
 
 /// Width and colours of standard output.
@@ -112,9 +161,11 @@ mod servers {
     use serde_json::Value;
 
     use super::DemoArgs;
+    use super::places::Places;
     use crate::app::Running;
+    use crate::drive::drafters::Drafters;
     use crate::lab::demo::{About, Stack};
-    use crate::lab::local::{self, LocalTarget};
+    use crate::lab::local::{self, LocalError, LocalTarget};
     use crate::onnx_server::open::open;
     use crate::runtime::model::Options;
 
@@ -135,19 +186,21 @@ holdback: { start: 0, floor: 0 }
         _proxy: Running,
     }
 
-    pub(super) async fn start(args: &DemoArgs) -> Result<Servers, Failed> {
-        let bundled = args.models.join("target");
+    pub(super) async fn start(args: &DemoArgs, places: &Places) -> Result<Servers, Failed> {
+        let bundled = places.models.join("target");
         let folder = args.target.clone().unwrap_or_else(|| bundled.clone());
         let opened = open(&folder, Some("foretell-target".to_owned()), &Options::default())?;
-        let target = LocalTarget::start(opened.app).await?;
-        let drafter = args.models.join("draft-same");
+        let target = LocalTarget::start_at(opened.app, places.direct).await.map_err(taken("direct"))?;
+        let drafter = places.models.join("draft-same");
         let process = format!(
             "version: 1\nbackends: [{{ name: target, dialect: onnx, replicas: [\"http://{}\"], probe: {{ when: never }} }}]\n\
              drafters: {{ draft-same: {{ path: {:?} }} }}\n",
             target.address,
             drafter.display().to_string(),
         );
-        let proxy = local::proxy(&process, &[POLICY]).await?;
+        let addresses = [places.listen, places.admin];
+        let proxy = local::proxy_at(&process, &[POLICY], Drafters::default(), addresses).await;
+        let proxy = proxy.map_err(taken("listen and --admin"))?;
         let (plain, shown) = (layout(&bundled)?, layout(&folder)?);
         let address = proxy.gateway.addresses.first().copied().ok_or("the proxy does not listen")?;
         let stack = Stack {
@@ -164,6 +217,16 @@ holdback: { start: 0, floor: 0 }
             },
         };
         Ok(Servers { stack, _target: target, _proxy: proxy })
+    }
+
+    /// Adds which flag chooses another address.
+    fn taken(flag: &'static str) -> impl Fn(LocalError) -> Failed {
+        move |error| {
+            let text = error.to_string();
+            let hint =
+                text.contains("Address already in use").then(|| format!("; choose another by --{flag}"));
+            format!("{text}{}", hint.unwrap_or_default()).into()
+        }
     }
 
     struct ModelLayout {

@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use crate::app::manager::Manager;
 use crate::app::signals::Signals;
 use crate::app::{self, Ended, Gateway, Running, files};
 use crate::config::flags::{Environment, Flags};
@@ -31,6 +32,10 @@ pub fn run(args: &ServeArgs) -> Exit {
         Err(problems) => {
             for problem in &problems {
                 super::complain(problem);
+            }
+            let wanted = super::check::wanted(&problems);
+            if !wanted.is_empty() {
+                super::complain(&wanted.trim_end());
             }
             return Exit::Usage;
         }
@@ -75,6 +80,7 @@ async fn serve(loaded: Loaded) -> Exit {
             return Exit::Unreachable;
         }
     };
+    let manager = Manager::watching();
     let started = tokio::select! {
         started = app::start(loaded.process, loaded.policies) => started,
         _ = signals.stop() => {
@@ -91,7 +97,8 @@ async fn serve(loaded: Loaded) -> Exit {
     };
     announce(&running.gateway);
     announce_unknown(&running);
-    match running.until(signals).await {
+    manager.ready(&serving(&running.gateway));
+    match running.until(signals, manager).await {
         Ended::Drained { cut: 0 } => tracing::info!("drained"),
         Ended::Drained { cut } => tracing::warn!(cut, "connections were cut after the grace"),
         Ended::AtOnce => tracing::warn!("ended by a second signal"),
@@ -110,6 +117,13 @@ fn announce(gateway: &Gateway) {
     if let Some(address) = gateway.metrics {
         tracing::info!(%address, "metrics");
     }
+}
+
+/// The addresses in a line.
+fn serving(gateway: &Gateway) -> String {
+    let addresses: Vec<String> = gateway.addresses.iter().map(ToString::to_string).collect();
+    let admin = gateway.admin.map(|admin| format!(", admin on {admin}")).unwrap_or_default();
+    format!("serving on {}{admin}", addresses.join(", "))
 }
 
 /// Logs the replicas that are not identified yet; the identified ones are logged already.

@@ -16,8 +16,8 @@ pub struct TargetArgs {
     /// Folder with model.onnx, config.json, tokenizer.json and the chat template.
     #[arg(long, value_name = "DIR")]
     pub model: PathBuf,
-    /// Where to listen; port 0 takes a free one.
-    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8000")]
+    /// Where to listen; :PORT is every IPv4 address, localhost:PORT is 127.0.0.1, port 0 a free one.
+    #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:8000", value_parser = super::address)]
     pub listen: SocketAddr,
     /// The model's id; without it the folder's name.
     #[arg(long)]

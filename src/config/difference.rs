@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::problem::{Problem, Refusal};
+use super::read::is_own;
 use super::yaml::{self, Node, Value};
 
 /// Settings that take effect while the process runs.
@@ -21,7 +22,8 @@ pub fn refused(file: &str, running: &str, edited: &str) -> Result<Vec<Problem>, 
     let value =
         |leaves: &BTreeMap<String, Node>, path: &String| leaves.get(path).map(|leaf| leaf.value.clone());
     let differs = |path: &&String| value(&before, path) != value(&after, path);
-    let found = paths.into_iter().filter(differs).filter(|path| !LIVE.contains(&path.as_str()));
+    let matters = |path: &&String| !LIVE.contains(&path.as_str()) && !is_own(path);
+    let found = paths.into_iter().filter(differs).filter(matters);
     let mut problems: Vec<Problem> = found
         .map(|path| {
             let (was, is) = (before.get(path), after.get(path));

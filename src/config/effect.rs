@@ -4,6 +4,9 @@
 
 use std::path::Path;
 
+use super::flags::Strings;
+use super::problem::Problems;
+use super::variables;
 use super::yaml::{self, Node, Value};
 
 /// A warning about a setting.
@@ -75,17 +78,20 @@ impl Kind {
 
 /// The warnings about a file's settings, as `FILE:LINE: PATH: TEXT`. None for an unreadable file, which is reported
 /// elsewhere.
-pub fn warnings(kind: Kind, file: &Path) -> Vec<String> {
+pub fn warnings(kind: Kind, file: &Path, environment: &dyn Strings) -> Vec<String> {
     let name = file.display().to_string();
     let text = std::fs::read_to_string(file).ok();
-    text.and_then(|text| yaml::parse(&name, &text).ok())
-        .map_or_else(Vec::new, |root| remarks(kind, &name, &root))
+    let Some(mut root) = text.and_then(|text| yaml::parse(&name, &text).ok()) else { return Vec::new() };
+    if kind == Kind::Process {
+        variables::substitute(&mut root, environment, &Problems::new(&name));
+    }
+    remarks(kind, &name, &root)
 }
 
 fn remarks(kind: Kind, file: &str, root: &Node) -> Vec<String> {
     let mut found = Vec::new();
     each(root, root.line, &Place::default(), &mut |place, line, node| {
-        let got = node.got();
+        let got = node.shown();
         let got = got.trim_matches('"');
         let remark = kind.remarks().find(|remark| remark.path == place.pattern && remark.at.holds(got));
         if let Some(Remark { says, .. }) = remark {

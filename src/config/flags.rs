@@ -10,6 +10,9 @@ use super::process::{
 use super::read::{parse_address, parse_base};
 use super::yaml::quote;
 
+/// The message for an admin address that others reach, without a token.
+pub const OPEN: &str = "open to others without a token";
+
 /// A source of named texts, such as the environment; parsing reads the outside world only through it.
 pub trait Strings {
     /// The text of this name, if there is one.
@@ -33,33 +36,43 @@ impl Strings for std::collections::BTreeMap<String, String> {
 }
 
 /// What can be set on the command line, as texts; `None` is a flag that was not given. Each can also be said
-/// by the variable `FORETELL_<FLAG>`.
+/// by the variable `FORETELL_<FLAG>`; the flag wins, and an empty variable counts as unset.
 #[derive(clap::Args, Clone, Debug, Default, PartialEq, Eq)]
 pub struct Flags {
-    /// The process file [default: foretell.yaml, if it is there]
-    #[arg(long, value_name = "FILE")]
+    /// The process file [env: FORETELL_CONFIG] [default: foretell.yaml, if it is there]
+    #[arg(short, long, value_name = "FILE")]
     pub config: Option<String>,
-    /// One backend instead of those of the process file; onnx:DIR runs a model in this process
+    /// One backend instead of those of the process file; onnx:DIR runs a model in this process [env: FORETELL_BACKEND]
     #[arg(long, value_name = "URL|onnx:DIR")]
     pub backend: Option<String>,
     /// How the backends are spoken to
-    #[arg(long, value_name = "DIALECT")]
+    #[arg(long, value_name = "DIALECT", help = dialects())]
     pub dialect: Option<String>,
-    /// Where clients are served
+    /// Where clients are served; :PORT is every IPv4 address, localhost:PORT is 127.0.0.1, port 0 a free one
+    /// [env: FORETELL_LISTEN] [default: 127.0.0.1:8080]
     #[arg(long, value_name = "IP:PORT")]
     pub listen: Option<String>,
-    /// Where the admin interface is
+    /// Where the admin API and the status page are; beyond loopback only with admin.token_file [env: FORETELL_ADMIN]
+    /// [default: 127.0.0.1:9464]
     #[arg(long, value_name = "IP:PORT")]
     pub admin: Option<String>,
-    /// The folder of the policies
+    /// The folder of the policies [env: FORETELL_POLICIES] [default: policies, beside the process file]
     #[arg(long, value_name = "DIR")]
     pub policies: Option<String>,
-    /// Which lines are logged, from there up: error, warn, info, debug or trace [default: info]
+    /// Which lines are logged, from there up: error, warn, info, debug or trace [env: FORETELL_LOG_LEVEL]
+    /// [default: info]
     #[arg(long, value_name = "LEVEL")]
     pub log_level: Option<String>,
-    /// How they are written: json, text or auto, which is text on a terminal and JSON elsewhere [default: auto]
+    /// How they are written: json, text or auto, which is text on a terminal and JSON elsewhere
+    /// [env: FORETELL_LOG_FORMAT] [default: auto]
     #[arg(long, value_name = "FORMAT")]
     pub log_format: Option<String>,
+}
+
+/// The help of `--dialect`.
+fn dialects() -> String {
+    let names: Vec<&str> = Dialect::NAMES.iter().map(|(name, _)| *name).collect();
+    format!("How the backends are spoken to: {} [env: FORETELL_DIALECT] [default: auto]", names.join(", "))
 }
 
 /// A setting's text and the flag or variable that it came from.
@@ -163,7 +176,7 @@ impl Overrides {
         let needs_token = !process.admin.address.ip().is_loopback() && process.admin.token_file.is_none();
         if let Some(said) = self.admin.as_ref().filter(|_| needs_token) {
             let allowed = "a loopback address, or any with admin.token_file";
-            let refusal = Refusal::new("open to others without a token", allowed);
+            let refusal = Refusal::new(OPEN, allowed);
             problems.push(problem(said, "admin.address", refusal));
         }
         set(self.backend.as_ref(), "backends", &mut problems, parse_backend, |replicas| {

@@ -5,7 +5,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use super::effect::{self, Kind};
-use super::flags::{Flags, Overrides, Strings};
+use super::flags::{Environment, Flags, Overrides, Strings};
 use super::named::{FileKind, Named, shown};
 use super::policy::{self, Placed};
 use super::problem::{Problem, Refusal};
@@ -41,10 +41,10 @@ pub struct Attempt {
     pub policies: PolicySet,
     /// Every file that was read; the process file, if there is one, comes first.
     pub files: Vec<PathBuf>,
-    /// Path of the process file, if there is one.
-    pub process_file: Option<PathBuf>,
     /// Files and folders that the settings in force name.
     pub named: Vec<Named>,
+    /// Settings that have no effect or are not meant for production.
+    pub warnings: Vec<String>,
     /// Every problem, in the order of files and lines.
     pub problems: Vec<Problem>,
 }
@@ -55,11 +55,10 @@ impl Attempt {
     /// # Errors
     /// Every problem, if there is one.
     pub fn done(self) -> Result<Loaded, Vec<Problem>> {
-        let Self { process, policies, files, process_file, problems, .. } = self;
+        let Self { process, policies, files, mut warnings, problems, .. } = self;
         if !problems.is_empty() {
             return Err(problems);
         }
-        let mut warnings = warnings(&files, process_file.as_deref(), &process);
         warnings.extend(policies.policies().iter().filter_map(|policy| inert(policy)));
         Ok(Loaded { process, policies, files, warnings })
     }
@@ -82,7 +81,7 @@ pub fn attempt(flags: &Flags, environment: &dyn Strings) -> Attempt {
     if let Some(file) = &file {
         parsed = match read(file) {
             Ok(text) => {
-                let parsed = process::parse_all(&file.display().to_string(), &text);
+                let parsed = process::parse_all(&file.display().to_string(), &text, environment);
                 source = Some(ProcessFile { path: file.clone(), text });
                 parsed
             }
@@ -102,7 +101,8 @@ pub fn attempt(flags: &Flags, environment: &dyn Strings) -> Attempt {
     process.policies_read = Some(fingerprint(&sources));
     process.policies_must_exist |= process.policies.is_dir();
     process.file = source;
-    Attempt { process, policies, files, process_file: file, named, problems }
+    let warnings = warnings(&files, file.as_deref(), &process, environment);
+    Attempt { process, policies, files, named, warnings, problems }
 }
 
 /// Where the policy folder is named: a file with a line, or a flag or variable.
@@ -137,9 +137,14 @@ fn settle_policies(
     }
 }
 
-fn warnings(files: &[PathBuf], process_file: Option<&Path>, process: &Process) -> Vec<String> {
+fn warnings(
+    files: &[PathBuf],
+    process_file: Option<&Path>,
+    process: &Process,
+    environment: &dyn Strings,
+) -> Vec<String> {
     let kind = |path: &Path| if Some(path) == process_file { Kind::Process } else { Kind::Policy };
-    let settings = files.iter().flat_map(|path| effect::warnings(kind(path), path));
+    let settings = files.iter().flat_map(|path| effect::warnings(kind(path), path, environment));
     settings.chain(unbelieved(process)).chain(unruled(process)).collect()
 }
 
@@ -171,7 +176,7 @@ fn unbelieved(process: &Process) -> Option<String> {
 /// Warnings about policies that were just read: settings of their files, rules that relax nothing, and that there are no files.
 pub fn reload_warnings(process: &Process, policies: &PolicySet) -> Vec<String> {
     let files = policy_files(&process.policies).unwrap_or_default();
-    let settings = files.iter().flat_map(|path| effect::warnings(Kind::Policy, path));
+    let settings = files.iter().flat_map(|path| effect::warnings(Kind::Policy, path, &Environment));
     let inert = policies.policies().iter().filter_map(|policy| inert(policy));
     settings.chain(inert).chain(unruled(process)).collect()
 }

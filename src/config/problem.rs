@@ -127,11 +127,23 @@ impl Refusal {
     }
 }
 
-/// The word with the smallest edit distance to `got`: at most a third of the word's letters, and at most 3.
+/// The word with the smallest edit distance to `got`, at most a third of the word's letters and at most 3; else the only one
+/// that begins like `got`.
 pub fn nearest<'a>(got: &str, words: &[&'a str]) -> Option<&'a str> {
     let near = |word: &&str| distance(got, word);
     let best = words.iter().copied().min_by_key(near)?;
-    (distance(got, best) <= (best.chars().count().max(3) / 3).min(3)).then_some(best)
+    if distance(got, best) <= (best.chars().count().max(3) / 3).min(3) {
+        return Some(best);
+    }
+    begun(got, words)
+}
+
+/// The only word that begins as `got` does, up to its last letter, which may be the ending of another form of the word.
+fn begun<'a>(got: &str, words: &[&'a str]) -> Option<&'a str> {
+    let (last, _) = got.char_indices().last().filter(|(last, _)| *last >= 4)?;
+    let mut found =
+        words.iter().copied().filter(|word| got.get(..last).is_some_and(|stem| word.starts_with(stem)));
+    found.next().filter(|_| found.next().is_none())
 }
 
 /// Edit distance: letters inserted, deleted, replaced or swapped with their neighbour (optimal string alignment).
@@ -178,6 +190,11 @@ mod tests {
         assert_eq!(nearest("limts", &words), Some("limits"));
         assert_eq!(nearest("listne", &words), Some("listen"));
         assert_eq!(nearest("replicas", &words), None);
+        let routes = ["completions", "chat"];
+        assert_eq!(nearest("complete", &routes), Some("completions"));
+        assert_eq!(nearest("completion", &routes), Some("completions"));
+        assert_eq!(nearest("complete", &["completions", "completes-not"]), None, "two begin so");
+        assert_eq!(nearest("comb", &routes), None);
         assert_eq!(nearest("x", &["kv"]), None);
     }
 }

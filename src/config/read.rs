@@ -1,6 +1,6 @@
 //! Reads settings from a parsed document. An error is recorded with its line and path, and reading goes on.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -224,9 +224,12 @@ impl<'n> Section<'n> {
         }
     }
 
-    /// Reports every key that was not asked for as unknown.
+    /// Reports every key that was not asked for as unknown. At the top of a file, `x-` keys are its author's own, as
+    /// holders of anchors.
     pub fn close(self) {
-        for (key, _) in self.entries.iter().filter(|(key, _)| !self.known.contains(&key.name.as_str())) {
+        let own = |key: &Key| self.path.is_empty() && is_own(&key.name);
+        let known = |key: &Key| self.known.contains(&key.name.as_str()) || own(key);
+        for (key, _) in self.entries.iter().filter(|(key, _)| !known(key)) {
             let refusal = Refusal::new("unknown key", self.known.join("|")).near(&key.name, &self.known);
             self.problems.add(key.line, &self.place(&key.name), refusal, key.name.clone());
         }
@@ -247,6 +250,11 @@ impl<'n> Section<'n> {
     }
 }
 
+/// Whether a key at the top of a file is its author's own.
+pub fn is_own(key: &str) -> bool {
+    key.starts_with("x-")
+}
+
 /// Reads `true` or `false`.
 pub fn boolean(node: &Node) -> Result<bool, Refusal> {
     match node.value {
@@ -257,10 +265,8 @@ pub fn boolean(node: &Node) -> Result<bool, Refusal> {
 
 /// Reads a text; an empty one is refused.
 pub fn text(node: &Node) -> Result<String, Refusal> {
-    match &node.value {
-        Value::Text(text) if !text.is_empty() => Ok(text.clone()),
-        _ => Err(Refusal::new("wrong type", "a text")),
-    }
+    let text = node.text().filter(|text| !text.is_empty());
+    text.map(str::to_owned).ok_or_else(|| Refusal::new("wrong type", "a text"))
 }
 
 /// Reads a path.
@@ -273,7 +279,14 @@ pub fn word<T: Copy>(words: &'static [(&'static str, T)]) -> impl Fn(&Node) -> R
     move |node| {
         let names: Vec<&str> = words.iter().map(|(name, _)| *name).collect();
         let refusal = Refusal::new("unknown value", names.join("|"));
-        let Value::Text(text) = &node.value else { return Err(refusal) };
+        // What YAML 1.1 made of an unquoted `off`, and templates still do.
+        let meant = |word: &str| names.contains(&word).then(|| word.to_owned());
+        let text = match &node.value {
+            Value::Text(text) => text,
+            Value::Bool(false) => return Err(Refusal { suggestion: meant("off"), ..refusal }),
+            Value::Bool(true) => return Err(Refusal { suggestion: meant("on"), ..refusal }),
+            _ => return Err(refusal),
+        };
         let found = words.iter().find(|(name, _)| name == text);
         found.map(|(_, value)| *value).ok_or_else(|| refusal.near(text, &names))
     }
@@ -336,15 +349,25 @@ pub fn size(node: &Node) -> Result<u64, Refusal> {
     }
 }
 
-/// Reads `IP:PORT`.
+/// How an address to listen on may be written.
+pub const ADDRESS: &str = "IP:PORT, localhost:PORT or :PORT";
+
+/// Reads an address to listen on, see [`parse_address`].
 pub fn address(node: &Node) -> Result<SocketAddr, Refusal> {
-    let Value::Text(text) = &node.value else { return Err(Refusal::new("wrong type", "IP:PORT")) };
+    let Value::Text(text) = &node.value else { return Err(Refusal::new("wrong type", ADDRESS)) };
     parse_address(text)
 }
 
-/// Parses `IP:PORT`.
+/// Parses an address to listen on: `IP:PORT`, `localhost:PORT` (127.0.0.1), or `:PORT` (0.0.0.0, every IPv4 address of the
+/// machine).
 pub fn parse_address(text: &str) -> Result<SocketAddr, Refusal> {
-    text.parse().map_err(|_| Refusal::new("not an address", "IP:PORT"))
+    let port = |ip, port: &str| port.parse().ok().map(|port| SocketAddr::new(IpAddr::V4(ip), port));
+    let named = match text.rsplit_once(':') {
+        Some(("", all)) => port(Ipv4Addr::UNSPECIFIED, all),
+        Some(("localhost", own)) => port(Ipv4Addr::LOCALHOST, own),
+        _ => text.parse().ok(),
+    };
+    named.ok_or_else(|| Refusal::new("not an address", ADDRESS))
 }
 
 /// Reads `http://HOST[:PORT]` or `https://…`, without path, query or user.

@@ -22,6 +22,17 @@ pub struct Node {
     pub line: u64,
     /// The value.
     pub value: Value,
+    /// Where variables of the environment were put into the value.
+    pub substituted: Option<Substituted>,
+}
+
+/// A text into which variables of the environment were put.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Substituted {
+    /// As the file has it.
+    pub written: String,
+    /// With the variables' texts.
+    pub text: String,
 }
 
 /// A value of a document.
@@ -53,8 +64,32 @@ pub struct Key {
 }
 
 impl Node {
-    /// The value as an error message shows it.
+    /// A value of this line.
+    const fn new(line: u64, value: Value) -> Self {
+        Self { line, value, substituted: None }
+    }
+
+    /// The value as a text, if it is one. What a variable stands for is a text, whatever else it may be.
+    pub fn text(&self) -> Option<&str> {
+        match (&self.value, &self.substituted) {
+            (Value::Text(text), _) => Some(text),
+            (Value::Bool(_) | Value::Whole(_) | Value::Number(_), Some(substituted)) => {
+                Some(&substituted.text)
+            }
+            _ => None,
+        }
+    }
+
+    /// The value as an error message shows it; where variables were put in, as the file has it.
     pub fn got(&self) -> String {
+        match &self.substituted {
+            Some(Substituted { written, .. }) => quote(written),
+            None => self.shown(),
+        }
+    }
+
+    /// The value, with what variables stand for.
+    pub fn shown(&self) -> String {
         match &self.value {
             Value::Null => "null".to_owned(),
             Value::Bool(value) => value.to_string(),
@@ -99,7 +134,7 @@ pub fn parse(file: &str, text: &str) -> Result<Node, Vec<Problem>> {
         with_snippet: false,
     };
     match serde_saphyr::from_str_with_options::<Spanned<Value>>(text, options) {
-        Ok(root) if root.value == Value::Null => Ok(Node { line: 1, value: Value::Null }),
+        Ok(root) if root.value == Value::Null => Ok(Node::new(1, Value::Null)),
         Ok(root) => Ok(node(root)),
         Err(error) => {
             let line = error.location().map_or(1, |location| location.line().max(1));
@@ -128,7 +163,7 @@ fn document(file: &str, line: u64, message: &str, allowed: &str, got: &str) -> V
 }
 
 fn node(spanned: Spanned<Value>) -> Node {
-    Node { line: spanned.referenced.line(), value: spanned.value }
+    Node::new(spanned.referenced.line(), spanned.value)
 }
 
 impl<'de> Deserialize<'de> for Value {
@@ -221,7 +256,7 @@ mod tests {
         let Value::List(items) = &entries(&root)[1].1.value else { panic!() };
         assert_eq!((items[0].line, items[1].line), (4, 5));
         // `off` is a mode and not a truth value.
-        assert_eq!(entries(&items[1])[1].1, Node { line: 6, value: Value::Text("off".to_owned()) });
+        assert_eq!(entries(&items[1])[1].1, Node::new(6, Value::Text("off".to_owned())));
     }
 
     #[test]

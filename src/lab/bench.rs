@@ -1,25 +1,21 @@
 //! Runs a benchmark: network and clock around the pure plan (`alternate`) and evaluation (`tally`).
 
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
 use futures_util::future::join_all;
 use indicatif::ProgressBar;
-use serde::Deserialize;
-use serde_json::json;
 
 use super::alternate::{Plan, Side};
 use super::client::{Client, Entry, Url};
 use super::counters::Counters;
 use super::formula::{Costs, Unknown};
+use super::judge::Judge;
 use super::probed::Probed;
 use super::stream::{Answer, Failure};
 use super::tally::{Looping, Measured, Pair, Run, conclude};
 use super::workload::{Settings, Workload};
 use crate::openai::Route;
-use crate::units::TokenId;
-use crate::words::looping;
 
 /// Most outputs of one side and run that are checked for loops.
 const JUDGED: usize = 200;
@@ -163,7 +159,7 @@ impl<'a> Case<'a> {
             concurrency: plan.concurrency,
             temperature: self.settings.temperature,
             comparable: self.settings.temperature == 0.0 || self.settings.seeded,
-            looping: Judge::new(self.bench, self.workload).judge(&alternations).await,
+            looping: looping(self.bench, self.workload, &alternations).await,
             alternations,
             costs,
         })
@@ -297,65 +293,22 @@ impl Meter {
     }
 }
 
-/// Checks outputs for loops, by token ids if the server can tokenize, else by words. It works between measurements and
-/// does not change the requests.
-struct Judge<'a> {
-    workload: &'a Workload,
-    model: Option<&'a str>,
-    server: Option<Client>,
-    known: HashMap<String, Vec<TokenId>>,
-}
-
-#[derive(Deserialize)]
-struct Tokenized {
-    tokens: Vec<TokenId>,
-}
-
-impl<'a> Judge<'a> {
-    fn new(bench: &'a Bench, workload: &'a Workload) -> Self {
-        let server = Client::entering(bench.direct.clone(), bench.entry.clone());
-        Self { workload, model: bench.model.as_deref(), server: Some(server), known: HashMap::new() }
-    }
-
-    async fn judge(mut self, alternations: &[Vec<Pair>]) -> Looping {
-        let direct = self.share(alternations, Side::Direct).await;
-        let through = self.share(alternations, Side::Through).await;
-        Looping { direct, through, by_words: self.server.is_none() }
-    }
-
-    async fn share(&mut self, alternations: &[Vec<Pair>], side: Side) -> Option<f64> {
+/// Share of looping outputs of both sides.
+async fn looping(bench: &Bench, workload: &Workload, alternations: &[Vec<Pair>]) -> Looping {
+    let mut judge = Judge::new(bench.direct.clone(), bench.entry.clone());
+    let mut shares = [None; 2];
+    for (share, side) in shares.iter_mut().zip([Side::Direct, Side::Through]) {
         let (mut judged, mut looping) = (0, 0);
         for pair in alternations.iter().flatten().take(JUDGED) {
-            let (Ok(answer), Some(prompt)) = (pair.of(side), self.workload.prompts.get(pair.prompt)) else {
+            let (Ok(answer), Some(prompt)) = (pair.of(side), workload.prompts.get(pair.prompt)) else {
                 continue;
             };
+            let model = bench.model.as_deref().unwrap_or(prompt.model());
             judged += 1;
-            looping += u32::from(
-                self.loops(&prompt.text(), &answer.text, self.model.unwrap_or(prompt.model())).await,
-            );
+            looping += u32::from(judge.loops(&prompt.text(), &answer.text, model).await);
         }
-        (judged > 0).then(|| f64::from(looping) / f64::from(judged))
+        *share = (judged > 0).then(|| f64::from(looping) / f64::from(judged));
     }
-
-    async fn loops(&mut self, prompt: &str, output: &str, model: &str) -> bool {
-        match (self.tokens(prompt, model).await, self.tokens(output, model).await) {
-            (Some(prompt), Some(output)) => looping::loops(&prompt, &output),
-            _ => looping::loops(&looping::words(prompt), &looping::words(output)),
-        }
-    }
-
-    async fn tokens(&mut self, text: &str, model: &str) -> Option<Vec<TokenId>> {
-        if let Some(known) = self.known.get(text) {
-            return Some(known.clone());
-        }
-        let body = json!({"model": model, "prompt": text, "add_special_tokens": false});
-        let answer = self.server.as_mut()?.post("/tokenize", &body).await;
-        let read = answer.ok().and_then(|bytes| serde_json::from_slice::<Tokenized>(&bytes).ok());
-        let Some(Tokenized { tokens }) = read else {
-            self.server = None;
-            return None;
-        };
-        self.known.insert(text.to_owned(), tokens.clone());
-        Some(tokens)
-    }
+    let [direct, through] = shares;
+    Looping { direct, through, by_words: judge.by_words() }
 }

@@ -155,6 +155,13 @@ impl Client {
         String::from_utf8(whole.into()).map_err(|error| Failure::Unreadable(error.to_string()))
     }
 
+    /// Reads JSON from `path`.
+    pub async fn get(&mut self, path: &str) -> Result<serde_json::Value, Failure> {
+        let path = format!("{}{path}", self.url.path);
+        let whole = self.whole(Method::GET, &path, Bytes::new()).await?;
+        serde_json::from_slice(&whole).map_err(|error| Failure::Unreadable(error.to_string()))
+    }
+
     /// Posts JSON to `path` and reads the whole answer.
     pub async fn post(&mut self, path: &str, body: &serde_json::Value) -> Result<Bytes, Failure> {
         let path = format!("{}{path}", self.url.path);

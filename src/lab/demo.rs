@@ -14,13 +14,27 @@ use super::Exit;
 use super::alternate::Side;
 use super::bench::Stopped;
 use super::canvas::Canvas;
-use super::client::{Client, Url};
+use super::client::{Client, Entry, Url};
+use super::judge::Judge;
 use super::report::{aligned, number};
 use super::stream::{Answer, Failure};
-use super::workload::{Prompt, Settings, Workload};
+use super::workload::{self, Prompt, Settings, Workload};
 
 /// Prompts of each workload sent through Foretell as a warm-up.
 const WARM_UP: usize = 3;
+
+/// Prompts whose right answer a reader knows: a text, the beginning of its new version, and the model writes the rest. They
+/// are what the bundled target can do; most instructions are beyond a model of its size.
+const SHOWCASE: [(&str, &str); 2] =
+    [("edit", include_str!("demo/edit.jsonl")), ("revise", include_str!("demo/revise.jsonl"))];
+
+/// The built-in workloads of the demo.
+///
+/// # Errors
+/// Never: a test reads them.
+pub fn showcase() -> Result<Vec<Workload>, workload::Error> {
+    SHOWCASE.iter().map(|(name, text)| Workload::parse((*name).to_owned(), name, text)).collect()
+}
 
 /// Addresses of the servers of a demo.
 #[derive(Clone, Debug)]
@@ -76,7 +90,8 @@ impl Shown {
     }
 }
 
-/// Shows `prompts` of every workload from both sides, alternately at temperature 0 and seeded at 0.8. Returns
+/// Shows `prompts` of every workload from both sides, alternately at temperature 0 and seeded at 0.8; prompts whose plain
+/// answers loop are passed over, for a loop is easy to draft and says nothing. Returns
 /// `FellShort` if any text differs, `Unreachable` if a server does not answer.
 pub async fn show(
     stack: &Stack,
@@ -111,16 +126,27 @@ async fn compare(
     let _ = writeln!(out, "\n");
     let mut duo = Duo::new(stack);
     duo.warm_up(workloads).await?;
-    let mut shown = Vec::new();
+    let (mut shown, mut looping) = (Vec::new(), 0);
     for workload in workloads {
-        for (index, prompt) in workload.prompts.iter().take(prompts).enumerate() {
-            let temperature = if index % 2 == 0 { 0.0 } else { 0.8 };
-            let one = duo.ask(&workload.name, prompt, index, temperature).await?;
+        let mut left = prompts;
+        for (index, prompt) in workload.prompts.iter().enumerate() {
+            if left == 0 {
+                break;
+            }
+            let temperature = if (prompts - left).is_multiple_of(2) { 0.0 } else { 0.8 };
+            let Some(one) = duo.ask(&workload.name, prompt, index, temperature).await? else {
+                looping += 1;
+                continue;
+            };
             let _ = write!(out, "{}", side_by_side(&one, prompt, canvas));
             shown.push(one);
+            left -= 1;
         }
     }
     let _ = writeln!(out, "{}", summary(&shown, canvas));
+    if looping > 0 {
+        let _ = writeln!(out, "{looping} more prompts were passed over: their plain answers loop.");
+    }
     Ok(shown.iter().all(Shown::identical))
 }
 
@@ -129,6 +155,7 @@ struct Duo<'a> {
     stack: &'a Stack,
     direct: Client,
     through: Client,
+    judge: Judge,
     asked: usize,
 }
 
@@ -138,6 +165,7 @@ impl<'a> Duo<'a> {
             stack,
             direct: Client::new(stack.direct.clone()),
             through: Client::new(stack.through.clone()),
+            judge: Judge::new(stack.direct.clone(), Entry::default()),
             asked: 0,
         }
     }
@@ -148,24 +176,28 @@ impl<'a> Duo<'a> {
         let spinner = spinner("warming up".into());
         let last = workloads.iter().flat_map(|workload| workload.prompts.iter().rev().take(WARM_UP));
         for (index, prompt) in last.enumerate() {
-            self.one(Side::Through, prompt, index, 0.0, None).await?;
+            self.one(Side::Through, prompt, index, 0.0).await?;
         }
         spinner.finish_and_clear();
         Ok(())
     }
 
+    /// The answers of both sides; `None` if the plain answer loops.
     async fn ask(
         &mut self,
         workload: &str,
         prompt: &Prompt,
         index: usize,
         temperature: f64,
-    ) -> Result<Shown, Stopped> {
+    ) -> Result<Option<Shown>, Stopped> {
         let name = format!("{workload} {}", index + 1);
         let spinner = spinner(name.clone());
-        let (direct, through) = self.both(prompt, index, temperature).await?;
+        // Untimed: it reads the prompt into the server's cache, where otherwise only the second side would find it.
+        let plain = self.one(Side::Direct, prompt, index, temperature).await?;
+        let loops = self.judge.loops(&prompt.text(), &plain.text, prompt.model()).await;
+        let answers = if loops { None } else { Some(self.both(prompt, index, temperature).await?) };
         spinner.finish_and_clear();
-        Ok(Shown { name, temperature, direct, through })
+        Ok(answers.map(|(direct, through)| Shown { name, temperature, direct, through }))
     }
 
     async fn both(
@@ -175,14 +207,12 @@ impl<'a> Duo<'a> {
         temperature: f64,
     ) -> Result<(Answer, Answer), Stopped> {
         self.asked += 1;
-        // The server reads the prompt once, untimed; otherwise only the second side would find it in the cache.
-        self.one(Side::Direct, prompt, index, temperature, Some(1)).await?;
         if self.asked.is_multiple_of(2) {
-            let through = self.one(Side::Through, prompt, index, temperature, None).await?;
-            Ok((self.one(Side::Direct, prompt, index, temperature, None).await?, through))
+            let through = self.one(Side::Through, prompt, index, temperature).await?;
+            Ok((self.one(Side::Direct, prompt, index, temperature).await?, through))
         } else {
-            let direct = self.one(Side::Direct, prompt, index, temperature, None).await?;
-            Ok((direct, self.one(Side::Through, prompt, index, temperature, None).await?))
+            let direct = self.one(Side::Direct, prompt, index, temperature).await?;
+            Ok((direct, self.one(Side::Through, prompt, index, temperature).await?))
         }
     }
 
@@ -192,9 +222,8 @@ impl<'a> Duo<'a> {
         prompt: &Prompt,
         index: usize,
         temperature: f64,
-        max_tokens: Option<u32>,
     ) -> Result<Answer, Stopped> {
-        let settings = Settings { temperature, max_tokens, model: None, seeded: temperature > 0.0 };
+        let settings = Settings { temperature, max_tokens: None, model: None, seeded: temperature > 0.0 };
         let mut prompt = prompt.clone();
         // With token ids the answer tells how many tokens each event brought.
         prompt.body.insert("return_token_ids".into(), true.into());
@@ -236,7 +265,10 @@ fn side_by_side(shown: &Shown, prompt: &Prompt, canvas: Canvas) -> String {
     let asked = asked.trim_end().lines().last().unwrap_or_default().trim();
     let asked: String = asked.chars().filter(|char| !char.is_control()).take(60).collect();
     let heading = format!("── {} ({}, {temperature})", shown.name, prompt.route.name());
-    let mut text = format!("{} {}\n", canvas.bold(&heading), canvas.faint(&format!("… {asked}")));
+    let mut text = match &prompt.says {
+        None => format!("{} {}\n", canvas.bold(&heading), canvas.faint(&format!("… {asked}"))),
+        Some(says) => format!("{} {says}\n{}", canvas.bold(&heading), given(prompt, canvas)),
+    };
     let plain = format!("plain, {} tokens/s", number(speed(&shown.direct), 0));
     let leapt = format!("foretell, {} tokens/s", number(speed(&shown.through), 0));
     if canvas.is_wide() && canvas.colour {
@@ -258,6 +290,16 @@ fn side_by_side(shown: &Shown, prompt: &Prompt, canvas: Canvas) -> String {
     let same = if shown.identical() { "same text" } else { "THE TEXTS DIFFER" };
     let line = format!("{plain}; {leapt}: {} times; {told}; {same}", number(ratio(shown), 2));
     text + &format!("  {}\n\n", canvas.faint(&line))
+}
+
+/// The prompt as its model reads it, in faint print.
+fn given(prompt: &Prompt, canvas: Canvas) -> String {
+    let text = prompt.text();
+    let lines = text.trim_end().lines().map(|line| {
+        let shown: String = line.chars().filter(|char| !char.is_control()).collect();
+        format!("{}\n", canvas.faint(&format!("  > {shown}")))
+    });
+    lines.collect()
 }
 
 fn summary(shown: &[Shown], canvas: Canvas) -> String {
@@ -329,6 +371,14 @@ mod tests {
              drafters: prompt_lookup, draft-same"
         );
         assert!(!About { inflate: 1, ..about() }.to_string().contains("inflated"));
+    }
+
+    #[test]
+    fn the_showcase_says_what_to_look_for_and_leaves_enough_to_warm_up_with() {
+        for workload in showcase().unwrap() {
+            assert!(workload.prompts.len() >= 2 + WARM_UP, "{}", workload.name);
+            assert!(workload.prompts.iter().all(|prompt| prompt.says.is_some()), "{}", workload.name);
+        }
     }
 
     #[test]

@@ -2,7 +2,8 @@
 
 use std::fmt::Write as _;
 
-use super::report::{ends, label, latency, number, speed};
+use super::about::About;
+use super::report::{ends, label, latency, no_interval, number, speed};
 use super::tally::{Figures, Run};
 
 pub(super) const STYLE: &str = "\
@@ -19,6 +20,13 @@ table{border-collapse:collapse;font-variant-numeric:tabular-nums;white-space:now
 th,td{padding:.25rem .7rem;border-bottom:1px solid var(--line);text-align:right}
 th{color:var(--soft);font-weight:500}th:first-child,td:first-child{text-align:left;padding-left:0}
 .key{display:inline-block;width:.7em;height:.7em;border-radius:50%;margin:0 .35em 0 1em}";
+
+const OWN_STYLE: &str = "\
+.runs{list-style:none;padding:0;margin:1.2rem 0;display:grid;gap:.6rem}.runs li{display:flex;gap:1rem;align-items:baseline;\
+border-left:4px solid var(--through);padding:.1rem 0 .1rem .9rem}.runs b{font-size:1.6rem;min-width:5.2rem;\
+color:var(--through);font-variant-numeric:tabular-nums}.runs small{display:block;color:var(--soft);font-size:13px}\
+.key:first-child{margin-left:.6em}dl{display:grid;grid-template-columns:max-content 1fr;gap:.25rem 1.2rem;font-size:13px;margin:.4rem 0}\
+dt{color:var(--soft)}dd{margin:0;overflow-wrap:anywhere}ul{padding-left:1.1rem;font-size:13px}.runs{font-size:15px}";
 
 /// x coordinate of the plotting area's left edge.
 const LEFT: f64 = 230.0;
@@ -46,20 +54,27 @@ struct Group {
 }
 
 /// The report as one HTML page.
-pub fn page(runs: &[Run]) -> String {
+pub fn page(runs: &[Run], about: &About) -> String {
     let mut page = format!(
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
-         <meta name=\"viewport\" content=\"width=device-width\"><title>foretell bench</title>\
-         <style>{STYLE}</style></head><body>\n<h1>foretell bench</h1>\
-         <p>The same server asked directly and through Foretell, in alternating blocks.\
-         <span class=\"key\" style=\"background:var(--direct)\"></span>direct\
+         <meta name=\"viewport\" content=\"width=device-width\"><title>Foretell benchmark</title>\
+         <style>{STYLE}{OWN_STYLE}</style></head><body>\n<h1>Speculation by Foretell, measured</h1>\
+         <p>The same server asked directly and through Foretell, in alternating blocks.</p>\n"
+    );
+    headlines(&mut page, runs);
+    let _ = write!(
+        page,
+        "<p class=\"keys\">In the plots:<span class=\"key\" style=\"background:var(--direct)\"></span>direct\
          <span class=\"key\" style=\"background:var(--through)\"></span>through</p>\n"
     );
+    let why = no_interval(runs).unwrap_or_default();
     section(
         &mut page,
         "Speed ratio",
-        "Through ÷ direct tokens/s: median over alternations, with its interval or the range of few alternations. \
-         Right of 1 is faster. The diamond is the gain that the runtimes' own costs allow at the measured acceptance.",
+        &format!(
+            "Through ÷ direct tokens/s: median over alternations, with its 95 % interval. Right of 1 is faster. \
+             The diamond, where there is one, is the gain that the runtimes' own costs allow at the measured acceptance. {why}"
+        ),
         &plot(&runs.iter().map(ratio).collect::<Vec<_>>(), Some(1.0), "×"),
     );
     section(
@@ -81,8 +96,39 @@ pub fn page(runs: &[Run]) -> String {
         let _ = write!(notes, "<li>{}: {}</li>", escape(&label(run)), escape(note));
     }
     section(&mut page, "Notes", "", &format!("<ul>{notes}</ul>"));
+    section(&mut page, "How it was measured", "", &described(about));
     page.push_str("</body></html>\n");
     page
+}
+
+/// A line for each run: what it comes to.
+fn headlines(page: &mut String, runs: &[Run]) {
+    page.push_str("<ul class=\"runs\">");
+    for run in runs {
+        let (direct, through) = (&run.direct, &run.through);
+        let _ = write!(
+            page,
+            "<li><b>{}×</b><span>{}<small>{} → {} tokens/s; first token {} → {} ms; interval {}, n = {}</small></span></li>",
+            number(run.ratio.median, 2),
+            escape(&label(run)),
+            number(direct.tokens_per_second, 1),
+            number(through.tokens_per_second, 1),
+            number(direct.ttft_ms.p50, 0),
+            number(through.ttft_ms.p50, 0),
+            escape(&ends(&run.ratio)),
+            run.ratio.n,
+        );
+    }
+    page.push_str("</ul>");
+}
+
+/// Where, when and with what.
+fn described(about: &About) -> String {
+    let mut rows = String::from("<dl>");
+    for (name, value) in about.rows() {
+        let _ = write!(rows, "<dt>{name}</dt><dd>{}</dd>", escape(value));
+    }
+    rows + "</dl>"
 }
 
 pub(super) fn section(page: &mut String, title: &str, says: &str, content: &str) {
@@ -218,14 +264,17 @@ mod tests {
     #[test]
     fn the_page_stands_alone_and_shows_every_run() {
         let other = Run { workload: "a<b".into(), ratio: Interval::default(), ..run() };
-        let page = page(&[run(), other]);
-        for outside in ["http://", "https://", "<script", "@import", "url("] {
+        let about = About { direct: "http://a<b:1".into(), ..About::default() };
+        let page = page(&[run(), other], &about);
+        for outside in ["src=", "href=", "<link", "<script", "@import", "url("] {
             assert!(!page.contains(outside), "{outside}");
         }
         assert_eq!(page.matches("<svg").count(), 3);
         // One bar for the one measured ratio, and two for each latency of both runs.
         assert_eq!(page.matches("<circle").count(), 1 + 4 + 4);
         assert!(page.contains("a&lt;b, T=0, 1 client") && !page.contains("a<b"));
+        assert!(page.contains("<b>2.40×</b>") && page.contains("60.0 → 144.0 tokens/s"), "{page}");
+        assert!(page.contains("<dt>Direct</dt><dd>http://a&lt;b:1</dd>"), "{page}");
         assert!(page.contains("2.40, 2.25 – 2.50 (95 %), formula 2.70"));
     }
 

@@ -19,9 +19,14 @@ use crate::policy::PolicySet;
 /// Why it could not start.
 #[derive(Debug, thiserror::Error)]
 pub enum LocalError {
-    /// No loopback port is free.
-    #[error("cannot listen on loopback: {0}")]
-    Listen(#[from] std::io::Error),
+    /// The address is not free.
+    #[error("cannot listen on {address}: {source}")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// The system's error.
+        source: std::io::Error,
+    },
     /// The configuration is invalid; one problem per line.
     #[error("{0}")]
     Configuration(String),
@@ -37,6 +42,9 @@ impl From<Vec<Problem>> for LocalError {
     }
 }
 
+/// A free port of the loopback interface.
+pub const FREE: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
+
 /// A target that serves on a free loopback port until it is dropped.
 pub struct LocalTarget {
     /// The loopback address that it listens on.
@@ -51,8 +59,17 @@ impl LocalTarget {
     /// # Errors
     /// No loopback port is free.
     pub async fn start(app: App) -> Result<Self, LocalError> {
-        let listener = TcpListener::bind(SocketAddr::from(([127, 0, 0, 1], 0))).await?;
-        let address = listener.local_addr()?;
+        Self::start_at(app, FREE).await
+    }
+
+    /// As [`Self::start`], at this address.
+    ///
+    /// # Errors
+    /// The address is not free.
+    pub async fn start_at(app: App, address: SocketAddr) -> Result<Self, LocalError> {
+        let taken = |source| LocalError::Listen { address, source };
+        let listener = TcpListener::bind(address).await.map_err(taken)?;
+        let address = listener.local_addr().map_err(taken)?;
         let stop = Stop::default();
         let serving = tokio::spawn(app.serve(listener, stop.clone()));
         Ok(Self { address, stop, _serving: serving })
@@ -80,11 +97,23 @@ pub async fn proxy(process: &str, policies: &[&str]) -> Result<Running, LocalErr
 /// # Errors
 /// The problems of the configuration, or why the proxy could not start.
 pub async fn proxy_with(process: &str, policies: &[&str], drafters: Drafters) -> Result<Running, LocalError> {
+    proxy_at(process, policies, drafters, [FREE; 2]).await
+}
+
+/// As [`proxy_with`], for clients and operators at these two addresses.
+///
+/// # Errors
+/// The problems of the configuration, or why the proxy could not start.
+pub async fn proxy_at(
+    process: &str,
+    policies: &[&str],
+    drafters: Drafters,
+    [clients, admin]: [SocketAddr; 2],
+) -> Result<Running, LocalError> {
     let mut process = process::parse("process", process)?;
     let policies = parse(policies, &process)?;
-    let free = SocketAddr::from(([127, 0, 0, 1], 0));
-    process.listen.iter_mut().for_each(|listen| listen.address = free);
-    process.admin.address = free;
+    process.listen.iter_mut().for_each(|listen| listen.address = clients);
+    process.admin.address = admin;
     Ok(app::start_with(process, policies, drafters).await?)
 }
 

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
-use super::stats::Interval;
+use super::stats::{Interval, LEAST};
 use super::tally::Run;
 
 /// The report as JSON, `{"runs": [...]}` and a newline.
@@ -23,6 +23,9 @@ pub fn table(runs: &[Run]) -> String {
     let mut text =
         String::from("Speed: tokens/s of one client; ratio = through ÷ direct, median of alternations\n");
     text.push_str(&aligned(&speed(runs)));
+    if let Some(why) = no_interval(runs) {
+        let _ = writeln!(text, "{why}");
+    }
     text.push_str("\nLatency in ms: direct → through\n");
     text.push_str(&aligned(&latency(runs)));
     for run in runs {
@@ -96,10 +99,23 @@ pub fn latency(runs: &[Run]) -> Vec<Vec<String>> {
     rows
 }
 
-/// The ends of an interval, and whether it is a 95 % interval or the range.
+/// The ends of an interval, or why there is none.
 pub fn ends(ratio: &Interval) -> String {
-    let what = if ratio.is_confident() { "95 %" } else { "range" };
-    format!("{} – {} ({what})", number(ratio.low, 2), number(ratio.high, 2))
+    match (ratio.low, ratio.high) {
+        (Some(low), Some(high)) => format!("{low:.2} – {high:.2} (95 %)"),
+        _ => format!("none: n < {LEAST}"),
+    }
+}
+
+/// Why some runs have no interval; `None` if all have one.
+pub fn no_interval(runs: &[Run]) -> Option<String> {
+    let few = runs.iter().any(|run| run.ratio.low.is_none());
+    few.then(|| {
+        format!(
+            "Fewer than {LEAST} alternations allow no 95 % interval: even the range of five misses the true median once in \
+             sixteen times. Ask for more with --alternations."
+        )
+    })
 }
 
 fn both(one: &str, other: &str) -> String {
@@ -206,6 +222,14 @@ pub(super) mod tests {
         assert_eq!(end_of(lines[1], "ratio"), end_of(lines[2], "2.40"));
         assert_eq!(end_of(lines[2], "2.40"), end_of(lines[3], "2.40"));
         assert!(text.ends_with("rewrite, T=0, 1 client: paths: speculated 100\n"));
+    }
+
+    #[test]
+    fn where_there_is_no_interval_the_table_says_why() {
+        let few = Interval { median: Some(2.0), low: None, high: None, n: 5 };
+        let text = table(&[Run { ratio: few, ..run() }]);
+        assert!(text.contains("none: n < 6") && text.contains("Fewer than 6 alternations"), "{text}");
+        assert!(!table(&[run()]).contains("Fewer than"));
     }
 
     #[test]

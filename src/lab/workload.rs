@@ -9,6 +9,12 @@ use serde_json::{Map, Value, json};
 
 use crate::openai::Route;
 
+/// Name of the built-in workload.
+pub const BUILTIN: &str = "builtin";
+/// Tasks in plain English that any instruct model can do: rewriting, editing and extracting, whose answers repeat much of the
+/// question, as speculation likes it. It says how that kind of work gets faster, not all kinds.
+const BUILTIN_LINES: &str = include_str!("workload/builtin.jsonl");
+
 /// The prompts of a workload file.
 #[derive(Clone, Debug)]
 pub struct Workload {
@@ -23,6 +29,8 @@ pub struct Workload {
 pub struct Prompt {
     /// API route to send it to.
     pub route: Route,
+    /// What a reader is told of it; `None` if the line says nothing.
+    pub says: Option<String>,
     /// Request body as in the file.
     pub body: Map<String, Value>,
 }
@@ -52,7 +60,9 @@ pub enum Error {
         source: std::io::Error,
     },
     /// A line is not `{"route", "body"}`.
-    #[error("{file}:{line}: {reason}")]
+    #[error(
+        "{file}:{line}: {reason}; expected {{\"route\": \"completions\" or \"chat\", \"body\": {{the request}}}} on each line"
+    )]
     Line {
         /// Path of the file.
         file: String,
@@ -73,12 +83,17 @@ pub enum Error {
 #[serde(deny_unknown_fields)]
 struct Line {
     route: String,
+    #[serde(default)]
+    says: Option<String>,
     body: Map<String, Value>,
 }
 
 impl Workload {
-    /// Reads a workload file; blank lines are skipped.
+    /// Reads a workload file; blank lines are skipped. [`BUILTIN`] is the built-in one.
     pub fn read(path: &Path) -> Result<Self, Error> {
+        if path.as_os_str() == BUILTIN {
+            return Self::parse(BUILTIN.to_owned(), BUILTIN, BUILTIN_LINES);
+        }
         let text =
             std::fs::read_to_string(path).map_err(|source| Error::Read { path: path.to_owned(), source })?;
         let name = path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned());
@@ -120,12 +135,17 @@ impl Workload {
 }
 
 fn parse_line(line: &str) -> Result<Prompt, String> {
-    let line: Line = serde_json::from_str(line).map_err(|error| error.to_string())?;
+    let line: Line = serde_json::from_str(line).map_err(|error| {
+        // The place in the line, without the parser's own number of the line.
+        let text = error.to_string();
+        let what = text.split(" at line ").next().unwrap_or(&text);
+        format!("column {}: {what}", error.column())
+    })?;
     let route = [Route::Completions, Route::Chat]
         .into_iter()
         .find(|route| route.name() == line.route)
         .ok_or_else(|| format!("route: allowed completions|chat, got {:?}", line.route))?;
-    Ok(Prompt { route, body: line.body })
+    Ok(Prompt { route, says: line.says, body: line.body })
 }
 
 impl Prompt {
@@ -221,13 +241,29 @@ mod tests {
     }
 
     #[test]
+    fn the_built_in_workload_is_for_any_model() {
+        let found = Workload::read(Path::new(BUILTIN)).unwrap();
+        assert_eq!((found.name.as_str(), found.prompts.len()), ("builtin", 20));
+        for prompt in &found.prompts {
+            assert!(prompt.route == Route::Chat && prompt.model().is_empty() && !prompt.text().is_empty());
+            assert!(prompt.body.get("max_tokens").and_then(Value::as_u64).is_some());
+        }
+    }
+
+    #[test]
     fn a_wrong_line_is_named() {
         let wrong = |text: &str| Workload::parse("w".into(), "some/w.jsonl", text).unwrap_err().to_string();
         assert_eq!(wrong(""), "some/w.jsonl: no prompts");
         assert_eq!(
             wrong("\n{\"route\":\"embeddings\",\"body\":{}}"),
-            "some/w.jsonl:2: route: allowed completions|chat, got \"embeddings\""
+            "some/w.jsonl:2: route: allowed completions|chat, got \"embeddings\"; expected {\"route\": \"completions\" or \
+             \"chat\", \"body\": {the request}} on each line"
         );
-        assert!(wrong("{\"route\":\"chat\"}").starts_with("some/w.jsonl:1: missing field `body`"));
+        assert_eq!(
+            wrong("{\"route\":\"chat\"}"),
+            "some/w.jsonl:1: column 16: missing field `body`; expected {\"route\": \"completions\" or \"chat\", \
+             \"body\": {the request}} on each line"
+        );
+        assert!(wrong("\n\nhello").starts_with("some/w.jsonl:3: column 1: expected value; expected {"));
     }
 }

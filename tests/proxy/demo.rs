@@ -40,15 +40,9 @@ async fn demo(direct: &Fake, through: &Fake, folder: &Path, canvas: Canvas) -> (
             drafters: vec!["prompt_lookup".into()],
         },
     };
-    let args = DemoArgs {
-        once: true,
-        models: "onnx/models".into(),
-        target: None,
-        workloads: folder.to_owned(),
-        prompts: 2,
-    };
+    let args = DemoArgs { once: true, workloads: Some(folder.to_owned()), prompts: 2, ..DemoArgs::default() };
     let mut out = Vec::new();
-    let exit = run_on(&args, &stack, canvas, &mut out).await;
+    let exit = run_on(&args, Path::new("nowhere"), &stack, canvas, &mut out).await;
     (exit, String::from_utf8(out).unwrap())
 }
 
@@ -106,4 +100,32 @@ async fn without_workloads_there_is_nothing_to_show() {
     let empty = TempDir::new().unwrap();
     assert_eq!(demo(&direct, &through, empty.path(), Canvas::plain()).await.0, Exit::Usage);
     assert_eq!(demo(&direct, &through, Path::new("/nowhere"), Canvas::plain()).await.0, Exit::Usage);
+}
+
+#[tokio::test]
+async fn prompts_whose_plain_answers_loop_are_passed_over_and_counted() {
+    let looping = Behaviour { loops: true, ..Behaviour::default() };
+    let (direct, through) = (Fake::start(looping).await, Fake::start(LEAPING).await);
+    let folder = TempDir::new().unwrap();
+    let line = |i: usize| {
+        format!(
+            r#"{{"route":"completions","says":"S","body":{{"model":"m","prompt":"p{i}","max_tokens":64}}}}"#
+        )
+    };
+    let lines: Vec<_> = (0..5).map(line).collect();
+    std::fs::write(folder.path().join("code.jsonl"), lines.join("\n")).unwrap();
+    let (exit, out) = demo(&direct, &through, folder.path(), Canvas::plain()).await;
+    assert_eq!(exit, Exit::Done, "{out}");
+    assert!(out.contains("0 of 0 texts are the same"), "{out}");
+    assert!(out.contains("5 more prompts were passed over: their plain answers loop."), "{out}");
+}
+
+#[tokio::test]
+async fn a_prompt_that_says_what_to_look_for_is_shown_whole() {
+    let (direct, through) = (Fake::start(Behaviour::default()).await, Fake::start(LEAPING).await);
+    let folder = TempDir::new().unwrap();
+    let line = r#"{"route":"completions","says":"Mind the gap","body":{"model":"m","prompt":"one\ntwo\n","max_tokens":8}}"#;
+    std::fs::write(folder.path().join("edit.jsonl"), line).unwrap();
+    let (_, out) = demo(&direct, &through, folder.path(), Canvas::plain()).await;
+    assert!(out.contains("── edit 1 (completions, T=0) Mind the gap\n  > one\n  > two\n"), "{out}");
 }

@@ -279,6 +279,71 @@ fn a_flag_wins_over_the_environment_and_that_over_the_file() {
 }
 
 #[test]
+fn variables_of_the_environment_stand_for_values_of_the_process_file_and_of_no_policy() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = "version: 1\nmode: ${MODE:-observe}\nlimits: { sessions: \"${SESSIONS}\" }\nobserve: { text: \"${TEXT:-false}\" }\n\
+        backends: [{ name: \"${NAME}\", replicas: [\"http://${HOST}:8000\"] }]\n";
+    let mut environment: BTreeMap<String, String> = [("SESSIONS", "7"), ("NAME", "70"), ("HOST", "engine")]
+        .map(|(name, text)| (name.into(), text.into()))
+        .into();
+    write(folder.path(), "policies/a.yaml", "version: 1\nname: a\nmatch: { models: [\"${HOST}\"] }\n");
+    let flags = flags_for(folder.path(), source);
+    let loaded = load(&flags, &environment).map_err(|problems| lines(&problems)).unwrap();
+    assert_eq!((loaded.process.mode, loaded.process.limits.sessions), (Mode::Observe, 7));
+    assert_eq!(loaded.process.backends[0].name, "70");
+    assert_eq!(
+        loaded.process.backends[0].replicas,
+        Replicas::Urls(vec!["http://engine:8000".parse().unwrap()])
+    );
+    assert_eq!(loaded.warnings, Vec::<String>::new(), "what a variable stands for is what counts");
+    let models = loaded.policies.policies()[0].matcher.models.clone().unwrap();
+    assert_eq!(models[0].as_str(), "${HOST}");
+
+    environment.remove("HOST");
+    environment.insert("MODE".to_owned(), "s3cret".to_owned());
+    environment.insert("SESSIONS".to_owned(), "many".to_owned());
+    let told = lines(&load(&flags, &environment).unwrap_err());
+    let told = told.replace(&folder.path().display().to_string(), "");
+    assert_eq!(
+        told,
+        "/foretell.yaml:2: mode: unknown value, allowed off|observe|auto, got \"${MODE:-observe}\"\n\
+         /foretell.yaml:3: limits.sessions: wrong type, allowed 0..=1000000, got \"${SESSIONS}\"\n\
+         /foretell.yaml:5: backends[0].replicas[0]: the variable HOST is not set, allowed ${NAME} of a variable that is set, \
+         ${NAME:-DEFAULT}, or $${ for ${ itself, got \"http://${HOST}:8000\"\n\
+         /foretell.yaml:5: backends[0].replicas[0]: not a URL, allowed http(s)://HOST[:PORT][/BASE], got \"http://${HOST}:8000\"\n",
+    );
+}
+
+#[test]
+fn keys_of_the_author_s_own_at_the_top_hold_anchors() {
+    let process = process_of(
+        "x-tls: &tls { tls: { ca: ca.pem } }\nx-note: anything\n\
+         backends: [{ name: a, replicas: [\"http://a:1\"], connect: *tls }, { name: b, replicas: [\"http://b:1\"], connect: *tls }]\n",
+    );
+    let ca = |at: usize| process.backends[at].connect.ca.clone();
+    assert_eq!((ca(0), ca(1)), (Some("ca.pem".into()), Some("ca.pem".into())));
+    let policy = policy("x-hours: &gamma { max: 4 }\ngamma: *gamma\n");
+    assert_eq!(policy.gamma.max, 4);
+    let inner = process::parse("f", "version: 1\nlimits: { x-a: 1 }\n").unwrap_err();
+    assert!(lines(&inner).starts_with("f:2: limits.x-a: unknown key"), "{}", lines(&inner));
+}
+
+#[test]
+fn addresses_may_leave_the_ip_out() {
+    let process = process_of("listen: [{ address: \":8081\" }, { address: \"localhost:8082\" }]\n");
+    let addresses: Vec<String> = process.listen.iter().map(|listen| listen.address.to_string()).collect();
+    assert_eq!(addresses, ["0.0.0.0:8081", "127.0.0.1:8082"]);
+    for wrong in ["localhost", "host:80", ":", ":99999", "localhost:http"] {
+        let source = format!("version: 1\nlisten: [{{ address: \"{wrong}\" }}]\n");
+        assert!(process::parse("f", &source).is_err(), "{wrong}");
+    }
+    // To be open to others is a wish that the admin API needs a token for, however it is said.
+    let flags = Flags { admin: Some(":9464".to_owned()), ..Flags::default() };
+    let told = lines(&load(&flags, &BTreeMap::new()).unwrap_err());
+    assert!(told.starts_with("--admin: admin.address: open to others without a token"), "{told}");
+}
+
+#[test]
 fn a_bad_flag_is_told_by_its_name() {
     let flags = Flags {
         listen: Some("here".to_owned()),
@@ -291,7 +356,7 @@ fn a_bad_flag_is_told_by_its_name() {
     let problems = load(&flags, &environment).unwrap_err();
     assert_eq!(
         lines(&problems),
-        "--listen: listen: not an address, allowed IP:PORT, got \"here\"\n\
+        "--listen: listen: not an address, allowed IP:PORT, localhost:PORT or :PORT, got \"here\"\n\
          FORETELL_ADMIN: admin.address: open to others without a token, allowed a loopback address, or any with admin.token_file, got \"0.0.0.0:1\"\n\
          --backend: backends: not a URL, allowed http(s)://HOST[:PORT][/BASE] or onnx:DIR, got \"http://***@host\"\n\
          --dialect: backends[0].dialect: unknown value, allowed auto|onnx|vllm|sglang|llamacpp|tgi|trtllm|triton|ollama|lmdeploy|mlx|openai, got \"onyx\"; did you mean onnx?\n\
@@ -425,7 +490,10 @@ fn every_file_that_is_shipped_is_good() {
     };
     for (file, text) in yaml_in("deploy") {
         let process = process::parse(&file, &text).map_err(|problems| lines(&problems)).unwrap();
-        assert_eq!(effect::warnings(Kind::Policy, &root.join("policies/default.yaml")), Vec::<String>::new());
+        assert_eq!(
+            effect::warnings(Kind::Policy, &root.join("policies/default.yaml"), &BTreeMap::new()),
+            Vec::<String>::new()
+        );
         for folder in ["policies", "policies/examples"] {
             parse_policies(&yaml_in(folder), &process).map_err(|problems| lines(&problems)).unwrap();
         }

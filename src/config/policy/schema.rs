@@ -20,6 +20,7 @@ pub fn schema() -> Value {
         "type": "object",
         "required": ["version", "name"],
         "additionalProperties": false,
+        "patternProperties": { "^x-": { "description": "Your own: a place for anchors." } },
         "properties": {
             "version": { "const": 1, "description": "Version of the file format." },
             "name": {

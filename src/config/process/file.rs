@@ -11,11 +11,13 @@ use super::{
     Admin, ClientControl, Device, DrafterModel, Drain, Limits, Listen, LogFormat, LogLevel, Memory, Mode,
     Observe, Process, Ready, ServerTls, Tenant, TenantFallback, Timeouts, backends,
 };
+use crate::config::flags::{Environment, Strings};
 use crate::config::named::{FileKind, Named};
 use crate::config::problem::{Problem, Problems, Refusal};
 use crate::config::read::{
-    Item, Section, address, boolean, duration, path, period, ratio, size, text, url, whole, word,
+    ADDRESS, Item, Section, address, boolean, duration, path, period, ratio, size, text, url, whole, word,
 };
+use crate::config::variables;
 use crate::config::yaml::{self, Node, Value};
 
 const fn loopback(port: u16) -> SocketAddr {
@@ -101,7 +103,7 @@ impl Default for Memory {
 /// # Errors
 /// Every problem in the file, in the order of its lines.
 pub fn parse(file: &str, source: &str) -> Result<Process, Vec<Problem>> {
-    let Parsed { process, problems, .. } = parse_all(file, source);
+    let Parsed { process, problems, .. } = parse_all(file, source, &Environment);
     if problems.is_empty() { Ok(process) } else { Err(problems) }
 }
 
@@ -116,13 +118,14 @@ pub struct Parsed {
     pub problems: Vec<Problem>,
 }
 
-/// As [`parse`], but returns the readable settings beside the problems.
-pub fn parse_all(file: &str, source: &str) -> Parsed {
-    let root = match yaml::parse(file, source) {
+/// As [`parse`], with the variables of this environment, and returns the readable settings beside the problems.
+pub fn parse_all(file: &str, source: &str, environment: &dyn Strings) -> Parsed {
+    let mut root = match yaml::parse(file, source) {
         Ok(root) => root,
         Err(problems) => return Parsed { problems, ..Parsed::default() },
     };
     let problems = Problems::new(file);
+    variables::substitute(&mut root, environment, &problems);
     let process = read(&Item::root(&root, &problems));
     Parsed { process, named: problems.named(), problems: problems.into_vec() }
 }
@@ -175,7 +178,7 @@ fn listen(item: &Item<'_>) -> Vec<Listen> {
 
 fn listener(item: &Item<'_>, seen: &mut HashSet<SocketAddr>) -> Option<Listen> {
     let mut section = item.section();
-    let address = section.must("address", "IP:PORT", address);
+    let address = section.must("address", ADDRESS, address);
     if let Some(address) = address.filter(|address| address.port() != 0 && !seen.insert(*address)) {
         section.refuse(
             "address",

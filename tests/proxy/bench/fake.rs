@@ -19,6 +19,9 @@ use hyper::{Request, Response};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
+/// The only model that the fake lists.
+pub const MODEL: &str = "fake-model";
+
 /// What a server does.
 #[derive(Clone, Debug, Default)]
 pub struct Behaviour {
@@ -107,6 +110,7 @@ async fn answer(
             };
             complete(&body, path.contains("chat"), number, &behaviour)
         }
+        "/v1/models" => whole(200, &json!({"object": "list", "data": [{"id": MODEL}]}).to_string()),
         _ => whole(404, r#"{"error":{"message":"no such page"}}"#),
     }
 }

@@ -1,0 +1,91 @@
+//! The admin API of a running proxy, as commands ask it.
+
+use std::fmt::{self, Display};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::Path;
+
+use http::header::AUTHORIZATION;
+use http::uri::InvalidUri;
+use http::{HeaderMap, HeaderValue, Method, Request, StatusCode};
+use http_body_util::{BodyExt, Limited};
+
+use crate::fleet::{Replica, ReplicaSettings, SendError, SendErrorKind};
+use crate::http::body::full;
+
+/// Largest answer that is read, bytes; the largest, an explanation, is far smaller.
+const MOST: usize = 16 << 20;
+
+/// Where the admin API is, and the token that it wants.
+pub(super) struct AdminPort {
+    /// An address to connect to.
+    pub(super) address: SocketAddr,
+    token: Option<HeaderValue>,
+}
+
+/// Why a call got no answer.
+pub(super) enum Fault {
+    /// No server listens on the address.
+    Nobody,
+    Other(String),
+}
+
+impl Display for Fault {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::Nobody => "nobody listens there",
+            Self::Other(why) => why,
+        })
+    }
+}
+
+impl From<SendError> for Fault {
+    fn from(error: SendError) -> Self {
+        if error.kind() == SendErrorKind::Connect { Self::Nobody } else { Self::Other(error.to_string()) }
+    }
+}
+
+impl AdminPort {
+    /// The port of a proxy that listens on `address`. A token file that cannot be read counts as none: the proxy will say what
+    /// it wants.
+    pub(super) fn new(address: SocketAddr, token_file: Option<&Path>) -> Self {
+        let text = token_file.and_then(|path| std::fs::read_to_string(path).ok());
+        let token = text.and_then(|text| HeaderValue::try_from(format!("Bearer {}", text.trim())).ok());
+        Self { address: reachable(address), token }
+    }
+
+    /// Sends a command and returns status and body of the answer.
+    ///
+    /// # Errors
+    /// There is no answer.
+    pub(super) async fn post(
+        &self,
+        path: &str,
+        fields: HeaderMap,
+        body: Vec<u8>,
+    ) -> Result<(StatusCode, Vec<u8>), Fault> {
+        let other = |error: &dyn Display| Fault::Other(error.to_string());
+        let settings = ReplicaSettings::new("admin", format!("http://{}", self.address));
+        let admin = Replica::new(settings).map_err(|error| other(&error))?;
+        let mut request = Request::new(full(body));
+        *request.method_mut() = Method::POST;
+        *request.uri_mut() = path.parse().map_err(|error: InvalidUri| other(&error))?;
+        *request.headers_mut() = fields;
+        if let Some(token) = &self.token {
+            request.headers_mut().insert(AUTHORIZATION, token.clone());
+        }
+        let response = admin.ask(request).await?;
+        let status = response.status();
+        let body = Limited::new(response.into_body(), MOST).collect().await;
+        Ok((status, body.map_err(|error| other(&error))?.to_bytes().to_vec()))
+    }
+}
+
+/// An address to connect to, from one to listen on: the unspecified address becomes loopback.
+fn reachable(address: SocketAddr) -> SocketAddr {
+    let ip = match address.ip() {
+        IpAddr::V4(Ipv4Addr::UNSPECIFIED) => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(Ipv6Addr::UNSPECIFIED) => Ipv6Addr::LOCALHOST.into(),
+        ip => ip,
+    };
+    SocketAddr::new(ip, address.port())
+}

@@ -1,0 +1,82 @@
+//! `foretell drain`: tells a running proxy to drain, and waits until it is empty.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use http::{HeaderMap, StatusCode};
+use indicatif::ProgressBar;
+
+use super::admin_port::{AdminPort, Fault};
+use crate::config::flags::OPEN;
+use crate::config::{Flags, Problem, Strings, attempt};
+use crate::lab::Exit;
+
+/// Drain a running proxy: it is not ready any more, finishes what is open within drain.grace, and ends.
+#[derive(clap::Args, Clone, Debug, Default)]
+pub struct DrainArgs {
+    /// The process file of the proxy, for its admin address and token
+    /// [env: FORETELL_CONFIG] [default: foretell.yaml, if it is there]
+    #[arg(short, long, value_name = "FILE")]
+    pub config: Option<String>,
+    /// Its admin address [env: FORETELL_ADMIN] [default: that of the process file, else 127.0.0.1:9464]
+    #[arg(long, value_name = "IP:PORT")]
+    pub admin: Option<String>,
+    /// File with its admin token [default: admin.token_file of the process file]
+    #[arg(long, value_name = "F")]
+    pub token_file: Option<PathBuf>,
+    /// Do not wait until it is empty
+    #[arg(long)]
+    pub no_wait: bool,
+}
+
+/// Asks the proxy, and returns once it is empty; what came of it goes to `out`.
+pub async fn run(args: &DrainArgs, environment: &dyn Strings, out: &mut impl Write) -> Exit {
+    let port = match port(args, environment) {
+        Ok(port) => port,
+        Err(problems) => {
+            problems.iter().for_each(|problem| super::complain(problem));
+            return Exit::Usage;
+        }
+    };
+    let bar = ProgressBar::new_spinner().with_message("waiting for open requests to end");
+    if !args.no_wait {
+        bar.enable_steady_tick(Duration::from_millis(100));
+    }
+    let path = if args.no_wait { "/api/drain" } else { "/api/drain?wait=1" };
+    let answer = port.post(path, HeaderMap::new(), Vec::new()).await;
+    bar.finish_and_clear();
+    let why = match answer {
+        Ok((StatusCode::OK, _)) => {
+            let _ = writeln!(out, "{}", if args.no_wait { "draining" } else { "drained" });
+            return Exit::Done;
+        }
+        Ok((StatusCode::UNAUTHORIZED, _)) => "it wants its admin token: give --token-file".to_owned(),
+        Ok((status, _)) => format!("what listens there does not drain ({status})"),
+        Err(fault @ Fault::Nobody) => fault.to_string(),
+        Err(Fault::Other(why)) => format!("it ended, or stopped answering, before it was empty ({why})"),
+    };
+    super::complain(&format_args!("foretell drain: {}: {why}", port.address));
+    Exit::Unreachable
+}
+
+/// The admin port of the proxy that is meant.
+///
+/// # Errors
+/// The problems that keep its address from being known.
+fn port(args: &DrainArgs, environment: &dyn Strings) -> Result<AdminPort, Vec<Problem>> {
+    let flags = Flags { config: args.config.clone(), admin: args.admin.clone(), ..Flags::default() };
+    let mut attempt = attempt(&flags, environment);
+    // Whatever else is wrong with the files, the proxy runs with what they were; and which token it wants, it says itself.
+    let matters = |problem: &Problem| {
+        let place = problem.path.starts_with("admin") || problem.path == "(document)";
+        place && problem.message != OPEN
+    };
+    attempt.problems.retain(matters);
+    if !attempt.problems.is_empty() {
+        return Err(attempt.problems);
+    }
+    let admin = attempt.process.admin;
+    let token = args.token_file.clone().or(admin.token_file);
+    Ok(AdminPort::new(admin.address, token.as_deref()))
+}
