@@ -32,7 +32,7 @@ INFLATED = $(CACHE)/models/target-x$(INFLATE)
 export ORT_DYLIB_PATH := $(ORT)
 
 .PHONY: help demo serve-demo quick test test-rust test-python test-loaded build dist bench bench-control bench-crowd bench-ears bench-gamma bench-load
-.PHONY: test-deploy manifests bench-paced bench-relay bench-reload models lint print-env clean dead-code engines test-engines demo-parts binary
+.PHONY: test-deploy test-docs bench-scrape manifests bench-paced bench-relay bench-reload models lint print-env clean dead-code engines test-engines demo-parts binary
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -101,6 +101,12 @@ test-deploy: build ## Chart, manifests, image, compose, unit, nginx and Envoy: r
 	@tests/deploy/fetch.sh $(DEPLOY)
 	FORETELL=$(BIN) PATH=$(DEPLOY)/bin:$$PATH PYTHONPATH=$(DEPLOY)/python PYTHONDONTWRITEBYTECODE=1 \
 		$(PYTHON) -m unittest discover -s tests/deploy -t tests/deploy
+
+test-docs: build ## The documentation: links, snippets and commands run, names that exist
+	FORETELL=$(BIN) $(PYTHON) -m unittest discover -s tests/docs -t tests/docs
+
+bench-scrape: dist ## Time of a scrape of /metrics with 1,000 label sets
+	tests/bench/scrape.py --foretell $(DIST)
 
 manifests: ## The plain manifests of deploy/kubernetes, from the chart
 	@tests/deploy/fetch.sh $(DEPLOY)
