@@ -35,7 +35,9 @@ pub async fn run(args: &DrainArgs, environment: &dyn Strings, out: &mut impl Wri
     let port = match port(args, environment) {
         Ok(port) => port,
         Err(problems) => {
-            problems.iter().for_each(|problem| super::complain(problem));
+            for problem in &problems {
+                super::complain(problem);
+            }
             return Exit::Usage;
         }
     };

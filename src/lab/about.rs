@@ -28,6 +28,12 @@ pub struct About {
 }
 
 impl About {
+    /// When, which engine and which model, in a line.
+    pub fn summary(&self) -> String {
+        let parts = [&self.date, &self.engine, &self.model];
+        parts.into_iter().filter(|part| !part.is_empty()).map(String::as_str).collect::<Vec<_>>().join(" · ")
+    }
+
     /// Names and values, in the order of a report; empty ones are left out.
     pub fn rows(&self) -> Vec<(&'static str, &str)> {
         let Self { date, machine, foretell, engine, model, direct, through, command } = self;
@@ -122,7 +128,7 @@ mod tests {
     #[test]
     fn what_is_not_known_has_no_row() {
         let about = About { date: now(), ..About::default() };
-        assert_eq!(about.rows().len(), 1);
+        assert_eq!((about.rows().len(), about.summary().as_str()), (1, about.date.as_str()));
         assert!(
             about.date.ends_with(" UTC") && about.date.len() == "2026-11-23 08:15 UTC".len(),
             "{}",

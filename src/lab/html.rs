@@ -25,13 +25,13 @@ const OWN_STYLE: &str = "\
 .runs{list-style:none;padding:0;margin:1.2rem 0;display:grid;gap:.6rem}.runs li{display:flex;gap:1rem;align-items:baseline;\
 border-left:4px solid var(--through);padding:.1rem 0 .1rem .9rem}.runs b{font-size:1.6rem;min-width:5.2rem;\
 color:var(--through);font-variant-numeric:tabular-nums}.runs small{display:block;color:var(--soft);font-size:13px}\
-.key:first-child{margin-left:.6em}dl{display:grid;grid-template-columns:max-content 1fr;gap:.25rem 1.2rem;font-size:13px;margin:.4rem 0}\
+svg{display:block;min-width:38rem}dl{display:grid;grid-template-columns:max-content 1fr;gap:.25rem 1.2rem;font-size:13px;margin:.4rem 0}\
 dt{color:var(--soft)}dd{margin:0;overflow-wrap:anywhere}ul{padding-left:1.1rem;font-size:13px}.runs{font-size:15px}";
 
 /// x coordinate of the plotting area's left edge.
 const LEFT: f64 = 230.0;
 /// x coordinate of the plotting area's right edge.
-const RIGHT: f64 = 880.0;
+const RIGHT: f64 = 865.0;
 /// Height of one row of a plot.
 const STEP: f64 = 26.0;
 
@@ -59,13 +59,13 @@ pub fn page(runs: &[Run], about: &About) -> String {
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
          <meta name=\"viewport\" content=\"width=device-width\"><title>Foretell benchmark</title>\
          <style>{STYLE}{OWN_STYLE}</style></head><body>\n<h1>Speculation by Foretell, measured</h1>\
-         <p>The same server asked directly and through Foretell, in alternating blocks.</p>\n"
+         <p>The same server asked directly and through Foretell, in alternating blocks. {}</p>\n",
+        escape(&about.summary())
     );
     headlines(&mut page, runs);
-    let _ = write!(
-        page,
-        "<p class=\"keys\">In the plots:<span class=\"key\" style=\"background:var(--direct)\"></span>direct\
-         <span class=\"key\" style=\"background:var(--through)\"></span>through</p>\n"
+    page.push_str(
+        "<p>In the plots:<span class=\"key\" style=\"background:var(--direct)\"></span>direct\
+         <span class=\"key\" style=\"background:var(--through)\"></span>through</p>\n",
     );
     let why = no_interval(runs).unwrap_or_default();
     section(

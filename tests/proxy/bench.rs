@@ -236,9 +236,8 @@ async fn without_a_workload_there_are_tasks_for_the_model_that_the_server_lists(
     assert_eq!(run(&cli.args, &mut out).await, Exit::Done);
     let out = String::from_utf8(out).unwrap();
     assert!(out.contains("builtin, T=0, 1 client") && out.contains("(95 %)"), "{out}");
-    let seen = through.seen.lock().unwrap();
+    let seen = through.seen.lock().unwrap().clone();
     assert!(!seen.is_empty() && seen.iter().all(|body| body["model"] == fake::MODEL), "{seen:?}");
-    drop(seen);
 
     let none = Cli::try_parse_from(asked.iter().chain(&["--model", "own"])).unwrap();
     assert_eq!(run(&none.args, &mut Vec::new()).await, Exit::Done);
