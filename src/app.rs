@@ -36,6 +36,7 @@ use crate::drive::comparison::windows::WindowMetrics;
 use crate::drive::comparison::{Comparisons, GroupMetrics};
 use crate::drive::drafters::{DrafterError, Drafters};
 use crate::drive::exchange::Drive;
+use crate::drive::gates::GateWatch;
 use crate::drive::memory::{self, Memories};
 use crate::drive::ruling::{self, Rulebook};
 use crate::drive::{self, Driver, DriverSetup};
@@ -165,12 +166,16 @@ pub async fn start_with(
     metrics.register(groups).map_err(StartError::from)?;
     let windows = WindowMetrics::new(Arc::clone(&driver)).map_err(StartError::from)?;
     metrics.register(windows).map_err(StartError::from)?;
+    let gates =
+        GateWatch::new(Arc::clone(&driver), Arc::clone(&store), Arc::clone(&comparisons), shared.clone());
+    let gates = Arc::new(gates);
     let known = Known {
         policies: store,
         drafters: Arc::clone(&drafters),
         identities: Arc::clone(&identities),
         comparisons,
         driver: Arc::clone(&driver),
+        gates,
         memories: memories.clone(),
     };
     let snapshot = process.memory.snapshot.clone();

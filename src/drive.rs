@@ -5,12 +5,14 @@
 //! would answer.
 
 mod again;
+mod busy;
 mod calls;
 pub mod comparison;
 pub mod drafters;
 mod drafting;
 pub mod exchange;
 pub mod failure;
+pub mod gates;
 mod head;
 pub mod memory;
 pub mod mode;

@@ -4,13 +4,15 @@
 
 pub mod body;
 pub mod edge;
+pub mod history;
 pub mod log;
 pub mod metrics;
 pub mod recent;
 pub mod record;
 pub mod replicas;
+pub mod totals;
 
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 pub use body::Recorded;
 pub use metrics::{DraftKind, DraftLoss, Held, Metrics};
@@ -19,7 +21,9 @@ pub use record::Record;
 use crate::openai::{Path, Route};
 use crate::session::SentAhead;
 use crate::words::Ledger;
+use history::History;
 use recent::Recent;
+use totals::Totals;
 
 /// One round of a request: a draft and its verify call.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -129,6 +133,10 @@ impl Finished {
 pub struct Observer {
     metrics: Metrics,
     recent: Recent,
+    totals: Totals,
+    history: History,
+    /// When the process began to observe.
+    started: (SystemTime, Instant),
 }
 
 impl Observer {
@@ -137,7 +145,13 @@ impl Observer {
     /// # Errors
     /// Two metrics have the same name, which is a bug.
     pub fn new() -> Result<Self, prometheus::Error> {
-        Ok(Self { metrics: Metrics::new()?, recent: Recent::default() })
+        Ok(Self {
+            metrics: Metrics::new()?,
+            recent: Recent::default(),
+            totals: Totals::default(),
+            history: History::default(),
+            started: (SystemTime::now(), Instant::now()),
+        })
     }
 
     /// The metrics, for values that do not come from finished requests.
@@ -150,9 +164,25 @@ impl Observer {
         &self.recent
     }
 
+    /// What all requests add up to.
+    pub fn totals(&self) -> &Totals {
+        &self.totals
+    }
+
+    /// The last quarter of an hour.
+    pub fn history(&self) -> &History {
+        &self.history
+    }
+
+    /// When the process began, and for how long it has run.
+    pub fn started(&self) -> (SystemTime, Duration) {
+        (self.started.0, self.started.1.elapsed())
+    }
+
     /// Adds a finished request to every view; to be called once per request.
     pub fn finish(&self, finished: Finished) {
         self.metrics.finish(&finished);
+        self.totals.finish(&finished);
         log::finished(&finished);
         if finished.route.is_some() {
             self.recent.push(finished);

@@ -3,6 +3,7 @@
 //! PURE, and below every other room but `units`, so that no two rooms need each other for a name.
 
 mod bypass;
+mod gate;
 mod law;
 mod ledger;
 pub mod looping;
@@ -13,6 +14,7 @@ mod structure;
 pub mod verdict;
 
 pub use bypass::BypassReason;
+pub use gate::Gate;
 pub use law::Law;
 pub use ledger::{DriftLimits, Ledger};
 pub use mode::Mode;

@@ -9,8 +9,6 @@ use crate::words::RideReason;
 
 /// Rounds below which a class says too little.
 const FEW: f64 = 4.0;
-/// First draft tokens, real and virtual, that the acceptance gate judges by, as sessions do.
-const REFUSED_OF: f64 = 200.0;
 /// A round may always take as long as so many ridden tokens, as in sessions.
 const GAP_TOKENS: f64 = 2.0;
 /// Two-sided 95 % of a normal distribution.
@@ -97,10 +95,8 @@ fn forced(classes: &[Class]) -> Vec<(RideReason, &'static str)> {
 
 /// Whether hardly any first token of any of these drafters is accepted.
 fn refused(learnt: &Learnt<'_>, asked: &Prospective<'_>) -> bool {
-    let refused = |class: &Class| {
-        let (accepted, tried) = learnt.survival.first_tokens(class.heat, class.source);
-        tried >= REFUSED_OF && accepted < asked.acceptance_least * tried
-    };
+    let refused =
+        |class: &Class| learnt.survival.is_refused(class.heat, class.source, asked.acceptance_least);
     !asked.classes.is_empty() && asked.classes.iter().all(refused)
 }
 

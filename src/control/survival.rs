@@ -10,6 +10,8 @@ use serde::{Deserialize, Serialize};
 use super::alarm::Watch;
 use crate::draft::{Company, Features, Source, Vote};
 
+/// First draft tokens, real and virtual, that the acceptance gate judges by, as sessions do.
+const REFUSED_OF: f64 = 200.0;
 /// Positions told apart; deeper ones share the last.
 const POSITIONS: usize = 8;
 /// Buckets of the feature; 0 means unknown.
@@ -39,6 +41,17 @@ pub enum Heat {
 }
 
 impl Heat {
+    /// Every bucket.
+    pub const ALL: [Self; 7] = [
+        Self::Greedy,
+        Self::Low,
+        Self::Mid,
+        Self::High,
+        Self::LowRelaxed,
+        Self::MidRelaxed,
+        Self::HighRelaxed,
+    ];
+
     /// The bucket of a temperature.
     pub fn of(temperature: f64) -> Self {
         if temperature <= 0.0 {
@@ -179,6 +192,27 @@ impl Survival {
         });
         let cells = places.filter_map(|place| self.cells.get(place));
         cells.fold((0.0, 0.0), |sum, cell| (sum.0 + cell.accepted, sum.1 + cell.tried))
+    }
+
+    /// Whether of so many first tokens of a source hardly any was accepted: less than the share `least`.
+    pub fn is_refused(&self, heat: Heat, source: Source, least: f64) -> bool {
+        let (accepted, tried) = self.first_tokens(heat, source);
+        tried >= REFUSED_OF && accepted < least * tried
+    }
+
+    /// Whether at some temperature the first tokens of all these sources are refused, and at none those of one are accepted.
+    pub fn are_refused(&self, sources: &[Source], least: f64) -> bool {
+        let mut refused = false;
+        for heat in Heat::ALL {
+            let told = sources.iter().filter(|source| self.evidence(heat, **source) >= REFUSED_OF);
+            for source in told {
+                if !self.is_refused(heat, *source, least) {
+                    return false;
+                }
+                refused = true;
+            }
+        }
+        refused
     }
 
     fn along(&self, heat: Heat, source: Source, bucket: usize, position: usize) -> f64 {

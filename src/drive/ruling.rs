@@ -49,12 +49,16 @@ pub fn server<'a>(identity: &'a Identity, terms: &'a Terms) -> Server<'a> {
 
 /// Why leaping is not allowed on a replica now, by its health and its engine's load; `None` if it is.
 pub fn closed(gates: &LiveGates, replica: &Replica, signal: Option<&Signal>) -> Option<RideReason> {
-    let healthy = match replica.standing() {
+    gates.closed(is_healthy(replica), signal)
+}
+
+/// Whether verify calls may go to a replica.
+pub fn is_healthy(replica: &Replica) -> bool {
+    match replica.standing() {
         // A disabled replica serves only where no other can, and is spared verify calls.
         fleet::Standing::Down | fleet::Standing::Broken | fleet::Standing::Disabled => false,
         fleet::Standing::Ready => true,
-    };
-    gates.closed(healthy, signal)
+    }
 }
 
 /// The sources whose drafts a session with this ruling would verify.

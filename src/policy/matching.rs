@@ -93,6 +93,11 @@ impl fmt::Display for Mismatch {
 }
 
 impl Match {
+    /// Whether requests to this backend can match.
+    pub fn has_backend(&self, name: &str) -> bool {
+        glob_holds(self.backends.as_deref(), name)
+    }
+
     /// Whether every condition holds for this request.
     pub fn holds(&self, subject: &Subject<'_>) -> Fact<bool> {
         let known = glob_holds(self.models.as_deref(), subject.model)

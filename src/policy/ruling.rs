@@ -9,7 +9,7 @@ use super::{Accept, Gates, Policy};
 use crate::control::gates::{LoadGates, Signal};
 use crate::openai::{Control, Route, Sampling};
 use crate::session::{Permission, Rules};
-use crate::words::{Plan, RideReason};
+use crate::words::{Gate, Plan, RideReason};
 
 /// What a session may do.
 #[derive(Clone, Debug)]
@@ -107,9 +107,20 @@ pub struct LiveGates {
 }
 
 impl LiveGates {
-    fn of(policy: &Policy) -> Self {
+    /// Those of a policy.
+    pub fn of(policy: &Policy) -> Self {
         let Gates { waiting, kv, stale, .. } = policy.gates;
         Self { load: LoadGates { waiting, kv, stale }, forced: policy.gamma.fixed.is_some() }
+    }
+
+    /// The gates that are closed now, each by itself. `signal` as in [`Self::closed`].
+    pub fn all_closed(&self, healthy: bool, signal: Option<&Signal>) -> impl Iterator<Item = Gate> {
+        let load = self.load.closed(signal.filter(|_| !self.forced)).and_then(|reason| match reason {
+            RideReason::GateStale => Some(Gate::Stale),
+            RideReason::GateLoad => Some(Gate::Load),
+            _ => None,
+        });
+        (!healthy).then_some(Gate::Health).into_iter().chain(load)
     }
 
     /// The gate that is closed now, if any. `signal`: the engine's last load report; `None` if it never sent one.
