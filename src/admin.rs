@@ -132,9 +132,11 @@ impl Admin {
             (method, path) if path.starts_with(REPLICA) => self.replica(method, path),
             (&Method::GET, path) if path.starts_with(SESSION) => self.session(path),
             (_, path) if path.starts_with(SESSION) => not_allowed("GET"),
-            (_, "/metrics" | "/api/status" | "/api/sessions" | "/api/replicas" | "/api/policies" | "/api/memory") => {
-                not_allowed("GET")
-            }
+            (
+                _,
+                "/metrics" | "/api/status" | "/api/sessions" | "/api/replicas" | "/api/policies"
+                | "/api/memory",
+            ) => not_allowed("GET"),
             (_, "/api/mode" | "/api/reload" | "/api/explain" | "/api/drain" | "/api/memory/clear") => {
                 not_allowed("POST")
             }

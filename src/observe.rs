@@ -12,7 +12,9 @@ pub mod record;
 pub mod replicas;
 pub mod totals;
 
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
+
+use tokio::time::Instant;
 
 pub use body::Recorded;
 pub use metrics::{DraftKind, DraftLoss, Held, Metrics};

@@ -122,9 +122,9 @@ impl Configured {
     /// What `/api/status` says of the policies: how their groups compare, their gates, and which are relaxed.
     pub(super) fn status(&self) -> Value {
         let policies = self.known.policies.current();
-        let compared = policies.policies().iter().map(|policy| {
-            json!({ "policy": policy.name, "backends": self.known.comparisons.shown(&policy.name) })
-        });
+        let compared = policies.policies().iter().map(
+            |policy| json!({ "policy": policy.name, "backends": self.known.comparisons.shown(&policy.name) }),
+        );
         let relaxed = policies.policies().iter().filter(|policy| policy.accept.is_lossy());
         json!({
             "compared": compared.collect::<Vec<_>>(),

@@ -74,7 +74,8 @@ mod tests {
             let path = line.strip_prefix("import ")?.split_once(" from \"./")?.1;
             path.strip_suffix("\";")
         });
-        let named = index.split('"').filter_map(|word| word.strip_prefix('/')).filter(|word| !word.is_empty());
+        let named =
+            index.split('"').filter_map(|word| word.strip_prefix('/')).filter(|word| !word.is_empty());
         let named: Vec<&str> = imports.chain(named).filter(|path| !path.starts_with("api/")).collect();
         assert!(named.len() > FILES.len(), "{named:?}");
         for path in named {
@@ -85,7 +86,9 @@ mod tests {
     #[test]
     fn no_script_makes_markup_of_text() {
         for script in FILES.iter().filter(|file| file.kind == SCRIPT) {
-            for word in ["innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "localStorage"] {
+            for word in
+                ["innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "localStorage"]
+            {
                 assert!(!script.text.contains(word), "{}: {word}", script.path);
             }
         }

@@ -67,9 +67,7 @@ pub(super) fn shown(shared: &Shared, configured: Option<&Configured>, after: u64
 
 /// The gates of one policy at one replica, each with what it means while it is closed.
 pub(super) fn gates(at: &GatesAt) -> Value {
-    let gate = |(gate, open): (Gate, bool)| {
-        json!({ "gate": gate.name(), "open": open, "words": gate.reason().words() })
-    };
+    let gate = |(gate, open): (Gate, bool)| json!({ "gate": gate.name(), "open": open, "words": gate.reason().words() });
     let gates: Vec<Value> = Gate::ALL.into_iter().zip(at.open).map(gate).collect();
     json!({ "policy": at.policy, "replica": at.replica, "gates": gates })
 }

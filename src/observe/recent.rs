@@ -151,8 +151,12 @@ mod tests {
         let round = super::super::Round { drafted: 4, accepted: 3, drafter: "model", draft, verify };
         recent.push(Finished { rounds: vec![round; 300], ..Finished::new(Path::Speculated, "b") });
         let one = recent.one(1).unwrap();
-        assert_eq!((one["drafted"].as_u64(), one["rounds"].as_array().map(Vec::len)), (Some(1200), Some(256)));
-        let told = json!({ "drafted": 4, "accepted": 3, "drafter": "model", "draft_ms": 1.5, "verify_ms": 20.0 });
+        assert_eq!(
+            (one["drafted"].as_u64(), one["rounds"].as_array().map(Vec::len)),
+            (Some(1200), Some(256))
+        );
+        let told =
+            json!({ "drafted": 4, "accepted": 3, "drafter": "model", "draft_ms": 1.5, "verify_ms": 20.0 });
         assert_eq!(one["rounds"][0], told);
         assert!(recent.brief()[0].get("rounds").is_none());
         assert_eq!(recent.to_json()[0], one);

@@ -336,16 +336,12 @@ mod tests {
     #[test]
     fn what_came_since_is_the_difference_and_holds_nothing_that_did_not_move() {
         let totals = Totals::default();
-        let first = Finished {
-            rounds: vec![round("model", 2, 1)],
-            ..completion(Path::Speculated, Some("no_gain"))
-        };
+        let first =
+            Finished { rounds: vec![round("model", 2, 1)], ..completion(Path::Speculated, Some("no_gain")) };
         totals.finish(&first);
         let before = totals.now();
-        let second = Finished {
-            rounds: vec![round("suffix", 3, 3)],
-            ..completion(Path::Bypassed, Some("tools"))
-        };
+        let second =
+            Finished { rounds: vec![round("suffix", 3, 3)], ..completion(Path::Bypassed, Some("tools")) };
         totals.finish(&second);
         let since = totals.now().since(&before);
         let mut alone = Sums::default();

@@ -140,8 +140,7 @@ observe: { log: text, level: warn }
         const team = { 5: "watched", 6: "relaxed" }[asked % 8];
         const relaxed = team === "relaxed" ? { temperature: 0.8 } : {};
         const entry = prompts[asked % prompts.length];
-        const odd = asked % 23 === 22 ? { tools: [{ type: "function", function: { name: "f" } }] } : {};
-        await this.ask({ ...entry, body: { ...entry.body, ...relaxed, ...odd } }, team === undefined ? {} : { "x-team": team })
+        await this.ask({ ...entry, body: { ...entry.body, ...relaxed } }, team === undefined ? {} : { "x-team": team })
           .catch((error) => failures.push(error.message));
       }
     };

@@ -118,12 +118,12 @@ export function interval(low, middle, high) {
 
 /** Accepted shares by place, as one row of bars per drafter. */
 export function places(drafter, counts) {
-  const bar = 18;
+  const bar = counts.length > 16 ? 11 : 18;
   const bars = counts.flatMap(([drafted, accepted], place) => {
     const high = drafted > 0 ? (40 * accepted) / drafted : 0;
     return [
-      shape("rect", { class: "behind", x: place * bar, y: 0, width: bar - 3, height: 40 }),
-      shape("rect", { class: "bar", x: place * bar, y: 40 - high, width: bar - 3, height: high }),
+      shape("rect", { class: "behind", x: place * bar, y: 0, width: bar - 2, height: 40 }),
+      shape("rect", { class: "bar", x: place * bar, y: 40 - high, width: bar - 2, height: high }),
     ];
   });
   const told = counts.map(([drafted, accepted], place) => `place ${place + 1}: ${drafted > 0 ? Math.round((100 * accepted) / drafted) : 0} %`);

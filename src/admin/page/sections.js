@@ -102,8 +102,7 @@ export function helping(status, span) {
   });
   rows(body("groups"), comparisons(status), (each) => `${each.policy} ${each.backend}`, (each) => {
     const known = each.fast ?? each.would;
-    const compared = each.requests.leaping + each.requests.held_back > 0;
-    const words = known === null ? (compared ? "not enough requests yet" : "nothing to compare") : `${each.fast === null ? "would have been " : ""}${times(known)}`;
+    const words = known === null ? "no figure yet" : `${each.fast === null ? "would have been " : ""}${times(known)}`;
     return [
       { text: each.policy, class: "name" },
       { text: each.backend, class: "name" },
