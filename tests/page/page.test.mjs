@@ -203,7 +203,7 @@ describe("by keyboard alone", () => {
     assert.equal((await focused(page)).text, "Skip to the figures");
     await page.keyboard.press("Enter");
     let at;
-    const until = async (what, holds) => {
+    const tabs = async (what, holds) => {
       for (let step = 0; step < 200; step += 1) {
         await page.keyboard.press("Tab");
         at = await focused(page);
@@ -212,9 +212,9 @@ describe("by keyboard alone", () => {
       }
       assert.fail(`no ${what} within 200 steps, last ${JSON.stringify(at)}`);
     };
-    await until("filter", ({ id }) => id === "filter-path");
+    await tabs("filter", ({ id }) => id === "filter-path");
     await page.keyboard.type("speculated");
-    await until("session", ({ label }) => label?.startsWith("Rounds of session"));
+    await tabs("session", ({ label }) => label?.startsWith("Rounds of session"));
     const opened = at.label;
     await page.keyboard.press("Enter");
     await page.locator("#rounds tbody tr").first().waitFor();
@@ -228,10 +228,22 @@ describe("by keyboard alone", () => {
       assert.deepEqual([drafter, drafted, accepted, rejected],
         [round.drafter, round.drafted, round.accepted, round.drafted - round.accepted].map(String));
     });
-    await until("way back", ({ text }) => text === "Close");
+    await tabs("way back", ({ text }) => text === "Close");
     await page.keyboard.press("Enter");
     assert.ok((await focused(page)).label.startsWith(`Rounds of session ${number}`), "the focus is back");
     assert.deepEqual(wrong, []);
+    await context.close();
+  });
+
+  test("a refresh does not take the focus away", async () => {
+    const { page, context } = await shown();
+    await serve.ask(workload("completion")[0]);
+    const { sessions: number } = await serve.api("/api/status");
+    const button = page.locator(`#session-list tr[data-key="${number}"] button`);
+    await button.focus();
+    const label = await button.getAttribute("aria-label");
+    await until("the row is brought up to date", async () => await button.getAttribute("aria-label") !== label);
+    assert.equal((await focused(page)).label, await button.getAttribute("aria-label"));
     await context.close();
   });
 
@@ -266,6 +278,7 @@ describe("by keyboard alone", () => {
     assert.deepEqual([process.mode, process.base], ["observe", "auto"]);
     assert.ok(process.ends_in_seconds > 800);
     await page.locator("#mode", { hasText: "mode observe, for 1" }).waitFor();
+    assert.match(await text(page, "#problems"), /Mode observe: nothing leaps/);
     assert.match(await text(page, "#verdict"), /only observes/);
     await page.locator("#mode-wanted").selectOption("off");
     await page.locator("#mode-backend").selectOption("target");
@@ -275,6 +288,7 @@ describe("by keyboard alone", () => {
     await page.locator("#said", { hasText: "Mode off set for backend target" }).waitFor();
     const { backends } = (await serve.api("/api/status")).mode;
     assert.deepEqual(backends.map(({ mode }) => mode), ["off", "observe"]);
+    await page.locator("#problems", { hasText: "Mode off at backend target" }).waitFor();
     for (const backend of ["target", ""]) {
       await page.locator("#mode-wanted").selectOption("auto");
       await page.locator("#mode-backend").selectOption(backend);

@@ -62,9 +62,9 @@ export async function freePort() {
 }
 
 /** The bundled target, with the costs of a slower machine so that leaping pays. */
-export async function startTarget() {
+export async function startTarget(pace = "step=12ms,base=1.35,node=0.025") {
   const argv = ["target", "--model", join(ROOT, "onnx/models/target"), "--name", "foretell-target", "--listen", "127.0.0.1:0",
-    "--device", "cpu", "--threads", "1", "--log-level", "error", "--pace", "step=12ms,base=1.35,node=0.025"];
+    "--device", "cpu", "--threads", "1", "--log-level", "error", "--pace", pace];
   const child = new Child(argv);
   for await (const line of createInterface(child.process.stdout)) {
     const ready = /ready on http:\/\/(\S+) /.exec(line);

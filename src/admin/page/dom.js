@@ -44,7 +44,8 @@ export function list(parent, items, key, make, fill) {
   for (const child of old.values()) child.remove();
 }
 
-/** Rows of a table: each cell is a text, or `{ text, title, class, node, same }`; a `node` stays while `same` does. */
+/** Rows of a table: each cell is a text, or `{ text, title, class }`, or `{ node, same, fill }`: what `node` makes stays while `same`
+ * does, and with it the focus; `fill` brings it up to date. */
 export function rows(body, items, key, cells, empty) {
   const columns = body.parentElement.tHead.rows[0].cells;
   const shown = items.length > 0 ? items : [null];
@@ -74,6 +75,7 @@ function put(cell, told, column) {
     cell.dataset.same = told.same;
     cell.replaceChildren(told.node());
   }
+  told.fill?.(cell.firstChild);
 }
 
 // ------------------------------------------------------------------------------------------------ figures

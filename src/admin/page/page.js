@@ -1,6 +1,6 @@
 // The page's clock: asks while it can be seen, shows what came, and says so when nothing does.
 
-import { get } from "./api.js";
+import { get, token } from "./api.js";
 import { byId, clock, name, say } from "./dom.js";
 import * as sections from "./sections.js";
 import * as sessions from "./sessions.js";
@@ -62,6 +62,8 @@ function show(status) {
   sections.replicas(state.replicas, status.now);
   sections.policies(state.policies);
   switches.show(status);
+  // A link carries no token.
+  name(byId("links"), "hidden", token.given() ? "" : null);
 }
 
 async function refresh(whole) {

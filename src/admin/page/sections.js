@@ -142,6 +142,9 @@ export function wrong(status, replicas, policies) {
   if (failed > 0) add("warn", "failed", `${whole(failed)} of ${whole(completions)} completions of the last 15 min ended with an error.`);
   if (left > 0) add("warn", "left", `${whole(left)} of ${whole(completions)} clients of the last 15 min left before the end of their answer.`);
   if (status.mode.process.mode !== "auto") add("warn", "mode", `Mode ${status.mode.process.mode}: nothing leaps.`);
+  for (const backend of status.mode.backends) {
+    if (backend.mode !== status.mode.process.mode) add("warn", `mode ${backend.name}`, `Mode ${backend.mode} at backend ${backend.name}: nothing leaps there.`);
+  }
   problems(byId("problems"), found, "Nothing that Foretell knows of.");
 }
 

@@ -66,7 +66,7 @@ function cells(session) {
   const ended = Date.parse(session.time) / 1000 + session.duration_ms / 1000;
   const failed = session.error !== null || session.status >= 500;
   return [
-    { same: `${session.number} ${ago(now - ended)}`, node: () => opener(session, ended) },
+    { same: String(session.number), node: () => opener(ended), fill: (button) => dated(button, session, ended) },
     { text: session.path, class: session.path },
     { text: session.reason ?? "–", title: session.parameter },
     { text: session.policy?.split("@")[0] ?? "–", title: session.policy, class: "name" },
@@ -79,10 +79,14 @@ function cells(session) {
   ];
 }
 
-function opener(session, ended) {
-  const time = element("time", { datetime: new Date(ended * 1000).toISOString() }, ago(now - ended));
-  const label = `Rounds of session ${session.number}, ${session.path}, ended ${ago(now - ended)}`;
-  return element("button", { type: "button", class: "link", title: absolute(ended), "aria-label": label, "aria-controls": "session" }, time);
+function opener(ended) {
+  const time = element("time", { datetime: new Date(ended * 1000).toISOString() });
+  return element("button", { type: "button", class: "link", title: absolute(ended), "aria-controls": "session" }, time);
+}
+
+function dated(button, session, ended) {
+  say(button.firstChild, ago(now - ended));
+  name(button, "aria-label", `Rounds of session ${session.number}, ${session.path}, ended ${ago(now - ended)}`);
 }
 
 // ------------------------------------------------------------------------------------------------ one session
