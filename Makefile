@@ -31,8 +31,9 @@ INFLATED = $(CACHE)/models/target-x$(INFLATE)
 
 export ORT_DYLIB_PATH := $(ORT)
 
-.PHONY: help demo serve-demo quick test test-rust test-python test-loaded build dist bench bench-control bench-crowd bench-ears bench-gamma bench-load
-.PHONY: test-deploy test-docs bench-scrape manifests bench-paced bench-relay bench-reload models lint print-env clean dead-code engines test-engines demo-parts binary
+.PHONY: help demo serve-demo quick test test-rust test-python test-page test-deploy test-docs test-loaded build dist bench bench-control bench-crowd
+.PHONY: bench-ears bench-gamma bench-load bench-page bench-paced bench-relay bench-reload bench-scrape manifests models lint print-env clean dead-code
+.PHONY: engines test-engines demo-parts binary
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -58,6 +59,10 @@ test-rust: $(RUNTIME) $(PYPATH)/.done
 
 test-python: $(ORT) $(PYPATH)/.done
 	PYTHONPATH=$(PYPATH) $(PYTHON) -m unittest discover -s tests/python -t tests/python
+
+test-page: build ## The status page in a headless Chromium (2 min; needs node; Chromium comes from Debian)
+	@FORETELL_CACHE=$(CACHE) tests/page/fetch.sh
+	@FORETELL_CACHE=$(CACHE) FORETELL=$(abspath $(BIN)) node --test --test-reporter=spec tests/page/page.test.mjs
 
 test-loaded: $(RUNTIME) $(PYPATH)/.done ## Every Rust test, TIMES over, beside a load that takes every core
 	@tests/loaded.sh $(TIMES) $(CARGO_FEATURES)
@@ -91,6 +96,9 @@ bench-ears: build ## Relaxed accept rules by temperature and load on a paced tar
 
 bench-reload: build ## 1,000 reloads under load, and how long a change takes to be active (2 min)
 	@$(PYTHON) tests/bench/reload.py --foretell $(BIN)
+
+bench-page: dist ## What an open status page costs: requests with it open against closed, and its share of a core (10 min)
+	@$(PYTHON) tests/bench/page.py --foretell $(DIST)
 
 bench-relay: dist ## Foretell against nginx as plain reverse proxies
 	@command -v nginx >/dev/null || PATH=$$PATH:/usr/sbin command -v nginx >/dev/null || { echo "needs nginx (Debian package nginx)" >&2; exit 1; }

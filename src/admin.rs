@@ -2,24 +2,26 @@
 
 pub mod configured;
 pub mod explain;
+mod guard;
 mod memory;
-pub mod page;
+mod page;
+pub mod status;
 
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
 use bytes::Bytes;
-use http::header::{ALLOW, AUTHORIZATION, CONTENT_TYPE, HOST, ORIGIN, WWW_AUTHENTICATE};
-use http::uri::Authority;
-use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, request};
+use http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS};
+use http::{HeaderValue, Method, Request, Response, StatusCode, request};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 pub use configured::{Asked, Configured, Known};
+pub use guard::Guard;
 
 use crate::config::problem::Problem;
 use crate::drive::failure::Failure;
-use crate::fleet::{Replica, key};
+use crate::fleet::Replica;
 use crate::gateway::Shared;
 use crate::http::answer::{error_response, json_response};
 use crate::http::body::Body;
@@ -29,6 +31,8 @@ use crate::http::request::RequestBody;
 use crate::words::Mode;
 
 const BODY: usize = 8 << 20;
+/// Prefix of the paths of single completions.
+const SESSION: &str = "/api/sessions/";
 /// Prefix of the paths of one replica's actions.
 const REPLICA: &str = "/api/replicas/";
 const VERBS: [&str; 3] = ["disable", "enable", "reprobe"];
@@ -57,15 +61,6 @@ impl From<&Problem> for FileError {
     }
 }
 
-/// Access rules of the admin API.
-#[derive(Clone, Debug, Default)]
-pub struct Guard {
-    /// Bearer token that every request must carry, health checks excepted; `None`: no token is required.
-    pub token: Option<String>,
-    /// Host names accepted in the `Host` header, besides `localhost` and IP addresses.
-    pub hosts: Vec<String>,
-}
-
 /// The admin API of a running gateway.
 pub struct Admin {
     shared: Shared,
@@ -90,8 +85,16 @@ impl Admin {
         }
     }
 
-    /// Answers a request on the admin listener.
+    /// Answers a request on the admin listener. No answer is to be kept, and none is to be taken for what it is not.
     pub async fn answer(self: Arc<Self>, request: Request<RequestBody>) -> Response<Body> {
+        let mut response = self.answered(request).await;
+        let headers = response.headers_mut();
+        headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+        response
+    }
+
+    async fn answered(self: Arc<Self>, request: Request<RequestBody>) -> Response<Body> {
         let (parts, body) = request.into_parts();
         let path = parts.uri.path();
         match path {
@@ -99,15 +102,21 @@ impl Admin {
             "/readyz" => return self.ready(),
             _ => {}
         }
+        // It asks for the token, so it comes without one; nothing of the process is in it.
+        if let Some(file) = page::file(path) {
+            return match self.guard.stranger(&parts) {
+                Some(refused) => refused,
+                None if parts.method == Method::GET => file.response(),
+                None => not_allowed("GET"),
+            };
+        }
         if let Some(refused) = self.guard.refusal(&parts) {
             return refused;
         }
         match (&parts.method, path) {
             (&Method::GET, "/metrics") => self.metrics(),
-            (&Method::GET, "/") => self.page(),
-            (&Method::GET, "/api/sessions") => {
-                json_response(StatusCode::OK, &json!({ "sessions": self.shared.observer.recent().to_json() }))
-            }
+            (&Method::GET, "/api/status") => self.status(parts.uri.query()),
+            (&Method::GET, "/api/sessions") => self.sessions(parts.uri.query()),
             (&Method::GET, "/api/replicas") => json_response(StatusCode::OK, &self.replicas()),
             (&Method::GET, "/api/policies") => self.policies(),
             (&Method::GET, "/api/memory") => match &self.configured {
@@ -123,9 +132,13 @@ impl Admin {
             (&Method::POST, "/api/explain") => self.explain(&parts, body).await,
             (&Method::POST, "/api/drain") => self.drain(parts.uri.query()).await,
             (method, path) if path.starts_with(REPLICA) => self.replica(method, path),
-            (_, "/" | "/metrics" | "/api/sessions" | "/api/replicas" | "/api/policies" | "/api/memory") => {
-                not_allowed("GET")
-            }
+            (&Method::GET, path) if path.starts_with(SESSION) => self.session(path),
+            (_, path) if path.starts_with(SESSION) => not_allowed("GET"),
+            (
+                _,
+                "/metrics" | "/api/status" | "/api/sessions" | "/api/replicas" | "/api/policies"
+                | "/api/memory",
+            ) => not_allowed("GET"),
             (_, "/api/mode" | "/api/reload" | "/api/explain" | "/api/drain" | "/api/memory/clear") => {
                 not_allowed("POST")
             }
@@ -148,10 +161,33 @@ impl Admin {
         response
     }
 
-    fn page(&self) -> Response<Body> {
-        let mut response = Response::new(full(page::render(&self.shared)));
-        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/html; charset=utf-8"));
-        response
+    /// `GET /api/status?after=N`: what changes all the time, with the samples after the one of that number.
+    fn status(&self, query: Option<&str>) -> Response<Body> {
+        let after = match query.map_or(Some("0"), |query| query.strip_prefix("after=")).map(str::parse) {
+            Some(Ok(after)) => after,
+            Some(Err(_)) | None => return bad_request("allowed after=NUMBER, or nothing", Some("after")),
+        };
+        json_response(StatusCode::OK, &status::shown(&self.shared, self.configured.as_deref(), after))
+    }
+
+    /// `GET /api/sessions`, with `?rounds=no` without the single rounds.
+    fn sessions(&self, query: Option<&str>) -> Response<Body> {
+        let recent = self.shared.observer.recent();
+        let sessions = match query {
+            None => recent.to_json(),
+            Some("rounds=no") => recent.brief(),
+            Some(_) => return bad_request("allowed rounds=no, or nothing", Some("rounds")),
+        };
+        json_response(StatusCode::OK, &json!({ "sessions": sessions }))
+    }
+
+    /// `GET /api/sessions/{number}`: one completion with its rounds.
+    fn session(&self, path: &str) -> Response<Body> {
+        let number = path.strip_prefix(SESSION).and_then(|number| number.parse().ok());
+        match number.and_then(|number| self.shared.observer.recent().one(number)) {
+            Some(session) => json_response(StatusCode::OK, &session),
+            None => not_found(),
+        }
     }
 
     fn replicas(&self) -> Value {
@@ -314,45 +350,6 @@ async fn read(body: RequestBody) -> Result<Vec<u8>, Response<Body>> {
     gather::whole(body, BODY).await.map_err(|error| bad_request(&error.to_string(), None))
 }
 
-impl Guard {
-    /// The refusal of a request, if it is refused. If a token is required, a missing or empty one never matches.
-    fn refusal(&self, head: &request::Parts) -> Option<Response<Body>> {
-        let headers = &head.headers;
-        if let Some(token) = &self.token {
-            let given =
-                headers.get(AUTHORIZATION).and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
-            if !given.is_some_and(|given| key::is_same(given, token.as_bytes())) {
-                return Some(unauthorized("the admin token is missing or wrong"));
-            }
-        }
-        if !self.knows_host(head) {
-            let message = "the admin API is not asked by this host name: use localhost, an address, or one of admin.hosts";
-            return Some(match self.token {
-                Some(_) => forbidden(message),
-                None => unauthorized(message),
-            });
-        }
-        from_a_page(headers).then(|| forbidden("requests of web pages are refused"))
-    }
-
-    /// Whether the request names this machine or a configured host. A web page whose DNS name was pointed here (DNS
-    /// rebinding) does not.
-    fn knows_host(&self, head: &request::Parts) -> bool {
-        let named = head.headers.get_all(HOST).iter().all(|host| {
-            let host = host.to_str().ok().and_then(|host| host.parse::<Authority>().ok());
-            host.is_some_and(|host| self.knows(&host))
-        });
-        named && head.uri.authority().is_none_or(|host| self.knows(host))
-    }
-
-    fn knows(&self, host: &Authority) -> bool {
-        let name = host.host().trim_start_matches('[').trim_end_matches(']');
-        name.eq_ignore_ascii_case("localhost")
-            || name.parse::<std::net::IpAddr>().is_ok()
-            || self.hosts.iter().any(|own| own.eq_ignore_ascii_case(name))
-    }
-}
-
 fn unauthorized(message: &str) -> Response<Body> {
     let mut refused = error_response(StatusCode::UNAUTHORIZED, message, None, "unauthorized");
     refused.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
@@ -361,11 +358,6 @@ fn unauthorized(message: &str) -> Response<Body> {
 
 fn forbidden(message: &str) -> Response<Body> {
     error_response(StatusCode::FORBIDDEN, message, None, "forbidden")
-}
-
-/// Whether a browser sent it on behalf of a web page.
-fn from_a_page(headers: &HeaderMap) -> bool {
-    headers.contains_key(ORIGIN)
 }
 
 /// Parses a duration, `\d+(ms|s|m|h)`; `None` if it is malformed or too large.
@@ -406,8 +398,6 @@ fn not_allowed(allow: &'static str) -> Response<Body> {
 
 #[cfg(test)]
 mod tests {
-    use http::HeaderName;
-
     use super::*;
 
     #[rstest::rstest]
@@ -420,42 +410,5 @@ mod tests {
     #[case("99999999999999999h", None)]
     fn durations_are_a_number_and_a_unit(#[case] text: &str, #[case] millis: Option<u64>) {
         assert_eq!(duration(text), millis.map(Duration::from_millis));
-    }
-
-    fn head(target: &str, field: Option<(HeaderName, &str)>) -> request::Parts {
-        let mut request = Request::new(());
-        *request.uri_mut() = target.parse().unwrap();
-        request.headers_mut().extend(field.map(|(name, value)| (name, value.parse().unwrap())));
-        request.into_parts().0
-    }
-
-    #[rstest::rstest]
-    #[case(None, true)]
-    #[case(Some("127.0.0.1:9464"), true)]
-    #[case(Some("localhost"), true)]
-    #[case(Some("[::1]:9464"), true)]
-    #[case(Some("foretell.example:9464"), true)]
-    #[case(Some("evil.example"), false)]
-    fn only_this_machines_own_names_and_those_of_the_operator_reach_it(
-        #[case] host: Option<&str>,
-        #[case] ok: bool,
-    ) {
-        let guard = Guard { token: None, hosts: vec!["Foretell.example".into()] };
-        assert_eq!(guard.refusal(&head("/", host.map(|host| (HOST, host)))).is_none(), ok);
-        let target = host.map_or("/".to_owned(), |host| format!("http://{host}/"));
-        assert_eq!(guard.refusal(&head(&target, None)).is_none(), ok, "as HTTP/2 names it");
-    }
-
-    #[test]
-    fn no_token_is_ever_the_right_one_where_one_is_asked_for() {
-        for token in ["", "s3cret"] {
-            let guard = Guard { token: Some(token.to_owned()), ..Guard::default() };
-            for given in [None, Some(""), Some("Bearer"), Some("Bearer "), Some("bearer s3cret")] {
-                let head = head("/", given.map(|given| (AUTHORIZATION, given)));
-                assert_eq!(guard.refusal(&head).unwrap().status(), 401, "{token:?} {given:?}");
-            }
-        }
-        let guard = Guard { token: Some("s3cret".to_owned()), ..Guard::default() };
-        assert!(guard.refusal(&head("/", Some((AUTHORIZATION, "Bearer s3cret")))).is_none());
     }
 }

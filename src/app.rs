@@ -200,6 +200,7 @@ pub async fn start_with(
         identities: Arc::clone(&identities),
         comparisons,
         driver: Arc::clone(&driver),
+        gates: Arc::clone(&gates),
         memories: memories.clone(),
     };
     let snapshot = process.memory.snapshot.clone();

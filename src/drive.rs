@@ -5,6 +5,7 @@
 //! would answer.
 
 mod again;
+mod busy;
 mod calls;
 pub mod comparison;
 pub mod drafters;

@@ -4,15 +4,19 @@
 
 pub mod body;
 pub mod edge;
+pub mod history;
 pub mod log;
 pub mod make;
 pub mod metrics;
 pub mod recent;
 pub mod record;
 pub mod replicas;
+pub mod totals;
 pub mod trace;
 
 use std::time::{Duration, SystemTime};
+
+use tokio::time::Instant;
 
 pub use body::Recorded;
 pub use metrics::{DraftKind, DraftLoss, Held, Metrics};
@@ -21,8 +25,10 @@ pub use record::Record;
 use crate::openai::{Path, Route};
 use crate::session::{Balance, SentAhead};
 use crate::words::{Ledger, Plan};
+use history::History;
 use http::HeaderMap;
 use recent::Recent;
+use totals::Totals;
 use trace::{Collector, Sampling, Trace};
 
 /// One round of a request: a draft and its verify call.
@@ -201,6 +207,10 @@ impl Finished {
 pub struct Observer {
     metrics: Metrics,
     recent: Recent,
+    totals: Totals,
+    history: History,
+    /// When the process began to observe.
+    started: (SystemTime, Instant),
     sampling: Sampling,
     collector: Option<Collector>,
 }
@@ -211,8 +221,15 @@ impl Observer {
     /// # Errors
     /// Two metrics have the same name, which is a bug.
     pub fn new() -> Result<Self, prometheus::Error> {
-        let (metrics, recent) = (Metrics::new()?, Recent::default());
-        Ok(Self { metrics, recent, sampling: Sampling::new(1.0), collector: None })
+        Ok(Self {
+            metrics: Metrics::new()?,
+            recent: Recent::default(),
+            totals: Totals::default(),
+            history: History::default(),
+            started: (SystemTime::now(), Instant::now()),
+            sampling: Sampling::new(1.0),
+            collector: None,
+        })
     }
 
     /// With lines of the log, and spans, for this share of the requests; spans go to `collector`, if there is one.
@@ -242,9 +259,25 @@ impl Observer {
         &self.recent
     }
 
+    /// What all requests add up to.
+    pub fn totals(&self) -> &Totals {
+        &self.totals
+    }
+
+    /// The last quarter of an hour.
+    pub fn history(&self) -> &History {
+        &self.history
+    }
+
+    /// When the process began, and for how long it has run.
+    pub fn started(&self) -> (SystemTime, Duration) {
+        (self.started.0, self.started.1.elapsed())
+    }
+
     /// Adds a finished request to every view; to be called once per request.
     pub fn finish(&self, finished: Finished) {
         self.metrics.finish(&finished);
+        self.totals.finish(&finished);
         if !finished.unsampled || finished.has_failed() {
             log::finished(&finished);
         }

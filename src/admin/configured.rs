@@ -6,6 +6,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use super::explain::{self, Question, ServerFacts};
+use super::status;
 use crate::admin::FileError;
 use crate::config::flags::Environment;
 use crate::config::load::{self, parse_policies, policy_sources, reload_warnings};
@@ -19,6 +20,7 @@ use crate::control::gates::Signal;
 use crate::drive::Driver;
 use crate::drive::comparison::Comparisons;
 use crate::drive::drafters::Drafters;
+use crate::drive::gates::GateWatch;
 use crate::drive::memory::Memories;
 use crate::drive::ruling;
 use crate::fleet::Replica;
@@ -26,6 +28,7 @@ use crate::fleet::identity::{Identities, Standing};
 use crate::gateway::Shared;
 use crate::http::memory::Level;
 use crate::observe::Observer;
+use crate::observe::history::Reading;
 use crate::policy::explain::{GainLine, GateLine, Now, WhyLine};
 use crate::policy::part::ModelState;
 use crate::policy::{self, Explanation, Fact, PolicySet, Ruling};
@@ -43,6 +46,8 @@ pub struct Known {
     pub comparisons: Arc<Comparisons>,
     /// What is learnt of the replicas.
     pub driver: Arc<Driver>,
+    /// The gates of the policies at the replicas.
+    pub gates: Arc<GateWatch>,
     /// What drafters remember of earlier requests.
     pub memories: Memories,
 }
@@ -113,6 +118,31 @@ impl Configured {
         let refused = self.refused();
         let synchronized = refused.as_array().is_some_and(Vec::is_empty);
         json!({ "policies": self.policies(), "dir": dir, "synchronized": synchronized, "refused": refused })
+    }
+
+    /// What `/api/status` says of the policies: how their groups compare, their gates, and which are relaxed.
+    pub(super) fn status(&self) -> Value {
+        let policies = self.known.policies.current();
+        let compared = policies.policies().iter().map(
+            |policy| json!({ "policy": policy.name, "backends": self.known.comparisons.shown(&policy.name) }),
+        );
+        let relaxed = policies.policies().iter().filter(|policy| policy.accept.is_lossy());
+        json!({
+            "compared": compared.collect::<Vec<_>>(),
+            "gates": self.known.gates.look().iter().map(status::gates).collect::<Vec<_>>(),
+            "relaxed_by": relaxed.map(|policy| &policy.name).collect::<Vec<_>>(),
+            "synchronized": self.refused.lock().is_empty() && self.known.policies.synchronized(),
+        })
+    }
+
+    /// The load of the busiest engine now, and how far the most tolerant policy goes at temperature 1 and that load.
+    pub(super) fn reading(&self, shared: &Shared) -> Reading {
+        let replicas = shared.fleet.replicas();
+        let load = replicas.iter().filter_map(|replica| self.known.driver.load(replica)).reduce(f64::max);
+        let policies = self.known.policies.current();
+        let relaxed = policies.policies().iter().filter(|policy| policy.accept.is_lossy());
+        let tolerance = relaxed.map(|policy| policy.accept.tolerance.at(1.0, load.unwrap_or(0.0)));
+        Reading { load, tolerance: tolerance.reduce(f64::max) }
     }
 
     fn policies(&self) -> Value {

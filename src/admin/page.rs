@@ -1,91 +1,96 @@
-//! The status page for operators, in plain HTML.
+//! The status page: files that are a part of the binary, with headers that let them do nothing but ask this API.
+//!
+//! There is no state in them. What the page shows it asks for itself, with the token if one is required.
 
-use std::fmt::Write;
+use http::header::{CONTENT_SECURITY_POLICY, CONTENT_TYPE, REFERRER_POLICY};
+use http::{HeaderName, HeaderValue, Response};
 
-use crate::fleet::{Load, Replica};
-use crate::gateway::Shared;
-use crate::observe::recent;
+use crate::http::body::{Body, full};
 
-const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:60rem;padding:0 1rem;\
-color:#222;background:#fff}h1{font-size:1.3rem}h2{font-size:1rem;margin-top:2rem}\
-table{border-collapse:collapse;width:100%}td,th{text-align:left;padding:.25rem .75rem .25rem 0;\
-border-bottom:1px solid #ddd;font-variant-numeric:tabular-nums}\
-@media(prefers-color-scheme:dark){body{color:#ddd;background:#181818}td,th{border-color:#333}a{color:#8bf}}";
+/// Only scripts and styles of this listener, requests to it alone, and no page around it.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; \
+                      base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+const RESOURCE_POLICY: HeaderName = HeaderName::from_static("cross-origin-resource-policy");
+const OPENER_POLICY: HeaderName = HeaderName::from_static("cross-origin-opener-policy");
 
-/// The page for the current state.
-pub fn render(shared: &Shared) -> String {
-    let state = escape(&shared.unready().unwrap_or_else(|| "ready".to_owned()));
-    let mut page = format!(
-        "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content=\"width=device-width\">\
-         <title>Foretell</title><style>{STYLE}</style><h1>Foretell {}</h1><p>{state}, mode {}</p>",
-        env!("CARGO_PKG_VERSION"),
-        shared.modes.process().name()
-    );
-    page.push_str(
-        "<h2>Replicas</h2><table><tr><th>name<th>address<th>dialect<th>mode<th>state<th>breaker\
-         <th>in flight<th>running<th>waiting<th>KV<th>last error</tr>",
-    );
-    shared.fleet.each(|replica| row(&mut page, &replica_cells(shared, replica)));
-    page.push_str("</table><h2>Last completions</h2><table><tr>");
-    for title in [
-        "time", "id", "path", "reason", "model", "status", "rounds", "drafted", "accepted", "tokens", "ms",
-        "error",
-    ] {
-        let _ = write!(page, "<th>{title}");
+const HTML: &str = "text/html; charset=utf-8";
+const STYLE: &str = "text/css; charset=utf-8";
+const SCRIPT: &str = "text/javascript; charset=utf-8";
+
+/// A file of the page.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct File {
+    path: &'static str,
+    kind: &'static str,
+    text: &'static str,
+}
+
+/// Every file of the page.
+const FILES: [File; 9] = [
+    File { path: "/", kind: HTML, text: include_str!("page/index.html") },
+    File { path: "/style.css", kind: STYLE, text: include_str!("page/style.css") },
+    File { path: "/page.js", kind: SCRIPT, text: include_str!("page/page.js") },
+    File { path: "/api.js", kind: SCRIPT, text: include_str!("page/api.js") },
+    File { path: "/dom.js", kind: SCRIPT, text: include_str!("page/dom.js") },
+    File { path: "/charts.js", kind: SCRIPT, text: include_str!("page/charts.js") },
+    File { path: "/sections.js", kind: SCRIPT, text: include_str!("page/sections.js") },
+    File { path: "/sessions.js", kind: SCRIPT, text: include_str!("page/sessions.js") },
+    File { path: "/switches.js", kind: SCRIPT, text: include_str!("page/switches.js") },
+];
+
+/// The file of the page at this path.
+pub(super) fn file(path: &str) -> Option<File> {
+    FILES.into_iter().find(|file| file.path == path)
+}
+
+impl File {
+    /// The answer that carries it.
+    pub(super) fn response(self) -> Response<Body> {
+        let mut response = Response::new(full(self.text));
+        let headers = [
+            (CONTENT_TYPE, self.kind),
+            (CONTENT_SECURITY_POLICY, POLICY),
+            (REFERRER_POLICY, "no-referrer"),
+            (RESOURCE_POLICY, "same-origin"),
+            (OPENER_POLICY, "same-origin"),
+        ];
+        response.headers_mut().extend(headers.map(|(name, value)| (name, HeaderValue::from_static(value))));
+        response
     }
-    page.push_str("</tr>");
-    shared.observer.recent().each(|finished| {
-        row(
-            &mut page,
-            &[
-                recent::time(finished),
-                escape(&finished.id),
-                finished.path.name().to_owned(),
-                finished.reason.unwrap_or("").to_owned(),
-                escape(finished.model.as_deref().unwrap_or("")),
-                finished.status.to_string(),
-                finished.rounds.len().to_string(),
-                finished.drafted().to_string(),
-                finished.accepted().to_string(),
-                finished.output_tokens.to_string(),
-                format!("{:.1}", finished.duration.as_secs_f64() * 1e3),
-                escape(finished.error.as_deref().unwrap_or("")),
-            ],
-        );
-    });
-    page.push_str("</table><p><a href=/metrics>metrics</a> <a href=/api/sessions>sessions</a> ");
-    page.push_str("<a href=/api/replicas>replicas</a> <a href=/api/policies>policies</a></p></html>");
-    page
 }
 
-fn replica_cells(shared: &Shared, replica: &Replica) -> [String; 11] {
-    let load = replica.load();
-    let told = |show: &dyn Fn(&Load) -> String| load.as_ref().map_or_else(|| "–".to_owned(), show);
-    [
-        escape(replica.label()),
-        escape(replica.url()),
-        escape(&replica.dialect()),
-        shared.modes.of(replica.name()).name().to_owned(),
-        replica.standing().name().to_owned(),
-        replica.breaker().name().to_owned(),
-        replica.in_flight().to_string(),
-        told(&|load| load.running.to_string()),
-        told(&|load| load.waiting.to_string()),
-        told(&|load| load.kv_usage.map_or_else(|| "–".to_owned(), |usage| format!("{:.0} %", usage * 100.0))),
-        replica.last_error().map_or_else(String::new, |error| {
-            format!("{} ({} s ago)", escape(&error.text), error.age().as_secs())
-        }),
-    ]
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-fn row(page: &mut String, cells: &[String]) {
-    page.push_str("<tr>");
-    for cell in cells {
-        let _ = write!(page, "<td>{cell}");
+    #[test]
+    fn the_page_names_no_file_that_is_not_there_and_nothing_that_its_policy_forbids() {
+        let index = file("/").unwrap().text;
+        for word in ["http://", "https://", "style=", "<style", "onclick", "javascript:"] {
+            assert!(!index.contains(word), "{word}");
+        }
+        let scripts = FILES.iter().filter(|file| file.kind == SCRIPT);
+        let imports = scripts.flat_map(|file| file.text.lines()).filter_map(|line| {
+            let path = line.strip_prefix("import ")?.split_once(" from \"./")?.1;
+            path.strip_suffix("\";")
+        });
+        let named =
+            index.split('"').filter_map(|word| word.strip_prefix('/')).filter(|word| !word.is_empty());
+        let named: Vec<&str> = imports.chain(named).filter(|path| !path.starts_with("api/")).collect();
+        assert!(named.len() > FILES.len(), "{named:?}");
+        for path in named {
+            assert!(path == "metrics" || file(&format!("/{path}")).is_some(), "{path}");
+        }
     }
-    page.push_str("</tr>");
-}
 
-fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+    #[test]
+    fn no_script_makes_markup_of_text() {
+        for script in FILES.iter().filter(|file| file.kind == SCRIPT) {
+            for word in
+                ["innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "localStorage"]
+            {
+                assert!(!script.text.contains(word), "{}: {word}", script.path);
+            }
+        }
+    }
 }

@@ -9,7 +9,7 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use crate::admin::{Admin, Asked, Configured, Guard};
+use crate::admin::{Admin, Asked, Configured, Guard, status};
 use crate::app::manager::Manager;
 use crate::app::signals::{SAME_WISH, Signals, Wish};
 use crate::config::problem::Problem;
@@ -98,6 +98,7 @@ impl Gateway {
         let watching = CancellationToken::new();
         shared.fleet.watch(&settings.resolver, &watching);
         tokio::spawn(ebb::follow(Arc::clone(&shared.memory), watching.clone()));
+        tokio::spawn(status::keep_sampling(shared.clone(), configured.clone(), watching.clone()));
         let discovered = shared.fleet.discover(settings.resolver.as_ref());
         // A name that does not resolve yet does not prevent the start.
         let _ = tokio::time::timeout(DISCOVERED_WITHIN, discovered).await;

@@ -121,7 +121,8 @@ impl GateWatch {
                 let signal = replica.load().map(|load| load.signal());
                 let mut close = |gate: Gate| open[gate.place()] = false;
                 gates.all_closed(ruling::is_healthy(replica), signal.as_ref()).for_each(&mut close);
-                if slower.iter().any(|(name, backend)| *name == policy.name && backend == replica.name()) {
+                let is_slower = slower.iter().any(|(name, at)| *name == policy.name && at == replica.name());
+                if is_slower || self.driver.has_lost(replica) {
                     close(Gate::Latency);
                 }
                 if self.shared.memory.level() != Level::Enough {

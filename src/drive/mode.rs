@@ -23,12 +23,28 @@ impl Setting {
         }
     }
 
+    fn held(self, now: Instant) -> Held {
+        let ends_in = self.passing.and_then(|(_, until)| until.checked_duration_since(now));
+        Held { mode: self.at(now), base: self.base, ends_in: ends_in.filter(|rest| !rest.is_zero()) }
+    }
+
     fn set(&mut self, mode: Mode, ttl: Option<Duration>, now: Instant) {
         match ttl.and_then(|ttl| now.checked_add(ttl)) {
             Some(until) => self.passing = Some((mode, until)),
             None => *self = Self { base: mode, passing: None },
         }
     }
+}
+
+/// A setting of the switch as it is now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// The mode now.
+    pub mode: Mode,
+    /// The permanent mode: what follows a temporary one.
+    pub base: Mode,
+    /// How long a temporary mode still holds; `None` if none does.
+    pub ends_in: Option<Duration>,
 }
 
 /// The switch, shared by the gateway, the driver and the admin API.
@@ -60,6 +76,18 @@ impl ModeSwitch {
     /// The process's own mode now.
     pub fn process(&self) -> Mode {
         self.settings.read().0.at(Instant::now())
+    }
+
+    /// The settings as they are now: of the process, and of each backend that has one of its own, in order of their names.
+    pub fn held(&self) -> (Held, Vec<(String, Held)>) {
+        let now = Instant::now();
+        let settings = self.settings.read();
+        let process = settings.0.held(now);
+        let mut backends: Vec<(String, Held)> =
+            settings.1.iter().map(|(name, setting)| (name.clone(), setting.held(now))).collect();
+        drop(settings);
+        backends.sort_by(|a, b| a.0.cmp(&b.0));
+        (process, backends)
     }
 
     /// Sets the permanent mode of the process, as its file says it. A mode that was set for a time holds until it ends.
@@ -113,5 +141,22 @@ mod tests {
         setting.set(Mode::Off, Some(Duration::from_secs(5)), now);
         assert_eq!(setting.at(now + Duration::from_secs(4)), Mode::Off);
         assert_eq!(setting.at(now + Duration::from_secs(5)), Mode::Auto);
+    }
+
+    #[test]
+    fn what_is_held_says_for_how_long_and_what_follows() {
+        let now = Instant::now();
+        let mut setting = Setting { base: Mode::Auto, passing: None };
+        assert_eq!(setting.held(now), Held { mode: Mode::Auto, base: Mode::Auto, ends_in: None });
+        setting.set(Mode::Off, Some(Duration::from_secs(5)), now);
+        let later = now + Duration::from_secs(2);
+        let ends_in = Some(Duration::from_secs(3));
+        assert_eq!(setting.held(later), Held { mode: Mode::Off, base: Mode::Auto, ends_in });
+        assert_eq!(setting.held(now + Duration::from_secs(5)).ends_in, None);
+        let switch = ModeSwitch::new(Mode::Auto);
+        switch.set(Mode::Observe, Some("b"), None);
+        switch.set(Mode::Off, Some("a"), None);
+        let names: Vec<String> = switch.held().1.into_iter().map(|(name, _)| name).collect();
+        assert_eq!(names, ["a", "b"]);
     }
 }

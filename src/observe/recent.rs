@@ -22,48 +22,88 @@ const TIME: EncodedConfig = Config::DEFAULT
 /// The latest finished completions, newest first.
 #[derive(Debug, Default)]
 pub struct Recent {
-    ring: Mutex<VecDeque<Finished>>,
+    ring: Mutex<Ring>,
+}
+
+/// The completions, and how many there were.
+#[derive(Debug, Default)]
+struct Ring {
+    kept: VecDeque<Kept>,
+    count: u64,
+}
+
+/// A completion, with its last rounds only.
+#[derive(Debug)]
+struct Kept {
+    /// Counts completions from 1.
+    number: u64,
+    /// All of its rounds, and the tokens drafted and accepted in them.
+    all: (usize, u32, u32),
+    finished: Finished,
 }
 
 impl Recent {
     pub(super) fn push(&self, mut finished: Finished) {
+        let all = (finished.rounds.len(), finished.drafted(), finished.accepted());
         finished.rounds.drain(..finished.rounds.len().saturating_sub(ROUNDS));
         finished.rounds.shrink_to_fit();
         let mut ring = self.ring.lock();
-        ring.truncate(KEPT - 1);
-        ring.push_front(finished);
+        ring.count += 1;
+        let number = ring.count;
+        ring.kept.truncate(KEPT - 1);
+        ring.kept.push_front(Kept { number, all, finished });
     }
 
-    /// Calls `show` for each completion, newest first.
-    pub fn each(&self, show: impl FnMut(&Finished)) {
-        self.ring.lock().iter().for_each(show);
+    /// How many completions there were; the number of the newest one.
+    pub fn count(&self) -> u64 {
+        self.ring.lock().count
     }
 
     /// The list in `/api/sessions`, newest first.
     pub fn to_json(&self) -> Value {
-        self.ring.lock().iter().map(session).collect()
+        self.ring.lock().kept.iter().map(whole).collect()
+    }
+
+    /// The same without the single rounds.
+    pub fn brief(&self) -> Value {
+        self.ring.lock().kept.iter().map(session).collect()
+    }
+
+    /// One completion with its rounds, by its number; `None` if it is not kept.
+    pub fn one(&self, wanted: u64) -> Option<Value> {
+        let ring = self.ring.lock();
+        ring.kept.iter().find(|kept| kept.number == wanted).map(whole)
     }
 }
 
 /// When the request was accepted, as in `2026-11-22T01:10:15.083349Z`.
-pub fn time(finished: &Finished) -> String {
+fn time(finished: &Finished) -> String {
     OffsetDateTime::from(finished.time).format(&Iso8601::<TIME>).unwrap_or_default()
 }
 
-fn session(finished: &Finished) -> Value {
-    let rounds: Vec<Value> = finished
-        .rounds
-        .iter()
-        .map(|round| {
-            json!({
-                "drafted": round.drafted,
-                "accepted": round.accepted,
-                "drafter": round.drafter,
-                "verify_ms": millis(round.verify),
-            })
+fn whole(kept: &Kept) -> Value {
+    let rounds = kept.finished.rounds.iter().map(|round| {
+        json!({
+            "drafted": round.drafted,
+            "accepted": round.accepted,
+            "drafter": round.drafter,
+            "draft_ms": millis(round.draft),
+            "verify_ms": millis(round.verify),
         })
-        .collect();
+    });
+    let rounds: Vec<Value> = rounds.collect();
+    let mut told = session(kept);
+    if let Some(told) = told.as_object_mut() {
+        told.insert("rounds".to_owned(), rounds.into());
+    }
+    told
+}
+
+/// A completion without its rounds.
+fn session(kept: &Kept) -> Value {
+    let Kept { number, all: (rounds, drafted, accepted), finished } = kept;
     json!({
+        "number": number,
         "id": finished.id,
         "time": time(finished),
         "path": finished.path.name(),
@@ -75,10 +115,13 @@ fn session(finished: &Finished) -> Value {
         "route": finished.route.map(crate::openai::Route::name),
         "status": finished.status,
         "output_tokens": finished.output_tokens,
+        "rounds_played": rounds,
+        "drafted": drafted,
+        "accepted": accepted,
+        "first_byte_ms": finished.first_byte.map(millis),
         "duration_ms": millis(finished.duration),
         "client_gone": finished.client_gone,
         "error": finished.error,
-        "rounds": rounds,
     })
 }
 
@@ -97,5 +140,34 @@ mod tests {
         let ids: Vec<&str> = all.as_array().unwrap().iter().filter_map(|s| s["id"].as_str()).collect();
         assert_eq!(ids.len(), 50);
         assert_eq!((ids[0], ids[49]), ("59", "10"));
+        assert_eq!((recent.count(), recent.one(60).unwrap()["id"].as_str()), (60, Some("59")));
+        assert!(recent.one(10).is_none() && recent.one(61).is_none());
+    }
+
+    #[test]
+    fn rounds_are_told_of_one_completion_and_left_out_of_the_brief_list() {
+        let recent = Recent::default();
+        let (draft, verify) = (std::time::Duration::from_micros(1_500), std::time::Duration::from_millis(20));
+        let round = super::super::Round {
+            drafted: 4,
+            accepted: 3,
+            depth: 4,
+            number: 1,
+            at: draft,
+            drafter: "model",
+            draft,
+            verify,
+        };
+        recent.push(Finished { rounds: vec![round; 300], ..Finished::new(Path::Speculated, "b") });
+        let one = recent.one(1).unwrap();
+        assert_eq!(
+            (one["drafted"].as_u64(), one["rounds"].as_array().map(Vec::len)),
+            (Some(1200), Some(256))
+        );
+        let told =
+            json!({ "drafted": 4, "accepted": 3, "drafter": "model", "draft_ms": 1.5, "verify_ms": 20.0 });
+        assert_eq!(one["rounds"][0], told);
+        assert!(recent.brief()[0].get("rounds").is_none());
+        assert_eq!(recent.to_json()[0], one);
     }
 }

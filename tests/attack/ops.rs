@@ -120,10 +120,43 @@ fn with_a_token_strange_hosts_and_pages_are_refused_too() {
     for (method, path) in [("GET", "/api/replicas"), ("POST", "/api/mode")] {
         assert_eq!(admin(&proxy, method, path, &own[0], &page), 403, "{method} {path}");
     }
-    let mode =
-        ask(proxy.admin, format!("GET / HTTP/1.1\r\nhost: localhost\r\n{right}connection: close\r\n\r\n"))
-            .text();
-    assert!(mode.contains("mode auto"), "nothing was switched: {mode}");
+    let of = |fields: &str| {
+        let host = proxy.admin;
+        let request =
+            format!("GET /api/status HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n{fields}\r\n");
+        ask(proxy.admin, request)
+    };
+    assert_eq!(of(right).json()["mode"]["process"]["mode"], "auto", "nothing was switched");
+}
+
+#[test]
+fn the_status_page_comes_without_a_token_has_nothing_in_it_and_may_ask_with_one() {
+    let (proxy, _folder) = guarded();
+    let own = proxy.admin.to_string();
+    for path in ["/", "/page.js", "/style.css", "/sessions.js"] {
+        assert_eq!(admin(&proxy, "GET", path, &own, ""), 200, "{path}");
+        assert!(matches!(admin(&proxy, "GET", path, "evil.example", ""), 401 | 403 | 421), "{path}");
+        assert_eq!(admin(&proxy, "POST", path, &own, ""), 405, "{path}");
+    }
+    let page = ask(proxy.admin, format!("GET / HTTP/1.1\r\nhost: {own}\r\nconnection: close\r\n\r\n")).text();
+    assert!(!page.contains("127.0.0.1:1"), "the address of a backend is no part of it");
+    for path in ["/api/status", "/api/sessions", "/api/sessions/1", "/api/replicas", "/metrics"] {
+        assert_eq!(admin(&proxy, "GET", path, &own, ""), 401, "{path}");
+    }
+    let same = format!("origin: http://{own}\r\n");
+    let right = format!("authorization: Bearer s3cret\r\n{same}");
+    assert_eq!(admin(&proxy, "POST", "/api/mode", &own, &same), 401);
+    for (site, status) in
+        [("", 200), ("same-origin", 200), ("same-site", 403), ("cross-site", 403), ("none", 403)]
+    {
+        let site = if site.is_empty() { String::new() } else { format!("sec-fetch-site: {site}\r\n") };
+        assert_eq!(admin(&proxy, "POST", "/api/mode", &own, &format!("{right}{site}")), status, "{site}");
+    }
+    let port = proxy.admin.port();
+    for other in ["http://localhost".to_owned(), format!("http://localhost:{port}"), "null".to_owned()] {
+        let fields = format!("authorization: Bearer s3cret\r\norigin: {other}\r\n");
+        assert_eq!(admin(&proxy, "POST", "/api/mode", &own, &fields), 403, "{other}");
+    }
 }
 
 #[test]
@@ -277,7 +310,7 @@ fn a_dead_backend_shows_everywhere_and_its_return_too() {
     });
     assert_eq!(shown["up"], false);
     assert!(shown["last_error"].to_string().contains("refused"), "{shown}");
-    assert!(proxy.admin_get("/").text().contains("refused"));
+    assert_eq!(proxy.admin_get("/api/status").json()["since_start"]["failed"], 1);
     let answer = ask(proxy.address, completion("dead", "", &json!({"model": "m", "prompt": "a"})));
     assert_eq!(answer.status(), 502);
     assert_eq!(

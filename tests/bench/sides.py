@@ -49,7 +49,7 @@ accept: {{ rule: exact }}
 holdback: {{ start: 0, floor: 0 }}
 """
 FIXED = re.compile(r"([1-9]|[12]\d|3[0-2])(\+[123])?")
-Proxy = collections.namedtuple("Proxy", "address admin")
+Proxy = collections.namedtuple("Proxy", "address admin process")
 
 
 class Wrong(Exception):
@@ -144,7 +144,7 @@ def start_proxy(stack, foretell, target, backend, policies, setting, slots=4):
             raise Wrong(f"foretell serve ended with {process.returncode} for setting {setting}")
         with contextlib.suppress(OSError):
             page(f"127.0.0.1:{admin}", "/readyz")
-            return Proxy(f"127.0.0.1:{port}", admin)
+            return Proxy(f"127.0.0.1:{port}", admin, process)
         time.sleep(0.1)
     raise Wrong(f"foretell serve is not ready for setting {setting}")
 

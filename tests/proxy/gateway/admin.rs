@@ -1,14 +1,18 @@
 //! The operator's API.
 
-use std::path::Path;
+use std::path::Path as File;
+use std::time::Duration;
 
+use foretell::admin::status;
 use foretell::app::{self, Gateway, Running};
 use foretell::config::load_policies;
 use foretell::config::process;
-use foretell::gateway::Settings;
-use foretell::gateway::StartError;
+use foretell::gateway::{Settings, Shared, StartError};
+use foretell::observe::Finished;
+use foretell::openai::{Path, Route};
 use foretell::policy::Revision;
 use serde_json::json;
+use tokio_util::sync::CancellationToken;
 
 use super::house;
 use crate::wire::{Message, Server, Wire, ok, post};
@@ -63,9 +67,16 @@ async fn a_relayed_completion_shows_in_metrics_sessions_and_page_without_its_tex
         (&json!("r1"), &json!("bypassed"), &json!("no_plan"))
     );
     assert_eq!(session["rounds"], json!([]));
-    let page = get(&gateway, "/").await.text();
-    assert!(page.contains("r1"));
-    for shown in [metrics, sessions.text(), page] {
+    let status = get(&gateway, "/api/status").await;
+    let sums = &status.json()["since_start"];
+    assert_eq!(
+        sums["reasons"],
+        json!([{ "kind": "bypass", "reason": "no_plan", "words": "the backend cannot verify drafts", "requests": 1 }])
+    );
+    assert_eq!((&sums["completions"], &sums["paths"]["bypassed"]), (&json!(1), &json!(1)));
+    let one = get(&gateway, &format!("/api/sessions/{}", session["number"])).await;
+    assert_eq!(&one.json(), session);
+    for shown in [metrics, sessions.text(), status.text(), one.text()] {
         assert!(!shown.contains("secret"));
     }
     let replicas = get(&gateway, "/api/replicas").await.json();
@@ -98,7 +109,7 @@ async fn the_mode_is_switched_at_run_time_and_nonsense_is_refused() {
 }
 
 /// A whole proxy before `server`, with a folder of policies.
-async fn configured(server: &Server, policies: &Path) -> Running {
+async fn configured(server: &Server, policies: &File) -> Running {
     let text = format!(
         "version: 1\nlisten: [{{ address: '127.0.0.1:0' }}]\nadmin: {{ address: '127.0.0.1:0' }}\n\
          backends: [{{ name: b, replicas: ['http://{}'] }}]\npolicies: {{ dir: {} }}\n",
@@ -235,6 +246,91 @@ async fn pages_of_other_sites_cannot_reach_it() {
     assert_eq!(rebound.head.status(), 401);
     let forged = post("/api/mode", "origin: http://evil.example\r\n", br#"{"mode":"off"}"#).replace_host();
     assert_eq!(Wire::connect(admin).await.ask(forged).await.head.status(), 403);
+}
+
+#[tokio::test]
+async fn the_status_page_may_do_nothing_but_ask_this_listener() {
+    let server = backend().await;
+    let (gateway, _) = house::before(server.address).await;
+    for (path, kind) in [("/", "text/html"), ("/style.css", "text/css"), ("/page.js", "text/javascript")] {
+        let file = get(&gateway, path).await;
+        let field = |name: &str| file.head.get(name).unwrap_or_default().to_owned();
+        assert_eq!(field("content-type"), format!("{kind}; charset=utf-8"));
+        assert_eq!(
+            field("content-security-policy"),
+            "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; \
+             base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        );
+        assert_eq!((&*field("x-content-type-options"), &*field("cache-control")), ("nosniff", "no-store"));
+        assert_eq!(field("referrer-policy"), "no-referrer");
+    }
+    let api = get(&gateway, "/api/replicas").await;
+    assert_eq!(api.head.get("x-content-type-options"), Some("nosniff"));
+    assert_eq!(api.head.get("cache-control"), Some("no-store"));
+    assert_eq!(get(&gateway, "/none.js").await.head.status(), 404);
+    let own = format!("origin: http://{}\r\n", gateway.admin.unwrap());
+    let asked = post("/api/mode", &own, br#"{"mode":"off"}"#);
+    let named = |host: &str| String::from_utf8(asked.clone()).unwrap().replacen("host: api", host, 1);
+    let admin = gateway.admin.unwrap();
+    let strange = Wire::connect(admin).await.ask(named("host: localhost")).await;
+    assert_eq!(strange.head.status(), 403, "another name is another origin");
+    let same = Wire::connect(admin).await.ask(named(&format!("host: {admin}"))).await;
+    assert_eq!((same.head.status(), &same.json()["mode"]), (200, &json!("off")));
+}
+
+#[tokio::test]
+async fn what_the_page_asks_for_is_small_and_nonsense_is_refused() {
+    let server = backend().await;
+    let (gateway, address) = house::before(server.address).await;
+    for _ in 0..3 {
+        Wire::connect(address).await.ask(post("/v1/completions", "", br#"{"model":"m","prompt":"p"}"#)).await;
+    }
+    let status = get(&gateway, "/api/status?after=0").await.json();
+    assert_eq!((&status["sessions"], &status["samples"]), (&json!(3), &json!([])));
+    assert_eq!((&status["unready"], &status["draining"]), (&json!(null), &json!(false)));
+    let brief = get(&gateway, "/api/sessions?rounds=no").await.json();
+    assert_eq!((&brief["sessions"][0]["number"], &brief["sessions"][2]["number"]), (&json!(3), &json!(1)));
+    assert!(brief["sessions"][0].get("rounds").is_none());
+    for (path, code) in [
+        ("/api/status?after=", 400),
+        ("/api/status?after=-1", 400),
+        ("/api/status?since=1", 400),
+        ("/api/sessions?rounds=yes", 400),
+        ("/api/sessions/4", 404),
+        ("/api/sessions/x", 404),
+        ("/api/sessions/", 404),
+    ] {
+        assert_eq!(get(&gateway, path).await.head.status(), code, "{path}");
+    }
+    assert_eq!(tell(&gateway, "/api/status", "").await.head.status(), 405);
+    assert_eq!(tell(&gateway, "/api/sessions/1", "").await.head.status(), 405);
+    tell(&gateway, "/api/mode", r#"{"mode":"observe","backend":"b","ttl":"1h"}"#).await;
+    let mode = &get(&gateway, "/api/status").await.json()["mode"];
+    let of_b = &mode["backends"][0];
+    assert_eq!((&mode["process"]["mode"], &of_b["name"]), (&json!("auto"), &json!("b")));
+    assert_eq!((&of_b["mode"], &of_b["own"]["base"]), (&json!("observe"), &json!("auto")));
+    assert!(of_b["own"]["ends_in_seconds"].as_f64().unwrap() > 3_000.0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_sample_is_taken_every_five_seconds() {
+    let shared = Shared::new(&house::settings(([127, 0, 0, 1], 1).into())).unwrap();
+    let stop = CancellationToken::new();
+    let sampling = tokio::spawn(status::keep_sampling(shared.clone(), None, stop.clone()));
+    let history = shared.observer.history();
+    for number in 1..=4_u64 {
+        let finished =
+            Finished { route: Some(Route::Chat), output_tokens: 7, ..Finished::new(Path::Ridden, "b") };
+        shared.observer.finish(finished);
+        while history.after(number - 1).is_empty() {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        let sample = history.after(number - 1)[0];
+        assert_eq!((sample.number, sample.completions, sample.tokens), (number, 1, 7));
+        assert!((sample.seconds - 5.0).abs() < 0.2, "{sample:?}");
+    }
+    stop.cancel();
+    sampling.await.unwrap();
 }
 
 #[tokio::test]

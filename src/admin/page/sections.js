@@ -1,0 +1,306 @@
+// The sections that only show: each takes what the API said and writes it into the page.
+
+import { interval, places, Plot } from "./charts.js";
+import { absolute, ago, byId, clock, duration, element, figure, list, millis, name, percent, rows, say, share, whole } from "./dom.js";
+
+const body = (id) => byId(id).tBodies[0];
+
+// ------------------------------------------------------------------------------------------------ top
+
+export function top(status) {
+  say(byId("version"), status.version);
+  const state = status.draining ? "draining" : status.unready ?? "ready";
+  say(byId("state"), state);
+  name(byId("state"), "class", `chip ${state === "ready" ? "good" : "bad"}`);
+  const { mode, ends_in_seconds: rest } = status.mode.process;
+  say(byId("mode"), `mode ${mode}${rest === null ? "" : `, for ${duration(rest)} more`}`);
+  name(byId("mode"), "class", `chip ${mode === "auto" ? "good" : "warn"}`);
+  say(byId("uptime"), `up ${duration(status.uptime_seconds)}`);
+  name(byId("uptime"), "title", `since ${absolute(status.started)}`);
+  say(byId("updated"), `as of ${clock(status.now)}`);
+  name(byId("updated"), "title", absolute(status.now));
+}
+
+// ------------------------------------------------------------------------------------------------ helping
+
+/** The comparisons of all policies: `fast` is how many times as fast leaping is, or (`would`) would have been. */
+function comparisons(status) {
+  return status.compared.flatMap(({ policy, backends }) => backends.map((entry) => {
+    const ratio = entry.time_per_token_ratio;
+    const would = entry.would_have_gained;
+    const fast = ratio === null ? null : { low: 1 / ratio.high, middle: 1 / ratio.middle, high: 1 / ratio.low };
+    return { policy, ...entry, fast, would: would === null ? null : { ...would.ratio, requests: would.requests, rests_on: would.rests_on } };
+  }));
+}
+
+const times = ({ low, middle, high }) => `${figure(middle)} times (${figure(low)} to ${figure(high)})`;
+const RESTS_ON = { guess: "by a guess of what verifying costs", probe: "by the costs that a probe measured", measured: "by measured costs" };
+
+/** The answer: a word, and one or two sentences. */
+function verdict(status) {
+  const { completions } = status.since_start;
+  if (completions === 0) return ["", "No completion yet."];
+  const all = comparisons(status);
+  const most = (which, requests) => all.filter(which).sort((a, b) => requests(b) - requests(a))[0];
+  const best = most((entry) => entry.fast !== null, (entry) => entry.requests.leaping);
+  const would = most((entry) => entry.would !== null, (entry) => entry.would.requests);
+  const of = (entry) => (all.length > 1 ? ` (${entry.policy} at ${entry.backend})` : "");
+  const said = [];
+  let word = "";
+  if (status.mode.process.mode === "off") said.push("Switched off: everything is relayed.");
+  if (status.mode.process.mode === "observe") said.push("It only observes: nothing leaps.");
+  if (best !== undefined) {
+    const { low, high } = best.fast;
+    word = low > 1 ? "Yes." : high < 1 ? "No." : "Not shown either way.";
+    const was = status.mode.process.mode === "auto" ? "are" : "were";
+    said.push(`Requests that may leap ${was} ${times(best.fast)} as fast as those held back${of(best)}.`);
+  }
+  if (would !== undefined && (best === undefined || status.mode.process.mode !== "auto")) {
+    said.push(`Leaping would have been ${times(would.would)} as fast as riding, ${RESTS_ON[would.would.rests_on] ?? would.would.rests_on}${of(would)}.`);
+  }
+  if (best === undefined && would === undefined && status.mode.process.mode !== "off") {
+    const [leaping, held] = all.reduce((sum, entry) => [sum[0] + entry.requests.leaping, sum[1] + entry.requests.held_back], [0, 0]);
+    said.push(`Too early to say: ${whole(leaping)} ${leaping === 1 ? "request" : "requests"} in the group that may leap and ${whole(held)} held back; ten pairs are needed.`);
+  }
+  return [word, said.join(" ")];
+}
+
+function tile(title, [value, unit], more) {
+  return { title, value, unit, more };
+}
+
+function tiles(status, span) {
+  const sums = status[span];
+  const seconds = span === "lately" ? status.lately_seconds : status.uptime_seconds;
+  const [rounds, drafted, accepted] = sums.drafters.reduce((sum, each) =>
+    [sum[0] + each.rounds, sum[1] + each.drafted, sum[2] + each.accepted], [0, 0, 0]);
+  const pace = (group) => (group.seconds_per_token === null ? ["–", ""] : [figure(1 / group.seconds_per_token), "tokens/s"]);
+  const token = (group) => (group.seconds_per_token === null ? "no request yet"
+    : `${millis(1000 * group.seconds_per_token)} a token, ${whole(group.requests)} ${group.requests === 1 ? "request" : "requests"}`);
+  return [
+    tile("Output, all requests", sums.completions > 0 ? [figure(sums.tokens / seconds), "tokens/s"] : ["–", ""],
+      `${whole(sums.completions)} completions, ${whole(sums.tokens)} tokens`),
+    tile("A request that leapt", pace(sums.leapt), token(sums.leapt)),
+    tile("A request held back", pace(sums.held_back), token(sums.held_back)),
+    tile("Drafted tokens accepted", drafted > 0 ? [((100 * accepted) / drafted).toFixed(1), "%"] : ["–", ""],
+      rounds > 0 ? `${figure(drafted / rounds)} a draft, ${whole(rounds)} rounds` : "no round yet"),
+  ];
+}
+
+export function helping(status, span) {
+  const [word, sentences] = verdict(status);
+  say(byId("verdict-word"), word);
+  say(byId("verdict"), sentences);
+  const make = () => element("div", {}, element("dt", {}),
+    element("dd", {}, element("strong", {}), " ", element("span", { class: "unit" }), element("small", {})));
+  list(byId("tiles"), tiles(status, span), (each) => each.title, make, (node, each) => {
+    say(node.firstChild, each.title);
+    const [value, unit, more] = node.lastChild.children;
+    say(value, each.value);
+    say(unit, each.unit);
+    say(more, each.more);
+  });
+  rows(body("groups"), comparisons(status), (each) => `${each.policy} ${each.backend}`, (each) => {
+    const known = each.fast ?? each.would;
+    const words = known === null ? "no figure yet" : `${each.fast === null ? "would have been " : ""}${times(known)}`;
+    return [
+      { text: each.policy, class: "name" },
+      { text: each.backend, class: "name" },
+      known === null ? { text: words, class: "muted" } : {
+        same: words,
+        node: () => element("span", { class: "told" }, interval(known.low, known.middle, known.high), element("span", {}, words)),
+      },
+      whole(each.requests.leaping),
+      whole(each.requests.held_back),
+      each.closed ? { text: "closed: leaping was slower", class: "bad" } : { text: "open" },
+    ];
+  }, "No request has been compared yet.");
+}
+
+// ------------------------------------------------------------------------------------------------ wrong
+
+export function wrong(status, replicas, policies) {
+  const found = [];
+  const add = (level, key, text) => found.push({ level, key, text });
+  if (status.draining) add("bad", "draining", "The process drains: it takes no new requests.");
+  else if (status.unready !== null) add("bad", "unready", `Not ready: ${status.unready}.`);
+  if (status.synchronized === false) {
+    const problems = policies?.refused?.length ?? 0;
+    add("bad", "files", `The configuration's files are not in force as they are${problems > 0 ? `: ${problems} ${problems === 1 ? "problem" : "problems"}, listed below` : ""}.`);
+  }
+  for (const replica of replicas ?? []) {
+    if (replica.state !== "ready") {
+      const cause = replica.last_error === null ? "" : `: ${replica.last_error.text}`;
+      add(replica.state === "disabled" ? "warn" : "bad", `state ${replica.name}`, `Replica ${replica.name} is ${replica.state}${cause}`);
+    }
+    if (replica.probe?.pays === false) add("warn", `probe ${replica.name}`, `Replica ${replica.name}: ${replica.probe.verdict}`);
+  }
+  for (const { policy, backend, closed } of comparisons(status)) {
+    if (closed) add("warn", `closed ${policy} ${backend}`, `Leaping under ${policy} was slower than riding at ${backend}; it is tried again after a while.`);
+  }
+  const { failed, completions, left } = status.lately;
+  if (failed > 0) add("warn", "failed", `${whole(failed)} of ${whole(completions)} completions of the last 15 min ended with an error.`);
+  if (left > 0) add("warn", "left", `${whole(left)} of ${whole(completions)} clients of the last 15 min left before the end of their answer.`);
+  if (status.mode.process.mode !== "auto") add("warn", "mode", `Mode ${status.mode.process.mode}: nothing leaps.`);
+  for (const backend of status.mode.backends) {
+    if (backend.mode !== status.mode.process.mode) add("warn", `mode ${backend.name}`, `Mode ${backend.mode} at backend ${backend.name}: nothing leaps there.`);
+  }
+  problems(byId("problems"), found, "Nothing that Foretell knows of.");
+}
+
+/** A list of `{ level, key, text }`; without any, `none` is said. */
+export function problems(node, found, none) {
+  const shown = found.length > 0 || none === null ? found : [{ level: "good", key: "none", text: none }];
+  const make = () => element("li", {});
+  list(node, shown, (each) => each.key, make, (item, each) => {
+    say(item, each.text);
+    name(item, "class", each.level);
+  });
+}
+
+// ------------------------------------------------------------------------------------------------ over time
+
+const rate = (part, all) => (all > 0 ? part / all : null);
+const PLOTS = [
+  new Plot("Output", "tokens/s", (s) => s.tokens / s.seconds, figure),
+  new Plot("Completions", "a second", (s) => s.completions / s.seconds, figure),
+  new Plot("Accepted", "of drafted", (s) => rate(s.accepted, s.drafted), percent, 1),
+  new Plot("Gamma", "tokens drafted a round", (s) => rate(s.drafted, s.rounds), figure),
+  new Plot("Load", "of the busiest engine", (s) => s.load, percent, 1),
+  new Plot("Tolerance τ", "at temperature 1", (s) => s.tolerance, figure),
+];
+
+export function prepare() {
+  byId("plots").replaceChildren(...PLOTS.map((plot) => plot.node));
+}
+
+export function overTime(status, samples) {
+  for (const plot of PLOTS) plot.draw(samples, status.now);
+  const exact = status.relaxed_by.length === 0;
+  name(PLOTS.at(-1).node, "class", exact ? "plot none" : "plot");
+  name(PLOTS.at(-1).node, "data-none", exact ? "Every policy is exact." : null);
+}
+
+// ------------------------------------------------------------------------------------------------ why not
+
+export function why(status, span) {
+  const { reasons, completions } = status[span];
+  const sorted = [...reasons].sort((a, b) => b.requests - a.requests);
+  const make = () => element("li", {}, element("span", { class: "words" }), element("span", { class: "count" }), element("span", { class: "track" }, element("span", {})));
+  const shown = sorted.length > 0 ? sorted : [{ kind: "none", reason: "", words: completions === 0 ? "No completion yet." : "Every completion leapt to its end.", requests: 0 }];
+  list(byId("reasons"), shown, (each) => `${each.kind} ${each.reason}`, make, (item, each) => {
+    const [words, count, track] = item.children;
+    say(words, each.reason === "" ? each.words : `${each.words} · ${each.reason}`);
+    say(count, each.requests > 0 ? `${whole(each.requests)} (${share(each.requests, completions)})` : "");
+    track.firstChild.style.width = `${completions > 0 ? (100 * each.requests) / completions : 0}%`;
+    name(item, "class", each.kind);
+    name(item, "title", { ride: "rode", bypass: "bypassed" }[each.kind]);
+  });
+  gates(status);
+}
+
+function gates(status) {
+  const head = byId("gates").tHead.rows[0];
+  const names = ["load", "stale", "acceptance", "latency", "memory", "health"];
+  if (head.cells.length === 0) {
+    head.append(...["Policy", "Replica", ...names].map((title) => element("th", { scope: "col" }, title)));
+  }
+  const closed = new Map();
+  rows(body("gates"), status.gates, (each) => `${each.policy} ${each.replica}`, (each) => [
+    { text: each.policy, class: "name" },
+    { text: each.replica, class: "name" },
+    ...names.map((wanted) => {
+      const gate = each.gates.find(({ gate }) => gate === wanted);
+      const at = `${wanted} at ${each.replica}: ${gate.words}`;
+      if (!gate.open) closed.set(at, [...(closed.get(at) ?? []), each.policy]);
+      return { text: gate.open ? "open" : "closed", class: gate.open ? "open" : "bad" };
+    }),
+  ], "No policy drafts, so there is no gate.");
+  const told = [...closed].map(([at, policies]) => ({ key: at, text: `${at} (${policies.join(", ")})` }));
+  const shown = told.length > 0 ? told : [{ key: "none", text: status.gates.length > 0 ? "Every gate is open." : "" }];
+  list(byId("gates-why"), shown, (each) => each.key, () => element("li", {}), (item, each) => say(item, each.text));
+}
+
+// ------------------------------------------------------------------------------------------------ drafts
+
+const DRAFTERS = { prompt_lookup: "prompt lookup", none: "none (an empty round)" };
+
+export function drafts(status, span) {
+  const drafters = [...status[span].drafters].sort((a, b) => b.rounds - a.rounds);
+  rows(body("drafters"), drafters, (each) => each.drafter, (each) => [
+    DRAFTERS[each.drafter] ?? each.drafter,
+    whole(each.rounds),
+    figure(each.drafted / each.rounds),
+    share(each.accepted, each.drafted),
+    figure(1 + each.accepted / each.rounds),
+    millis((1000 * each.draft_seconds) / each.rounds),
+    millis((1000 * each.verify_seconds) / each.rounds),
+  ], "No round yet.");
+  const figures = drafters.filter((each) => each.places.length > 0);
+  const shown = figures.length > 0 ? figures : [{ drafter: "", places: [] }];
+  const make = () => element("div", { class: "drafter" }, element("span", {}), element("span", { class: "scroll" }), element("small", {}));
+  const caption = byId("places").firstElementChild;
+  let holder = caption.nextElementSibling;
+  if (holder === null) {
+    holder = element("div", {});
+    byId("places").append(holder);
+  }
+  list(holder, shown, (each) => each.drafter, make, (node, each) => {
+    const same = JSON.stringify(each.places);
+    if (node.dataset.same === same) return;
+    node.dataset.same = same;
+    const [title, plot, ends] = node.children;
+    say(title, each.drafter === "" ? "No round yet." : DRAFTERS[each.drafter] ?? each.drafter);
+    plot.replaceChildren(...(each.places.length > 0 ? [places(each.drafter, each.places)] : []));
+    const first = each.places[0];
+    const last = each.places.at(-1);
+    say(ends, first === undefined ? "" : `place 1 ${share(first[1], first[0])}${each.places.length > 1 ? `, place ${each.places.length} ${share(last[1], last[0])}` : ""}`);
+  });
+}
+
+// ------------------------------------------------------------------------------------------------ replicas, policies
+
+export function replicas(found, now) {
+  const table = body("replica-list");
+  rows(table, found, (each) => each.name, (each) => {
+    const { load, last_error: error, probe } = each;
+    const engine = [each.dialect, probe?.version].filter(Boolean).join(" ");
+    return [
+      { text: each.name, title: each.url, class: "name" },
+      { text: each.state, class: each.state === "ready" ? "good" : "bad" },
+      { text: each.breaker.replace("_", " "), class: each.breaker === "closed" ? null : "bad" },
+      { text: engine, title: each.epoch, class: "name" },
+      whole(each.in_flight),
+      load === null ? "–" : whole(load.running),
+      load === null ? "–" : whole(load.waiting),
+      load === null || load.kv_usage === null ? "–" : percent(load.kv_usage),
+      { text: probe?.verdict ?? "not probed", title: probed(probe), class: "words" },
+      error === null ? { text: "none", class: "muted" }
+        : { text: `${ago(error.age_seconds)}: ${error.text}`, title: absolute(now - error.age_seconds), class: "words bad" },
+    ];
+  }, "No replica.");
+}
+
+/** What a probe measured, in a line. */
+function probed(probe) {
+  const token = probe?.times?.token?.[0];
+  if (token === undefined) return null;
+  const verify = (probe.verify ?? []).slice(0, 6).map((call) => `${call.plan} of ${call.gamma} ${millis(call.ms)}`);
+  return `a ridden token ${millis(token.ms)}; ${verify.join(", ")}`;
+}
+
+export function policies(answer) {
+  rows(body("policy-list"), answer.policies, (each) => each.name, (each) => [
+    { text: each.name, class: "name" },
+    { text: each.revision, class: "mono" },
+    each.mode,
+    each.synchronized && answer.synchronized ? { text: "yes", class: "good" } : { text: "no: the files were refused", class: "bad" },
+  ], "No policy.");
+  const refused = answer.refused.map((problem) => ({ level: "bad", key: `${problem.file}:${problem.line}:${problem.path}`, text: told(problem) }));
+  problems(byId("refused"), refused, null);
+}
+
+/** A problem of a configuration file in a line. */
+export function told({ file, line, path, message }) {
+  return [line > 0 ? `${file}:${line}` : file, path, message].filter(Boolean).join(": ");
+}

@@ -1,0 +1,364 @@
+//! What all finished requests add up to, for the status page: plain sums, so that any two moments can be compared.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+
+use super::{Finished, Round};
+use crate::openai::Path;
+use crate::words::{BypassReason, RideReason};
+
+/// Places in a draft that are told apart; deeper ones are not counted.
+pub const PLACES: usize = 32;
+
+/// Sums over finished requests, since the start of the process.
+#[derive(Debug, Default)]
+pub struct Totals {
+    sums: Mutex<Sums>,
+}
+
+impl Totals {
+    /// Adds a finished request.
+    pub(super) fn finish(&self, finished: &Finished) {
+        self.sums.lock().add(finished);
+    }
+
+    /// The sums at this moment.
+    pub fn now(&self) -> Sums {
+        self.sums.lock().clone()
+    }
+}
+
+/// Sums over some requests.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Sums {
+    /// Completions; what is only relayed is in [`Self::relayed`].
+    pub completions: u64,
+    /// Requests that are no completions.
+    pub relayed: u64,
+    /// Completions that leapt at least once, that rode, and that were bypassed.
+    paths: [u64; 3],
+    /// Output tokens of completions, as far as they are known.
+    pub tokens: u64,
+    /// Completions that leapt at least once.
+    pub leapt: Pace,
+    /// Completions that were held back as control group.
+    pub held_back: Pace,
+    /// Completions with an error of the server's or of Foretell's own.
+    pub failed: u64,
+    /// Completions whose client left.
+    pub left: u64,
+    /// Completions by why they did not leap, or not to the end.
+    reasons: BTreeMap<Why, u64>,
+    /// Rounds by name of the drafter.
+    drafters: BTreeMap<&'static str, Rounds>,
+    /// Places that a relaxed rule decided.
+    pub relaxed: u64,
+    /// Tokens emitted that the target had not chosen.
+    pub substitutions: u64,
+}
+
+/// Why a completion did not leap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Why {
+    Rode(RideReason),
+    Bypassed(BypassReason),
+}
+
+impl Why {
+    fn of(finished: &Finished) -> Option<Self> {
+        let name = finished.reason?;
+        match finished.path {
+            Path::Ridden | Path::Speculated => {
+                RideReason::ALL.into_iter().find(|reason| reason.name() == name).map(Self::Rode)
+            }
+            Path::Bypassed | Path::Relayed => {
+                BypassReason::ALL.into_iter().find(|reason| reason.name() == name).map(Self::Bypassed)
+            }
+        }
+    }
+
+    const fn told(self) -> (&'static str, &'static str, &'static str) {
+        match self {
+            Self::Rode(reason) => ("ride", reason.name(), reason.words()),
+            Self::Bypassed(reason) => ("bypass", reason.name(), reason.words()),
+        }
+    }
+}
+
+/// How fast a group of requests was answered. Only those count whose pace is known.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Pace {
+    /// Requests.
+    pub requests: u64,
+    /// Output tokens after the first of each.
+    pub tokens: u64,
+    /// Seconds that those took.
+    pub seconds: f64,
+}
+
+impl Pace {
+    fn add(&mut self, finished: &Finished) {
+        if let Some(seconds) = finished.seconds_per_token() {
+            let tokens = finished.output_tokens.saturating_sub(1);
+            self.requests += 1;
+            self.tokens += u64::from(tokens);
+            self.seconds += seconds * f64::from(tokens);
+        }
+    }
+
+    fn since(self, before: Self) -> Self {
+        Self {
+            requests: self.requests - before.requests,
+            tokens: self.tokens - before.tokens,
+            seconds: (self.seconds - before.seconds).max(0.0),
+        }
+    }
+
+    /// Seconds per token; `None` without a token.
+    fn token(self) -> Option<f64> {
+        (self.tokens > 0).then(|| self.seconds / self.tokens as f64)
+    }
+
+    fn to_json(self) -> Value {
+        json!({ "requests": self.requests, "tokens": self.tokens, "seconds_per_token": self.token() })
+    }
+}
+
+/// Rounds of one drafter.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Rounds {
+    /// How many.
+    pub rounds: u64,
+    /// Tokens drafted.
+    pub drafted: u64,
+    /// Tokens accepted.
+    pub accepted: u64,
+    draft: Duration,
+    verify: Duration,
+    /// Rounds that drafted a token at each place, and those that accepted it.
+    places: [[u64; 2]; PLACES],
+}
+
+impl Rounds {
+    fn add(&mut self, round: &Round) {
+        self.rounds += 1;
+        self.drafted += u64::from(round.drafted);
+        self.accepted += u64::from(round.accepted);
+        self.draft += round.draft;
+        self.verify += round.verify;
+        for (place, [drafted, accepted]) in (1..).zip(&mut self.places) {
+            *drafted += u64::from(round.drafted >= place);
+            *accepted += u64::from(round.accepted >= place);
+        }
+    }
+
+    fn since(&self, before: &Self) -> Self {
+        let mut places = self.places;
+        for (now, before) in places.iter_mut().flatten().zip(before.places.iter().flatten()) {
+            *now -= before;
+        }
+        Self {
+            rounds: self.rounds - before.rounds,
+            drafted: self.drafted - before.drafted,
+            accepted: self.accepted - before.accepted,
+            draft: self.draft.saturating_sub(before.draft),
+            verify: self.verify.saturating_sub(before.verify),
+            places,
+        }
+    }
+
+    fn to_json(&self, name: &str) -> Value {
+        let deepest = self.places.iter().rposition(|[drafted, _]| *drafted > 0).map_or(0, |place| place + 1);
+        json!({
+            "drafter": name,
+            "rounds": self.rounds,
+            "drafted": self.drafted,
+            "accepted": self.accepted,
+            "draft_seconds": self.draft.as_secs_f64(),
+            "verify_seconds": self.verify.as_secs_f64(),
+            "places": self.places.get(..deepest),
+        })
+    }
+}
+
+impl Sums {
+    fn add(&mut self, finished: &Finished) {
+        if finished.route.is_none() {
+            self.relayed += 1;
+            return;
+        }
+        self.completions += 1;
+        let place = match finished.path {
+            Path::Speculated => 0,
+            Path::Ridden => 1,
+            Path::Bypassed | Path::Relayed => 2,
+        };
+        self.paths[place] += 1;
+        self.tokens += u64::from(finished.output_tokens);
+        self.failed += u64::from(finished.status >= 500 || finished.error.is_some());
+        self.left += u64::from(finished.client_gone);
+        self.relaxed += u64::from(finished.drift.relaxed);
+        self.substitutions += u64::from(finished.drift.substitutions);
+        let why = Why::of(finished);
+        if let Some(why) = why {
+            *self.reasons.entry(why).or_default() += 1;
+        }
+        match (finished.path, why) {
+            (Path::Speculated, _) => self.leapt.add(finished),
+            (Path::Ridden, Some(Why::Rode(RideReason::Holdback))) => self.held_back.add(finished),
+            (Path::Ridden | Path::Bypassed | Path::Relayed, _) => {}
+        }
+        for round in &finished.rounds {
+            self.drafters.entry(round.drafter).or_default().add(round);
+        }
+    }
+
+    /// What came after `before`, an earlier state of the same sums.
+    pub fn since(&self, before: &Self) -> Self {
+        let reason = |(why, count): (&Why, &u64)| {
+            let more = count - before.reasons.get(why).unwrap_or(&0);
+            (more > 0).then_some((*why, more))
+        };
+        let drafter = |(name, rounds): (&&'static str, &Rounds)| {
+            let more = before.drafters.get(name).map_or(*rounds, |before| rounds.since(before));
+            (more.rounds > 0).then_some((*name, more))
+        };
+        let mut paths = self.paths;
+        for (now, before) in paths.iter_mut().zip(before.paths) {
+            *now -= before;
+        }
+        Self {
+            completions: self.completions - before.completions,
+            relayed: self.relayed - before.relayed,
+            paths,
+            tokens: self.tokens - before.tokens,
+            leapt: self.leapt.since(before.leapt),
+            held_back: self.held_back.since(before.held_back),
+            failed: self.failed - before.failed,
+            left: self.left - before.left,
+            reasons: self.reasons.iter().filter_map(reason).collect(),
+            drafters: self.drafters.iter().filter_map(drafter).collect(),
+            relaxed: self.relaxed - before.relaxed,
+            substitutions: self.substitutions - before.substitutions,
+        }
+    }
+
+    /// The rounds of all drafters together, without their places.
+    pub fn rounds(&self) -> (u64, u64, u64) {
+        let all = self.drafters.values();
+        all.fold((0, 0, 0), |sum, one| (sum.0 + one.rounds, sum.1 + one.drafted, sum.2 + one.accepted))
+    }
+
+    /// As `/api/status` shows them.
+    pub fn to_json(&self) -> Value {
+        let [speculated, ridden, bypassed] = self.paths;
+        let reasons = self.reasons.iter().map(|(why, requests)| {
+            let (kind, reason, words) = why.told();
+            json!({ "kind": kind, "reason": reason, "words": words, "requests": requests })
+        });
+        json!({
+            "completions": self.completions,
+            "relayed": self.relayed,
+            "paths": { "speculated": speculated, "ridden": ridden, "bypassed": bypassed },
+            "tokens": self.tokens,
+            "leapt": self.leapt.to_json(),
+            "held_back": self.held_back.to_json(),
+            "failed": self.failed,
+            "left": self.left,
+            "reasons": reasons.collect::<Vec<_>>(),
+            "drafters": self.drafters.iter().map(|(name, rounds)| rounds.to_json(name)).collect::<Vec<_>>(),
+            "relaxed": self.relaxed,
+            "substitutions": self.substitutions,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::openai::Route;
+
+    fn round(drafter: &'static str, drafted: u32, accepted: u32) -> Round {
+        let (draft, verify) = (Duration::from_millis(1), Duration::from_millis(20));
+        Round { drafted, accepted, depth: drafted, number: 1, at: draft, drafter, draft, verify }
+    }
+
+    fn completion(path: Path, reason: Option<&'static str>) -> Finished {
+        Finished {
+            route: Some(Route::Chat),
+            reason,
+            status: 200,
+            output_tokens: 11,
+            first_byte: Some(Duration::from_millis(100)),
+            duration: Duration::from_millis(300),
+            ..Finished::new(path, "b")
+        }
+    }
+
+    #[test]
+    fn acceptance_is_counted_by_drafter_and_by_place() {
+        let totals = Totals::default();
+        let rounds = vec![round("prompt_lookup", 4, 2), round("prompt_lookup", 2, 2), round("model", 3, 0)];
+        totals.finish(&Finished { rounds, ..completion(Path::Speculated, None) });
+        let now = totals.now();
+        assert_eq!(now.rounds(), (3, 9, 4));
+        let told = now.to_json();
+        let lookup = &told["drafters"][1];
+        assert_eq!(lookup["drafter"], "prompt_lookup");
+        assert_eq!(lookup["places"], json!([[2, 2], [2, 2], [1, 0], [1, 0]]));
+        assert_eq!(told["drafters"][0]["places"], json!([[1, 0], [1, 0], [1, 0]]));
+        assert!((lookup["verify_seconds"].as_f64().unwrap() - 0.04).abs() < 1e-9);
+    }
+
+    #[test]
+    fn the_groups_are_those_that_leapt_and_those_that_were_held_back() {
+        let totals = Totals::default();
+        totals.finish(&completion(Path::Speculated, Some("no_gain")));
+        totals.finish(&completion(Path::Ridden, Some("holdback")));
+        totals.finish(&Finished {
+            duration: Duration::from_millis(500),
+            ..completion(Path::Ridden, Some("holdback"))
+        });
+        totals.finish(&completion(Path::Ridden, Some("no_gain")));
+        totals.finish(&Finished::new(Path::Relayed, "b"));
+        let told = totals.now().to_json();
+        assert_eq!(told["leapt"], json!({ "requests": 1, "tokens": 10, "seconds_per_token": 0.02 }));
+        assert_eq!(told["held_back"]["requests"], 2);
+        assert!((told["held_back"]["seconds_per_token"].as_f64().unwrap() - 0.03).abs() < 1e-9);
+        assert_eq!((&told["completions"], &told["relayed"]), (&json!(4), &json!(1)));
+        let no_gain = &told["reasons"][1];
+        assert_eq!((&no_gain["reason"], &no_gain["requests"]), (&json!("no_gain"), &json!(2)));
+    }
+
+    #[test]
+    fn what_came_since_is_the_difference_and_holds_nothing_that_did_not_move() {
+        let totals = Totals::default();
+        let first =
+            Finished { rounds: vec![round("model", 2, 1)], ..completion(Path::Speculated, Some("no_gain")) };
+        totals.finish(&first);
+        let before = totals.now();
+        let second =
+            Finished { rounds: vec![round("suffix", 3, 3)], ..completion(Path::Bypassed, Some("tools")) };
+        totals.finish(&second);
+        let since = totals.now().since(&before);
+        let mut alone = Sums::default();
+        alone.add(&second);
+        assert_eq!(since, alone);
+        assert_eq!(before.since(&before), Sums::default());
+    }
+
+    #[test]
+    fn every_reason_keeps_its_words() {
+        for reason in BypassReason::ALL {
+            let finished = completion(Path::Bypassed, Some(reason.name()));
+            assert_eq!(Why::of(&finished).map(|why| why.told().2), Some(reason.words()));
+        }
+        for reason in RideReason::ALL {
+            let finished = completion(Path::Ridden, Some(reason.name()));
+            assert_eq!(Why::of(&finished).map(|why| why.told().2), Some(reason.words()));
+        }
+    }
+}
