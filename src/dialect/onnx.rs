@@ -202,7 +202,10 @@ impl VerifyRow {
 
 fn tree_verdict(body: &[u8]) -> Result<Verdict, Unreadable> {
     let answer: VerifyAnswer = serde_json::from_slice(body).map_err(|_| Unreadable("not a verify answer"))?;
+    // Its usage counts the context; the nodes of the draft, one for each row but the first, were computed as well.
+    let nodes = u32::try_from(answer.rows.len().saturating_sub(1)).unwrap_or(u32::MAX);
     let computed = answer.usage.as_ref().and_then(PromptUsage::computed);
+    let computed = computed.map(|context| context.saturating_add(nodes));
     Ok(Verdict {
         rows: answer.rows.into_iter().map(VerifyRow::row).collect(),
         computed,
