@@ -163,9 +163,9 @@ impl Admin {
 
     /// `GET /api/status?after=N`: what changes all the time, with the samples after the one of that number.
     fn status(&self, query: Option<&str>) -> Response<Body> {
-        let after = match query.map_or(Some("0"), |query| query.strip_prefix("after=")).map(str::parse) {
-            Some(Ok(after)) => after,
-            Some(Err(_)) | None => return bad_request("allowed after=NUMBER, or nothing", Some("after")),
+        let after = query.map_or(Some("0"), |query| query.strip_prefix("after="));
+        let Some(Ok(after)) = after.map(str::parse) else {
+            return bad_request("allowed after=NUMBER, or nothing", Some("after"));
         };
         json_response(StatusCode::OK, &status::shown(&self.shared, self.configured.as_deref(), after))
     }

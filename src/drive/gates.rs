@@ -67,8 +67,9 @@ impl Seen {
             let key = (at.policy.clone(), at.replica.clone());
             let before = self.last.remove(&key).unwrap_or([true; Gate::ALL.len()]);
             for (changes, (before, open)) in self.changes.iter_mut().zip(before.iter().zip(&at.open)) {
+                let [opened, closed] = changes;
                 if before != open {
-                    changes[usize::from(!open)] += 1;
+                    *(if *open { opened } else { closed }) += 1;
                 }
             }
             last.insert(key, at.open);
@@ -119,7 +120,11 @@ impl GateWatch {
             for replica in replicas.iter().filter(|replica| policy.matcher.has_backend(replica.name())) {
                 let mut open = [true; Gate::ALL.len()];
                 let signal = replica.load().map(|load| load.signal());
-                let mut close = |gate: Gate| open[gate.place()] = false;
+                let mut close = |gate: Gate| {
+                    if let Some(open) = open.get_mut(gate.place()) {
+                        *open = false;
+                    }
+                };
                 gates.all_closed(ruling::is_healthy(replica), signal.as_ref()).for_each(&mut close);
                 let is_slower = slower.iter().any(|(name, at)| *name == policy.name && at == replica.name());
                 if is_slower || self.driver.has_lost(replica) {

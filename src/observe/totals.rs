@@ -170,7 +170,7 @@ impl Rounds {
         }
     }
 
-    fn to_json(&self, name: &str) -> Value {
+    fn told(&self, name: &str) -> Value {
         let deepest = self.places.iter().rposition(|[drafted, _]| *drafted > 0).map_or(0, |place| place + 1);
         json!({
             "drafter": name,
@@ -191,12 +191,12 @@ impl Sums {
             return;
         }
         self.completions += 1;
-        let place = match finished.path {
-            Path::Speculated => 0,
-            Path::Ridden => 1,
-            Path::Bypassed | Path::Relayed => 2,
-        };
-        self.paths[place] += 1;
+        let [speculated, ridden, bypassed] = &mut self.paths;
+        *match finished.path {
+            Path::Speculated => speculated,
+            Path::Ridden => ridden,
+            Path::Bypassed | Path::Relayed => bypassed,
+        } += 1;
         self.tokens += u64::from(finished.output_tokens);
         self.failed += u64::from(finished.status >= 500 || finished.error.is_some());
         self.left += u64::from(finished.client_gone);
@@ -217,6 +217,7 @@ impl Sums {
     }
 
     /// What came after `before`, an earlier state of the same sums.
+    #[must_use]
     pub fn since(&self, before: &Self) -> Self {
         let reason = |(why, count): (&Why, &u64)| {
             let more = count - before.reasons.get(why).unwrap_or(&0);
@@ -269,7 +270,7 @@ impl Sums {
             "failed": self.failed,
             "left": self.left,
             "reasons": reasons.collect::<Vec<_>>(),
-            "drafters": self.drafters.iter().map(|(name, rounds)| rounds.to_json(name)).collect::<Vec<_>>(),
+            "drafters": self.drafters.iter().map(|(name, rounds)| rounds.told(name)).collect::<Vec<_>>(),
             "relaxed": self.relaxed,
             "substitutions": self.substitutions,
         })

@@ -310,9 +310,12 @@ fn a_dead_backend_shows_everywhere_and_its_return_too() {
     });
     assert_eq!(shown["up"], false);
     assert!(shown["last_error"].to_string().contains("refused"), "{shown}");
-    assert_eq!(proxy.admin_get("/api/status").json()["since_start"]["failed"], 1);
     let answer = ask(proxy.address, completion("dead", "", &json!({"model": "m", "prompt": "a"})));
     assert_eq!(answer.status(), 502);
+    eventually("it is among the failed", || {
+        let sums = proxy.admin_get("/api/status").json()["since_start"].clone();
+        (sums["failed"] == 1 && sums["reasons"][0]["reason"] == "unreachable").then_some(())
+    });
     assert_eq!(
         (answer.field("x-foretell-path"), answer.field("x-foretell-reason")),
         (Some("bypassed"), Some("unreachable"))
@@ -659,7 +662,6 @@ fn a_running_proxy_says_that_a_server_wants_a_key() {
         Some(first_replica(&proxy)).filter(|shown| shown["probe"]["verdict"].to_string().contains("401"))
     });
     assert!(shown["probe"]["verdict"].to_string().contains("own_token_file"), "{shown}");
-    assert!(proxy.admin_get("/").text().contains("own_token_file"));
     assert_eq!(lines(&proxy, "WARN", "401").len(), 1);
 }
 

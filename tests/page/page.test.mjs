@@ -7,7 +7,7 @@ import { after, before, describe, test } from "node:test";
 
 import { launch, open } from "./browser.mjs";
 import { contrasts, fits, text } from "./looks.mjs";
-import { Serve, startTarget, until, workload } from "./proxy.mjs";
+import { PATIENCE, Serve, startTarget, until, workload } from "./proxy.mjs";
 
 const HOSTILE = `<img src=x onerror="alert(1)">'"&amp;</td><script>alert(2)</script>`;
 const SECTIONS = ["helping", "wrong", "time", "why", "drafts", "replicas", "policies", "sessions", "switches"];
@@ -28,7 +28,7 @@ before(async () => {
       && status.compared.find(({ policy }) => policy === "watched").backends.some((entry) => entry.would_have_gained !== null)
       && status.since_start.drafters.some((each) => each.drafter === "model")
       && status.samples.some((sample) => sample.rounds > 0 && sample.tolerance !== null);
-  });
+  }, 5 * PATIENCE);
   const messages = [{ role: "user", content: "hello" }];
   await serve.ask({ route: "chat", body: { model: HOSTILE, messages } });
   const tools = [{ type: "function", function: { name: "f", parameters: {} } }];

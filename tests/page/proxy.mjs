@@ -40,9 +40,9 @@ class Child {
   }
 }
 
-/** Resolves once `holds` gives something; fails after [`PATIENCE`]. */
-export async function until(what, holds) {
-  const end = Date.now() + PATIENCE;
+/** Resolves once `holds` gives something; fails after `patience` milliseconds. */
+export async function until(what, holds, patience = PATIENCE) {
+  const end = Date.now() + patience;
   for (;;) {
     const found = await holds();
     if (found) return found;
@@ -137,7 +137,7 @@ observe: { log: text, level: warn }
     const failures = [];
     const client = async (number) => {
       for (let asked = number; !over; asked += clients) {
-        const team = { 5: "watched", 6: "relaxed" }[asked % 8];
+        const team = { 5: "watched", 6: "relaxed", 7: "watched" }[asked % 8];
         const relaxed = team === "relaxed" ? { temperature: 0.8 } : {};
         const entry = prompts[asked % prompts.length];
         await this.ask({ ...entry, body: { ...entry.body, ...relaxed } }, team === undefined ? {} : { "x-team": team })
