@@ -162,9 +162,7 @@ pub fn reference() -> String {
     for engine in engines() {
         let _ = write!(text, " {} |", engine.dialect.name());
     }
-    text.push_str("\n|---|");
-    engines().iter().for_each(|_| text.push_str("---|"));
-    text.push('\n');
+    let _ = writeln!(text, "\n|---|{}", "---|".repeat(engines().len()));
     for (route, name) in [(Route::Completions, "completions"), (Route::Chat, "chat")] {
         line(&mut text, &format!("**{name}**, plain"), route, |heat| Value::Object(plain(route, heat)));
         for row in TABLE.iter().filter(|row| row.routes.has(route)) {

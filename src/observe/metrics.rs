@@ -341,7 +341,8 @@ mod tests {
                 family.name()
             );
             for series in family.get_metric() {
-                let labels: BTreeSet<&str> = series.get_label().iter().map(|label| label.name()).collect();
+                let labels: BTreeSet<&str> =
+                    series.get_label().iter().map(prometheus::proto::LabelPair::name).collect();
                 assert_eq!(labels, listed.metric().labels.iter().copied().collect(), "{}", family.name());
             }
         }

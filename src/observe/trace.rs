@@ -26,7 +26,7 @@ const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 /// The ids of a request's spans.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Trace {
-    trace: TraceId,
+    whole: TraceId,
     span: SpanId,
     /// The client's span; `None` if the trace begins here.
     parent: Option<SpanId>,
@@ -38,7 +38,7 @@ impl Trace {
     fn continued(parent: &SpanContext) -> Self {
         let known = parent.is_valid();
         Self {
-            trace: if known { parent.trace_id() } else { RandomIdGenerator::default().new_trace_id() },
+            whole: if known { parent.trace_id() } else { RandomIdGenerator::default().new_trace_id() },
             span: RandomIdGenerator::default().new_span_id(),
             parent: known.then(|| parent.span_id()),
             state: parent.trace_state().clone(),
@@ -47,7 +47,7 @@ impl Trace {
 
     /// The id of the trace, 32 hexadecimal digits.
     pub fn id(&self) -> String {
-        self.trace.to_string()
+        self.whole.to_string()
     }
 
     /// The span of a call after the first, by its number: the same from every part of the program that asks.
@@ -60,7 +60,7 @@ impl Trace {
     /// Names a span as the parent of what the backend does; `round` as in [`Self::of_round`], `None` for the first call.
     pub fn inject(&self, round: Option<u32>, headers: &mut HeaderMap) {
         let span = round.map_or(self.span, |round| self.of_round(round));
-        if let Ok(field) = HeaderValue::try_from(format!("00-{}-{span}-01", self.trace)) {
+        if let Ok(field) = HeaderValue::try_from(format!("00-{}-{span}-01", self.whole)) {
             headers.insert(TRACEPARENT, field);
         }
     }
@@ -110,7 +110,7 @@ pub(super) fn told(finished: &Finished, trace: &Trace) -> Vec<opentelemetry_sdk:
 }
 
 fn context(trace: &Trace, span: SpanId) -> SpanContext {
-    SpanContext::new(trace.trace, span, TraceFlags::SAMPLED, false, trace.state.clone())
+    SpanContext::new(trace.whole, span, TraceFlags::SAMPLED, false, trace.state.clone())
 }
 
 #[cfg(test)]

@@ -246,8 +246,7 @@ impl Seat {
 
     async fn ask(&self, past: Past, spoken: Option<Spoken>, want: Want) -> Result<Chosen, DraftFault> {
         let (reply, answer) = oneshot::channel();
-        let _waits = self.commands.waits();
-        let work = Work { seat: self.number, past, spoken, want, reply, _waits };
+        let work = Work { seat: self.number, past, spoken, want, reply, _waits: self.commands.waits() };
         self.commands.send(Command::Work(work))?;
         answer.await.map_err(|_| DraftFault::Stopped)?
     }

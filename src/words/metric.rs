@@ -173,13 +173,14 @@ pub const PROMPT_BUCKETS: [(&str, usize); 6] = [
     ("<8k", 8_192),
     ("<32k", 32_768),
     ("<128k", 131_072),
-    (">=128k", usize::MAX),
+    (LONGEST, usize::MAX),
 ];
+const LONGEST: &str = ">=128k";
 
 /// The value of the label `prompt_bucket` for a prompt of so many tokens.
 pub fn prompt_bucket(tokens: usize) -> &'static str {
     let bucket = PROMPT_BUCKETS.iter().find(|(_, below)| tokens < *below);
-    bucket.map_or(PROMPT_BUCKETS[PROMPT_BUCKETS.len() - 1].0, |(name, _)| name)
+    bucket.map_or(LONGEST, |(name, _)| name)
 }
 
 /// Every metric.

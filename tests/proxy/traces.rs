@@ -95,7 +95,7 @@ fn told(span: &Span) -> HashMap<String, String> {
 }
 
 fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    bytes.iter().fold(String::new(), |text, byte| text + &format!("{byte:02x}"))
 }
 
 async fn before(engine: &Fake<Vllm>, observe: &str, policy: &str) -> Proxy {

@@ -151,7 +151,9 @@ mod tests {
                 let path = if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") };
                 if is_leaf(value) { paths.push(path) } else { all(&path, value, paths) }
             }
-            kinds(schema).into_iter().for_each(|kind| all(path, kind, paths));
+            for kind in kinds(schema) {
+                all(path, kind, paths);
+            }
         }
         let (page, mut paths) = (text(), Vec::new());
         all("", &schema(), &mut paths);

@@ -7,9 +7,6 @@ use crate::observe::{Finished, Round, make};
 use crate::session::SentAhead;
 use crate::words::metric::{self, prompt_bucket};
 
-/// Most places of a draft that are told apart.
-const PLACES: u32 = 32;
-
 #[derive(Debug)]
 pub(super) struct LeapMetrics {
     leaps: IntCounterVec,
@@ -77,8 +74,8 @@ impl LeapMetrics {
         self.drafted.with_label_values(&of).inc_by(u64::from(round.drafted));
         self.accepted.with_label_values(&of).inc_by(u64::from(round.accepted));
         for (counter, places) in [(&self.accepted_at, round.accepted), (&self.drafted_at, round.depth)] {
-            for place in 0..places.min(PLACES) {
-                counter.with_label_values(&[round.drafter, PLACE[place as usize % PLACE.len()]]).inc();
+            for place in PLACES.iter().take(places as usize) {
+                counter.with_label_values(&[round.drafter, *place]).inc();
             }
         }
         self.verify.observe(round.verify.as_secs_f64());
@@ -87,8 +84,8 @@ impl LeapMetrics {
     }
 }
 
-/// The places as labels.
-const PLACE: [&str; PLACES as usize] = [
+/// The places of a draft that are told apart, as labels.
+const PLACES: [&str; 32] = [
     "0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "10", "11", "12", "13", "14", "15", "16", "17", "18",
     "19", "20", "21", "22", "23", "24", "25", "26", "27", "28", "29", "30", "31",
 ];
