@@ -10,7 +10,7 @@ const SPAN = 900;
 function ceiling(value) {
   if (!(value > 0)) return 1;
   const power = 10 ** Math.floor(Math.log10(value));
-  return [1, 2, 2.5, 5, 10].map((step) => step * power).find((step) => step >= value * 0.999);
+  return [1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10].map((step) => step * power).find((step) => step >= value * 0.999);
 }
 
 /** A plot over time: `value` of a sample (null: nothing to tell), `told` of a value, `most` of its axis if that is fixed. */
