@@ -16,11 +16,16 @@ TTFT, TPOT = "gen_ai_server_time_to_first_token_seconds", "gen_ai_server_time_pe
 ASK_WHY = "open “why did it not speculate?”; with little acceptance open “how good are the drafts?”."
 
 
+def bound_of(series: str, bound: str) -> str:
+    """One bound of an interval."""
+    return of(series, f'bound="{bound}"')
+
+
 def envelope(series: str, by: str) -> tuple[Query, ...]:
     """The bounds of an interval that every process has of its own: the lowest, the mean and the highest over processes."""
     names = " ".join(f"{{{{{label}}}}}" for label in by.split(", "))
     return tuple(
-        Query(f"{function} by ({by}) ({of(series, f'bound="{bound}"')})", f"{names} {bound}")
+        Query(f"{function} by ({by}) ({bound_of(series, bound)})", f"{names} {bound}")
         for function, bound in (("min", "low"), ("avg", "middle"), ("max", "high"))
     )
 
@@ -43,7 +48,7 @@ def net() -> str:
 
 def board() -> Dashboard:
     """The dashboard."""
-    low, middle = of(CONTROL, 'bound="low"'), of(CONTROL, 'bound="middle"')
+    low, middle = bound_of(CONTROL, "low"), bound_of(CONTROL, "middle")
     verdict = (
         stat(
             "Slower than direct?", "none", Query(f"max(({low} > bool 1.02) + ignoring (bound) ({middle} > bool 1.02))"),
@@ -80,7 +85,7 @@ def board() -> Dashboard:
             otherwise="near 1 (red) drafts bring nothing: open “how good are the drafts?”.",
         ),
         stat(
-            "Would have gained", "none", Query(f"min by (policy) ({of(GAINED, 'bound="middle"')})", "{{policy}}"), steps=GAIN,
+            "Would have gained", "none", Query(f"min by (policy) ({bound_of(GAINED, 'middle')})", "{{policy}}"), steps=GAIN,
             absent="nothing drafted in the shadow", defaults={"decimals": 2},
             says="In mode `observe`: how many times as fast requests would have been by what was drafted in the shadow.",
             good="above 1.02 (green): mode `auto` is worth it.",
