@@ -112,7 +112,7 @@ def board() -> Dashboard:
             otherwise="none: no policy names the model, or its vocabulary does not fit.",
         ),
         lines(
-            "Drafts lost", "cps", Query(f"{rate('foretell_drafts_lost_total', by='kind, cause')} > 0", "{{kind}} {{cause}}"), absent="none lost",
+            "Drafts lost", "cps", Query(rate("foretell_drafts_lost_total", by="cause"), "{{cause}}"), absent="no model drafter",
             says="Questions to model drafters per second without an answer, or with one that came too late.",
             good="none.",
             otherwise="`patience`, `timeout`: the drafter is too slow. `no_seat`: raise its `slots`. `fault`: the log says which.",

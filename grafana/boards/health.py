@@ -82,7 +82,7 @@ def board() -> Dashboard:
         ),
         lines(
             "Clients that left, requests refused", "reqps", Query(rate("foretell_client_disconnects_total"), "left"),
-            Query(f"{rate('foretell_requests_refused_total', by='code')} > 0", "refused: {{code}}"),
+            Query(rate("foretell_requests_refused_total", by="code"), "refused: {{code}}"),
             says="Clients per second that left before the end of their answer, and requests refused for their head.",
             good="few.", otherwise="many left: answers are too slow for clients' timeouts. Refused: the code names the limit.",
         ),
@@ -122,7 +122,7 @@ def board() -> Dashboard:
         ),
         lines(
             "Log lines and spans dropped", "cps", Query(rate("foretell_log_dropped_total"), "log lines"), Query(rate("foretell_spans_dropped_total"), "spans"),
-            absent="none dropped", steps=NONE,
+            absent="not scraped", steps=NONE,
             says="Lines of the log that were dropped because too many waited or could not be written, and spans that found no room or that the collector did not take.",
             good="0.", otherwise="log: its reader is too slow, sample it. Spans: the collector of `observe.otlp` is slow or away.",
         ),
@@ -148,16 +148,16 @@ def board() -> Dashboard:
             says="Calls under way at each replica.", good="follows the traffic.", otherwise="rises at one alone: that engine is slow.",
         ),
         lines(
-            "Breaker transitions", "cps", Query(f"{rate('foretell_replica_breaker_transitions_total', by='replica, to')} > 0", "{{replica}} {{to}}"), absent="no transition",
+            "Breaker transitions", "cps", Query(rate("foretell_replica_breaker_transitions_total", by="replica, to"), "{{replica}} {{to}}"), absent="no replica",
             says="Changes of breakers per second.", good="none.", otherwise="again and again: the replica answers its health check and fails requests.",
         ),
         lines(
-            "Errors by kind", "cps", Query(f"{rate('foretell_replica_errors_total', by='replica, kind')} > 0", "{{replica}} {{kind}}"), absent="no error",
+            "Errors by kind", "cps", Query(rate("foretell_replica_errors_total", by="replica, kind"), "{{replica}} {{kind}}"), absent="no replica",
             says="Calls per second that got no whole answer, or a server error that the request had not earned.",
             good="none.", otherwise="`backend_unreachable`: address or network. `backend_timeout`: see `timeouts`. `backend_closed`: the engine ended. `server_error`: its own log.",
         ),
         lines(
-            "Sent again", "reqps", Query(f"{rate('foretell_replica_retries_total', by='replica, result')} > 0", "{{replica}} {{result}}"), absent="none sent again",
+            "Sent again", "reqps", Query(rate("foretell_replica_retries_total", by="replica, result"), "{{replica}} {{result}}"), absent="no replica",
             says="Requests per second that got no byte from a replica and were sent again, or were not for want of budget.",
             good="none.", otherwise="`no_budget`: too many fail to be sent again; mend the replicas.",
         ),

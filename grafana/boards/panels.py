@@ -302,7 +302,6 @@ def variable(name: str, series: str) -> Json:
         "type": "query",
         "datasource": SOURCE,
         "query": {"query": f"label_values({series}, {name})", "refId": f"variable-{name}", "qryType": 1},
-        "definition": f"label_values({series}, {name})",
         "refresh": 2,
         "sort": 1,
         "hide": 0,

@@ -81,7 +81,7 @@ def board() -> Dashboard:
             otherwise="`load`: the engine has requests waiting or its cache is full; leaping returns by itself. `stale`: its metrics cannot be read. `acceptance`: drafts are bad. `latency`: the control group was faster. `memory`: Foretell's own. `health`: the replica fails.",
         ),
         lines(
-            "Gate transitions", "cps", Query(f"{rate('foretell_gate_transitions_total', by='gate, to')} > 0", "{{gate}} {{to}}"), width=12, absent="no transition",
+            "Gate transitions", "cps", Query(rate("foretell_gate_transitions_total", by="gate, to"), "{{gate}} {{to}}"), width=12, absent="not scraped",
             says="Changes of gates per second, looked for every second.",
             good="rare.",
             otherwise="many a minute: a signal swings about its threshold; raise `gates.waiting` or `gates.kv`, or lengthen `gates.reprobe`.",
