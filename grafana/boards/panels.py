@@ -75,7 +75,9 @@ class Panel:
         return f"{self.says}\n\n**Good:** {self.good}\n\n**Otherwise:** {self.otherwise}\n\n**Metrics:** {listed}"
 
     def mappings(self) -> list[Json]:
-        named = {str(value): {"text": text, "color": color, "index": value} for value, (text, color) in self.states.items()}
+        named = {
+            str(value): {"text": text, "color": color, "index": value} for value, (text, color) in self.states.items()
+        }
         nothing = {"match": "null+nan", "result": {"text": self.absent, "color": "text", "index": len(named)}}
         shown = [{"type": "value", "options": named}] if named else []
         return [*shown, {"type": "special", "options": nothing}]
@@ -146,8 +148,11 @@ def stat(title: str, unit: str, *queries: Query, **rest: typing.Any) -> Panel:
 def names(title: str, label: str, query: Query, **rest: typing.Any) -> Panel:
     """The values of a label of an information metric, as text."""
     panel = stat(title, "none", query, **rest)
-    return dataclasses.replace(panel, options={**panel.options, "textMode": "name"}, queries=(dataclasses.replace(
-        query, legend=f"{{{{{label}}}}}"),))
+    return dataclasses.replace(
+        panel,
+        options={**panel.options, "textMode": "name"},
+        queries=(dataclasses.replace(query, legend=f"{{{{{label}}}}}"),),
+    )
 
 
 def timeline(title: str, *queries: Query, states: States, **rest: typing.Any) -> Panel:
@@ -168,8 +173,15 @@ def heatmap(title: str, unit: str, query: Query, **rest: typing.Any) -> Panel:
     """A histogram's buckets over time, darker where more fell into them."""
     options = {
         "calculate": False,
-        "color": {"mode": "scheme", "scheme": "Blues", "fill": "blue", "scale": "exponential", "exponent": 0.5,
-                  "steps": 64, "reverse": False},
+        "color": {
+            "mode": "scheme",
+            "scheme": "Blues",
+            "fill": "blue",
+            "scale": "exponential",
+            "exponent": 0.5,
+            "steps": 64,
+            "reverse": False,
+        },
         "rowsFrame": {"layout": "auto"},
         "showValue": "never",
         "cellGap": 1,
@@ -206,12 +218,16 @@ def bars(title: str, unit: str, label: str, query: Query, **rest: typing.Any) ->
         {"id": "convertFieldType", "options": numbered},
         {"id": "sortBy", "options": {"sort": [{"field": label, "desc": False}]}},
         {"id": "organize", "options": {"excludeByName": {"Time": True}, "indexByName": {}, "renameByName": {}}},
-        {"id": "convertFieldType", "options": {"fields": {}, "conversions": [
-            {"targetField": label, "destinationType": "string"}]}},
+        {
+            "id": "convertFieldType",
+            "options": {"fields": {}, "conversions": [{"targetField": label, "destinationType": "string"}]},
+        },
     )
     queries = (dataclasses.replace(query, once=True, form="table"),)
     custom = {"lineWidth": 1, "fillOpacity": 70, "thresholdsStyle": {"mode": "off"}}
-    return Panel("barchart", title, unit, queries, options=options, custom=custom, transformations=transformations, **rest)
+    return Panel(
+        "barchart", title, unit, queries, options=options, custom=custom, transformations=transformations, **rest
+    )
 
 
 def axis_right(pattern: str, unit: str) -> Json:
@@ -259,8 +275,14 @@ class Dashboard:
         number, y = 0, 0
         for title, panels in self.rows:
             number += 1
-            yield {"id": number, "type": "row", "title": title, "collapsed": False, "panels": [],
-                   "gridPos": {"x": 0, "y": y, "w": WIDTH, "h": 1}}
+            yield {
+                "id": number,
+                "type": "row",
+                "title": title,
+                "collapsed": False,
+                "panels": [],
+                "gridPos": {"x": 0, "y": y, "w": WIDTH, "h": 1},
+            }
             x, y, tallest = 0, y + 1, 0
             for panel in panels:
                 if x + panel.width > WIDTH:
@@ -273,15 +295,41 @@ class Dashboard:
 
 def links() -> Json:
     """To the other dashboards, with the same time and variables."""
-    return {"type": "dashboards", "tags": [TAG], "title": "Foretell", "asDropdown": False, "includeVars": True,
-            "keepTime": True, "targetBlank": False, "icon": "external link", "tooltip": "", "url": ""}
+    return {
+        "type": "dashboards",
+        "tags": [TAG],
+        "title": "Foretell",
+        "asDropdown": False,
+        "includeVars": True,
+        "keepTime": True,
+        "targetBlank": False,
+        "icon": "external link",
+        "tooltip": "",
+        "url": "",
+    }
 
 
 def variables(panels: list[Json]) -> list[Json]:
     """The data source, and each variable that a query uses."""
-    used = {name for panel in panels for target in panel.get("targets", []) for name in re.findall(r'"\$(\w+)"', target["expr"])}
-    source = {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus", "regex": "",
-              "refresh": 1, "hide": 0, "includeAll": False, "multi": False, "options": [], "skipUrlSync": False}
+    used = {
+        name
+        for panel in panels
+        for target in panel.get("targets", [])
+        for name in re.findall(r'"\$(\w+)"', target["expr"])
+    }
+    source = {
+        "name": "datasource",
+        "label": "Data source",
+        "type": "datasource",
+        "query": "prometheus",
+        "regex": "",
+        "refresh": 1,
+        "hide": 0,
+        "includeAll": False,
+        "multi": False,
+        "options": [],
+        "skipUrlSync": False,
+    }
     narrowed = 'job=~"$job", instance=~"$instance"'
     found = {
         "job": "foretell_build_info",
@@ -319,16 +367,37 @@ def annotations() -> list[Json]:
     """Marks on every panel: what was changed, by the operator or by a gate."""
     now = promql.of("foretell_mode")
     return [
-        annotation("Reloads", "purple", f"sum by (instance, result) (increase({promql.of('foretell_config_reloads_total')}[2m])) > 0",
-                   "Reload: {{result}}", "{{instance}}"),
-        annotation("Gates", "orange", f"sum by (gate, to) (increase({promql.of('foretell_gate_transitions_total')}[2m])) > 0",
-                   "Gate {{gate}} {{to}}", ""),
-        annotation("Modes", "blue", f"changes({now}[2m]) > 0 and {now} == 1",
-                   "Mode {{mode}}", "{{backend}} at {{instance}}"),
+        annotation(
+            "Reloads",
+            "purple",
+            f"sum by (instance, result) (increase({promql.of('foretell_config_reloads_total')}[2m])) > 0",
+            "Reload: {{result}}",
+            "{{instance}}",
+        ),
+        annotation(
+            "Gates",
+            "orange",
+            f"sum by (gate, to) (increase({promql.of('foretell_gate_transitions_total')}[2m])) > 0",
+            "Gate {{gate}} {{to}}",
+            "",
+        ),
+        annotation(
+            "Modes", "blue", f"changes({now}[2m]) > 0 and {now} == 1", "Mode {{mode}}", "{{backend}} at {{instance}}"
+        ),
         annotation("Drain", "red", f"{promql.of('foretell_draining')} > 0", "Drains", "{{instance}}"),
     ]
 
 
 def annotation(name: str, color: str, expression: str, title: str, text: str) -> Json:
-    return {"name": name, "datasource": SOURCE, "enable": True, "hide": False, "iconColor": color, "expr": expression,
-            "step": "60s", "titleFormat": title, "textFormat": text, "useValueForTime": False}
+    return {
+        "name": name,
+        "datasource": SOURCE,
+        "enable": True,
+        "hide": False,
+        "iconColor": color,
+        "expr": expression,
+        "step": "60s",
+        "titleFormat": title,
+        "textFormat": text,
+        "useValueForTime": False,
+    }

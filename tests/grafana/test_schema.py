@@ -16,7 +16,7 @@ import unittest
 
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.cog.plugins import register_default_plugins
-from grafana_foundation_sdk.models import dashboard
+from grafana_foundation_sdk.models import dashboard, units
 
 DASHBOARDS = sorted((pathlib.Path(__file__).resolve().parent.parent.parent / "grafana/dashboards").glob("*.json"))
 # Fields that Grafana's Prometheus data source reads in an annotation. The schema of annotations leaves a data source's own
@@ -30,7 +30,9 @@ def lost(given, kept, path="") -> list[str]:
     if isinstance(given, dict) and isinstance(kept, dict):
         return [hit for key, value in given.items() for hit in lost(value, kept.get(key), f"{path}.{key}")]
     if isinstance(given, list) and isinstance(kept, list) and len(given) == len(kept):
-        return [hit for index, (one, other) in enumerate(zip(given, kept)) for hit in lost(one, other, f"{path}[{index}]")]
+        return [
+            hit for index, (one, other) in enumerate(zip(given, kept)) for hit in lost(one, other, f"{path}[{index}]")
+        ]
     return [] if given == kept else [f"{path}: {given!r} became {kept!r}"]
 
 
@@ -45,7 +47,11 @@ def mistyped(value, declared, path="") -> list[str]:
     origin, parts = typing.get_origin(declared), typing.get_args(declared)
     if origin in (typing.Union, types.UnionType):
         fitting = [part for part in parts if (part is type(None)) == (value is None)]
-        return min((mistyped(value, part, path) for part in fitting), key=len, default=[f"{path}: {value!r} is none of {parts}"])
+        return min(
+            (mistyped(value, part, path) for part in fitting),
+            key=len,
+            default=[f"{path}: {value!r} is none of {parts}"],
+        )
     if declared is typing.Any or declared is object or isinstance(declared, (str, typing.ForwardRef)):
         return []
     if origin is typing.Literal:
@@ -55,7 +61,9 @@ def mistyped(value, declared, path="") -> list[str]:
     if origin is dict and isinstance(value, dict):
         return [hit for key, item in value.items() for hit in mistyped(item, parts[1], f"{path}.{key}")]
     if isinstance(declared, type) and issubclass(declared, enum.Enum):
-        return [] if value in [member.value for member in declared] else [f"{path}: {value!r} is no {declared.__name__}"]
+        return (
+            [] if value in [member.value for member in declared] else [f"{path}: {value!r} is no {declared.__name__}"]
+        )
     if declared is float and isinstance(value, int) and not isinstance(value, bool):
         return []
     kind = origin or declared
@@ -103,6 +111,16 @@ class Schema(unittest.TestCase):
             with self.subTest(path.name):
                 _, model, _ = self.read(path)
                 self.assertEqual(mistyped(model, dashboard.Dashboard), [])
+
+    def test_every_unit_is_one_of_grafanas(self):
+        known = {value for name, value in vars(units).items() if isinstance(value, str) and not name.startswith("_")}
+        self.assertNotIn("version", known)
+        for path in DASHBOARDS:
+            given, _, _ = self.read(path)
+            for panel in given["panels"]:
+                if panel["type"] != "row":
+                    with self.subTest(f"{path.name}: {panel['title']}"):
+                        self.assertIn(panel["fieldConfig"]["defaults"]["unit"], known)
 
     def test_what_the_schema_does_not_know_is_found(self):
         given = json.loads(DASHBOARDS[0].read_text(encoding="utf-8"))
