@@ -365,26 +365,26 @@ def variable(name: str, series: str) -> Json:
 
 def annotations() -> list[Json]:
     """Marks on every panel: what was changed, by the operator or by a gate."""
-    now = promql.of("foretell_mode")
+    now = promql.of_processes("foretell_mode")
     return [
         annotation(
             "Reloads",
             "purple",
-            f"sum by (instance, result) (increase({promql.of('foretell_config_reloads_total')}[2m])) > 0",
+            f"sum by (instance, result) (increase({promql.of_processes('foretell_config_reloads_total')}[2m])) > 0",
             "Reload: {{result}}",
             "{{instance}}",
         ),
         annotation(
             "Gates",
             "orange",
-            f"sum by (gate, to) (increase({promql.of('foretell_gate_transitions_total')}[2m])) > 0",
+            f"sum by (gate, to) (increase({promql.of_processes('foretell_gate_transitions_total')}[2m])) > 0",
             "Gate {{gate}} {{to}}",
             "",
         ),
         annotation(
             "Modes", "blue", f"changes({now}[2m]) > 0 and {now} == 1", "Mode {{mode}}", "{{backend}} at {{instance}}"
         ),
-        annotation("Drain", "red", f"{promql.of('foretell_draining')} > 0", "Drains", "{{instance}}"),
+        annotation("Drain", "red", f"{promql.of_processes('foretell_draining')} > 0", "Drains", "{{instance}}"),
     ]
 
 

@@ -38,6 +38,13 @@ def metrics(expression: str) -> list[str]:
     return list(dict.fromkeys(metric(series) for series in NAME.findall(expression)))
 
 
+def of_processes(series: str) -> str:
+    """The series of a metric from the processes that the variables choose, whatever the other variables say."""
+    chosen = ", ".join(f'{name}=~"${name}"' for name in SCRAPED)
+    metric(series)
+    return f"{series}{{{chosen}}}"
+
+
 def of(series: str, *matchers: str) -> str:
     """The series of a metric that the variables choose, narrowed by matchers such as `bound="low"`."""
     labels = registry()[metric(series)][1]
