@@ -147,7 +147,7 @@ def stat(title: str, unit: str, *queries: Query, **rest: typing.Any) -> Panel:
 
 def names(title: str, label: str, query: Query, **rest: typing.Any) -> Panel:
     """The values of a label of an information metric, as text."""
-    panel = stat(title, "none", query, **rest)
+    panel = stat(title, "string", query, **rest)
     return dataclasses.replace(
         panel,
         options={**panel.options, "textMode": "name"},
