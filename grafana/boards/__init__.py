@@ -1,0 +1,1 @@
+"""The four dashboards, each answering one question."""

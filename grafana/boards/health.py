@@ -1,0 +1,444 @@
+"""Is the proxy healthy? Traffic, errors, own time, the replicas behind it, configuration and resources."""
+
+from .panels import NONE, YES, Dashboard, Panel, Query, axis_right, lines, names, stat, timeline
+from .promql import grouped, increase, of, quantile, rate, ratio
+
+REQUESTS, OVERHEAD = "foretell_requests_total", "foretell_overhead_seconds"
+ERRORS = ((None, "green"), (0.001, "yellow"), (0.01, "red"))
+FILLED = ((None, "green"), (0.8, "yellow"), (0.95, "red"))
+SHARE = {"min": 0, "max": 1}
+BREAKER = {0: ("closed", "green"), 1: ("half open", "yellow"), 2: ("open", "red")}
+DRAINS = {0: ("serving", "green"), 1: ("drains", "yellow")}
+FAILED = 'code_class="5xx"'
+
+
+def full(used: str, limit: str) -> str:
+    """The share of a limit that is in use, for each process."""
+    return ratio(of(used), of(limit))
+
+
+def now() -> tuple[Panel, ...]:
+    """The row “Now”."""
+    failed = f"({rate(REQUESTS, FAILED)} or vector(0))"
+    return (
+        stat(
+            "Requests",
+            "reqps",
+            Query(rate(REQUESTS)),
+            says="Finished requests per second.",
+            good="follows your traffic.",
+            otherwise="0 with traffic: the Service does not point at Foretell, or it drains.",
+        ),
+        stat(
+            "Server errors",
+            "percentunit",
+            Query(ratio(failed, rate(REQUESTS))),
+            steps=ERRORS,
+            says=(
+                "Share of requests that were answered with a status of 500 or above, the engine's own included. "
+                "Errors after the head of an answer has been sent are not among them: they are counted apart, as "
+                "broken answers."
+            ),
+            good="below 0.1 % (green).",
+            otherwise=(
+                "above 1 % (red): see errors by replica and kind; the engine's own errors show there as `server_error`."
+            ),
+        ),
+        stat(
+            "Broken answers",
+            "none",
+            Query(increase("foretell_broken_answers_total"), once=True),
+            steps=((None, "green"), (1, "red")),
+            says=(
+                "Answers within the time shown that broke off after their head was sent, for a fault that was not the"
+                " client's."
+            ),
+            good="0.",
+            otherwise="see errors by replica and kind: engines that were ended without draining do this.",
+        ),
+        stat(
+            "Configuration",
+            "none",
+            Query(f"min({of('foretell_config_synchronized')})"),
+            steps=YES,
+            states={0: ("refused", "red"), 1: ("in force", "green")},
+            absent="not scraped",
+            says="Whether the files are what is in force, in every process.",
+            good="in force.",
+            otherwise="a file has an error and the last good set stays: `foretell check` prints every error.",
+        ),
+        stat(
+            "Since the last good configuration",
+            "s",
+            Query(f"time() - max({of('foretell_config_last_success_timestamp_seconds')})"),
+            absent="not scraped",
+            says="Time since a configuration was last taken, by the latest process.",
+            good="as long as since your last change.",
+            otherwise="longer: the change has not reached the files that Foretell reads.",
+        ),
+        timeline(
+            "Drain",
+            Query(f"max by (instance) ({of('foretell_draining')})", "{{instance}}"),
+            states=DRAINS,
+            absent="not scraped",
+            width=4,
+            height=5,
+            says="Which processes drain: they finish what they have and take nothing new.",
+            good="serving, but for rollouts.",
+            otherwise="drains for longer than `drain.grace`: see requests in flight.",
+        ),
+    )
+
+
+def traffic() -> tuple[Panel, ...]:
+    """The row “Traffic”."""
+    failed = f"({rate(REQUESTS, FAILED)} or vector(0))"
+    return (
+        lines(
+            "Requests by class of status",
+            "reqps",
+            Query(rate(REQUESTS, by="code_class"), "{{code_class}}"),
+            stack=True,
+            says="Finished requests per second, by class of the status that clients got.",
+            good="nearly all `2xx`.",
+            otherwise="`4xx`: clients' requests, or limits of Foretell (see refused). `5xx`: errors by replica below.",
+        ),
+        lines(
+            "Share of server errors",
+            "percentunit",
+            Query(ratio(failed, rate(REQUESTS)), "5xx"),
+            Query(ratio(rate("foretell_broken_answers_total"), rate(REQUESTS)), "broken answers"),
+            steps=ERRORS,
+            defaults={"min": 0},
+            says=(
+                "Share of requests answered with 5xx, and of answers that broke off after their head was sent, which "
+                "have a good status and are counted apart. The lines are at 0.1 % and 1 %."
+            ),
+            good="below 0.1 %.",
+            otherwise="above 1 %: see errors by replica and kind.",
+        ),
+        lines(
+            "In flight",
+            "short",
+            Query(f"sum({of('foretell_requests_in_flight')})", "requests"),
+            Query(f"sum({of('foretell_streams_in_flight')})", "streams"),
+            says="Requests being answered, and event streams being sent.",
+            good="follows the traffic.",
+            otherwise="rises without an end: engines do not answer; see their load and `timeouts`.",
+        ),
+        lines(
+            "Connections",
+            "short",
+            Query(f"sum({of('foretell_connections')})", "connected"),
+            Query(f"sum({of('foretell_connections_limit')})", "limit"),
+            Query(rate("foretell_connections_evicted_total"), "evicted per second"),
+            Query(rate("foretell_connections_failed_total"), "failed per second"),
+            overrides=(axis_right(".*per second", "cps"),),
+            says=(
+                "Clients that are connected, and may be; idle connections closed for others' sake, and connections "
+                "that could not be accepted, at the right."
+            ),
+            good="far below the limit, none failed.",
+            otherwise=(
+                "near the limit: raise `limits.connections` or the limit of descriptors. Failed: the process has no "
+                "descriptors left."
+            ),
+        ),
+        lines(
+            "Clients that left, requests refused",
+            "reqps",
+            Query(rate("foretell_client_disconnects_total"), "left"),
+            Query(rate("foretell_requests_refused_total", by="code"), "refused: {{code}}"),
+            says="Clients per second that left before the end of their answer, and requests refused for their head.",
+            good="few.",
+            otherwise="many left: answers are too slow for clients' timeouts. Refused: the code names the limit.",
+        ),
+        lines(
+            "Predictions sent to hosted services",
+            "reqps",
+            Query(rate("foretell_predictions_total", by="result"), "{{result}}"),
+            absent="no hosted service",
+            says=(
+                "Requests per second to hosted services that were given a prediction: sent, or refused and sent again"
+                " without."
+            ),
+            good="no `refused`.",
+            otherwise="the service's model takes no predictions: take it out of the policy's match.",
+        ),
+    )
+
+
+def own() -> tuple[Panel, ...]:
+    """The row “Own work”."""
+    return (
+        *(
+            lines(
+                f"Own work, {name}",
+                "s",
+                Query(quantile(rank, OVERHEAD, by="stage"), "{{stage}}"),
+                steps=((None, "green"), (0.001, "red")),
+                says=(
+                    f"Time of Foretell's own work by stage, {name}; the line is at 1 ms, above which an alert rule "
+                    f"fires for p99."
+                ),
+                good="below 1 ms.",
+                otherwise=(
+                    "`parse`: very long bodies. `draft`: long contexts with many lookups. All of them: too little "
+                    "CPU; see busy threads."
+                ),
+            )
+            for rank, name in ((0.5, "p50"), (0.99, "p99"))
+        ),
+        lines(
+            "Added time to the first token",
+            "s",
+            *(
+                Query(quantile(rank, "foretell_added_ttft_seconds"), name)
+                for rank, name in ((0.5, "p50"), (0.99, "p99"))
+            ),
+            steps=((None, "green"), (0.01, "red")),
+            says="What Foretell adds to the time to the first token. The line is at 10 ms.",
+            good="a few milliseconds, which hold the calls that a session makes first.",
+            otherwise="above 10 ms: see own work, and the time to connect to replicas.",
+        ),
+        lines(
+            "Busy share of the network threads",
+            "percentunit",
+            Query(
+                ratio(
+                    rate("foretell_runtime_busy_seconds_total", by="instance"),
+                    grouped("sum", "instance", of("foretell_runtime_workers")),
+                ),
+                "{{instance}}",
+            ),
+            steps=FILLED,
+            defaults=SHARE,
+            absent="not scraped",
+            says="Share of their time that the network threads of a process were busy.",
+            good="below 80 %.",
+            otherwise="above: give it more CPU or more replicas of Foretell.",
+        ),
+        lines(
+            "CPU cores in use",
+            "none",
+            Query(rate("process_cpu_seconds_total", by="instance"), "{{instance}}"),
+            absent="not scraped",
+            defaults={"min": 0},
+            says="Cores in use by each process, model drafters on the CPU included.",
+            good="below its request in the cluster.",
+            otherwise="at its limit: raise it; throttling shows as added time to the first token.",
+        ),
+        lines(
+            "Log lines and spans dropped",
+            "cps",
+            Query(rate("foretell_log_dropped_total"), "log lines"),
+            Query(rate("foretell_spans_dropped_total"), "spans"),
+            absent="not scraped",
+            steps=NONE,
+            says=(
+                "Lines of the log that were dropped because too many waited or could not be written, and spans that "
+                "found no room or that the collector did not take."
+            ),
+            good="0.",
+            otherwise="log: its reader is too slow, sample it. Spans: the collector of `observe.otlp` is slow or away.",
+        ),
+    )
+
+
+def replicas() -> tuple[Panel, ...]:
+    """The row “Replicas”."""
+    return (
+        timeline(
+            "Breakers",
+            Query(f"max by (replica) ({of('foretell_replica_breaker_state')})", "{{replica}}"),
+            states=BREAKER,
+            absent="no replica",
+            width=12,
+            says="The breaker of each replica; the worst over processes.",
+            good="closed.",
+            otherwise="open: calls go to others. See its last error on the status page.",
+        ),
+        timeline(
+            "Reached",
+            Query(f"min by (replica) ({of('foretell_replica_up')})", "{{replica}}"),
+            states={0: ("not reached", "red"), 1: ("reached", "green")},
+            absent="no replica",
+            width=12,
+            says="Whether the last call, or health check, reached the replica.",
+            good="reached.",
+            otherwise="look at the engine, and at the network between.",
+        ),
+        lines(
+            "Calls to replicas",
+            "reqps",
+            Query(rate("foretell_replica_requests_total", by="replica"), "{{replica}}"),
+            absent="no replica",
+            says="Calls per second, Foretell's own included.",
+            good="spread as the traffic is.",
+            otherwise="one replica gets none: its breaker is open, or it is disabled.",
+        ),
+        lines(
+            "Calls under way",
+            "short",
+            Query(f"sum by (replica) ({of('foretell_replica_requests_in_flight')})", "{{replica}}"),
+            absent="no replica",
+            says="Calls under way at each replica.",
+            good="follows the traffic.",
+            otherwise="rises at one alone: that engine is slow.",
+        ),
+        lines(
+            "Breaker transitions",
+            "cps",
+            Query(rate("foretell_replica_breaker_transitions_total", by="replica, to"), "{{replica}} {{to}}"),
+            absent="no replica",
+            says="Changes of breakers per second.",
+            good="none.",
+            otherwise="again and again: the replica answers its health check and fails requests.",
+        ),
+        lines(
+            "Errors by kind",
+            "cps",
+            Query(rate("foretell_replica_errors_total", by="replica, kind"), "{{replica}} {{kind}}"),
+            absent="no replica",
+            says="Calls per second that got no whole answer, or a server error that the request had not earned.",
+            good="none.",
+            otherwise=(
+                "`backend_unreachable`: address or network. `backend_timeout`: see `timeouts`. `backend_closed`: the "
+                "engine ended. `server_error`: its own log."
+            ),
+        ),
+        lines(
+            "Sent again",
+            "reqps",
+            Query(rate("foretell_replica_retries_total", by="replica, result"), "{{replica}} {{result}}"),
+            absent="no replica",
+            says=(
+                "Requests per second that got no byte from a replica and were sent again, or were not for want of "
+                "budget."
+            ),
+            good="none.",
+            otherwise="`no_budget`: too many fail to be sent again; mend the replicas.",
+        ),
+        lines(
+            "Time to connect",
+            "s",
+            *(
+                Query(quantile(rank, "foretell_replica_connect_seconds", by="replica"), f"{{{{replica}}}} {name}")
+                for rank, name in ((0.5, "p50"), (0.99, "p99"))
+            ),
+            absent="no new connection",
+            says="Time to connect to a replica, TLS included.",
+            good="about a round trip, two or three with TLS.",
+            otherwise="long: the network, or an engine whose accept queue is full.",
+        ),
+    )
+
+
+def resources() -> tuple[Panel, ...]:
+    """The row “Resources and configuration”."""
+    return (
+        lines(
+            "Memory for bodies and sessions",
+            "percentunit",
+            Query(full("foretell_memory_bytes", "foretell_memory_limit_bytes"), "{{instance}}"),
+            steps=FILLED,
+            defaults={"min": 0},
+            absent="not scraped",
+            says=(
+                "Share of `limits.memory` in use. At 100 % completions are relayed unread, at 200 % answered with 503."
+            ),
+            good="below 80 %.",
+            otherwise="raise `limits.memory`, or add replicas of Foretell.",
+        ),
+        lines(
+            "Resident memory",
+            "bytes",
+            Query(of("process_resident_memory_bytes"), "{{instance}} resident"),
+            Query(of("foretell_memory_limit_bytes"), "{{instance}} limits.memory"),
+            absent="not scraped",
+            says=(
+                "Resident memory of the process, model drafters included, beside what `limits.memory` allows for "
+                "bodies and sessions."
+            ),
+            good="level after the first hour.",
+            otherwise=(
+                "rises for days at steady traffic: report it as a bug. An alert rule fires at 80 % of the ceiling."
+            ),
+        ),
+        lines(
+            "File descriptors",
+            "percentunit",
+            Query(full("process_open_fds", "process_max_fds"), "{{instance}}"),
+            steps=FILLED,
+            defaults=SHARE,
+            absent="not scraped",
+            says="Share of the file descriptors that may be open.",
+            good="below 80 %.",
+            otherwise="raise the limit of descriptors (`LimitNOFILE`), or lower `limits.connections`.",
+        ),
+        lines(
+            "Threads",
+            "short",
+            Query(of("process_threads"), "{{instance}}"),
+            absent="not scraped",
+            width=6,
+            says="Threads of each process.",
+            good="level.",
+            otherwise="rises without an end: report it as a bug.",
+        ),
+        lines(
+            "Reloads",
+            "short",
+            Query(increase("foretell_config_reloads_total", by="result", over="$__rate_interval"), "{{result}}"),
+            absent="not scraped",
+            width=6,
+            says="Reloads of the configuration within an interval.",
+            good="only your changes, all `success`.",
+            otherwise="`failure` leaves what was in force: `foretell check` prints every error.",
+        ),
+        stat(
+            "Up for",
+            "s",
+            Query(f"time() - min({of('process_start_time_seconds')})"),
+            absent="not scraped",
+            says="Time since the oldest process started.",
+            good="since the last rollout.",
+            otherwise="short without a rollout: it was restarted; see the log of the one before.",
+        ),
+        names(
+            "Version",
+            "version",
+            Query(f"count by (version) ({of('foretell_build_info')})"),
+            absent="not scraped",
+            width=4,
+            says="Versions of the processes.",
+            good="one, but for rollouts.",
+            otherwise="two for long: a rollout is stuck.",
+        ),
+        names(
+            "Configuration in force",
+            "version",
+            Query(f"count by (version) ({of('foretell_config_info')})"),
+            absent="not scraped",
+            width=4,
+            says="Hashes of the configurations in force.",
+            good="one, but for rollouts.",
+            otherwise="two for long: a process has not taken the files; see whether it is synchronised.",
+        ),
+    )
+
+
+def board() -> Dashboard:
+    """The dashboard."""
+    return Dashboard(
+        "health",
+        "is the proxy healthy?",
+        "Traffic, errors and Foretell's own time, the replicas behind it, its configuration and what it uses.",
+        (
+            ("Now", now()),
+            ("Traffic", traffic()),
+            ("Own work", own()),
+            ("Replicas", replicas()),
+            ("Resources and configuration", resources()),
+        ),
+    )
