@@ -50,7 +50,7 @@ def state() -> tuple[Panel, ...]:
         stat(
             "Token ids in doubt",
             "none",
-            Query(increase("foretell_shadow_mismatch_total", by="field"), "{{field}}", once=True),
+            Query(increase("foretell_shadow_mismatch_total", by="field"), "{{field}}"),
             steps=NOT_ONE,
             width=6,
             says=(
