@@ -170,8 +170,8 @@ def compared() -> tuple[Panel, ...]:
             ),
             good="`high` below 1: certainly faster. The lines at 0.98 and 1.02 bound what makes no difference.",
             otherwise=(
-                "`low` above 1.02: certainly slower; the gate `latency` closes and the ratio begins anew. `low` below and `high` above 1: wait,"
-                " or raise `holdback`."
+                "`low` above 1.02: certainly slower; the gate `latency` closes and the ratio begins anew. `low` "
+                "below and `high` above 1: wait, or raise `holdback`."
             ),
         ),
         lines(
