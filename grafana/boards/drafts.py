@@ -60,7 +60,7 @@ def short() -> tuple[Panel, ...]:
         stat(
             "Collapses and plateaus",
             "none",
-            Query(increase("foretell_acceptance_anomaly_total", by="kind"), "{{kind}}", once=True),
+            Query(increase("foretell_acceptance_anomaly_total", by="kind"), "{{kind}}"),
             steps=((None, "green"), (1, "yellow"), (10, "red")),
             width=8,
             says=(
@@ -76,7 +76,7 @@ def short() -> tuple[Panel, ...]:
         stat(
             "Drift, total variation",
             "none",
-            Query(increase("foretell_drift_tv_total", by="policy"), "{{policy}}", once=True),
+            Query(increase("foretell_drift_tv_total", by="policy"), "{{policy}}"),
             steps=NONE,
             width=8,
             absent="exact rules only",

@@ -47,7 +47,7 @@ def now() -> tuple[Panel, ...]:
         stat(
             "Broken answers",
             "none",
-            Query(increase("foretell_broken_answers_total"), once=True),
+            Query(increase("foretell_broken_answers_total")),
             steps=((None, "green"), (1, "red")),
             says=(
                 "Answers within the time shown that broke off after their head was sent, for a fault that was not the"

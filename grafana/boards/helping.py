@@ -14,6 +14,7 @@ ACCEPTED, DRAFTED, LEAPS = (
     "foretell_leap_draft_tokens_total",
     "foretell_leaps_total",
 )
+GATE = 'gate="latency"'
 CONTROL, SWITCHBACK, GAINED = "foretell_control_group_ratio", "foretell_switchback_ratio", "foretell_would_gain"
 SAVED, WASTED, EXTRA = (
     "foretell_saved_seconds_total",
@@ -69,20 +70,25 @@ def net() -> str:
 def verdict() -> tuple[Panel, ...]:
     """The row “In short”."""
     low, middle = bound_of(CONTROL, "low"), bound_of(CONTROL, "middle")
+    lost = f"{of('foretell_gate_open', GATE)} == 0"
     return (
         stat(
             "Slower than direct?",
             "none",
-            Query(f"max(({low} > bool 1.02) + ignoring (bound) ({middle} > bool 1.02))"),
+            Query(f"max(({low} > bool 1.02) + ignoring (bound) ({middle} > bool 1.02) or ({lost}) + 2)"),
             steps=SLOWER,
             states={0: ("no", "green"), 1: ("perhaps", "yellow"), 2: ("yes", "red")},
             absent="no comparison yet",
             says=(
                 "Whether a policy makes answers slower than going to the engine directly. `perhaps`: the measured "
-                "ratio is above 1.02; `yes`: the lower bound of its interval is too."
+                "ratio is above 1.02; `yes`: the lower bound of its interval is too, or the gate `latency` is closed, "
+                "because a loss was found and the ratio begins anew."
             ),
             good="`no`.",
-            otherwise="at `yes` the latency gate closes by itself; if it stays, set the mode to `observe` and "
+            otherwise=(
+                "at `yes` requests ride until the gate opens to try again; if it closes each time, set the mode to "
+                "`observe` and "
+            )
             + ASK_WHY,
         ),
         stat(
@@ -102,7 +108,7 @@ def verdict() -> tuple[Panel, ...]:
         stat(
             "Net time won",
             "s",
-            Query(f"{increase(SAVED)} - ({increase(WASTED)} or vector(0))", once=True),
+            Query(f"{increase(SAVED)} - ({increase(WASTED)} or vector(0))"),
             steps=((None, "red"), (0, "green")),
             says="Seconds of answers that rounds won, less those that rounds and switches lost, within the time shown.",
             good="above 0, and growing with traffic.",
@@ -164,8 +170,8 @@ def compared() -> tuple[Panel, ...]:
             ),
             good="`high` below 1: certainly faster. The lines at 0.98 and 1.02 bound what makes no difference.",
             otherwise=(
-                "`low` above 1.02: certainly slower; the gate `latency` closes. `low` below and `high` above 1: wait,"
-                " or raise `holdback`."
+                "`low` above 1.02: certainly slower; the gate `latency` closes and the ratio begins anew. `low` "
+                "below and `high` above 1: wait, or raise `holdback`."
             ),
         ),
         lines(

@@ -129,7 +129,8 @@ def lines(title: str, unit: str, *queries: Query, stack: bool = False, **rest: t
 
 
 def stat(title: str, unit: str, *queries: Query, **rest: typing.Any) -> Panel:
-    """The last value, large; its colour is that of the bound it is above."""
+    """The value at the end of the time shown, large; its colour is that of the bound it is above."""
+    queries = tuple(dataclasses.replace(query, once=True) for query in queries)
     named = any(query.legend != "__auto" for query in queries)
     options = {
         "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
