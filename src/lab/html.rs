@@ -68,11 +68,12 @@ pub fn page(runs: &[Run], about: &About) -> String {
          <span class=\"key\" style=\"background:var(--through)\"></span>through</p>\n",
     );
     let why = no_interval(runs).unwrap_or_default();
+    let ends = if why.is_empty() { "95 % interval" } else { "interval or the range of few" };
     section(
         &mut page,
         "Speed ratio",
         &format!(
-            "Through ÷ direct tokens/s: median over alternations, with its 95 % interval. Right of 1 is faster. \
+            "Through ÷ direct tokens/s: median over alternations, with its {ends}. Right of 1 is faster. \
              The diamond, where there is one, is the gain that the runtimes' own costs allow at the measured acceptance. {why}"
         ),
         &plot(&runs.iter().map(ratio).collect::<Vec<_>>(), Some(1.0), "×"),

@@ -99,21 +99,22 @@ pub fn latency(runs: &[Run]) -> Vec<Vec<String>> {
     rows
 }
 
-/// The ends of an interval, or why there is none.
+/// The ends of an interval, or of the range of few measurements.
 pub fn ends(ratio: &Interval) -> String {
     match (ratio.low, ratio.high) {
-        (Some(low), Some(high)) => format!("{low:.2} – {high:.2} (95 %)"),
-        _ => format!("none: n < {LEAST}"),
+        (Some(low), Some(high)) if ratio.is_confident() => format!("{low:.2} – {high:.2} (95 %)"),
+        (Some(low), Some(high)) => format!("{low:.2} – {high:.2} (range)"),
+        _ => "–".to_owned(),
     }
 }
 
 /// Why some runs have no interval; `None` if all have one.
 pub fn no_interval(runs: &[Run]) -> Option<String> {
-    let few = runs.iter().any(|run| run.ratio.low.is_none());
+    let few = runs.iter().any(|run| !run.ratio.is_confident());
     few.then(|| {
         format!(
-            "Fewer than {LEAST} alternations allow no 95 % interval: even the range of five misses the true median once in \
-             sixteen times. Ask for more with --alternations."
+            "Fewer than {LEAST} alternations allow no interval: their range is shown, and even that of five misses the true \
+             median once in sixteen times. Ask for more with --alternations."
         )
     })
 }
@@ -225,10 +226,10 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn where_there_is_no_interval_the_table_says_why() {
-        let few = Interval { median: Some(2.0), low: None, high: None, n: 5 };
+    fn where_there_is_no_interval_the_table_shows_the_range_and_says_why() {
+        let few = Interval { median: Some(2.0), low: Some(1.5), high: Some(2.5), n: 5 };
         let text = table(&[Run { ratio: few, ..run() }]);
-        assert!(text.contains("none: n < 6") && text.contains("Fewer than 6 alternations"), "{text}");
+        assert!(text.contains("1.50 – 2.50 (range)") && text.contains("Fewer than 6 alternations"), "{text}");
         assert!(!table(&[run()]).contains("Fewer than"));
     }
 

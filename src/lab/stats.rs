@@ -3,7 +3,8 @@
 //! Latencies go into HDR histograms (constant memory, 0.1 % resolution, any length of run). A ratio is reported by its
 //! median over alternations with a bootstrap interval, which assumes nothing about the distribution of the noise; a
 //! fixed seed makes equal measurements give equal intervals. Fewer than six alternations allow no 95 % interval: even
-//! the range of five misses the true median in one case of sixteen. For those none is reported.
+//! the range of five misses the true median in one case of sixteen. For those the range is reported and labelled as
+//! that.
 
 use std::time::Duration;
 
@@ -47,24 +48,32 @@ impl Durations {
 /// Least number of measurements that allow a 95 % interval for their median, whatever their distribution.
 pub const LEAST: usize = 6;
 
-/// A median with its 95 % interval, if there are enough measurements for one.
+/// A median with its 95 % interval, or with the range if there are few measurements.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Interval {
     /// The median; `None` if nothing was measured.
     pub median: Option<f64>,
-    /// Lower end, in the unit of the values; `None` with fewer than [`LEAST`] measurements.
+    /// Lower end, in the unit of the values; `None` if nothing was measured.
     pub low: Option<f64>,
-    /// Upper end, in the unit of the values; `None` with fewer than [`LEAST`] measurements.
+    /// Upper end, in the unit of the values; `None` if nothing was measured.
     pub high: Option<f64>,
     /// Number of measurements.
     pub n: usize,
 }
 
-/// The median of `values` with its bootstrap 95 % interval; none with fewer than [`LEAST`] values.
+impl Interval {
+    /// Whether the ends are those of a 95 % interval; otherwise they are the least and the greatest measurement.
+    pub const fn is_confident(&self) -> bool {
+        self.n >= LEAST
+    }
+}
+
+/// The median of `values` with its bootstrap 95 % interval; with fewer than [`LEAST`] values, with their range.
 pub fn interval(values: &[f64]) -> Interval {
     let median = quantile(values.to_vec(), 0.5);
     if values.len() < LEAST {
-        return Interval { median, low: None, high: None, n: values.len() };
+        let end = |q: f64| quantile(values.to_vec(), q);
+        return Interval { median, low: end(0.0), high: end(1.0), n: values.len() };
     }
     let mut dice = Dice::new(SEED);
     let mut medians: Vec<f64> = (0..RESAMPLES)
@@ -133,19 +142,20 @@ mod tests {
     }
 
     #[test]
-    fn of_few_values_there_is_no_interval() {
+    fn of_few_values_the_range_is_reported_and_not_called_an_interval() {
         for n in 1..=5 {
             let values: Vec<f64> = (1..=n).map(f64::from).collect();
             let found = interval(&values);
-            assert_eq!((found.low, found.high, found.n), (None, None, values.len()));
+            assert_eq!((found.low, found.high), (Some(1.0), Some(f64::from(n))));
+            assert!(!found.is_confident());
         }
-        assert!(interval(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]).low.is_some());
+        assert!(interval(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]).is_confident());
     }
 
     #[test]
     fn of_nothing_there_is_no_interval() {
         assert_eq!(interval(&[]), Interval::default());
-        assert_eq!(interval(&[2.0]), Interval { median: Some(2.0), low: None, high: None, n: 1 });
+        assert_eq!(interval(&[2.0]), Interval { median: Some(2.0), low: Some(2.0), high: Some(2.0), n: 1 });
     }
 
     #[test]

@@ -186,7 +186,10 @@ fn drafter(kind: &str) -> Value {
             (
                 "Phrases of the operator: after a trigger its continuation is drafted. And the skeletons of JSON objects by the schemas and tools that are written in the prompt. At least one of both.",
                 vec![
-                    ("phrases", json!({ "type": "array", "items": phrase })),
+                    (
+                        "phrases",
+                        json!({ "type": "array", "items": phrase, "description": "Triggers, each with the continuation that is drafted behind it." }),
+                    ),
                     (
                         "schemas",
                         json!({ "type": "boolean", "default": true, "description": "Draft keys, punctuation and only choices of objects whose schema, tool or example is written in the prompt." }),
