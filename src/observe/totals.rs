@@ -138,7 +138,7 @@ pub struct Rounds {
     pub accepted: u64,
     draft: Duration,
     verify: Duration,
-    /// Rounds that drafted a token at each place, and those that accepted it.
+    /// Rounds that drafted a token at each place (of a tree: of its longest branch), and those that accepted one.
     places: [[u64; 2]; PLACES],
 }
 
@@ -150,7 +150,7 @@ impl Rounds {
         self.draft += round.draft;
         self.verify += round.verify;
         for (place, [drafted, accepted]) in (1..).zip(&mut self.places) {
-            *drafted += u64::from(round.drafted >= place);
+            *drafted += u64::from(round.depth >= place);
             *accepted += u64::from(round.accepted >= place);
         }
     }
@@ -302,15 +302,16 @@ mod tests {
     #[test]
     fn acceptance_is_counted_by_drafter_and_by_place() {
         let totals = Totals::default();
-        let rounds = vec![round("prompt_lookup", 4, 2), round("prompt_lookup", 2, 2), round("model", 3, 0)];
+        let tree = Round { drafted: 6, depth: 3, ..round("model", 0, 1) };
+        let rounds = vec![round("prompt_lookup", 4, 2), round("prompt_lookup", 2, 2), tree];
         totals.finish(&Finished { rounds, ..completion(Path::Speculated, None) });
         let now = totals.now();
-        assert_eq!(now.rounds(), (3, 9, 4));
+        assert_eq!(now.rounds(), (3, 12, 5));
         let told = now.to_json();
         let lookup = &told["drafters"][1];
         assert_eq!(lookup["drafter"], "prompt_lookup");
         assert_eq!(lookup["places"], json!([[2, 2], [2, 2], [1, 0], [1, 0]]));
-        assert_eq!(told["drafters"][0]["places"], json!([[1, 0], [1, 0], [1, 0]]));
+        assert_eq!(told["drafters"][0]["places"], json!([[1, 1], [1, 0], [1, 0]]), "a tree of three places");
         assert!((lookup["verify_seconds"].as_f64().unwrap() - 0.04).abs() < 1e-9);
     }
 
