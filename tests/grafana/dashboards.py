@@ -3,13 +3,11 @@
 import functools
 import json
 import pathlib
-import sys
+
+import promql
+import yaml
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-sys.path.insert(0, str(ROOT / ".cache/grafana-tests/python"))
-
-import promql  # noqa: E402
-import yaml  # noqa: E402
 
 FOLDER = ROOT / "grafana/dashboards"
 RULES = ROOT / "grafana/rules/foretell.rules.yaml"

@@ -7,12 +7,10 @@ grouping or a match over a label that is not there is found, and so is a quotien
 import functools
 import pathlib
 import re
-import sys
+
+import promql_parser as ast
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-sys.path.insert(0, str(ROOT / ".cache/grafana-tests/python"))
-
-import promql_parser as ast  # noqa: E402
 
 REFERENCE = ROOT / "docs/metrics.md"
 SCRAPED = {"job", "instance"}

@@ -20,7 +20,6 @@ import urllib.parse
 import urllib.request
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-TOOLS = pathlib.Path(os.environ.get("GRAFANA_TESTS", ROOT / ".cache/grafana-tests"))
 FORETELL = pathlib.Path(os.environ.get("FORETELL", ROOT / "target/release/foretell")).resolve()
 MODEL = "foretell-target"
 PACE = "step=8ms,base=1.2,node=0.02,growth=0.01"
@@ -36,7 +35,7 @@ backends:
   - name: target
     replicas: ["http://127.0.0.1:{first}", "http://127.0.0.1:{second}"]
     models: [{{ id: {model} }}]
-    budget: {{ switchback: 2s/8s }}
+    budget: {{ switchback: 2s/4s }}
   - name: hosted
     dialect: openai
     replicas: ["http://127.0.0.1:{hosted}"]
@@ -67,6 +66,9 @@ gates: { latency: 10, reprobe: 1s }
 holdback: { start: 0.5, floor: 0.5 }
 """,
 }
+# What a hosted service is sent a prediction with: a text that is to be changed a little.
+EDIT = {"model": "hosted-model", "max_tokens": 4, "temperature": 0, "messages": [{"role": "user", "content":
+        "Rename the variable.\n```\n" + "number = number + 1  # one more of them\n" * 4 + "```"}]}
 SCRAPES = """global: {{ scrape_interval: 1s, scrape_timeout: 1s, evaluation_interval: 1s }}
 rule_files: ["{rules}"]
 scrape_configs: [{{ job_name: foretell, static_configs: [{{ targets: ["127.0.0.1:{admin}"] }}] }}]
@@ -118,7 +120,7 @@ class Stand:
             self.wait(f"http://127.0.0.1:{self.ports[name]}/health")
         self.start("foretell", FORETELL, "serve", "--config", config)
         self.wait(f"{self.admin}/readyz")
-        self.start("prometheus", TOOLS / "usr/bin/prometheus", "--config.file", scrapes, "--web.listen-address",
+        self.start("prometheus", "prometheus", "--config.file", scrapes, "--web.listen-address",
                    f"127.0.0.1:{self.ports['prometheus']}", "--storage.tsdb.path", self.folder / "tsdb")
         self.wait(f"{self.prometheus}/-/ready")
 
@@ -225,8 +227,7 @@ class Load:
         for turn in itertools.count():
             self.leaves()
             self.headless()
-            self.send(stand.front, "/v1/completions", {**self.prompt("completion"), "model": "hosted-model", "max_tokens": 4,
-                      "prediction": {"type": "content", "content": "def"}})
+            self.send(stand.front, "/v1/chat/completions", EDIT)
             yield
             stand.write("40-rest", f"# {turn}\n")
             assert fetch(f"{stand.admin}/api/reload", {})[0] == 200
@@ -239,7 +240,7 @@ class Load:
             yield
             self.crowd()
             yield
-            assert fetch(f"{stand.admin}/api/mode", {"mode": "observe", "ttl": "2s"})[0] == 200
+            assert fetch(f"{stand.admin}/api/mode", {"mode": "observe", "ttl": "1s"})[0] == 200
             yield
 
     @staticmethod
