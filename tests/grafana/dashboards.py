@@ -1,0 +1,52 @@
+"""The dashboards and alert rules as files, and every expression in them with the place that it stands at."""
+
+import functools
+import json
+import pathlib
+
+import promql
+import yaml
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+
+FOLDER = ROOT / "grafana/dashboards"
+RULES = ROOT / "grafana/rules/foretell.rules.yaml"
+NAMES = ("drafts", "health", "helping", "why")
+
+
+@functools.cache
+def boards():
+    """Every dashboard by the name of its file; a missing one is an error."""
+    found = {path.stem: json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))}
+    if missing := set(NAMES) - set(found):
+        raise FileNotFoundError(f"{FOLDER} lacks {', '.join(sorted(missing))}")
+    return found
+
+
+@functools.cache
+def rules():
+    """Every alert rule of the file."""
+    return [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
+
+
+def panels(board):
+    """The panels of a dashboard, those within closed rows too, without the rows."""
+    for panel in board["panels"]:
+        yield from panels(panel) if panel.get("panels") else ()
+        if panel["type"] != "row":
+            yield panel
+
+
+def expressions():
+    """(place, expression as it is in the file) of all panels, annotations and variables."""
+    for name, board in boards().items():
+        for panel in panels(board):
+            for target in panel["targets"]:
+                yield f"{name}: {panel['title']}", target["expr"]
+        for annotation in board["annotations"]["list"]:
+            if "expr" in annotation:
+                yield f"{name}: annotation {annotation['name']}", annotation["expr"]
+        for variable in board["templating"]["list"]:
+            if variable["type"] == "query":
+                selector, label = promql.selected(variable["query"]["query"])
+                yield f"{name}: variable {variable['name']}", f"count by ({label}) ({selector})"

@@ -1,0 +1,95 @@
+"""Every expression of the dashboards returns data: a Prometheus scrapes a live Foretell under load, and is asked.
+
+Each expression is asked again and again until it has returned data once, for every one of its happenings comes again.
+Nothing waits for a time: the deadline is only there for what never comes.
+"""
+
+import contextlib
+import json
+import math
+import pathlib
+import subprocess
+import tempfile
+import time
+import unittest
+
+import dashboards
+import promql
+import stand
+
+# seconds; all of it takes about one minute on two idle cores
+DEADLINE = 180
+# From when on the second replica is gone, as a share of the expressions that have returned data.
+ENOUGH = 0.9
+# Expressions that cannot have data in such a run, by a metric that is in them, and why; they are evaluated over made-up
+# series instead.
+EXEMPT = {}
+
+
+def holds(result):
+    """Whether a result is data: a series with a value that is a number."""
+    return any(math.isfinite(float(series["value"][1])) for series in result)
+
+
+class Live(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        if not stand.FORETELL.exists():
+            raise RuntimeError(f"{stand.FORETELL} is not built: make build, or name it by FORETELL")
+        cls.waiting = {}
+        for place, expression in dashboards.expressions():
+            if not any(metric in expression for metric in EXEMPT):
+                cls.waiting.setdefault(promql.expanded(expression), []).append(place)
+        cls.all = len(cls.waiting)
+        stack = contextlib.ExitStack()
+        cls.addClassCleanup(stack.close)
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        cls.stand = stand.Stand(stack, folder)
+        with stand.Load(cls.stand) as cls.load:
+            cls.run_until(time.monotonic() + DEADLINE)
+        cls.rules = cls.stand.rules()
+
+    @classmethod
+    def run_until(cls, deadline):
+        """Lets things happen and asks, until every expression has returned data; the drain is last, as it ends the rest."""
+        happenings, stopped, drained = cls.load.happenings(), False, False
+        while cls.waiting and time.monotonic() < deadline:
+            if not drained:
+                next(happenings)
+            cls.ask()
+            done = 1 - len(cls.waiting) / cls.all
+            if not stopped and done > ENOUGH:
+                cls.page = stand.fetch(f"{cls.stand.admin}/metrics")[1]
+                cls.stand.targets["second"].kill()
+                stopped = True
+            if stopped and not drained and all("draining" in expression for expression in cls.waiting):
+                stand.fetch(f"{cls.stand.admin}/api/drain", {})
+                drained = True
+            time.sleep(0.5)
+
+    @classmethod
+    def ask(cls):
+        for expression in list(cls.waiting):
+            if holds(cls.stand.query(expression)):
+                del cls.waiting[expression]
+
+    def test_every_expression_returned_data(self):
+        lacking = [f"{', '.join(places)}: {expression}" for expression, places in self.waiting.items()]
+        self.assertEqual(lacking, [], "\n" + "\n".join(lacking))
+        self.assertGreater(self.all, 100)
+
+    def test_every_rule_was_evaluated(self):
+        self.assertEqual(set(self.rules), {rule["alert"] for rule in dashboards.rules()})
+        self.assertEqual({name: rule["health"] for name, rule in self.rules.items()}, dict.fromkeys(self.rules, "ok"))
+
+    def test_the_load_was_served(self):
+        self.assertGreater(self.load.answered, 50)
+        self.assertEqual(self.load.failures, [])
+
+    def test_the_page_of_metrics_is_in_the_format_of_prometheus(self):
+        done = subprocess.run(["promtool", "check", "metrics"], input=self.page, capture_output=True, text=True)
+        self.assertEqual((done.returncode, done.stdout), (0, ""), done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
