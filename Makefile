@@ -21,6 +21,7 @@ CROWDED = step=20ms,base=1.35,node=0.025,growth=0.02
 TURN    ?= 20
 ENGINES ?= all
 DEPLOY  := $(CACHE)/deploy
+GRAFANA := $(CACHE)/grafana-tests
 SHORT   ?=
 ARGS    ?=
 TIMES   ?= 5
@@ -31,7 +32,7 @@ INFLATED = $(CACHE)/models/target-x$(INFLATE)
 
 export ORT_DYLIB_PATH := $(ORT)
 
-.PHONY: help demo serve-demo quick test test-rust test-python test-page test-deploy test-docs test-loaded build dist bench bench-control bench-crowd
+.PHONY: help demo serve-demo quick test test-rust test-python test-page test-deploy test-docs test-grafana test-loaded build dist bench bench-control bench-crowd
 .PHONY: bench-ears bench-gamma bench-load bench-page bench-paced bench-relay bench-reload bench-scrape manifests models lint print-env clean dead-code
 .PHONY: engines test-engines demo-parts binary
 
@@ -112,6 +113,12 @@ test-deploy: build ## Chart, manifests, image, compose, unit, nginx and Envoy: r
 
 test-docs: build ## The documentation: links, snippets and commands run, names that exist
 	FORETELL=$(BIN) $(PYTHON) -m unittest discover -s tests/docs -t tests/docs
+
+# Not built here, so that FORETELL may name any binary.
+test-grafana: ## Dashboards and alerts: every expression by a Prometheus that scrapes a live Foretell, each alert fired (3 min)
+	@tests/grafana/fetch.sh $(GRAFANA)
+	FORETELL=$${FORETELL:-$(BIN)} PATH=$(GRAFANA)/bin:$$PATH PYTHONPATH=$(GRAFANA)/python PYTHONDONTWRITEBYTECODE=1 \
+		$(PYTHON) -m unittest discover -s tests/grafana -t tests/grafana
 
 bench-scrape: dist ## Time of a scrape of /metrics with 1,000 label sets
 	tests/bench/scrape.py --foretell $(DIST)

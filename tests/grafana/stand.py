@@ -23,7 +23,9 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 FORETELL = pathlib.Path(os.environ.get("FORETELL", ROOT / "target/release/foretell")).resolve()
 MODEL = "foretell-target"
 PACE = "step=8ms,base=1.2,node=0.02,growth=0.01"
-CLIENTS = 8
+CLIENTS = 6
+# Of others at the engine itself: more than it has lanes.
+CROWD = 12
 
 PROCESS = """version: 1
 listen: [{{ address: "127.0.0.1:{front}" }}]
@@ -127,7 +129,7 @@ class Stand:
     def target(self, name):
         served = "hosted-model" if name == "hosted" else MODEL
         return self.start(name, FORETELL, "target", "--model", ROOT / "onnx/models/target", "--name", served, "--listen",
-                          f"127.0.0.1:{self.ports[name]}", "--lanes", "4", "--threads", "1", "--pace", PACE)
+                          f"127.0.0.1:{self.ports[name]}", "--lanes", "8", "--threads", "1", "--pace", PACE)
 
     def start(self, name, *command):
         log = self.stack.enter_context(open(self.folder / f"{name}.log", "w"))
@@ -189,7 +191,7 @@ class Load:
         for turn in itertools.count(number):
             entry = next(files[names[turn % len(names)]])
             body = {**entry["body"], "max_tokens": 40, "stream": turn % 2 == 0}
-            # half of the clients send what is compared with the control group, and nothing else
+            # half of the clients send what is compared with the control group and nothing else
             kind = ("forced", "lossy", "shadow", "odd")[turn % 4] if number % 2 else "rest"
             if kind == "lossy":
                 body["temperature"] = 1
@@ -266,8 +268,7 @@ class Load:
         """Others who ask the engine itself, more than it has lanes."""
         address = f"127.0.0.1:{self.stand.ports['first']}"
         body = {**self.prompt("prose"), "max_tokens": 30}
-        others = [threading.Thread(target=self.send, args=(address, "/v1/completions", body)) for _ in range(8)]
+        others = [threading.Thread(target=self.send, args=(address, "/v1/completions", body)) for _ in range(CROWD)]
+        self.threads += others
         for other in others:
             other.start()
-        for other in others:
-            other.join()
