@@ -214,14 +214,6 @@ impl Metrics {
     }
 }
 
-/// Resident memory of this process, bytes; `None` where `/proc` does not tell it.
-pub fn resident_bytes() -> Option<u64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
-    let kib: u64 = line.trim().trim_end_matches("kB").trim().parse().ok()?;
-    Some(kib * 1024)
-}
-
 struct Maker {
     registry: Registry,
 }
