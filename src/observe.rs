@@ -188,7 +188,7 @@ impl Finished {
         self.error.is_some() || self.status >= 500
     }
 
-    /// Mean tokens per round, E[N]: what was accepted, and the backend's own token; `None` without a round.
+    /// Mean tokens per round: what was accepted, and the backend's own token; `None` without a round.
     pub fn tokens_per_round(&self) -> Option<f64> {
         let rounds = self.rounds.len();
         (rounds > 0).then(|| 1.0 + f64::from(self.accepted()) / rounds as f64)

@@ -57,7 +57,7 @@ impl Trace {
         SpanId::from(mixed.max(1))
     }
 
-    /// Names a span as the parent of what the backend does; `round` as in [`Self::of_round`], `None` for the first call.
+    /// Names a span as the parent of what the backend does; `round`: the number of the call, `None` for the first.
     pub fn inject(&self, round: Option<u32>, headers: &mut HeaderMap) {
         let span = round.map_or(self.span, |round| self.of_round(round));
         if let Ok(field) = HeaderValue::try_from(format!("00-{}-{span}-01", self.whole)) {

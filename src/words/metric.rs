@@ -1,7 +1,7 @@
 //! Every metric of Foretell: its name, type, labels and meaning, in one list.
 //!
 //! The list is a part of the public interface: dashboards and alert rules use the names. A metric can only be made from an
-//! entry of this list, so the reference ([`reference`], printed by `foretell check --metrics`) cannot miss one, and a test
+//! entry of this list, so the reference ([`reference()`], printed by `foretell check --metrics`) cannot miss one, and a test
 //! compares every panel and rule with it.
 
 mod catalogue;
