@@ -120,6 +120,7 @@ impl Record {
         self.finished.reason = Some(reason.name());
         self.finished.parameter = parameter.map(kept);
         self.finished.policy = None;
+        self.finished.held_back = false;
     }
 
     /// Records that its session was given up before anything was sent to the client; it is a bypass instead.
@@ -353,7 +354,9 @@ mod tests {
     fn a_record_that_is_dropped_says_that_the_client_has_left() {
         let observer = observer();
         let mut record = Record::begin(&observer, "r".to_owned(), &HeaderMap::new());
+        record.held_back();
         record.bypassed(Route::Chat, BypassReason::Tools, None);
+        assert!(!record.so_far().held_back, "what is not driven is in no group");
         drop(record);
         let session = &sessions(&observer)[0];
         assert_eq!((&session["id"], &session["client_gone"]), (&"r".into(), &true.into()));
