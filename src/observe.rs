@@ -131,7 +131,7 @@ pub struct Finished {
     pub duration: Duration,
     /// Its trace; `None` if it has no spans.
     pub trace: Option<Trace>,
-    /// It is not one of those that are told of in full, unless it fails.
+    /// It has no line in the log, unless it fails.
     pub unsampled: bool,
     /// The client left before the end of the answer.
     pub client_gone: bool,
@@ -243,10 +243,10 @@ impl Observer {
         Ok(Self { sampling: Sampling::new(share), collector, ..self })
     }
 
-    /// Decides whether a request with these fields is told of in full, and begins its trace.
+    /// Decides whether a request with these fields has a line in the log if it goes well, and begins its trace.
     fn begin(&self, headers: &HeaderMap) -> (bool, Option<Trace>) {
-        let (sampled, parent) = self.sampling.of(headers);
-        (sampled, self.collector.as_ref().filter(|_| sampled).map(|_| trace::begun(&parent)))
+        let told = self.sampling.of(headers);
+        (told.line, self.collector.as_ref().filter(|_| told.spans).map(|_| trace::begun(&told.parent)))
     }
 
     /// The metrics, for values that do not come from finished requests.

@@ -93,8 +93,8 @@ def reasons() -> tuple[Panel, ...]:
             says="Requests per second that could have leapt and did not, or not to their end, by reason.",
             good="little but `holdback`, `switchback` and `no_gain`.",
             otherwise=(
-                "`gate_*`: the timeline below; `gate_latency` while its gate is open: the replica's account of what rounds "
-                "brought is spent, or a draft would keep the client waiting for too long. `no_gain`, `no_draft`: “how good are the drafts?”. `observe`, "
+                "`gate_*`: the timeline below; `gate_latency` while its gate is open: a draft would keep the client waiting "
+                "for longer than `gates.max_gap`. `no_gain`, `no_draft`: “how good are the drafts?”. `observe`, "
                 "`shadow`, `policy`: the mode or the policy says so. `budget`: raise `budget.extra_tokens` if the "
                 "engine has room. `backend_speculates`: the engine does it itself."
             ),

@@ -286,8 +286,8 @@ pub struct Observe {
     pub level: LogLevel,
     /// Base URL of the OTLP collector for traces, to which `/v1/traces` is added; `None`: no traces.
     pub otlp: Option<Uri>,
-    /// Share of the requests that have a line in the log and spans, 0 to 1. Requests that fail always have a line, and
-    /// requests in a client's trace that is sampled have both.
+    /// Share of the requests that have a line in the log, and spans where the client has not decided that, 0 to 1. Requests
+    /// that fail always have a line, and requests in a client's trace that is sampled have both.
     pub share: f64,
     /// Requests may ask for their text to be logged (read, but no text is ever logged yet).
     pub text: bool,

@@ -76,8 +76,8 @@ impl Record {
         let mut finished = Box::new(Finished::new(Path::Relayed, ""));
         finished.id = id;
         finished.reason = Some(BypassReason::Route.name());
-        let (sampled, trace) = observer.begin(headers);
-        (finished.unsampled, finished.trace) = (!sampled, trace);
+        let (line, trace) = observer.begin(headers);
+        (finished.unsampled, finished.trace) = (!line, trace);
         Self {
             observer: Arc::clone(observer),
             span,

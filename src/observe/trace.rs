@@ -66,10 +66,10 @@ impl Trace {
     }
 }
 
-/// Which requests are told of in full.
+/// Which requests are told of.
 #[derive(Debug)]
 pub struct Sampling {
-    /// Share of the requests whose client has not decided that for them, 0 to 1.
+    /// Share of the requests that have a line in the log, and spans if the client has not decided that; 0 to 1.
     share: f64,
     random: RandomState,
     requests: AtomicU64,
@@ -90,13 +90,26 @@ impl Sampling {
         (drawn as f64) < self.share * u64::MAX as f64
     }
 
-    /// Whether a request with these fields is told of in full, and the client's part of its trace.
-    pub(super) fn of(&self, headers: &HeaderMap) -> (bool, SpanContext) {
+    /// What is told of a request with these fields. A client that does not sample its trace wants no spans; its request has
+    /// a line all the same. One that does has both.
+    pub(super) fn of(&self, headers: &HeaderMap) -> Telling {
         let context = TraceContextPropagator::new().extract(&HeaderExtractor(headers));
         let parent = context.span().span_context().clone();
-        let sampled = if parent.is_valid() { parent.is_sampled() } else { self.draw() };
-        (sampled, parent)
+        let line = self.draw() || parent.is_sampled();
+        let spans = if parent.is_valid() { parent.is_sampled() } else { line };
+        Telling { line, spans, parent }
     }
+}
+
+/// What is told of a request.
+#[derive(Debug)]
+pub(super) struct Telling {
+    /// It has a line in the log, even if it goes well.
+    pub line: bool,
+    /// It has spans, if there is a collector.
+    pub spans: bool,
+    /// The client's part of its trace.
+    pub parent: SpanContext,
 }
 
 /// The trace of a sampled request.
@@ -128,27 +141,29 @@ mod tests {
     #[test]
     fn the_client_s_trace_goes_on_and_its_choice_is_kept() {
         let never = Sampling::new(0.0);
-        let (sampled, parent) = never.of(&headers("1"));
-        assert!(sampled);
-        let trace = begun(&parent);
+        let told = never.of(&headers("1"));
+        assert!(told.spans && told.line);
+        let trace = begun(&told.parent);
         let mut out = headers("1");
         trace.inject(None, &mut out);
         let told = out[TRACEPARENT].to_str().unwrap();
         assert!(told.starts_with("00-0af7651916cd43dd8448eb211c80319c-") && told.ends_with("-01"), "{told}");
         assert_ne!(told, format!("{PARENT}1"), "the span is our own");
-        assert!(!Sampling::new(1.0).of(&headers("0")).0, "a client that does not sample is not sampled");
+        let told = Sampling::new(1.0).of(&headers("0"));
+        assert!(told.line && !told.spans, "a client that does not sample wants no spans, and loses no line");
+        assert!(!never.of(&headers("0")).line);
     }
 
     #[test]
     fn without_a_client_s_trace_the_share_decides() {
         let share = |share: f64| {
             let sampling = Sampling::new(share);
-            (0..4_000).filter(|_| sampling.of(&HeaderMap::new()).0).count()
+            (0..4_000).filter(|_| sampling.of(&HeaderMap::new()).spans).count()
         };
         assert_eq!((share(0.0), share(1.0)), (0, 4_000));
         assert!((600..1_400).contains(&share(0.25)), "{}", share(0.25));
         let broken = HeaderMap::from_iter([(TRACEPARENT, HeaderValue::from_static("00-zz-1-01"))]);
-        assert!(Sampling::new(1.0).of(&broken).0);
+        assert!(Sampling::new(1.0).of(&broken).spans);
     }
 
     #[test]

@@ -206,6 +206,22 @@ async fn what_is_not_sampled_has_no_spans_and_no_line_and_its_trace_context_is_t
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_does_not_sample_its_trace_takes_no_line_out_of_the_log() {
+    let (engine, collector) = (engine(Pace::default()).await, Collector::start().await);
+    let proxy =
+        before(&engine, &format!("otlp: \"http://{}\"", collector.address), &policy("own", "mode: ride"))
+            .await;
+    let unsampled = format!("{}0", PARENT.trim_end_matches('1'));
+    let fields = format!("traceparent: {unsampled}\r\nx-request-id: quiet\r\n");
+    ask("no spans, a line").send(proxy.front, &fields).await;
+    let line = proxy.line_of("quiet").await;
+    assert_eq!((&line["path"], &line["trace_id"]), (&json!("ridden"), &serde_json::Value::Null));
+    ask("both").send(proxy.front, "x-request-id: told\r\n").await;
+    collector.of("told").await;
+    assert_eq!(collector.spans().len(), 1, "the other one has none");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_collector_that_is_away_costs_spans_and_a_count_and_no_request() {
     let engine = engine(Pace::default()).await;
     let proxy = before(&engine, "otlp: \"http://127.0.0.1:9\"", &forced("own")).await;

@@ -39,6 +39,23 @@ pub enum Shape {
     Free,
 }
 
+impl Shape {
+    /// Bytes that it has allocated.
+    fn held(&self) -> usize {
+        match self {
+            Self::Object(fields) => {
+                let keys = fields.iter().map(|field| field.key.capacity()).sum::<usize>();
+                fields.capacity() * size_of::<Field>() + keys
+            }
+            Self::Choices(choices) => {
+                let texts = choices.iter().map(String::capacity).sum::<usize>();
+                choices.capacity() * size_of::<String>() + texts
+            }
+            Self::Array(_) | Self::Text | Self::Free => 0,
+        }
+    }
+}
+
 /// A member of an object.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Field {
@@ -79,6 +96,8 @@ pub struct Shapes {
     all: Vec<Shape>,
     roots: Vec<(Form, ShapeId)>,
     tools: HashSet<String>,
+    /// Bytes of fields, choices and the names of tools.
+    held: usize,
 }
 
 /// What of the schemas a shape is made from: the whole, for its references, and how deep it lies.
@@ -89,24 +108,11 @@ struct Within<'a> {
 }
 
 impl Shapes {
-    /// Bytes that are allocated for them.
-    fn bytes(&self) -> usize {
-        let strings =
-            |texts: &[String]| size_of_val(texts) + texts.iter().map(String::capacity).sum::<usize>();
-        let of = |shape: &Shape| match shape {
-            Shape::Object(fields) => {
-                fields.capacity() * size_of::<Field>()
-                    + fields.iter().map(|field| field.key.capacity()).sum::<usize>()
-            }
-            Shape::Choices(choices) => strings(choices),
-            Shape::Array(_) | Shape::Text | Shape::Free => 0,
-        };
-        let tools = self.tools.iter().map(String::capacity).sum::<usize>();
+    /// Bytes that are allocated for them. Asked at every step of a session, so what they hold is counted as it comes.
+    const fn bytes(&self) -> usize {
         self.all.capacity() * size_of::<Shape>()
-            + self.all.iter().map(of).sum::<usize>()
             + self.roots.capacity() * size_of::<(Form, ShapeId)>()
-            + self.tools.capacity() * size_of::<String>()
-            + tools
+            + self.held
     }
 
     /// The shape of this place.
@@ -182,6 +188,7 @@ impl Shapes {
 
     fn push(&mut self, shape: Shape) -> Option<ShapeId> {
         (self.all.len() < SHAPES_MAX).then(|| {
+            self.held += shape.held();
             self.all.push(shape);
             self.all.len() - 1
         })
@@ -199,7 +206,9 @@ impl Shapes {
             let call = self.push(Shape::Object(vec![field("name", called), field(key, arguments)]));
             self.root(form, call);
         }
-        self.tools.insert(name.to_owned());
+        if self.tools.insert(name.to_owned()) {
+            self.held += size_of::<String>() + name.len();
+        }
         self.root(Form::Plain, Some(arguments));
     }
 
@@ -443,6 +452,21 @@ mod tests {
     const SCHEMA: &str = r#"{"type": "object", "properties": {"city": {"type": "string"}, "unit": {"enum": ["C", "F"]},
         "days": {"type": "array", "items": {"type": "integer"}}}, "required": ["city"]}"#;
     const SHOWN: &str = "(city=text unit?=\"C\"|\"F\" days?=[any])";
+
+    #[test]
+    fn what_the_shapes_hold_is_counted_as_they_come() {
+        let mut finder = Finder::default();
+        let fresh = finder.bytes();
+        let tool =
+            r#"{"name": "weather", "parameters": {"properties": {"city": {"enum": ["Oslo", "Rome"]}}}}"#;
+        tool.bytes().for_each(|byte| finder.step(byte));
+        let held: usize = finder.shapes.all.iter().map(Shape::held).sum::<usize>() + size_of::<String>() + 7;
+        assert_eq!(finder.shapes.held, held);
+        assert!(finder.bytes() > fresh + held, "{} {held}", finder.bytes());
+        let once = finder.bytes();
+        tool.bytes().for_each(|byte| finder.step(byte));
+        assert!(finder.bytes() >= once);
+    }
 
     #[test]
     fn a_schema_is_found_wherever_it_is_written() {
