@@ -24,7 +24,7 @@ mod measured {
     use std::path::Path;
     use std::time::Instant;
 
-    use foretell::draft::{Sampled, Stop};
+    use foretell::draft::{Sampled, Stop, chance_by_entropy, chance_by_margin};
     use foretell::openai::Sampling;
     use foretell::runtime::device::DeviceChoice;
     use foretell::runtime::forward::{Feed, Forward, Lane, Logits, Rows};
@@ -159,8 +159,15 @@ mod measured {
                 let row = rows.row(0, 0).ok_or("no row")?;
                 let started = Instant::now();
                 if way.least > f64::NEG_INFINITY {
-                    let q = processed(&warm, row, &draft, usize::MAX).ok_or("no law")?;
-                    if !stop.goes_on(q.entropy()) {
+                    let greedy = matches!(way.how, How::Greedy);
+                    let q = warm.process(row, &warm.history(&[], &draft));
+                    let margin = || match q.top(2)[..] {
+                        [(_, best), (_, next)] => f64::from(best - next),
+                        _ => 0.0,
+                    };
+                    let chance =
+                        if greedy { chance_by_margin(margin()) } else { chance_by_entropy(q.entropy()) };
+                    if !stop.goes_on(chance) {
                         break;
                     }
                 }
@@ -262,7 +269,7 @@ mod measured {
         let leasts = [0.1, 0.2, 0.3];
         let stops = leasts
             .into_iter()
-            .flat_map(|least| [How::Noise, sampled(Test::Block, all)].map(|how| (how, least)));
+            .flat_map(|least| [How::Greedy, How::Noise, sampled(Test::Block, all)].map(|how| (how, least)));
         let ways = hows.map(|how| (how, always)).into_iter().chain(stops);
         println!("{} prompts, {tokens} tokens, T={temperature}, gamma {gamma}", prompts.len());
         println!(

@@ -13,6 +13,7 @@ pub mod costs;
 pub mod forecast;
 pub mod gates;
 pub mod groups;
+pub mod hedge;
 mod pairs;
 pub mod prospect;
 pub mod rounds;
@@ -30,6 +31,7 @@ pub use budget::Budget;
 pub use chooser::{Outlook, Quote, best_cut, dither};
 pub use costs::{Basis, Beside, Costs, Way};
 pub use forecast::{Forecast, Prospective, forecast};
+pub use hedge::Passage;
 pub use prospect::Prior;
 pub use rounds::{Prices, Rounds, Value};
 pub use shelf::Shelf;
@@ -64,6 +66,8 @@ pub struct Learnt<'a> {
     pub switchback: &'a mut Switchback,
     /// Rounds by class of requests.
     pub classes: &'a mut state::Classes,
+    /// Which of several models drafts.
+    pub hedges: &'a mut hedge::Hedges,
     length: &'a mut state::Length,
 }
 
@@ -174,6 +178,9 @@ struct Kept<C, A, E> {
     epoch: E,
 }
 
+/// Most model drafters of an epoch that are learnt of apart.
+const MODELS_MOST: usize = 32;
+
 /// The shared state of one epoch of a replica. Time spent under its lock is microseconds.
 #[derive(Debug, Default)]
 pub struct Control {
@@ -207,6 +214,19 @@ impl Control {
         Ok(Self { states: Mutex::new((replica, epoch)) })
     }
 
+    /// The number under which the model drafter of this name is learnt of here. It is kept over a restart.
+    pub fn model(&self, name: &str) -> u8 {
+        let models = &mut self.states.lock().1.models;
+        let known = models.iter().position(|known| known == name);
+        let place = known.unwrap_or_else(|| {
+            // Nobody has so many drafters for one model; those beyond share what is learnt, and stay exact.
+            models.truncate(MODELS_MOST - 1);
+            models.push(name.to_owned());
+            models.len() - 1
+        });
+        u8::try_from(place).unwrap_or(u8::MAX)
+    }
+
     /// Reads or writes what has been learnt. Keep it short: all sessions of the replica wait for it.
     pub fn with<T>(&self, work: impl FnOnce(&mut Learnt<'_>) -> T) -> T {
         let (replica, epoch) = &mut *self.states.lock();
@@ -219,6 +239,7 @@ impl Control {
             budget: &mut replica.budget,
             switchback: &mut replica.switchback,
             classes: &mut epoch.classes,
+            hedges: &mut epoch.hedges,
             length: &mut epoch.length,
         })
     }
@@ -274,14 +295,14 @@ impl Drop for Presence {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::draft::Source;
+    use crate::draft::DrafterId;
     use crate::words::Plan;
 
     #[test]
     fn what_was_learnt_is_read_back_as_it_was_and_rest_has_made_it_less_certain() {
         let control = Control::new();
         let (way, now) = (Way::by(Plan::Tree, 300), Tick(90_000_000));
-        let class = Class { source: Source::Model, heat: Heat::Mid, kind: 7 };
+        let class = Class::new(DrafterId::model(control.model("small")), Heat::Mid, 7);
         control.with(|learnt| {
             (0..20).for_each(|_| learnt.rode(0.02, 1, now));
             (0..8).for_each(|_| learnt.costs.verified(way, 4, 0.03, now));
@@ -299,6 +320,7 @@ mod tests {
             })
         };
         assert_eq!(figures(&control), figures(&read));
+        assert_eq!((read.model("large"), read.model("small"), read.model("large")), (1, 0, 1));
         let next = |control: &Control, now| {
             control.with(|learnt| {
                 learnt.costs.verified(way, 4, 0.06, now);

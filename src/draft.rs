@@ -20,7 +20,7 @@ pub use prediction::Prediction;
 pub use prompt_lookup::{Ngram, PromptLookup};
 pub use recycling::{Recycling, Successors};
 pub use sampled::Sampled;
-pub use stop::Stop;
+pub use stop::{Stop, chance_by_entropy, chance_by_margin};
 pub use suffix::{Suffix, View};
 pub use tree::{Company, DrafterId, Features, Node, Source, Tree, Vote, Votes};
 
@@ -54,6 +54,15 @@ impl Draft {
             nodes.push(Node::new(token, at.checked_sub(1), Vote::new(Source::Model, features)));
         }
         Self::Sampled(Lone { nodes, drawn: Arc::new(drawn) })
+    }
+
+    /// The same proposed by `drafter`.
+    #[must_use]
+    pub fn by(self, drafter: DrafterId) -> Self {
+        match self {
+            Self::Tree(tree) => tree.by(drafter).into(),
+            Self::Sampled(Lone { nodes, drawn }) => Self::Sampled(Lone { nodes: nodes.by(drafter), drawn }),
+        }
     }
 
     /// With what it was drawn from, if it was.

@@ -14,6 +14,8 @@ pub mod exchange;
 pub mod failure;
 pub mod gates;
 mod head;
+#[cfg(feature = "onnx")]
+mod hearing;
 pub mod live;
 pub mod memory;
 pub mod mode;
@@ -34,12 +36,16 @@ use futures_util::future::FutureExt;
 use parking_lot::Mutex;
 
 use crate::clock::Clock;
-use crate::control::{Class, Control, Forecast, Heat, Imposed, Prospective, Shelf, Way, forecast};
+#[cfg(feature = "onnx")]
+use crate::control::Passage;
+use crate::control::{Class, Control, Forecast, Imposed, Prospective, Shelf, Way, forecast};
 use crate::draft::memory::Key;
 use crate::draft::{self, LookupSpec, Spelling};
 use crate::drive::calls::CallLimits;
 use crate::drive::drafters::Drafters;
-use crate::drive::drafting::Drafting;
+#[cfg(feature = "onnx")]
+use crate::drive::drafters::Speaker;
+use crate::drive::drafting::{Drafting, Hearing};
 use crate::drive::exchange::{BoxFuture, Drive, Driven, Exchange};
 use crate::drive::memory::{Memories, Remembering};
 use crate::drive::ruling::{Passed, Rulebook};
@@ -50,7 +56,11 @@ use crate::observe::Observer;
 use crate::observe::metrics::Stage;
 use crate::openai::Sampling;
 use crate::policy::Ruling;
+#[cfg(feature = "onnx")]
+use crate::policy::part::Speech;
 use crate::session::{Permission, Rules};
+#[cfg(feature = "onnx")]
+use crate::units::Dice;
 use crate::words::{BypassReason, Plan};
 
 /// Most epochs whose costs and acceptance are kept; the longest unused one makes room for a new one.
@@ -86,13 +96,23 @@ struct Inner {
     clock: Clock,
     /// What was learnt about each epoch, shared by its sessions.
     controls: Mutex<Shelf<Epoch, Arc<Control>>>,
+    /// The time for hearing several models on one text.
+    #[cfg(feature = "onnx")]
+    share: Arc<hearing::Share>,
 }
 
 impl Driver {
     /// A driver that has learnt nothing yet.
     pub fn new(setup: DriverSetup) -> Self {
         let controls = Mutex::new(Shelf::new(EPOCHS, EPOCH_KEPT));
-        Self { inner: Arc::new(Inner { setup, clock: Clock::start(), controls }) }
+        let inner = Inner {
+            setup,
+            clock: Clock::start(),
+            controls,
+            #[cfg(feature = "onnx")]
+            share: Arc::default(),
+        };
+        Self { inner: Arc::new(inner) }
     }
 }
 
@@ -110,10 +130,10 @@ impl Driver {
         let Standing::Known(identity) = &*standing else { return None };
         let control = self.inner.control(identity, replica.name());
         let rules = &ruling.rules;
-        let heat = Heat::of(temperature);
-        let heat = if rules.accept.is_lossy() { heat.relaxed() } else { heat };
+        let heat = rules.heat(temperature);
+        let drafters = ruling::drafters(ruling, &control);
         let classes: Vec<Class> =
-            ruling::sources(ruling).map(|source| Class { source, heat, kind: rules.kind }).collect();
+            drafters.into_iter().map(|drafter| Class::new(drafter, heat, rules.kind)).collect();
         let (plan, fallback) = (*rules.plans.first()?, rules.plans.get(1).copied());
         let asked = Prospective {
             classes: &classes,
@@ -130,6 +150,24 @@ impl Driver {
             }
             Some(forecast(learnt, &asked, self.inner.clock.now()))
         })
+    }
+}
+
+impl Driver {
+    /// How likely each model of a ruling is drawn to draft for a request of this temperature on a replica, by name; empty if
+    /// there is no choice, or the engine is not known.
+    pub fn chances(&self, replica: &Arc<Replica>, ruling: &Ruling, temperature: f64) -> Vec<(String, f64)> {
+        let standing = self.inner.setup.identities.standing(replica);
+        let Some(Standing::Known(identity)) = standing.as_deref() else { return Vec::new() };
+        if ruling.models.len() < 2 {
+            return Vec::new();
+        }
+        let control = self.inner.control(identity, replica.name());
+        let numbers: Vec<u8> = ruling.models.iter().map(|(name, _)| control.model(name)).collect();
+        let hedge =
+            control.with(|learnt| learnt.hedges.of(ruling.rules.heat(temperature), ruling.rules.kind));
+        let names = ruling.models.iter().map(|(name, _)| name.clone());
+        names.zip(hedge.weights(&numbers)).collect()
     }
 }
 
@@ -186,8 +224,9 @@ impl Inner {
         } else {
             ruling.sampling.clone()
         };
-        let mut drafting = self.drafting(&ruling, &identity, &sampling, &exchange.shared.observer);
-        ruling.rules.model = drafting.is_there();
+        let control = self.control(&identity, backend);
+        let observer = &exchange.shared.observer;
+        let (mut drafting, hearing) = self.drafting(&mut ruling, &identity, &sampling, &control, observer);
         ruling.rules.drafts_ahead = drafting.goes_back();
         ruling.rules.shares_noise = drafting.shares_noise() && identity.engine.shares_noise();
         ruling.rules.samples = ruling.rules.shares_noise && self.samples(&ruling, exchange);
@@ -200,7 +239,6 @@ impl Inner {
         let remembering = self.remembering(&ruling, &identity, exchange);
         let spelling: Arc<dyn Spelling> = Arc::clone(&identity.tokenizer) as _;
         ruling.rules.shared = draft::Shared { spelling: Some(spelling), ..remembering.shared() };
-        let control = self.control(&identity, backend);
         let limits = CallLimits { bytes_max: ruling.bytes_max, question: self.setup.verify_timeout };
         Ok(Run {
             identity,
@@ -209,6 +247,7 @@ impl Inner {
             sampling,
             control,
             drafting,
+            hearing,
             remembering,
             limits,
             clock: self.clock,
@@ -253,27 +292,71 @@ impl Inner {
         remembering.recycling(&key, &format!("{}@{}", identity.epoch.version, identity.epoch.started))
     }
 
+    /// The model that drafts for a request, drawn from those of its policy, and how all of them are heard after it.
     #[cfg(feature = "onnx")]
     fn drafting(
         &self,
-        ruling: &Ruling,
+        ruling: &mut Ruling,
         identity: &Identity,
         sampling: &Sampling,
+        control: &Arc<Control>,
         observer: &Arc<Observer>,
-    ) -> Drafting {
-        let named = ruling.model.as_ref();
-        let drafter = named.and_then(|(name, speech)| self.setup.drafters.get(name, *speech, identity));
+    ) -> (Drafting, Option<Hearing>) {
         // Where the target's noise cannot be reproduced, its most probable token is the best guess: draft greedily.
         let temperature = if identity.engine.shares_noise() { sampling.temperature } else { 0.0 };
+        let (heat, kind) = (ruling.rules.heat(sampling.temperature), ruling.rules.kind);
         let sampling = Sampling { temperature, ..sampling.clone() };
-        Drafting::new(drafter, sampling, self.setup.draft_timeout.is_some(), Arc::clone(observer))
+        let speaker = |(name, speech): &(String, Speech)| {
+            Some((control.model(name), self.setup.drafters.get(name, *speech, identity)?))
+        };
+        let models: Vec<(u8, Speaker)> = ruling.models.iter().filter_map(speaker).collect();
+        let numbers: Vec<u8> = models.iter().map(|(number, _)| *number).collect();
+        let hedge = control.with(|learnt| learnt.hedges.of(heat, kind));
+        let drawn = hedge.draw(&numbers, &mut Dice::new(fresh_seed()));
+        ruling.rules.model = drawn;
+        let drafter = models.iter().find(|(number, _)| Some(*number) == drawn);
+        if let Some((_, speaker)) = drafter {
+            observer.metrics().drawn(&ruling.policy.name, &speaker.name);
+        }
+        let bounded = self.setup.draft_timeout.is_some();
+        let speaker = drafter.map(|(_, speaker)| speaker.clone());
+        let drafting = Drafting::new(speaker, sampling.clone(), bounded, Arc::clone(observer));
+        let passage = passage(ruling, heat, drawn).filter(|_| models.len() > 1);
+        let hearing = passage.map(|passage| Hearing {
+            passage,
+            models,
+            control: Arc::clone(control),
+            sampling,
+            observer: Arc::clone(observer),
+            share: Arc::clone(&self.share),
+            clock: self.clock,
+            begun: Instant::now(),
+        });
+        (drafting, hearing)
     }
 
     #[cfg(not(feature = "onnx"))]
     #[expect(clippy::unused_self, reason = "the shape that the drafting with a runtime has")]
-    fn drafting(&self, _: &Ruling, _: &Identity, _: &Sampling, _: &Arc<Observer>) -> Drafting {
-        Drafting::none()
+    fn drafting(
+        &self,
+        _: &mut Ruling,
+        _: &Identity,
+        _: &Sampling,
+        _: &Arc<Control>,
+        _: &Arc<Observer>,
+    ) -> (Drafting, Option<Hearing>) {
+        (Drafting::none(), None)
     }
+}
+
+/// What is known of a passage of a request before its text is; `None` where nothing would be drafted.
+#[cfg(feature = "onnx")]
+fn passage(ruling: &Ruling, heat: crate::control::Heat, drafted: Option<u8>) -> Option<Passage> {
+    let rules = &ruling.rules;
+    let drafts = !matches!(rules.permission, Permission::Ride(_));
+    let (plan, fallback) = (*rules.plans.first().filter(|_| drafts)?, rules.plans.get(1).copied());
+    let way = Way { plan, fallback, context: 0 };
+    Some(Passage { heat, kind: rules.kind, way, gamma_max: rules.gamma_max, heard: Vec::new(), drafted })
 }
 
 /// A random seed of 53 bits: JSON readers that parse numbers as doubles keep it exactly.

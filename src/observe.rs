@@ -19,7 +19,7 @@ use std::time::{Duration, SystemTime};
 use tokio::time::Instant;
 
 pub use body::Recorded;
-pub use metrics::{DraftKind, DraftLoss, Held, Metrics};
+pub use metrics::{DraftKind, DraftLoss, HearingEnd, Held, Metrics};
 pub use record::Record;
 
 use crate::openai::{Path, Route};

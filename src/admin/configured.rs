@@ -29,7 +29,7 @@ use crate::gateway::Shared;
 use crate::http::memory::Level;
 use crate::observe::Observer;
 use crate::observe::history::Reading;
-use crate::policy::explain::{GainLine, GateLine, Now, WhyLine};
+use crate::policy::explain::{GainLine, GateLine, ModelLine, Now, WhyLine};
 use crate::policy::part::ModelState;
 use crate::policy::{self, Explanation, Fact, PolicySet, Ruling};
 use crate::words::RideReason;
@@ -374,7 +374,10 @@ impl Configured {
             let replica = replica.as_ref()?;
             let signal = replica.load().map(|load| load.signal());
             let forecast = self.known.driver.forecast(replica, ruling, temperature, prompt)?;
-            Some(shown(&forecast, ruling, signal.as_ref()))
+            let models = self.known.driver.chances(replica, ruling, temperature);
+            let model = |(model, chance)| ModelLine { model, chance };
+            let models = models.into_iter().map(model).collect();
+            Some(Now { models, ..shown(&forecast, ruling, signal.as_ref()) })
         };
         let known = ServerFacts {
             asked: "proxy",
@@ -431,6 +434,7 @@ fn shown(forecast: &Forecast, ruling: &Ruling, signal: Option<&Signal>) -> Now {
         // With `gamma.fixed` no gate by load is kept.
         gates: if ruling.rules.gamma_fixed.is_some() { Vec::new() } else { gates(ruling, signal) },
         not_leaping: forecast.reasons.iter().map(why).collect(),
+        models: Vec::new(),
     }
 }
 

@@ -6,7 +6,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::survival::Heat;
-use crate::draft::Source;
+use crate::draft::DrafterId;
 
 /// First draft tokens that the present is judged by.
 const FAST: f64 = 100.0;
@@ -85,15 +85,19 @@ impl Watched {
 /// Watches every drafter of an epoch.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Watch {
-    watched: [[Watched; Heat::COUNT]; Source::ALL.len()],
+    /// By [`DrafterId::row`], as many as were needed so far.
+    watched: Vec<[Watched; Heat::COUNT]>,
     /// Collapses that nobody has been told of.
     untold: u32,
 }
 
 impl Watch {
     /// Notes whether the first token of a draft was accepted.
-    pub fn observe(&mut self, heat: Heat, source: Source, accepted: bool) {
-        let watched = self.watched.get_mut(source.index()).and_then(|heats| heats.get_mut(heat.index()));
+    pub fn observe(&mut self, heat: Heat, drafter: DrafterId, accepted: bool) {
+        if self.watched.len() <= drafter.row() {
+            self.watched.resize(drafter.row() + 1, Default::default());
+        }
+        let watched = self.watched.get_mut(drafter.row()).and_then(|heats| heats.get_mut(heat.index()));
         if watched.is_some_and(|watched| watched.observe(accepted)) {
             self.untold += 1;
         }
@@ -113,7 +117,7 @@ mod tests {
     fn fed(watch: &mut Watch, dice: &mut Dice, share: f64, tokens: usize) {
         for _ in 0..tokens {
             let accepted = dice.unit() < share;
-            watch.observe(Heat::Greedy, Source::Model, accepted);
+            watch.observe(Heat::Greedy, DrafterId::model(0), accepted);
         }
     }
 

@@ -5,6 +5,7 @@
 //! certain and forgets none of it, and calls that lost are remembered as well and as long as calls that won.
 
 mod ahead;
+mod drafts;
 mod joint;
 mod pace;
 mod table;
@@ -15,6 +16,7 @@ use std::sync::Arc;
 
 pub use ahead::Turn;
 use ahead::{Offer, Overlap};
+use drafts::Drafts;
 use joint::Joint;
 pub use pace::SIZES as CROWDS;
 use pace::{Crowd, Pace};
@@ -124,14 +126,8 @@ pub struct Costs {
     /// Rounds that overlap.
     #[serde(skip)]
     overlap: Overlap,
-    /// Seconds per token of the model drafter.
-    draft: Belief,
-    /// Seconds of a shadow pass.
-    shadow: Belief,
-    /// Seconds of shadow passes of a drafter that had read the prompt before: a bound only.
-    chunk: Belief,
-    /// Seconds of shadow passes that read the prompt.
-    reading: Belief,
+    /// Times of the model drafters.
+    drafts: Drafts,
     /// Extra seconds of going from ride to leap, and back, by crowd.
     switch_in: [Belief; pace::SIZES],
     switch_out: [Belief; pace::SIZES],
@@ -162,9 +158,9 @@ impl Costs {
     pub fn age(&mut self, now: Tick) {
         self.pace.age(now);
         self.verify.age(now);
-        let rest = [&mut self.draft, &mut self.shadow, &mut self.chunk, &mut self.reading];
+        self.drafts.age(now);
         let by_crowd = self.switch_in.iter_mut().chain(&mut self.switch_out).chain(&mut self.company);
-        rest.into_iter().chain(&mut self.undecided).chain(by_crowd).for_each(|belief| belief.age(now));
+        self.undecided.iter_mut().chain(by_crowd).for_each(|belief| belief.age(now));
     }
 
     /// Sets how many requests the engine computes at once from now on, and whether there are riders beside one that leaps,
@@ -293,16 +289,14 @@ impl Costs {
         }
     }
 
-    /// Notes a draft of the model drafter.
-    pub fn drafted(&mut self, tokens: usize, seconds: f64, now: Tick) {
-        self.draft.observe(seconds / tokens.max(1) as f64, now);
+    /// Notes a draft of the model drafter with this number ([`crate::control::Control::model`]).
+    pub fn drafted(&mut self, model: u8, tokens: usize, seconds: f64, now: Tick) {
+        self.drafts.drafted(model, tokens, seconds, now);
     }
 
-    /// Notes a shadow pass of the model drafter. `read`: it had read the prompt before.
-    pub fn shadowed(&mut self, seconds: f64, read: bool, now: Tick) {
-        self.shadow.observe(seconds, now);
-        let kind = if read { &mut self.chunk } else { &mut self.reading };
-        kind.observe(seconds, now);
+    /// Notes a shadow pass of a model drafter. `read`: it had read the prompt before.
+    pub fn shadowed(&mut self, model: u8, seconds: f64, read: bool, now: Tick) {
+        self.drafts.shadowed(model, seconds, read, now);
     }
 
     /// Seconds per ridden token; `None` before four were timed.
@@ -350,11 +344,11 @@ impl Costs {
 
     /// Seconds that a token of the model drafter saves of the wait for the engine, because it is drafted while the engine computes
     /// for others, and those that calls were measured to be shorter by for it.
-    pub fn saved_by_drafting(&self) -> (f64, f64) {
+    pub fn saved_by_drafting(&self, model: u8) -> (f64, f64) {
         let Some(slope) = self.wait.slope(self.crowd).filter(|_| self.crowd != Crowd::default()) else {
             return (0.0, 0.0);
         };
-        let saved = (-slope).clamp(0.0, self.draft_token());
+        let saved = (-slope).clamp(0.0, self.draft_token(model));
         (saved, saved * self.wait.mean(self.crowd))
     }
 
@@ -407,21 +401,21 @@ impl Costs {
         Place::new(way.plan, way.context, self.crowd, self.riders)
     }
 
-    /// Expected seconds per token of the model drafter. Before that is measured, a guess that no shadow pass
+    /// Expected seconds per token of a model drafter. Before that is measured, a guess that no shadow pass
     /// contradicts: reading a few tokens at once takes no less than saying one.
-    pub fn draft_token(&self) -> f64 {
-        let guess = || self.ride_token_expected() * DRAFT;
-        self.draft.known().unwrap_or_else(|| self.chunk.known().unwrap_or(f64::MAX).min(guess()))
+    pub fn draft_token(&self, model: u8) -> f64 {
+        let (times, guess) = (self.drafts.of(model), || self.ride_token_expected() * DRAFT);
+        times.token.known().unwrap_or_else(|| times.chunk.known().unwrap_or(f64::MAX).min(guess()))
     }
 
-    /// Expected seconds of a pass that reads the prompt; `None` before the first.
-    pub fn reading(&self) -> Option<f64> {
-        self.reading.known()
+    /// Expected seconds of a pass in which a model drafter reads the prompt; `None` before the first.
+    pub fn reading(&self, model: u8) -> Option<f64> {
+        self.drafts.of(model).reading.known()
     }
 
-    /// Expected seconds of a shadow pass; `None` before the first.
-    pub fn shadow_pass(&self) -> Option<f64> {
-        self.shadow.known()
+    /// Expected seconds of a shadow pass of a model drafter; `None` before the first.
+    pub fn shadow_pass(&self, model: u8) -> Option<f64> {
+        self.drafts.of(model).shadow.known()
     }
 
     /// Expected extra seconds of going from ride to leap.
@@ -605,13 +599,13 @@ mod tests {
     #[test]
     fn a_drafter_that_reads_fast_is_not_taken_for_slow() {
         let mut costs = riding_at(0.1);
-        assert!((costs.draft_token() - 0.015).abs() < 1e-9, "a guess");
-        costs.shadowed(0.2, false, Tick(0));
-        assert!((costs.draft_token() - 0.015).abs() < 1e-9, "that pass read the prompt");
-        costs.shadowed(0.002, true, Tick(0));
-        assert!((costs.draft_token() - 0.002).abs() < 1e-9);
-        costs.drafted(4, 0.012, Tick(0));
-        assert!((costs.draft_token() - 0.003).abs() < 1e-9, "measured");
+        assert!((costs.draft_token(0) - 0.015).abs() < 1e-9, "a guess");
+        costs.shadowed(0, 0.2, false, Tick(0));
+        assert!((costs.draft_token(0) - 0.015).abs() < 1e-9, "that pass read the prompt");
+        costs.shadowed(0, 0.002, true, Tick(0));
+        assert!((costs.draft_token(0) - 0.002).abs() < 1e-9);
+        costs.drafted(0, 4, 0.012, Tick(0));
+        assert!((costs.draft_token(0) - 0.003).abs() < 1e-9, "measured");
     }
 
     #[test]
@@ -634,7 +628,7 @@ mod tests {
         let saved = |requests: usize| {
             let mut costs = riding_at(0.010);
             costs.crowded(requests, false, false);
-            costs.drafted(8, 0.008, Tick(0));
+            costs.drafted(0, 8, 0.008, Tick(0));
             // A step of the other request ends 20 ms after the verdict, and a call takes a step of its own.
             for call in 0..200 {
                 let modelled = call % 16;
@@ -642,7 +636,7 @@ mod tests {
                 costs.verified(SCORE, modelled, seconds, Tick(0));
                 costs.shared(SCORE, modelled, seconds, Beside { nodes: modelled as f64, modelled });
             }
-            costs.saved_by_drafting()
+            costs.saved_by_drafting(0)
         };
         let (each, all) = saved(2);
         assert!((0.0007..=0.001).contains(&each), "{each}");

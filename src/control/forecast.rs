@@ -65,9 +65,10 @@ pub struct Prospective<'a> {
 /// The forecast for a request.
 pub fn forecast(learnt: &mut Learnt<'_>, asked: &Prospective<'_>, now: Tick) -> Forecast {
     let classes = asked.classes;
-    let tariff = Tariff::new(learnt, asked.way, None);
-    let gain = classes.iter().filter_map(|class| gain(learnt, *class, &tariff));
+    let tariff = |model| Tariff::new(learnt, asked.way, model, None);
+    let gain = classes.iter().filter_map(|class| gain(learnt, *class, &tariff(class.drafter().number)));
     let gain = gain.max_by(|a, b| a.middle.total_cmp(&b.middle));
+    let tariff = tariff(0);
     Forecast {
         load: learnt.crowd.load(),
         credit: learnt.account.credit(),
@@ -96,7 +97,7 @@ fn forced(classes: &[Class]) -> Vec<(RideReason, &'static str)> {
 /// Whether hardly any first token of any of these drafters is accepted.
 fn refused(learnt: &Learnt<'_>, asked: &Prospective<'_>) -> bool {
     let refused =
-        |class: &Class| learnt.survival.is_refused(class.heat, class.source, asked.acceptance_least);
+        |class: &Class| learnt.survival.is_refused(class.heat(), class.drafter(), asked.acceptance_least);
     !asked.classes.is_empty() && asked.classes.iter().all(refused)
 }
 
@@ -175,10 +176,10 @@ fn reasons(
 mod tests {
     use super::*;
     use crate::control::{Control, Heat};
-    use crate::draft::Source;
+    use crate::draft::DrafterId;
     use crate::words::Plan;
 
-    const CLASS: Class = Class { source: Source::Model, heat: Heat::Greedy, kind: 1 };
+    const CLASS: Class = Class::new(DrafterId::model(0), Heat::Greedy, 1);
 
     #[test]
     fn what_was_seen_is_foretold_and_what_was_not_is_a_reason() {

@@ -11,10 +11,11 @@ use super::account::Account;
 use super::budget::Budget;
 use super::costs::{CROWDS, Costs};
 use super::gates::Signal;
+use super::hedge::Hedges;
 use super::rounds::Rounds;
 use super::survival::{Heat, Survival};
 use super::switchback::Switchback;
-use crate::draft::Source;
+use crate::draft::DrafterId;
 
 /// What has been learnt about one replica.
 #[derive(Debug, Default)]
@@ -189,17 +190,36 @@ pub struct EpochState {
     pub length: Length,
     /// Rounds by class of requests.
     pub classes: Classes,
+    /// Which of several models drafts.
+    pub hedges: Hedges,
+    /// The names of the models that have drafted, by their numbers.
+    pub models: Vec<String>,
 }
 
 /// Requests that are likely to be alike: the same drafter, temperature and kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Class {
+    drafter: DrafterId,
+    heat: Heat,
+    kind: u64,
+}
+
+impl Class {
+    /// The requests of a drafter and a temperature; `kind` is a number for everything else that requests are told apart by:
+    /// policy and route.
+    pub const fn new(drafter: DrafterId, heat: Heat, kind: u64) -> Self {
+        Self { drafter: drafter.learnt_as(), heat, kind }
+    }
+
     /// The drafter.
-    pub source: Source,
+    pub const fn drafter(self) -> DrafterId {
+        self.drafter
+    }
+
     /// The temperature.
-    pub heat: Heat,
-    /// A number for everything else that requests are told apart by: policy and route.
-    pub kind: u64,
+    pub const fn heat(self) -> Heat {
+        self.heat
+    }
 }
 
 /// Rounds of requests, real and virtual, by class.

@@ -8,7 +8,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::alarm::Watch;
-use crate::draft::{Company, Features, Source, Vote};
+use crate::draft::{Company, DrafterId, Features, Source, Vote};
 
 /// First draft tokens, real and virtual, that the acceptance gate judges by, as sessions do.
 const REFUSED_OF: f64 = 200.0;
@@ -106,10 +106,14 @@ impl Cell {
     }
 }
 
+/// Cells of one drafter, at all temperatures.
+const ROW: usize = Heat::COUNT * BUCKETS * POSITIONS * Company::COUNT;
+
 /// The counts of an epoch, shared by its sessions.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(try_from = "Saved")]
 pub struct Survival {
+    /// Rows of cells by [`DrafterId::row`], as many as were needed so far.
     cells: Vec<Cell>,
     /// Raises the alarm where acceptance collapses.
     pub watch: Watch,
@@ -126,33 +130,30 @@ impl TryFrom<Saved> for Survival {
     type Error = String;
 
     fn try_from(Saved { cells, watch }: Saved) -> Result<Self, String> {
-        let wanted = Self::default().cells.len();
-        if cells.len() == wanted {
+        if cells.len().is_multiple_of(ROW) {
             return Ok(Self { cells, watch });
         }
-        Err(format!("{} counts of accepted drafts, this version has {wanted}", cells.len()))
+        Err(format!("{} counts of accepted drafts, this version has {ROW} for each drafter", cells.len()))
     }
 }
 
 impl Default for Survival {
     fn default() -> Self {
-        let cells =
-            vec![Cell::default(); Heat::COUNT * Source::ALL.len() * BUCKETS * POSITIONS * Company::COUNT];
-        Self { cells, watch: Watch::default() }
+        Self { cells: vec![Cell::default(); Source::ALL.len() * ROW], watch: Watch::default() }
     }
 }
 
 impl Survival {
     /// Notes whether a token was accepted that this vote proposed in this company and whose ancestors were all accepted.
     pub fn observe(&mut self, heat: Heat, vote: Vote, company: Company, position: usize, accepted: bool) {
-        let source = vote.drafter.source;
-        let bucket = bucket(source, vote.features);
+        let drafter = vote.drafter;
+        let bucket = bucket(drafter.source, vote.features);
         if position == 0 {
-            self.watch.observe(heat, source, accepted);
+            self.watch.observe(heat, drafter, accepted);
         }
-        self.add(place(heat, source, bucket, position) + company.index(), accepted);
-        if source == Source::Model && (bucket != 0 || company != Company::Alone) {
-            self.add(place(heat, source, 0, position), accepted);
+        self.add(place(heat, drafter, bucket, position) + company.index(), accepted);
+        if drafter.source == Source::Model && (bucket != 0 || company != Company::Alone) {
+            self.add(place(heat, drafter, 0, position), accepted);
         }
     }
 
@@ -162,51 +163,69 @@ impl Survival {
         if company == Company::Alone {
             return alone;
         }
-        let at = place(heat, vote.drafter.source, bucket(vote.drafter.source, vote.features), position);
+        let at = place(heat, vote.drafter, bucket(vote.drafter.source, vote.features), position);
         self.cells.get(at + company.index()).copied().unwrap_or_default().posterior(alone)
     }
 
     fn alone(&self, heat: Heat, vote: Vote, position: usize) -> f64 {
-        let source = vote.drafter.source;
-        let bucket = bucket(source, vote.features);
-        if source == Source::Model && bucket != 0 {
-            let any = self.along(heat, source, 0, position);
-            return self.cell(heat, source, bucket, position).posterior(any);
+        let drafter = vote.drafter;
+        let bucket = bucket(drafter.source, vote.features);
+        if drafter.source == Source::Model && bucket != 0 {
+            let any = self.along(heat, drafter, 0, position);
+            return self.cell(heat, drafter, bucket, position).posterior(any);
         }
-        self.along(heat, source, bucket, position)
+        self.along(heat, drafter, bucket, position)
     }
 
-    /// Decayed number of first tokens of this source seen at this temperature.
-    pub fn evidence(&self, heat: Heat, source: Source) -> f64 {
-        self.first_tokens(heat, source).1
+    /// The chance of each token of a draft of so many that this drafter makes alone, that it and all before it are accepted;
+    /// `adjust` turns what is known of all requests into what is known of this one.
+    pub fn chain(
+        &self,
+        heat: Heat,
+        drafter: DrafterId,
+        tokens: usize,
+        adjust: impl Fn(f64) -> f64,
+    ) -> Vec<f64> {
+        let vote = Vote::new(drafter, Features::default());
+        let mut alive = 1.0;
+        let next = |depth| {
+            alive *= adjust(self.conditional(heat, vote, Company::Alone, depth));
+            alive
+        };
+        (0..tokens).map(next).collect()
     }
 
-    /// Accepted and tried first tokens of a source at a temperature, decayed.
-    pub fn first_tokens(&self, heat: Heat, source: Source) -> (f64, f64) {
+    /// Decayed number of first tokens of this drafter seen at this temperature.
+    pub fn evidence(&self, heat: Heat, drafter: DrafterId) -> f64 {
+        self.first_tokens(heat, drafter).1
+    }
+
+    /// Accepted and tried first tokens of a drafter at a temperature, decayed.
+    pub fn first_tokens(&self, heat: Heat, drafter: DrafterId) -> (f64, f64) {
         // Of a model, bucket 0 has all of them.
         let (buckets, companies) =
-            if source == Source::Model { (0..1, 0..1) } else { (0..BUCKETS, 0..Company::COUNT) };
+            if drafter.source == Source::Model { (0..1, 0..1) } else { (0..BUCKETS, 0..Company::COUNT) };
         let places = buckets.flat_map(|bucket| {
-            let first = place(heat, source, bucket, 0);
+            let first = place(heat, drafter, bucket, 0);
             companies.clone().map(move |company| first + company)
         });
         let cells = places.filter_map(|place| self.cells.get(place));
         cells.fold((0.0, 0.0), |sum, cell| (sum.0 + cell.accepted, sum.1 + cell.tried))
     }
 
-    /// Whether of so many first tokens of a source hardly any was accepted: less than the share `least`.
-    pub fn is_refused(&self, heat: Heat, source: Source, least: f64) -> bool {
-        let (accepted, tried) = self.first_tokens(heat, source);
+    /// Whether of so many first tokens of a drafter hardly any was accepted: less than the share `least`.
+    pub fn is_refused(&self, heat: Heat, drafter: DrafterId, least: f64) -> bool {
+        let (accepted, tried) = self.first_tokens(heat, drafter);
         tried >= REFUSED_OF && accepted < least * tried
     }
 
-    /// Whether at some temperature the first tokens of all these sources are refused, and at none those of one are accepted.
-    pub fn are_refused(&self, sources: &[Source], least: f64) -> bool {
+    /// Whether at some temperature the first tokens of all these drafters are refused, and at none those of one are accepted.
+    pub fn are_refused(&self, drafters: &[DrafterId], least: f64) -> bool {
         let mut refused = false;
         for heat in Heat::ALL {
-            let told = sources.iter().filter(|source| self.evidence(heat, **source) >= REFUSED_OF);
-            for source in told {
-                if !self.is_refused(heat, *source, least) {
+            let told = drafters.iter().filter(|drafter| self.evidence(heat, **drafter) >= REFUSED_OF);
+            for drafter in told {
+                if !self.is_refused(heat, *drafter, least) {
                     return false;
                 }
                 refused = true;
@@ -215,26 +234,30 @@ impl Survival {
         refused
     }
 
-    fn along(&self, heat: Heat, source: Source, bucket: usize, position: usize) -> f64 {
+    fn along(&self, heat: Heat, drafter: DrafterId, bucket: usize, position: usize) -> f64 {
+        let first = base(drafter.source, bucket);
         (0..=position.min(POSITIONS - 1))
-            .fold(base(source, bucket), |prior, at| self.cell(heat, source, bucket, at).posterior(prior))
+            .fold(first, |prior, at| self.cell(heat, drafter, bucket, at).posterior(prior))
     }
 
     fn add(&mut self, at: usize, accepted: bool) {
+        if at >= self.cells.len() {
+            self.cells.resize((at / ROW + 1) * ROW, Cell::default());
+        }
         if let Some(cell) = self.cells.get_mut(at) {
             cell.accepted = cell.accepted * KEEP + f64::from(u8::from(accepted));
             cell.tried = cell.tried * KEEP + 1.0;
         }
     }
 
-    fn cell(&self, heat: Heat, source: Source, bucket: usize, position: usize) -> Cell {
-        self.cells.get(place(heat, source, bucket, position)).copied().unwrap_or_default()
+    fn cell(&self, heat: Heat, drafter: DrafterId, bucket: usize, position: usize) -> Cell {
+        self.cells.get(place(heat, drafter, bucket, position)).copied().unwrap_or_default()
     }
 }
 
 /// The first of the cells of a place: where nobody else says anything; those of the other companies follow, which lean on it.
-fn place(heat: Heat, source: Source, bucket: usize, position: usize) -> usize {
-    let cell = (heat.index() * Source::ALL.len() + source.index()) * BUCKETS + bucket.min(BUCKETS - 1);
+fn place(heat: Heat, drafter: DrafterId, bucket: usize, position: usize) -> usize {
+    let cell = (drafter.row() * Heat::COUNT + heat.index()) * BUCKETS + bucket.min(BUCKETS - 1);
     (cell * POSITIONS + position.min(POSITIONS - 1)) * Company::COUNT
 }
 
@@ -319,8 +342,8 @@ impl Tuning {
     const PRIOR: f64 = 6.0;
 
     /// Notes whether a token was accepted, and the probability of that by the shared counts.
-    pub fn observe(&mut self, source: Source, expected: f64, accepted: bool) {
-        if let Some(tally) = self.sources.get_mut(source.index()) {
+    pub fn observe(&mut self, drafter: DrafterId, expected: f64, accepted: bool) {
+        if let Some(tally) = self.sources.get_mut(drafter.source.index()) {
             let hit = f64::from(u8::from(accepted));
             tally.accepted = tally.accepted * Self::KEEP + hit;
             tally.rejected = tally.rejected * Self::KEEP + 1.0 - hit;
@@ -330,8 +353,8 @@ impl Tuning {
     }
 
     /// The shared estimate shifted by this request's own odds.
-    pub fn adjust(&self, source: Source, estimate: f64) -> f64 {
-        let tally = self.sources.get(source.index()).copied().unwrap_or_default();
+    pub fn adjust(&self, drafter: DrafterId, estimate: f64) -> f64 {
+        let tally = self.sources.get(drafter.source.index()).copied().unwrap_or_default();
         let up = (tally.accepted + Self::PRIOR) / (tally.expected_accepted + Self::PRIOR);
         let down = (tally.rejected + Self::PRIOR) / (tally.expected_rejected + Self::PRIOR);
         let yes = estimate * up;
@@ -373,13 +396,13 @@ mod tests {
     fn a_request_of_its_own_kind_is_recognised_within_two_dozen_tokens() {
         let mut tuning = Tuning::default();
         for _ in 0..24 {
-            tuning.observe(Source::PromptLookup, 0.8, false);
+            tuning.observe(Source::PromptLookup.into(), 0.8, false);
         }
-        assert!(tuning.adjust(Source::PromptLookup, 0.8) < 0.4);
+        assert!(tuning.adjust(Source::PromptLookup.into(), 0.8) < 0.4);
         for _ in 0..30 {
-            tuning.observe(Source::PromptLookup, 0.8, true);
+            tuning.observe(Source::PromptLookup.into(), 0.8, true);
         }
-        assert!(tuning.adjust(Source::PromptLookup, 0.8) > 0.6);
-        assert!((Tuning::default().adjust(Source::Model, 0.5) - 0.5).abs() < 1e-9);
+        assert!(tuning.adjust(Source::PromptLookup.into(), 0.8) > 0.6);
+        assert!((Tuning::default().adjust(DrafterId::model(0), 0.5) - 0.5).abs() < 1e-9);
     }
 }

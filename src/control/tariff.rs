@@ -28,12 +28,13 @@ pub struct Tariff {
 }
 
 impl Tariff {
-    /// Today's prices. `hope`: rounds may cost less than what was measured says, by as much as is uncertain now.
-    pub fn new(learnt: &Learnt<'_>, way: Way, hope: Option<Tick>) -> Self {
+    /// Today's prices where this model drafts. `hope`: rounds may cost less than what was measured says, by as much as is
+    /// uncertain now.
+    pub fn new(learnt: &Learnt<'_>, way: Way, model: u8, hope: Option<Tick>) -> Self {
         let (costs, crowd) = (&*learnt.costs, &*learnt.crowd);
         let token = costs.ride_token_expected();
-        let (saved, waited) = costs.saved_by_drafting();
-        let draft = costs.draft_token();
+        let (saved, waited) = costs.saved_by_drafting(model);
+        let draft = costs.draft_token(model);
         let round = |nodes: usize| {
             let call = hope.map_or_else(|| costs.verify(way, nodes), |now| costs.hopeful(way, nodes, now));
             call + waited + crowd.others() as f64 * (call - token).max(0.0)
@@ -64,6 +65,11 @@ impl Tariff {
         (self.round(nodes) + modelled * self.longer).max(least)
     }
 
+    /// Of a round for which the model drafts so many tokens, all of which are verified.
+    pub fn model_round(&self, tokens: usize) -> f64 {
+        self.drafted(tokens, tokens as f64)
+    }
+
     /// The best cut of a draft with these survivals, where a second is worth `rate` tokens. `modelled`: its tokens have to
     /// be drafted by the model first.
     pub fn cut(&self, survival: &[f64], rate: f64, modelled: bool) -> Quote {
@@ -74,7 +80,7 @@ impl Tariff {
 
     /// Of one more token of the model drafter, drafted and verified: the mean of those behind the first.
     pub fn one_more(&self, nodes: usize) -> f64 {
-        let spent = |nodes: usize| self.drafted(nodes, nodes as f64);
+        let spent = |nodes: usize| self.model_round(nodes);
         let more = nodes.saturating_sub(1);
         (spent(nodes) - spent(1)).max(0.0) / more.max(1) as f64 + self.ours
     }
@@ -144,7 +150,7 @@ mod tests {
         let tariff = |ours, others| {
             let control = Control::new();
             learnt(&control, ours, others);
-            control.with(|learnt| Tariff::new(learnt, WAY, None))
+            control.with(|learnt| Tariff::new(learnt, WAY, 0, None))
         };
         let (alone, ours, others) = (tariff(1, 0), tariff(5, 0), tariff(1, 3));
         assert!((alone.round(8) - 0.020).abs() < 1e-9 && (ours.round(8) - 0.020).abs() < 1e-9);
@@ -160,8 +166,8 @@ mod tests {
         let control = Control::new();
         learnt(&control, 1, 0);
         control.with(|learnt| (0..8).for_each(|_| learnt.costs.verified(WAY, 4, 0.9, Tick(0))));
-        let at = |now| control.with(|learnt| Tariff::new(learnt, WAY, Some(now)).round(4));
-        let believed = control.with(|learnt| Tariff::new(learnt, WAY, None).round(4));
+        let at = |now| control.with(|learnt| Tariff::new(learnt, WAY, 0, Some(now)).round(4));
+        let believed = control.with(|learnt| Tariff::new(learnt, WAY, 0, None).round(4));
         assert!(at(Tick(0)) > 0.8 * believed, "{}", at(Tick(0)));
         assert!(at(Tick(3_600_000_000)) < 0.4 * believed, "{}", at(Tick(3_600_000_000)));
     }

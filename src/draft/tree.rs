@@ -101,12 +101,32 @@ impl Company {
 }
 
 /// A drafter of a session: its kind, and which one of that kind.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct DrafterId {
     /// Its kind.
     pub source: Source,
-    /// Its place among those of its kind, in the policy's order.
+    /// Its place among those of its kind: of lookups in the policy's order, of models in the list of those that the epoch
+    /// has been drafted for by ([`crate::control::Control::model`]).
     pub number: u8,
+}
+
+impl DrafterId {
+    /// The model with this number.
+    pub const fn model(number: u8) -> Self {
+        Self { source: Source::Model, number }
+    }
+
+    /// Whose drafts are learnt of together: lookups of one kind are one, each model is one of its own.
+    #[must_use]
+    pub const fn learnt_as(self) -> Self {
+        let number = if matches!(self.source, Source::Model) { self.number } else { 0 };
+        Self { source: self.source, number }
+    }
+
+    /// A place for what is learnt of it. Models come last, so that tables may grow with their number.
+    pub const fn row(self) -> usize {
+        self.source.index() + self.learnt_as().number as usize
+    }
 }
 
 impl From<Source> for DrafterId {
@@ -254,6 +274,15 @@ impl Tree {
     /// Whether nothing is proposed.
     pub fn is_empty(&self) -> bool {
         self.nodes.is_empty()
+    }
+
+    /// The same proposed by `drafter`.
+    #[must_use]
+    pub fn by(mut self, drafter: DrafterId) -> Self {
+        for node in &mut self.nodes {
+            node.votes = Vote { drafter, ..node.votes.first() }.into();
+        }
+        self
     }
 
     /// Keeps the first `len` nodes.

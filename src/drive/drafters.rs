@@ -77,6 +77,8 @@ mod with_runtime {
     /// A model drafter as one target's sessions ask it.
     #[derive(Clone)]
     pub struct Speaker {
+        /// Its name in the process file.
+        pub name: String,
         /// Handle to the thread that runs the model.
         pub service: DrafterService,
         /// How its drafts become the target's.
@@ -196,7 +198,7 @@ mod with_runtime {
                 Speech::Same => None,
                 Speech::Slem | Speech::Tli | Speech::Measured => Some(drafter.translation(identity)),
             };
-            Some(Speaker { service: drafter.service.clone(), speech, translation })
+            Some(Speaker { name: name.to_owned(), service: drafter.service.clone(), speech, translation })
         }
 
         /// How many questions wait for each, by name.

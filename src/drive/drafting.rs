@@ -50,7 +50,7 @@ impl Reply {
 /// What is asked of the drafter.
 #[cfg(feature = "onnx")]
 #[derive(Clone, Copy)]
-enum Question {
+pub(super) enum Question {
     /// A chain.
     Draft(Order),
     /// The drafter's own choice at each output place from this one on.
@@ -60,9 +60,11 @@ enum Question {
 /// Who is asked, and how one speaks with it.
 #[cfg(feature = "onnx")]
 #[derive(Clone)]
-struct Asked {
+pub(super) struct Asked {
     service: DrafterService,
     tongue: Tongue,
+    /// It takes only a seat that leaves another one free.
+    spare: bool,
 }
 
 /// The model drafter of one session.
@@ -81,6 +83,21 @@ pub struct Drafting {
     observer: Arc<Observer>,
 }
 
+#[cfg(feature = "onnx")]
+pub use super::hearing::Hearing;
+
+/// Without the runtime no models are heard.
+#[cfg(not(feature = "onnx"))]
+pub enum Hearing {}
+
+#[cfg(not(feature = "onnx"))]
+impl Hearing {
+    /// Never called.
+    pub fn hold(self, _: &[crate::units::TokenId], _: &[crate::units::TokenId]) {
+        match self {}
+    }
+}
+
 /// Without the runtime there is no model drafter.
 #[cfg(not(feature = "onnx"))]
 pub struct Drafting;
@@ -91,11 +108,6 @@ impl Drafting {
     /// The only value: there is no drafter.
     pub fn none() -> Self {
         Self
-    }
-
-    /// Always false.
-    pub fn is_there(&self) -> bool {
-        false
     }
 
     /// Always false.
@@ -135,7 +147,7 @@ impl Drafting {
     pub fn new(speaker: Option<Speaker>, sampling: Sampling, bounded: bool, observer: Arc<Observer>) -> Self {
         let noise = Noise { seed: sampling.seed, choice: 0, sampling };
         let late = if bounded { DraftLoss::Timeout } else { DraftLoss::Patience };
-        let drafter = speaker.map(|speaker| Asked { tongue: Tongue::of(&speaker), service: speaker.service });
+        let drafter = speaker.map(|speaker| Asked::new(&speaker));
         Self { drafter, noise, draws: None, seat: Arc::default(), asked: Vec::new(), late, observer }
     }
 
@@ -152,11 +164,6 @@ impl Drafting {
     /// From now on drafts are sampled, by draws of this seed, which are used for nothing else.
     pub fn sample(&mut self, seed: u64) {
         self.draws = Some(seed);
-    }
-
-    /// Whether there is a drafter to ask.
-    pub fn is_there(&self) -> bool {
-        self.drafter.is_some()
     }
 
     /// A chain of at most `gamma` tokens after the past; it ends where it survives with a smaller chance than `least`.
@@ -219,8 +226,17 @@ impl Question {
 
 #[cfg(feature = "onnx")]
 impl Asked {
+    fn new(speaker: &Speaker) -> Self {
+        Self { tongue: Tongue::of(speaker), service: speaker.service.clone(), spare: false }
+    }
+
+    /// On a seat that no session wants.
+    pub(super) fn to_spare(speaker: &Speaker) -> Self {
+        Self { spare: true, ..Self::new(speaker) }
+    }
+
     /// Tells the drafter the past, takes a seat if the session has none, and puts the question.
-    async fn answer(
+    pub(super) async fn answer(
         self,
         seat: &OnceCell<Seat>,
         noise: Noise,
@@ -229,7 +245,7 @@ impl Asked {
     ) -> Result<Event, DraftLoss> {
         let told = self.tongue.tell(past, &noise).await.ok_or(DraftLoss::Fault)?;
         let seated = seat.get_or_try_init(|| async {
-            let seat = self.service.seat_speaking(told.noise(noise), told.voice());
+            let seat = self.service.seat_speaking(told.noise(noise), told.voice(), self.spare);
             seat.await.ok_or(DraftLoss::NoSeat)
         });
         let seat = seated.await?;
@@ -251,7 +267,12 @@ mod tests {
     use crate::runtime::fake::Fake;
 
     fn speaker(service: &DrafterService) -> Speaker {
-        Speaker { service: service.clone(), speech: Speech::Same, translation: None }
+        Speaker {
+            name: "small".to_owned(),
+            service: service.clone(),
+            speech: Speech::Same,
+            translation: None,
+        }
     }
 
     fn counted(observer: &Observer, line: &str) -> bool {

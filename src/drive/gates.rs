@@ -15,7 +15,7 @@ use super::comparison::Comparisons;
 use super::exchange::Shared;
 use super::ruling;
 use crate::config::store::PolicyStore;
-use crate::draft::{LookupSpec, Source};
+use crate::draft::{DrafterId, LookupSpec, Source};
 use crate::fleet::Replica;
 use crate::fleet::identity::Standing;
 use crate::http::memory::Level;
@@ -116,7 +116,7 @@ impl GateWatch {
         let mut all = Vec::new();
         for policy in policies.policies().iter().filter(drafts) {
             let gates = LiveGates::of(policy);
-            let sources = sources(policy);
+            let drafters = drafters(policy);
             for replica in replicas.iter().filter(|replica| policy.matcher.has_backend(replica.name())) {
                 let mut open = [true; Gate::ALL.len()];
                 let signal = replica.load().map(|load| load.signal());
@@ -133,7 +133,7 @@ impl GateWatch {
                 if self.shared.memory.level() != Level::Enough {
                     close(Gate::Memory);
                 }
-                if self.driver.refuses(replica, &sources, policy.gates.acceptance) {
+                if self.driver.refuses(replica, &drafters, policy.gates.acceptance) {
                     close(Gate::Acceptance);
                 }
                 all.push(GatesAt { policy: policy.name.clone(), replica: replica.label().to_owned(), open });
@@ -159,23 +159,36 @@ impl GateWatch {
     }
 }
 
-/// The sources that a policy drafts from.
-fn sources(policy: &Policy) -> Vec<Source> {
-    let of = |part: Part<'_>| match part {
-        Part::Inline(spec) => Some(LookupSpec::source(&spec)),
-        Part::Asked(..) => Some(Source::Model),
+/// A drafter of a policy.
+enum Drafts<'a> {
+    Lookup(Source),
+    Model(&'a str),
+}
+
+/// The drafters of a policy.
+fn drafters(policy: &Policy) -> Vec<Drafts<'_>> {
+    let of = |part| match part {
+        Part::Inline(spec) => Some(Drafts::Lookup(LookupSpec::source(&spec))),
+        Part::Asked(name, _) => Some(Drafts::Model(name)),
         Part::Unknown(_) | Part::Absent(_) => None,
     };
     policy.drafters.iter().filter_map(|drafter| of(drafter.part(|_| ModelState::Ready))).collect()
 }
 
 impl Driver {
-    /// Whether hardly any first token from these sources is accepted on a replica.
-    fn refuses(&self, replica: &Arc<Replica>, sources: &[Source], least: f64) -> bool {
+    /// Whether hardly any first token from these drafters is accepted on a replica.
+    fn refuses(&self, replica: &Arc<Replica>, drafters: &[Drafts<'_>], least: f64) -> bool {
         let Some(standing) = self.inner.setup.identities.standing(replica) else { return false };
         let Standing::Known(identity) = &*standing else { return false };
-        let control = self.inner.controls.lock().look(&identity.epoch).map(Arc::clone);
-        control.is_some_and(|control| control.with(|learnt| learnt.survival.are_refused(sources, least)))
+        let Some(control) = self.inner.controls.lock().look(&identity.epoch).map(Arc::clone) else {
+            return false;
+        };
+        let id = |drafter: &Drafts<'_>| match drafter {
+            Drafts::Lookup(source) => DrafterId::from(*source),
+            Drafts::Model(name) => DrafterId::model(control.model(name)),
+        };
+        let drafters: Vec<DrafterId> = drafters.iter().map(id).collect();
+        control.with(|learnt| learnt.survival.are_refused(&drafters, least))
     }
 }
 

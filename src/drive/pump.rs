@@ -17,7 +17,7 @@ use crate::control::Alarm;
 use crate::draft::Source;
 use crate::drive::calls::Calls;
 use crate::drive::comparison::Drawn;
-use crate::drive::drafting::{Drafting, Reply};
+use crate::drive::drafting::{Drafting, Hearing, Reply};
 use crate::drive::exchange::{Declined, Exchange, Shared, Slot, Unsent};
 use crate::drive::failure::Failure;
 use crate::drive::memory::Remembering;
@@ -92,6 +92,7 @@ pub struct Pump {
     /// The group of its policy that the request was drawn into.
     drawn: Drawn,
     remembering: Remembering,
+    hearing: Option<Hearing>,
 }
 
 /// The end of a session.
@@ -138,6 +139,7 @@ impl Pump {
             uncounted: beside.is_some(),
             drafting: run.drafting,
             remembering: run.remembering,
+            hearing: run.hearing,
             drawn: run.drawn,
             slot,
             unsent: Some(Unsent { head, body, replica }),
@@ -193,6 +195,9 @@ impl Pump {
         if summary.finish.is_some() {
             let session = &self.session;
             self.remembering.learn(session.prompt(), session.output(), session.successors());
+            if let Some(hearing) = self.hearing.take() {
+                hearing.hold(session.prompt(), session.output());
+            }
         }
         self.raise(summary.loops);
         if let Some(doubted) = summary.doubted {

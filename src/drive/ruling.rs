@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::config::process::Plans;
 use crate::config::store::PolicyStore;
 use crate::control::gates::Signal;
-use crate::draft::{LookupSpec, Source};
+use crate::draft::DrafterId;
 use crate::drive::comparison::{Comparisons, Drawn};
 use crate::drive::drafters::Drafters;
 use crate::fleet::identity::{self, Identity};
@@ -61,13 +61,14 @@ pub fn is_healthy(replica: &Replica) -> bool {
     }
 }
 
-/// The sources whose drafts a session with this ruling would verify.
-pub fn sources(ruling: &Ruling) -> impl Iterator<Item = Source> {
-    let mut sources: Vec<Source> = ruling.rules.lookups.iter().map(LookupSpec::source).collect();
-    sources.extend(ruling.model.as_ref().map(|_| Source::Model));
-    sources.sort_unstable();
-    sources.dedup();
-    sources.into_iter()
+/// The drafters whose drafts a session with this ruling may verify, as they are learnt of in `learnt`.
+pub fn drafters(ruling: &Ruling, learnt: &crate::control::Control) -> Vec<DrafterId> {
+    let lookups = ruling.rules.lookups.iter().map(|spec| DrafterId::from(spec.source()));
+    let models = ruling.models.iter().map(|(name, _)| DrafterId::model(learnt.model(name)));
+    let mut drafters: Vec<DrafterId> = lookups.chain(models).collect();
+    drafters.sort_unstable();
+    drafters.dedup();
+    drafters
 }
 
 /// An eligible request, and the backend it goes to.

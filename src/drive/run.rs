@@ -10,7 +10,7 @@ use tracing::Instrument;
 use super::again;
 use super::calls::{CallLimits, Calls};
 use super::comparison::Drawn;
-use super::drafting::Drafting;
+use super::drafting::{Drafting, Hearing};
 use super::exchange::{Driven, Exchange};
 use super::failure::Failure;
 use super::head;
@@ -50,6 +50,8 @@ pub(super) struct Run {
     pub sampling: Sampling,
     pub control: Arc<Control>,
     pub drafting: Drafting,
+    /// How the models of its policy are heard on its text, if there are several.
+    pub hearing: Option<Hearing>,
     pub remembering: Remembering,
     pub limits: CallLimits,
     pub clock: Clock,

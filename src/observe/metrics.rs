@@ -21,7 +21,7 @@ use tokio::runtime::Handle;
 
 use self::config::ConfigMetrics;
 use self::drafts::DraftCounts;
-pub use self::drafts::{DraftKind, DraftLoss};
+pub use self::drafts::{DraftKind, DraftLoss, HearingEnd};
 use self::drift::DriftMetrics;
 use self::dropped::Dropped;
 use self::leaps::LeapMetrics;
@@ -192,6 +192,16 @@ impl Metrics {
     /// Counts a request to a drafter model whose answer was lost.
     pub fn draft_lost(&self, kind: DraftKind, cause: DraftLoss) {
         self.drafts.lost(kind, cause);
+    }
+
+    /// Counts a hearing of all models of a policy.
+    pub fn heard(&self, end: HearingEnd) {
+        self.drafts.heard(end);
+    }
+
+    /// Counts a request for which this model drafter of its policy drafts.
+    pub fn drawn(&self, policy: &str, drafter: &str) {
+        self.drafts.drawn(policy, drafter);
     }
 
     /// Records the duration of a stage of Foretell's own work.

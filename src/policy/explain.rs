@@ -89,6 +89,17 @@ pub struct Now {
     pub gates: Vec<GateLine>,
     /// Every reason not to leap from the first token on.
     pub not_leaping: Vec<WhyLine>,
+    /// Where the policy has several models that can draft, how likely each is drawn for this request.
+    pub models: Vec<ModelLine>,
+}
+
+/// How likely a model is drawn to draft for a request.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ModelLine {
+    /// Its name in the process file.
+    pub model: String,
+    /// The probability.
+    pub chance: f64,
 }
 
 /// An expected gain and its spread of 95 %.
@@ -386,11 +397,21 @@ fn policy_line(policy: &Policy, subject: Option<&super::Subject<'_>>) -> PolicyL
     }
 }
 
+/// What is said of each of several models.
+const SEVERAL: &str =
+    "one of the models drafts for a request, drawn by what each would have saved on earlier texts";
+
 fn drafters(policy: &Policy, facts: &Facts<'_>) -> Vec<DrafterLine> {
+    let parts = parts(&policy.drafters, facts.models);
+    let several = parts.iter().filter(|part| matches!(part, Part::Asked(..))).count() > 1;
     let line = |(drafter, part): (&Drafter, Part<'_>)| {
         let (drafts, why) = match part {
             Part::Inline(_) => (Some(true), None),
-            Part::Asked(_, speech) => (Some(true), speech.words().map(ToOwned::to_owned)),
+            Part::Asked(_, speech) => {
+                let words = speech.words().into_iter().chain(several.then_some(SEVERAL));
+                let words = words.collect::<Vec<_>>().join("; ");
+                (Some(true), Some(words).filter(|words| !words.is_empty()))
+            }
             Part::Absent(why) => (Some(false), Some(why.into_owned())),
             Part::Unknown(why) => (None, Some(why.to_owned())),
         };
@@ -400,7 +421,7 @@ fn drafters(policy: &Policy, facts: &Facts<'_>) -> Vec<DrafterLine> {
         };
         DrafterLine { drafter, drafts, why }
     };
-    policy.drafters.iter().zip(parts(&policy.drafters, facts.models)).map(line).collect()
+    policy.drafters.iter().zip(parts).map(line).collect()
 }
 
 impl From<&Finding> for StepLine {

@@ -85,21 +85,10 @@ impl Drafter {
     }
 }
 
-/// How the drafters of a policy take part, in its order. Of the models the first that can draft is the one that is asked;
-/// `model` gives the state of each by name.
-pub fn parts<'a>(drafters: &'a [Drafter], model: impl Fn(&str) -> ModelState) -> Vec<Part<'a>> {
-    let mut asked: Option<&str> = None;
-    let part = |drafter: &'a Drafter| match (drafter.part(&model), asked) {
-        (Part::Asked(..), Some(first)) => Part::Absent(Cow::Owned(format!(
-            "one model drafts for a request, and `{first}` is named before it"
-        ))),
-        (Part::Asked(name, speech), None) => {
-            asked = Some(name);
-            Part::Asked(name, speech)
-        }
-        (part, _) => part,
-    };
-    drafters.iter().map(part).collect()
+/// How the drafters of a policy take part, in its order; `model` gives the state of each by name. Of several models that
+/// can draft, one is drawn for each request.
+pub fn parts(drafters: &[Drafter], model: impl Fn(&str) -> ModelState) -> Vec<Part<'_>> {
+    drafters.iter().map(|drafter| drafter.part(&model)).collect()
 }
 
 /// How a model with another vocabulary speaks; an error, in words, where the policy says that it has the same.

@@ -20,11 +20,10 @@ pub struct Ruling {
     pub policy: Arc<Policy>,
     /// Sampling settings of the target: the client's parameters completed by the server's defaults.
     pub sampling: Sampling,
-    /// Rules of the session. The driver fills in the deadlines, the control-group draw and whether the drafter model is
-    /// available.
+    /// Rules of the session. The driver fills in the deadlines, the control-group draw and the model that drafts.
     pub rules: Rules,
-    /// The drafter model to ask, and how it speaks; `None` if the policy has none that can draft.
-    pub model: Option<(String, Speech)>,
+    /// The drafter models of the policy that can draft, in its order, and how each speaks. One of them drafts for a request.
+    pub models: Vec<(String, Speech)>,
     /// Most bytes of a round's request, and most bytes of its answer.
     pub bytes_max: usize,
     /// Gates that may close while the session runs.
@@ -74,15 +73,16 @@ impl Ruling {
             segment: server.engine.segment,
             ..Rules::default()
         };
-        let model = parts.iter().find_map(|part| match part {
+        let models = parts.iter().filter_map(|part| match part {
             Part::Asked(name, speech) => Some(((*name).to_owned(), *speech)),
             _ => None,
         });
+        let models = models.collect();
         Self {
             name: policy.label(),
             sampling,
             rules,
-            model,
+            models,
             bytes_max: server.terms.bytes_max,
             gates: LiveGates::of(policy),
             policy: Arc::clone(policy),

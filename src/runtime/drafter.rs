@@ -165,7 +165,8 @@ impl DrafterService {
     pub fn try_out(&self) -> Result<(), DraftFault> {
         let (reply, answer) = oneshot::channel();
         let noise = Noise { seed: None, choice: 0, sampling: Sampling::default() };
-        let seat = Command::Seat { noise, voice: Voice::Own, commands: self.commands.clone(), reply };
+        let seat =
+            Command::Seat { noise, voice: Voice::Own, spare: false, commands: self.commands.clone(), reply };
         self.commands.send(seat)?;
         let seat = within(answer).flatten().ok_or(DraftFault::Stopped)?;
         let (reply, answer) = oneshot::channel();
@@ -183,13 +184,13 @@ impl DrafterService {
 
     /// A seat for a session that drafts in the model's own tokens; `None` if all are taken or the service has stopped.
     pub async fn seat(&self, noise: Noise) -> Option<Seat> {
-        self.seat_speaking(noise, Voice::Own).await
+        self.seat_speaking(noise, Voice::Own, false).await
     }
 
-    /// As [`Self::seat`], in the tokens of `voice`.
-    pub async fn seat_speaking(&self, noise: Noise, voice: Voice) -> Option<Seat> {
+    /// As [`Self::seat`], in the tokens of `voice`; `spare`: only if another seat is free beside it.
+    pub async fn seat_speaking(&self, noise: Noise, voice: Voice, spare: bool) -> Option<Seat> {
         let (reply, answer) = oneshot::channel();
-        let seat = Command::Seat { noise, voice, commands: self.commands.clone(), reply };
+        let seat = Command::Seat { noise, voice, spare, commands: self.commands.clone(), reply };
         self.commands.send(seat).ok()?;
         answer.await.ok().flatten()
     }

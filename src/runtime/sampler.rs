@@ -270,6 +270,11 @@ impl Processed<'_> {
         race.token
     }
 
+    /// The most probable token where it is the one that is taken; `None` where tokens are drawn.
+    pub fn likeliest(&self) -> Option<TokenId> {
+        self.place.is_none().then_some(self.best.0)
+    }
+
     /// Log-probability of a token in the distribution that is sampled from; [`NEVER`] if it cannot be.
     pub fn logprob(&self, token: TokenId) -> f32 {
         self.logprobs(&[token]).first().copied().unwrap_or(NEVER)

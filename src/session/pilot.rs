@@ -19,7 +19,7 @@ use super::shadow::VirtualRound;
 use super::start::{Permission, Rules};
 pub use crate::control::costs::Turn;
 use crate::control::{Beside, Class, Control, Heat, Learnt, Quote, Round, Tariff, Tuning, Way};
-use crate::draft::{Budget, Feedback, Lookup, Origin, Successors, Told, Tree, merge};
+use crate::draft::{Budget, DrafterId, Feedback, Lookup, Origin, Successors, Told, Tree, merge};
 use crate::units::{Dice, Tick, TokenId};
 use crate::words::{Plan, Put, RideReason, Shape, Verdict};
 
@@ -112,6 +112,8 @@ pub struct Pilot {
     plans: Vec<Plan>,
     /// The drafters, in the policy's order.
     seats: Vec<Seat>,
+    /// The model that drafts for this session, if one does.
+    model: DrafterId,
     prompt: Option<Vec<TokenId>>,
     /// Tokens of prompt and output that the lookups have learnt.
     fed: usize,
@@ -142,13 +144,10 @@ impl Pilot {
         let drafts = !matches!(rules.permission, Permission::Ride(_));
         Self {
             control,
-            heat: if rules.accept.is_lossy() {
-                Heat::of(temperature).relaxed()
-            } else {
-                Heat::of(temperature)
-            },
+            heat: rules.heat(temperature),
             plans: rules.plans.clone(),
             seats: if drafts { Seat::all(rules) } else { Vec::new() },
+            model: DrafterId::model(rules.model.unwrap_or_default()),
             prompt: None,
             fed: 0,
             gamma_max: rules.gamma_max,
@@ -248,7 +247,7 @@ impl Pilot {
     fn note(&mut self, place: usize, nodes: usize, modelled: usize, tokens: usize) {
         let Some(seat) = self.seats.get_mut(place) else { return };
         seat.rounds.push(nodes, modelled, tokens);
-        let class = Class { source: seat.id.source, heat: self.heat, kind: self.kind };
+        let class = Class::new(seat.id, self.heat, self.kind);
         self.control.with(|learnt| learnt.classes.push(class, nodes, modelled, tokens));
     }
 
@@ -293,7 +292,7 @@ impl Pilot {
     fn merged_as(&self, shape: Shape, drafts: &[Tree], budget: Budget, learnt: &Learnt) -> merge::Merged {
         merge::merge(drafts, budget, shape, |vote, company, depth| {
             let expected = learnt.survival.conditional(self.heat, vote, company, depth);
-            self.tuning.adjust(vote.drafter.source, expected)
+            self.tuning.adjust(vote.drafter, expected)
         })
     }
 
@@ -357,8 +356,8 @@ impl Pilot {
             if learnt.crowd.others() > 0 {
                 learnt.budget.refused((draft.len() + 1).saturating_sub(tokens));
             }
-            let expected =
-                learnt.costs.verify(self.way(), draft.len()) + modelled as f64 * learnt.costs.draft_token();
+            let expected = learnt.costs.verify(self.way(), draft.len())
+                + modelled as f64 * learnt.costs.draft_token(self.model.number);
             Round { expected, lost: self.lost_by_others(draft.len(), learnt) }
         });
         self.booked(tokens, round, now);
@@ -425,10 +424,10 @@ impl Pilot {
         let seconds = now.seconds_since(since);
         self.control.with(|learnt| {
             if first {
-                let expected = learnt.costs.draft_token() * tokens as f64;
+                let expected = learnt.costs.draft_token(self.model.number) * tokens as f64;
                 return since.after(Duration::from_secs_f64(expected.min(seconds)));
             }
-            learnt.costs.drafted(tokens, seconds, now);
+            learnt.costs.drafted(self.model.number, tokens, seconds, now);
             now
         })
     }
@@ -437,7 +436,7 @@ impl Pilot {
     /// is to be timed from, and how many tokens of the drafter's the wait was worth.
     pub fn waited(&mut self, tokens: usize, since: Tick, now: Tick) -> (Tick, usize) {
         let began = self.drafted(tokens, since, now);
-        let token = self.control.with(|learnt| learnt.costs.draft_token());
+        let token = self.control.with(|learnt| learnt.costs.draft_token(self.model.number));
         let worth = (now.seconds_since(since) / token.max(1e-9)).min(1e6) as usize;
         (began, worth.max(1))
     }
@@ -532,7 +531,7 @@ fn score(
                 learnt.survival.observe(heat, vote, company, depth, accepted);
                 expected
             });
-            tuning.observe(vote.drafter.source, expected, accepted);
+            tuning.observe(vote.drafter, expected, accepted);
         }
     }
 }

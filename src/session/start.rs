@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::Decode;
 use super::accept::Accept;
+use crate::control::Heat;
 use crate::draft::{LookupSpec, Shared};
 use crate::units::TokenId;
 use crate::words::{Plan, RideReason};
@@ -132,8 +133,9 @@ pub struct Rules {
     pub lookups: Vec<LookupSpec>,
     /// What the lookups use beside the request itself.
     pub shared: Shared,
-    /// Whether a model drafter answers `Draft` and `Shadow`.
-    pub model: bool,
+    /// The number of the model drafter that answers `Draft` and `Shadow` ([`crate::control::Control::model`]); `None` without
+    /// one.
+    pub model: Option<u8>,
     /// The model drafter draws with the target's own noise.
     pub shares_noise: bool,
     /// The model drafter may be asked to go on from what is assumed to come.
@@ -154,6 +156,14 @@ pub struct Rules {
     pub draft_timeout: Option<Duration>,
 }
 
+impl Rules {
+    /// The bucket by which drafts of a request with this temperature are learnt of.
+    pub fn heat(&self, temperature: f64) -> Heat {
+        let heat = Heat::of(temperature);
+        if self.accept.is_lossy() { heat.relaxed() } else { heat }
+    }
+}
+
 impl Default for Rules {
     fn default() -> Self {
         Self {
@@ -171,7 +181,7 @@ impl Default for Rules {
             gap_most: None,
             lookups: Vec::new(),
             shared: Shared::default(),
-            model: false,
+            model: None,
             shares_noise: false,
             drafts_ahead: false,
             samples: false,

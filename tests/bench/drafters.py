@@ -2,10 +2,12 @@
 """What each drafter brings: tokens per round, by drafter and workload, on the real target with the bundled models.
 
     drafters.py [--foretell BIN] [--drafters LIST] [--gamma LIST] [--workloads LIST] [--prompts N] [--tokens N]
-                [--temperature T] [--json F]
+                [--temperature T] [--pace PACE] [--warm N] [--json F]
 
 One `foretell target`, and before it one `foretell serve` for every drafter (or several of them merged, as sides.DRAFTERS
-names them) and every length of drafts; each leaps at every token event. All sides get the same prompts in turn.
+names them) and every length of drafts; each leaps at every token event (with `auto` for a length, when the controller thinks fit). All
+sides get the same prompts in turn, the first N of all unmeasured. PACE is what a step takes, as `foretell target --pace` has it
+(`step=20ms,base=1.35,node=0.025`); without it the bundled target computes as fast as it can.
 
 e_n       tokens per round, E[N]: those that were accepted and one more
 accepted  share of the drafted tokens that were accepted
@@ -64,18 +66,25 @@ def main():
     parser.add_argument("--prompts", type=int, default=20)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--pace", default="", help="what a step of the target takes")
+    parser.add_argument("--warm", type=int, default=0, help="unmeasured prompts before the first workload")
     parser.add_argument("--json", type=pathlib.Path)
     options = parser.parse_args()
     names = [(drafters, gamma) for drafters in options.drafters.split(",") for gamma in options.gamma.split(",")]
     rows, failed = [], []
     with contextlib.ExitStack() as stack:
-        target = paced.start_target(stack, options.foretell, {})
+        target = paced.start_target(stack, options.foretell, dict(part.split("=") for part in options.pace.split(",") if part))
         group = [sides.Side("direct", target)]
         for drafters, gamma in names:
             policy = sides.policy("bench", sides.DRAFTERS[drafters], gamma)
-            proxy = sides.start_proxy(stack, options.foretell, target, "", {"bench": policy}, gamma)
+            backend = paced.BACKEND if options.pace else ""
+            proxy = sides.start_proxy(stack, options.foretell, target, backend, {"bench": policy}, gamma)
             group.append(sides.Side(side_name(drafters, gamma), proxy.address))
-        for workload in options.workloads.split(","):
+        workloads = options.workloads.split(",")
+        for entry in prompts_of(workloads[0], options)[:options.warm]:
+            for side in group:
+                side.ask(entry)
+        for workload in workloads:
             entries = prompts_of(workload, options)
             for side in group:
                 side.answers = []

@@ -23,7 +23,8 @@ WORKLOADS = ROOT / "tests/workloads"
 LOOKUP = "{ kind: prompt_lookup, ngram: { min: 2, max: 8 } }"
 MODEL = "{ kind: model, model: draft-same, vocabulary: same }"
 OTHER = "{{ kind: model, model: draft-other, vocabulary: {} }}"
-DRAFTERS = {"lookup": LOOKUP, "model": MODEL, "both": f"{LOOKUP}, {MODEL}",
+SUFFIX = "{ kind: suffix }"
+DRAFTERS = {"lookup": LOOKUP, "suffix": SUFFIX, "model": MODEL, "both": f"{LOOKUP}, {MODEL}", "merged": f"{LOOKUP}, {SUFFIX}, {MODEL}",
             "slem": OTHER.format("slem"), "tli": OTHER.format("tli"), "other": OTHER.format("auto")}
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 BLOCK = 5

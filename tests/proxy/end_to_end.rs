@@ -19,4 +19,6 @@ mod partition;
 mod remembered;
 mod replicas;
 #[cfg(feature = "onnx")]
+mod several;
+#[cfg(feature = "onnx")]
 mod vocabularies;

@@ -463,7 +463,7 @@ fn the_end_of_text_inside_a_run_ends_it() {
 
 /// A forced session with a model drafter, and its first draft asked for.
 fn asking(more: Rules) -> (Desk, ActionId) {
-    let mut desk = Desk::new(Rules { model: true, ..more }, Ending::default());
+    let mut desk = Desk::new(Rules { model: Some(0), ..more }, Ending::default());
     let ride = desk.ride();
     let asked = desk.token(ride, 0);
     let [(_, Action::Cancel(_)), (draft, Action::Draft { gamma: 2, .. })] = asked[..] else {
@@ -527,7 +527,7 @@ fn everybody_who_proposed_a_token_is_credited() {
     assert_eq!((sent.path(1), sent.len()), (vec![1, 2], 2));
     desk.tell(*verify, rows(&[1, 7, 7]));
     for source in [Source::PromptLookup, Source::Model] {
-        let seen = desk.control.with(|learnt| learnt.survival.first_tokens(Heat::Greedy, source));
+        let seen = desk.control.with(|learnt| learnt.survival.first_tokens(Heat::Greedy, source.into()));
         assert_eq!(seen, (1.0, 1.0), "{source:?}");
     }
 }
@@ -548,7 +548,7 @@ fn teach(control: &Control) {
         for nodes in 0..9 {
             learnt.costs.verified(Way::by(Plan::Tree, 0), nodes, 0.010, Tick(1_000_000));
         }
-        learnt.costs.drafted(4, 0.001, Tick(0));
+        learnt.costs.drafted(0, 4, 0.001, Tick(0));
         let vote = Vote::new(Source::Model, Features::default());
         (0..40).for_each(|_| learnt.survival.observe(Heat::Greedy, vote, Company::Alone, 0, true));
     });
@@ -556,7 +556,7 @@ fn teach(control: &Control) {
 
 #[test]
 fn without_a_limit_a_draft_is_waited_for_as_long_as_two_ridden_tokens_take() {
-    let free = Rules { gamma_fixed: None, model: true, lookups: Vec::new(), ..rules() };
+    let free = Rules { gamma_fixed: None, model: Some(0), lookups: Vec::new(), ..rules() };
     let mut desk = Desk::new(free, Ending::default());
     teach(&desk.control);
     let ride = desk.ride();
@@ -570,10 +570,10 @@ fn without_a_limit_a_draft_is_waited_for_as_long_as_two_ridden_tokens_take() {
     let pace = desk.control.with(|learnt| learnt.costs.ride_token()).expect("measured");
     assert!((patience.as_secs_f64() - 2.0 * pace).abs() < 1e-5, "{patience:?} at {pace} s a token");
     // It costs the round, at the price of what was waited.
-    let before = desk.control.with(|learnt| learnt.costs.draft_token());
+    let before = desk.control.with(|learnt| learnt.costs.draft_token(0));
     let asked = expire(&mut desk);
     assert!(matches!(asked[..], [(_, Action::Cancel(_)), (_, Action::Verify(..))]), "{asked:?}");
-    assert!(desk.control.with(|learnt| learnt.costs.draft_token()) >= before);
+    assert!(desk.control.with(|learnt| learnt.costs.draft_token(0)) >= before);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 
 use crate::policy::Explanation;
-use crate::policy::explain::{AcceptLine, DrafterLine, GateLine, Now, ParameterLine, PolicyLine};
+use crate::policy::explain::{AcceptLine, DrafterLine, GateLine, ModelLine, Now, ParameterLine, PolicyLine};
 
 /// Writes it line by line, the result first.
 pub(super) fn words(told: &Explanation, out: &mut dyn Write) -> io::Result<()> {
@@ -47,6 +47,10 @@ fn now(now: &Now, out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "  {:<12} {gain}", "gain")?;
     writeln!(out, "  {:<12} {:.1} ridden tokens that leaping may lose", "credit", now.credit)?;
     now.gates.iter().try_for_each(|line| gate(line, out))?;
+    for model in &now.models {
+        let ModelLine { model, chance } = model;
+        writeln!(out, "  {:<12} {model} drafts for {:.0} % of requests of this kind", "model", chance * 1e2)?;
+    }
     for why in &now.not_leaping {
         writeln!(out, "  {:<12} {}: {}", "not leaping", why.reason, why.words)?;
     }

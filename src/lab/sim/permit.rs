@@ -128,9 +128,9 @@ fn engine(plans: &[Plan], context: usize) -> Engine {
 }
 
 fn permit(ruling: Ruling) -> Permit {
-    let Ruling { policy, rules, model, gates, .. } = ruling;
+    let Ruling { policy, rules, models, gates, .. } = ruling;
     let latency = LatencyGate { limit: policy.gates.latency, reprobe: policy.gates.reprobe };
-    let rules = Rules { model: model.is_some(), ..rules };
+    let rules = Rules { model: (!models.is_empty()).then_some(0), ..rules };
     Permit { rules, gates, holdback: policy.holdback, latency, imposed: IMPOSED }
 }
 
@@ -147,9 +147,9 @@ mod tests {
             let permit = of("p", &policy(true, true), plans, 4096).expect("a permit");
             assert_eq!(permit.rules.plans, plans);
             assert_eq!((permit.rules.permission, permit.rules.gamma_max), (Permission::Leap, 32));
-            assert!(permit.rules.model && permit.rules.lookups.len() == 1);
+            assert!(permit.rules.model.is_some() && permit.rules.lookups.len() == 1);
         }
-        assert!(!of("p", &policy(true, false), &[Plan::Tree], 9).expect("a permit").rules.model);
+        assert!(of("p", &policy(true, false), &[Plan::Tree], 9).expect("a permit").rules.model.is_none());
     }
 
     #[test]

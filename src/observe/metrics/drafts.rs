@@ -55,10 +55,48 @@ impl DraftLoss {
     }
 }
 
+/// How a hearing of all models of a policy on one passage ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HearingEnd {
+    /// All were heard.
+    Heard,
+    /// One of them had no seat to spare.
+    NoSeat,
+    /// One of them failed.
+    Fault,
+    /// One of them took too long.
+    Late,
+}
+
+impl HearingEnd {
+    const ALL: [Self; 4] = [Self::Heard, Self::NoSeat, Self::Fault, Self::Late];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Heard => "heard",
+            Self::NoSeat => "no_seat",
+            Self::Fault => "fault",
+            Self::Late => "late",
+        }
+    }
+}
+
+impl From<DraftLoss> for HearingEnd {
+    fn from(loss: DraftLoss) -> Self {
+        match loss {
+            DraftLoss::NoSeat => Self::NoSeat,
+            DraftLoss::Fault => Self::Fault,
+            DraftLoss::Timeout | DraftLoss::Patience => Self::Late,
+        }
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct DraftCounts {
     asked: IntCounterVec,
     lost: IntCounterVec,
+    hearings: IntCounterVec,
+    drawn: IntCounterVec,
 }
 
 impl DraftCounts {
@@ -67,7 +105,12 @@ impl DraftCounts {
         let counts = Self {
             asked: new.kept(make::counters(metric::DRAFTS))?,
             lost: new.kept(make::counters(metric::DRAFTS_LOST))?,
+            hearings: new.kept(make::counters(metric::HEARINGS))?,
+            drawn: new.kept(make::counters(metric::DRAFTERS_DRAWN))?,
         };
+        for end in HearingEnd::ALL {
+            counts.hearings.with_label_values(&[end.name()]);
+        }
         for kind in DraftKind::ALL {
             counts.asked.with_label_values(&[kind.name()]);
             for cause in DraftLoss::ALL {
@@ -83,5 +126,13 @@ impl DraftCounts {
 
     pub(super) fn lost(&self, kind: DraftKind, cause: DraftLoss) {
         self.lost.with_label_values(&[kind.name(), cause.name()]).inc();
+    }
+
+    pub(super) fn heard(&self, end: HearingEnd) {
+        self.hearings.with_label_values(&[end.name()]).inc();
+    }
+
+    pub(super) fn drawn(&self, policy: &str, drafter: &str) {
+        self.drawn.with_label_values(&[policy, drafter]).inc();
     }
 }

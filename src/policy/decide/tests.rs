@@ -209,7 +209,7 @@ fn a_ruling_is_what_policy_client_operator_and_server_allow_together() {
     assert_eq!((ruling.rules.gamma_max, ruling.rules.plans.as_slice()), (3, &[Plan::FanOut][..]));
     assert_eq!((ruling.rules.context_max, ruling.bytes_max), (1000, 1 << 20));
     assert!((ruling.sampling.temperature - 0.6).abs() < 1e-12, "the server's default");
-    assert_eq!((ruling.rules.lookups.len(), ruling.model), (1, None));
+    assert_eq!((ruling.rules.lookups.len(), ruling.models.len()), (1, 0));
 }
 
 fn drive(facts: &Facts<'_>) -> crate::session::Permission {
@@ -281,7 +281,7 @@ fn a_policy_whose_match_hangs_on_a_default_is_open_until_the_server_is_asked() {
 }
 
 #[test]
-fn the_first_model_that_can_speak_to_the_target_is_the_one_that_is_asked() {
+fn every_model_that_can_speak_to_the_target_may_be_asked() {
     let world = World::new();
     let model = |name: &str, vocabulary| Drafter::Model { model: name.to_owned(), vocabulary };
     let drafters = vec![
@@ -296,14 +296,14 @@ fn the_first_model_that_can_speak_to_the_target_is_the_one_that_is_asked() {
     };
     let facts = Facts { policies: Fact::Known(&set), models: &states, ..world.facts() };
     let Outcome::Drive(ruling) = decide(&facts) else { panic!("nothing stands in the way") };
-    let foreign = ("foreign".to_owned(), Speech::Tli);
-    assert_eq!((ruling.model.as_ref(), ruling.rules.lookups.len()), (Some(&foreign), 0));
+    let both = [("foreign".to_owned(), Speech::Tli), ("ready".to_owned(), Speech::Same)];
+    assert_eq!((ruling.models.as_slice(), ruling.rules.lookups.len()), (&both[..], 0));
     let refused = set.policies()[0].drafters[0].part(states);
     assert!(
         matches!(refused, Part::Absent(why) if why.ends_with("`vocabulary: same`, and one is not the other"))
     );
     let all = parts(&set.policies()[0].drafters, states);
-    assert!(matches!(&all[1..], [Part::Asked("foreign", _), Part::Absent(why)] if why.contains("`foreign`")));
+    assert!(matches!(&all[1..], [Part::Asked("foreign", _), Part::Asked("ready", _)]));
     let none = Facts { models: &|_| ModelState::NotLoaded, ..facts };
     let told = decide_and_say_why(&none);
     assert_eq!(told.findings.last().map(|last| last.verdict), Some(Verdict::Rides(RideReason::NoDraft)));

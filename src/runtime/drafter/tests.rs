@@ -4,7 +4,7 @@ use std::future::poll_fn;
 use std::task::Poll;
 
 use super::*;
-use crate::draft::Stop;
+use crate::draft::{Stop, chance_by_entropy, chance_by_margin};
 use crate::runtime::fake::Fake;
 use crate::runtime::sampler::Sampler;
 
@@ -126,7 +126,8 @@ async fn a_draft_ends_where_the_model_is_unsure() {
             let sure = (0..whole.tokens.len()).take_while(|&at| {
                 let output = ids(whole.tokens.get(..at).unwrap());
                 let logits = fake.logits(&[&text[..], &output].concat());
-                stop.goes_on(sampler.process(&logits, &sampler.history(&text, &output)).entropy())
+                let law = sampler.process(&logits, &sampler.history(&text, &output));
+                stop.goes_on(chance_by_entropy(law.entropy()))
             });
             let sure = sure.count();
             let before = controls.runs();
@@ -137,6 +138,26 @@ async fn a_draft_ends_where_the_model_is_unsure() {
         }
     }
     assert!(lengths.len() > 1 && lengths.contains(&1), "{lengths:?}");
+}
+
+#[tokio::test]
+async fn a_greedy_draft_ends_where_another_token_is_nearly_as_likely() {
+    let (service, _) = service(1);
+    let seat = service.seat(sampled(0.0, None)).await.unwrap();
+    let mut lengths = std::collections::BTreeSet::new();
+    for first in 0..30 {
+        let text = [first, 1, 2];
+        let order = Order { least: 0.12, ..6.into() };
+        let whole = seat.order(past(&text, 3), None, Order { least: 0.0, ..order }).await.unwrap();
+        let mut stop = Stop::new(0.12);
+        let sure =
+            whole.tokens.iter().take_while(|(_, margin)| stop.goes_on(chance_by_margin((*margin).into())));
+        let sure = sure.count();
+        let short = seat.order(past(&text, 3), None, order).await.unwrap();
+        assert_eq!(short.tokens, whole.tokens[..sure]);
+        lengths.insert(sure);
+    }
+    assert!(lengths.len() > 1, "{lengths:?}");
 }
 
 #[tokio::test]

@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, Sender};
 use tokio::sync::oneshot;
 
 use super::{Chosen, DraftFault, Drafted, Noise, Order, Seat, Spoken, Voice};
-use crate::draft::Stop;
+use crate::draft::{Stop, chance_by_entropy, chance_by_margin};
 use crate::openai::Sampling;
 use crate::runtime::forward::{Feed, Forward, Lane, Logits, ModelError, Rows};
 use crate::runtime::sampler::{History, Sampler};
@@ -82,8 +82,8 @@ impl Desk {
 
 #[derive(Debug)]
 pub(super) enum Command {
-    /// A session asks for a seat.
-    Seat { noise: Noise, voice: Voice, commands: Desk, reply: oneshot::Sender<Option<Seat>> },
+    /// A session asks for a seat. `spare`: it takes none if that were the last one.
+    Seat { noise: Noise, voice: Voice, spare: bool, commands: Desk, reply: oneshot::Sender<Option<Seat>> },
     /// A session has given its seat up.
     Leave(usize),
     /// A session asks for a draft or a shadow pass.
@@ -142,8 +142,9 @@ pub(super) fn run(model: Box<dyn Forward>, inbox: &Receiver<Command>) {
 impl Worker {
     fn take(&mut self, command: Command) {
         match command {
-            Command::Seat { noise, voice, commands, reply } => {
-                let seat = self.sit(&noise, voice).map(|number| Seat { number, commands });
+            Command::Seat { noise, voice, spare, commands, reply } => {
+                let taken = if spare && !self.has_two() { None } else { self.sit(&noise, voice) };
+                let seat = taken.map(|number| Seat { number, commands });
                 if let Err(Some(unwanted)) = reply.send(seat) {
                     self.leave(unwanted.number);
                 }
@@ -168,6 +169,16 @@ impl Worker {
         let taken = Taken { lane, text: Vec::new(), cached: 0, sampler, voice, row: Vec::new() };
         self.seats.insert(number, taken);
         Some(number)
+    }
+
+    /// Whether two seats are free.
+    fn has_two(&mut self) -> bool {
+        let lanes: Vec<Lane> = (0..2).map_while(|_| self.model.reserve()).collect();
+        let two = lanes.len() == 2;
+        for lane in lanes {
+            self.model.release(lane);
+        }
+        two
     }
 
     fn leave(&mut self, seat: usize) {
@@ -369,10 +380,20 @@ impl Open {
     /// draft ends before that, for what the law is.
     fn pick(&mut self, sampler: &Sampler, past: &History, logits: &[f32]) -> Option<Drafted> {
         let processed = sampler.process(logits, past);
-        if let Some(stop) = &mut self.stop
-            && !stop.goes_on(processed.entropy())
-        {
-            return None;
+        let draws = matches!(self.work.want, Want::Draft(Order { draws: Some(_), .. }));
+        // Nothing is drawn: the likeliest token, which the target is taken to like best, too.
+        let likeliest = processed.likeliest().filter(|_| !draws).map(|token| (token, margin(logits, token)));
+        if let Some(stop) = &mut self.stop {
+            let chance = likeliest.map_or_else(
+                || chance_by_entropy(processed.entropy()),
+                |(_, margin)| chance_by_margin(margin.into()),
+            );
+            if !stop.goes_on(chance) {
+                return None;
+            }
+        }
+        if likeliest.is_some() {
+            return likeliest;
         }
         let drawn = match self.work.want {
             Want::Draft(Order { draws: Some(seed), .. }) => processed.law().map(|law| {

@@ -156,7 +156,7 @@ impl Pilot {
             let tariff = self.tariff(learnt, Some(now));
             let rate = self.model_rate(&tariff, learnt);
             let gamma = self.model_offer(self.gamma_max.min(room), rate, &tariff, learnt)?.nodes;
-            let waited = gamma as f64 * learnt.costs.draft_token();
+            let waited = gamma as f64 * learnt.costs.draft_token(self.model.number);
             learnt.costs.sketch_pays(self.way(), gamma, alive, waited).then_some(gamma)
         })
     }

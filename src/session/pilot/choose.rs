@@ -81,7 +81,7 @@ impl Pilot {
 
     /// Today's prices; `hope`: as low as they may be at this moment.
     pub(super) fn tariff(&self, learnt: &Learnt, hope: Option<Tick>) -> Tariff {
-        Tariff::new(learnt, self.way(), hope)
+        Tariff::new(learnt, self.way(), self.model.number, hope)
     }
 
     /// The largest draft whose cost can be foretold and that keeps the client waiting no longer than it may. No nodes at
@@ -134,7 +134,7 @@ impl Pilot {
     /// Whether the model drafter may be asked, and what its draft is expected to be worth if that pays.
     fn asked_offer(&self, scene: &Scene<'_, '_>) -> (bool, Option<Offer>) {
         let Scene { stand, budget, tariff, learnt } = scene;
-        let reads = |asked: &Asked| asked.warm || Self::reads_quickly(tariff.token, learnt);
+        let reads = |asked: &Asked| asked.warm || self.reads_quickly(tariff.token, learnt);
         let model = self.model().filter(|(seat, asked)| reads(asked) && seat.health.is_well(stand.done));
         let offer = model.and_then(|(seat, _)| {
             let outlook = self.outlook(Some(seat), scene);
@@ -147,14 +147,13 @@ impl Pilot {
 
     /// Whether the model drafter reads a prompt in less time than a ridden token takes: then its first draft may be waited
     /// for. Otherwise it reads while the request rides.
-    fn reads_quickly(token: f64, learnt: &Learnt) -> bool {
-        learnt.costs.reading().is_some_and(|seconds| seconds < READ_MOST * token)
+    fn reads_quickly(&self, token: f64, learnt: &Learnt) -> bool {
+        learnt.costs.reading(self.model.number).is_some_and(|seconds| seconds < READ_MOST * token)
     }
 
     /// Whether hardly any first token of any drafter is accepted. Virtual rounds go on, so it is seen when that changes.
     fn refused(&self, learnt: &Learnt) -> bool {
-        let refused =
-            |seat: &Seat| learnt.survival.is_refused(self.heat, seat.id.source, self.acceptance_least);
+        let refused = |seat: &Seat| learnt.survival.is_refused(self.heat, seat.id, self.acceptance_least);
         !self.seats.is_empty() && self.seats.iter().all(refused)
     }
 
@@ -164,7 +163,7 @@ impl Pilot {
             return self.streak.is_some_and(|streak| streak.tries())
                 || outlook.goes_on(quote, self.stay, self.streak.map_or(0, |streak| streak.gap));
         }
-        let known = |seat: &Seat| scene.learnt.survival.evidence(self.heat, seat.id.source) >= EVIDENCE;
+        let known = |seat: &Seat| scene.learnt.survival.evidence(self.heat, seat.id) >= EVIDENCE;
         seat.is_some_and(known) && outlook.begins(quote, self.margin)
     }
 
@@ -183,7 +182,7 @@ impl Pilot {
 
     /// The rounds of the drafter in this seat: the session's own, and its class's beside them.
     fn value(&self, seat: &Seat, tariff: &Tariff, learnt: &Learnt) -> Value {
-        let class = Class { source: seat.id.source, heat: self.heat, kind: self.kind };
+        let class = Class::new(seat.id, self.heat, self.kind);
         let others = learnt.classes.of(class).map(|rounds| tariff.value(rounds)).unwrap_or_default();
         let per_round = others.tokens / others.rounds.max(1e-6);
         tariff.value(&seat.rounds).with(&others, (CLASS_TOKENS / per_round.max(1.0)).max(2.0))
@@ -247,9 +246,9 @@ impl Pilot {
     /// The draft to verify once the model drafter has answered: merged with the drafts of the lookups, cut by
     /// what a verify call costs. What the model's draft cost is spent already. A sampled one goes as it is.
     pub fn combine(&self, model: Draft, stand: Stand) -> Draft {
-        match model {
+        match model.by(self.model) {
             Draft::Tree(model) => self.merge_with_lookups(model, stand).into(),
-            Draft::Sampled(_) => model,
+            sampled @ Draft::Sampled(_) => sampled,
         }
     }
 

@@ -1,8 +1,9 @@
 //! The shadow of the model drafter: what it would have chosen, asked for while riding.
 
 use super::{EVIDENCE, Pilot, score};
+use crate::control::hedge::rounds;
 use crate::control::{Learnt, Quote, Tariff};
-use crate::draft::{Company, Features, Source, Tree, Vote};
+use crate::draft::{Features, Tree};
 use crate::session::shadow::ShadowPlan;
 use crate::units::{Tick, TokenId};
 
@@ -21,8 +22,9 @@ impl Pilot {
         }
         let (known, promising, hopeless, earned) = self.control.with(|learnt| {
             let tariff = self.tariff(learnt, None);
-            let known = learnt.survival.evidence(self.heat, Source::Model) >= EVIDENCE;
-            let earned = ShadowPlan::earned_by(learnt.costs.shadow_pass(), learnt.costs.ride_token());
+            let known = learnt.survival.evidence(self.heat, self.model) >= EVIDENCE;
+            let earned =
+                ShadowPlan::earned_by(learnt.costs.shadow_pass(self.model.number), learnt.costs.ride_token());
             let promising = self.promising(1.0 + self.margin, &tariff, learnt);
             (known, promising, self.hopeless(&tariff), earned)
         });
@@ -97,26 +99,24 @@ impl Pilot {
         let choice = |(choice, &token): (&Option<TokenId>, &TokenId)| (choice.unwrap_or(!token), token);
         let pairs: Vec<(TokenId, TokenId)> =
             choices.iter().zip(output.iter().skip(from)).map(choice).collect();
-        let mut at = 0;
-        while at < pairs.len() {
-            let mut run = 0;
-            while let Some(&(choice, token)) = pairs.get(at + run).filter(|_| run < gamma) {
-                let draft = Tree::chain(&[choice], Source::Model, Features::default());
-                score(&self.control, &mut self.tuning, self.heat, &draft, None, run, token);
-                if choice != token {
-                    break;
-                }
-                run += 1;
+        let hits: Vec<bool> = pairs.iter().map(|(choice, token)| choice == token).collect();
+        let place = self.seats.iter().position(|seat| seat.asked().is_some());
+        let mut rest = pairs.as_slice();
+        for run in rounds(&hits, gamma) {
+            let (round, behind) = rest.split_at(rest.len().min(run + 1));
+            for (depth, &(choice, token)) in round.iter().take(gamma).enumerate() {
+                let draft = Tree::chain(&[choice], self.model, Features::default());
+                score(&self.control, &mut self.tuning, self.heat, &draft, None, depth, token);
             }
-            let place = self.seats.iter().position(|seat| seat.asked().is_some());
             if let Some(place) = place {
                 self.note(place, gamma, gamma, run + 1);
             }
-            at += run + 1;
+            rest = behind;
         }
         let (promising, earned) = self.control.with(|learnt| {
-            learnt.costs.shadowed(seconds, self.has_read(), now);
-            let earned = ShadowPlan::earned_by(learnt.costs.shadow_pass(), learnt.costs.ride_token());
+            learnt.costs.shadowed(self.model.number, seconds, self.has_read(), now);
+            let earned =
+                ShadowPlan::earned_by(learnt.costs.shadow_pass(self.model.number), learnt.costs.ride_token());
             (self.promising(1.0, &self.tariff(learnt, None), learnt), earned)
         });
         self.read();
@@ -137,15 +137,8 @@ impl Pilot {
         if self.model().is_none() || gamma_max == 0 {
             return None;
         }
-        let vote = Vote::new(Source::Model, Features::default());
-        let mut survival = Vec::with_capacity(gamma_max);
-        let mut alive = 1.0;
-        for depth in 0..gamma_max {
-            alive *= self
-                .tuning
-                .adjust(Source::Model, learnt.survival.conditional(self.heat, vote, Company::Alone, depth));
-            survival.push(alive);
-        }
+        let adjust = |known| self.tuning.adjust(self.model, known);
+        let survival = learnt.survival.chain(self.heat, self.model, gamma_max, adjust);
         Some(tariff.cut(&survival, rate, true)).filter(|quote| quote.nodes > 0)
     }
 }

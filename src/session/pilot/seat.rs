@@ -1,7 +1,7 @@
 //! The drafters of a session, one seat each: who it is, how its rounds went, and whether it is well.
 
 use crate::control::Rounds;
-use crate::draft::{DrafterId, Lookup, Source, Tree};
+use crate::draft::{DrafterId, Lookup, Tree};
 use crate::session::shadow::{ShadowPlan, VirtualRound};
 use crate::session::start::Rules;
 
@@ -80,9 +80,9 @@ impl Seat {
                 seats.push(Self::new(id, Kind::Inline(Inline { lookup, virtual_round: None })));
             }
         }
-        if rules.model {
+        if let Some(number) = rules.model {
             let asked = Asked { shadow: ShadowPlan::new(), warm: false, explored: false };
-            seats.push(Self::new(Source::Model.into(), Kind::Asked(asked)));
+            seats.push(Self::new(DrafterId::model(number), Kind::Asked(asked)));
         }
         seats
     }
@@ -130,15 +130,15 @@ pub(super) fn leading(seats: &[Seat], draft: &Tree, modelled: usize) -> Option<u
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::draft::{Features, LookupSpec, Ngram};
+    use crate::draft::{Features, LookupSpec, Ngram, Source};
 
     #[test]
     fn drafters_of_one_kind_are_numbered_and_a_round_is_counted_for_who_led_it() {
         let ngram = |max| LookupSpec::PromptLookup(Ngram { min: 1, max });
-        let rules = Rules { lookups: vec![ngram(2), ngram(8)], model: true, ..Rules::default() };
+        let rules = Rules { lookups: vec![ngram(2), ngram(8)], model: Some(3), ..Rules::default() };
         let seats = Seat::all(&rules);
         let ids: Vec<_> = seats.iter().map(|seat| (seat.id.source, seat.id.number)).collect();
-        assert_eq!(ids, [(Source::PromptLookup, 0), (Source::PromptLookup, 1), (Source::Model, 0)]);
+        assert_eq!(ids, [(Source::PromptLookup, 0), (Source::PromptLookup, 1), (Source::Model, 3)]);
         let by = |seat: usize| Tree::chain(&[1], seats[seat].id, Features::default());
         assert_eq!([0, 1, 2].map(|seat| leading(&seats, &by(seat), 0)), [Some(0), Some(1), Some(2)]);
         assert_eq!(leading(&seats, &by(1), 3), Some(2), "the model drafted for it, too");

@@ -104,6 +104,10 @@ sections! {
         counter DRAFTS = "foretell_drafts_total" ["kind"] "Questions to model drafters: a `draft`, one `sampled` from their law, or a `shadow` draft.";
         counter DRAFTS_LOST = "foretell_drafts_lost_total" ["kind", "cause"]
             "Questions to model drafters without an answer, or with one that came too late: `timeout`, `patience`, `fault`, `no_seat`.";
+        counter DRAFTERS_DRAWN = "foretell_drafter_drawn_total" ["policy", "drafter"]
+            "Requests that each model drafter of a policy was drawn for, to draft alone or beside the lookups.";
+        counter HEARINGS = "foretell_hearings_total" ["result"]
+            "Passages of served texts on which all model drafters of a policy were to be compared: `heard`, or not for want of a free seat (`no_seat`), by a `fault`, or because one was too `late`.";
         counter ANOMALIES = "foretell_acceptance_anomaly_total" ["kind"]
             "Quality alarms: `collapse` of an acceptance that used to be high, `plateau` of an output that repeats itself.";
         counter DRIFT_TV = "foretell_drift_tv_total" ["policy"]

@@ -92,7 +92,7 @@ fn case(prompt: u64, plans: &[Plan], gamma: Option<usize>, model: bool) -> Case 
         gamma_fixed: gamma,
         lookups,
         shared: super::law::shared(),
-        model,
+        model: model.then_some((prompt % 3) as u8),
         ..Rules::default()
     };
     Case {

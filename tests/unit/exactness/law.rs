@@ -14,8 +14,8 @@ use super::world::{Case, Hooks, Outcome, play_judged};
 use foretell::control::{self, Control, Heat};
 use foretell::draft::suffix::Segment;
 use foretell::draft::{
-    Budget, Company, Features, Feedback, LookupSpec, Ngram, Node, Origin, Phrases, Scope, Shared, Source,
-    Spelling, Successors, Tree, Vote,
+    Budget, Company, DrafterId, Features, Feedback, LookupSpec, Ngram, Node, Origin, Phrases, Scope, Shared,
+    Source, Spelling, Successors, Tree, Vote,
 };
 use foretell::session::accept::{self, Accept, Accepted, Draws, Judged, Walk};
 use foretell::session::{Ending, Rules};
@@ -153,7 +153,8 @@ pub fn case(vocabulary: usize, drafter: Drafter, gamma: usize, plans: &[Plan]) -
         gamma_fixed: Some(gamma),
         lookups,
         shared: shared(),
-        model: drafter.asks_a_model(),
+        // Any number will do: the law is kept whichever of several models was drawn.
+        model: drafter.asks_a_model().then_some(2),
         ..Rules::default()
     };
     Case {
@@ -357,10 +358,10 @@ fn confident(plans: &[Plan]) -> Control {
         }
         learnt.costs.left(0.010, Tick(0));
         let lookup = Vote::new(Source::PromptLookup, Features::matched(2));
-        for vote in [lookup, Vote::new(Source::Model, Features::default())] {
+        for vote in [lookup, Vote::new(DrafterId::model(2), Features::default())] {
             (0..20).for_each(|_| learnt.survival.observe(Heat::Greedy, vote, Company::Alone, 0, true));
         }
-        learnt.costs.drafted(4, 0.001, Tick(0));
+        learnt.costs.drafted(2, 4, 0.001, Tick(0));
     });
     control
 }

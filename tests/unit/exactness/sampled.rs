@@ -10,7 +10,7 @@ use super::law::{Drafter, case, key, plain_law};
 use super::toy::{Chance, Law as Texts, Target, Toy, distance, law};
 use super::world::{Case, Hooks, Wrong, play_judged};
 use foretell::control::Control;
-use foretell::draft::{Draft, Features, Sampled, Stop};
+use foretell::draft::{Draft, Features, Sampled, Stop, chance_by_entropy};
 use foretell::session::accept::sampled::{Kept, Test, verify};
 use foretell::session::accept::{Accept, Judge};
 use foretell::units::TokenId;
@@ -157,7 +157,7 @@ impl World<'_, '_> {
         let (mut text, mut stop) = (context.to_vec(), self.stop());
         while chain.len() < most {
             let law = self.q(&text);
-            if stop.as_mut().is_some_and(|stop| !stop.goes_on(law.entropy())) {
+            if stop.as_mut().is_some_and(|stop| !stop.goes_on(chance_by_entropy(law.entropy()))) {
                 break;
             }
             let token = self.drawn(&law);

@@ -87,7 +87,7 @@ impl World {
         let mode = self.setup.mode;
         let Some(sidecar) = self.sidecars.get_mut(request.sidecar) else { return Ok(()) };
         let (mut rules, drawn) = sidecar.rules(self.now);
-        rules.model = rules.model && request.script.has_model() && self.drafter.is_some();
+        rules.model = rules.model.filter(|_| request.script.has_model() && self.drafter.is_some());
         match mode {
             Mode::Direct | Mode::Auto => request.drawn = drawn,
             Mode::Ride => rules.permission = Permission::Ride(RideReason::Policy),
