@@ -368,7 +368,7 @@ fn settings(process: &Process) -> Result<Settings, AssembleError> {
         admin_token,
         admin_hosts: process.admin.hosts.clone(),
         require_backend: process.ready.require_backend,
-        telling: Telling { share: process.observe.share, collector: None },
+        telling: Telling { share: process.observe.share, collector: None, texts: process.observe.text },
         metrics: process.metrics,
         mode: process.mode.into(),
         tenant: process.tenant.clone(),

@@ -14,6 +14,7 @@ pub mod drain;
 pub mod explain;
 pub mod pages;
 pub mod probe;
+mod progress;
 pub mod serve;
 pub mod sim;
 pub mod target;

@@ -315,14 +315,14 @@ impl Inner {
         let drawn = hedge.draw(&numbers, &mut Dice::new(fresh_seed()));
         ruling.rules.model = drawn;
         let drafter = models.iter().find(|(number, _)| Some(*number) == drawn);
-        if let Some((_, speaker)) = drafter {
+        let passage = passage(ruling, heat, drawn);
+        if let Some((_, speaker)) = drafter.filter(|_| passage.is_some()) {
             observer.metrics().drawn(&ruling.policy.name, &speaker.name);
         }
         let bounded = self.setup.draft_timeout.is_some();
         let speaker = drafter.map(|(_, speaker)| speaker.clone());
         let drafting = Drafting::new(speaker, sampling.clone(), bounded, Arc::clone(observer));
-        let passage = passage(ruling, heat, drawn).filter(|_| models.len() > 1);
-        let hearing = passage.map(|passage| Hearing {
+        let hearing = passage.filter(|_| models.len() > 1).map(|passage| Hearing {
             passage,
             models,
             control: Arc::clone(control),

@@ -92,18 +92,20 @@ pub struct Settings {
     pub workers: usize,
 }
 
-/// Which requests have a line in the log and spans.
+/// Which requests have a line in the log and spans, and whether outputs may be kept to be looked at.
 #[derive(Clone, Debug)]
 pub struct Telling {
     /// Share of the requests, 0 to 1.
     pub share: f64,
     /// Where spans go; `None`: nowhere.
     pub collector: Option<trace::Collector>,
+    /// Outputs of requests that ask for it are kept with the latest completions.
+    pub texts: bool,
 }
 
 impl Default for Telling {
     fn default() -> Self {
-        Self { share: 1.0, collector: None }
+        Self { share: 1.0, collector: None, texts: false }
     }
 }
 
@@ -176,8 +178,8 @@ impl Shared {
         Ok(Self {
             modes: Arc::new(ModeSwitch::new(settings.mode)),
             observer: {
-                let Telling { share, collector } = settings.telling.clone();
-                let observer = Observer::new()?.telling(share, collector)?;
+                let Telling { share, collector, texts } = settings.telling.clone();
+                let observer = Observer::new()?.telling(share, collector)?.with_texts(texts);
                 observer.metrics().register(ReplicaMetrics::new(Arc::clone(&fleet))?)?;
                 let named = settings.backends.iter().flat_map(|backend| &backend.models);
                 observer.metrics().configured_models(named.flat_map(ModelName::exact));

@@ -11,6 +11,7 @@ pub mod metrics;
 pub mod recent;
 pub mod record;
 pub mod replicas;
+pub mod text;
 pub mod totals;
 pub mod trace;
 
@@ -28,6 +29,7 @@ use crate::words::{Ledger, Plan};
 use history::History;
 use http::HeaderMap;
 use recent::Recent;
+use text::Text;
 use totals::Totals;
 use trace::{Collector, Sampling, Trace};
 
@@ -137,6 +139,8 @@ pub struct Finished {
     pub client_gone: bool,
     /// Why there was no answer or why it ended early; `None` if neither, or if the client left.
     pub error: Option<String>,
+    /// Its output, where operator and client let that be seen.
+    pub text: Option<Text>,
 }
 
 impl Finished {
@@ -170,6 +174,7 @@ impl Finished {
             unsampled: false,
             client_gone: false,
             error: None,
+            text: None,
         }
     }
 
@@ -213,6 +218,8 @@ pub struct Observer {
     started: (SystemTime, Instant),
     sampling: Sampling,
     collector: Option<Collector>,
+    /// Outputs may be kept, of requests that ask for it.
+    texts: bool,
 }
 
 impl Observer {
@@ -229,6 +236,7 @@ impl Observer {
             started: (SystemTime::now(), Instant::now()),
             sampling: Sampling::new(1.0),
             collector: None,
+            texts: false,
         })
     }
 
@@ -241,6 +249,17 @@ impl Observer {
             self.metrics.spans(collector.clone())?;
         }
         Ok(Self { sampling: Sampling::new(share), collector, ..self })
+    }
+
+    /// Outputs may be kept in the list of the latest completions, of requests that ask for it.
+    #[must_use]
+    pub fn with_texts(self, texts: bool) -> Self {
+        Self { texts, ..self }
+    }
+
+    /// Whether they may.
+    pub fn keeps_texts(&self) -> bool {
+        self.texts
     }
 
     /// Decides whether a request with these fields has a line in the log if it goes well, and begins its trace.

@@ -5,11 +5,10 @@ use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use indicatif::{ProgressBar, ProgressStyle};
-
 use serde_json::Value;
 
 use super::access::{Access, Denied, Granted};
+use super::progress;
 use crate::config::process::Dialect;
 use crate::fleet::Replica;
 use crate::fleet::identity::{self, Recognised};
@@ -146,7 +145,7 @@ pub async fn run(args: &BenchArgs, out: &mut impl Write) -> Exit {
         Some(_) => about(args, &bench).await,
         None => About::default(),
     };
-    let runs = match bench::run(&bench, &progress()).await {
+    let runs = match bench::run(&bench, &progress::bar("alternations")).await {
         Ok(runs) => runs,
         Err(stopped) => {
             super::complain(&format_args!("foretell bench: {stopped}"));
@@ -319,10 +318,4 @@ impl Files {
         }
         Ok(())
     }
-}
-
-/// A progress bar on standard error; invisible if that is not a terminal.
-fn progress() -> ProgressBar {
-    let style = ProgressStyle::with_template("{bar:28} {pos}/{len} alternations, {eta} left  {msg}");
-    ProgressBar::no_length().with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }

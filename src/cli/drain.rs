@@ -2,12 +2,12 @@
 
 use std::io::Write;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use http::{HeaderMap, StatusCode};
 use indicatif::ProgressBar;
 
 use super::admin_port::{AdminPort, Fault};
+use super::progress;
 use crate::config::flags::OPEN;
 use crate::config::{Flags, Problem, Strings, attempt};
 use crate::lab::Exit;
@@ -41,13 +41,10 @@ pub async fn run(args: &DrainArgs, environment: &dyn Strings, out: &mut impl Wri
             return Exit::Usage;
         }
     };
-    let bar = ProgressBar::new_spinner().with_message("waiting for open requests to end");
-    if !args.no_wait {
-        bar.enable_steady_tick(Duration::from_millis(100));
-    }
+    let waits = (!args.no_wait).then(|| progress::spinner("waiting for open requests to end"));
     let path = if args.no_wait { "/api/drain" } else { "/api/drain?wait=1" };
     let answer = port.post(path, HeaderMap::new(), Vec::new()).await;
-    bar.finish_and_clear();
+    waits.inspect(ProgressBar::finish_and_clear);
     let why = match answer {
         Ok((StatusCode::OK, _)) => {
             let _ = writeln!(out, "{}", if args.no_wait { "draining" } else { "drained" });

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::access::Access;
-use super::{OK, USAGE};
+use super::{OK, USAGE, progress};
 use crate::config::process::Dialect as Named;
 use crate::config::process::{PlanName, Plans, Probe};
 use crate::control::prospect::{ACCEPTANCES, Measured};
@@ -91,7 +91,10 @@ pub async fn run(args: &ProbeArgs, out: &mut dyn Write) -> io::Result<u8> {
             return Ok(USAGE);
         }
     };
-    let outcome = match look(args, *dialect, &replica).await {
+    let asks = progress::spinner("asking the server");
+    let looked = look(args, *dialect, &replica).await;
+    asks.finish_and_clear();
+    let outcome = match looked {
         Ok(outcome) => outcome,
         Err(Unknown::Foreign(reason, why)) => Outcome::Relayed { reason, why },
         Err(Unknown::Stranger(why)) => Outcome::Relayed { reason: BypassReason::NoPlan, why },

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use super::progress;
 use crate::lab::Exit;
 use crate::lab::sim::report::Report;
 use crate::lab::sim::table::{self, Table};
@@ -81,7 +82,7 @@ fn grid(args: &SimArgs, out: &mut impl Write) -> Result<Exit, Stopped> {
         let name = cell.name();
         args.only.iter().all(|word| name.split_whitespace().any(|part| part.trim_end_matches('*') == word))
     });
-    let outcomes = grid::play(&cells, grid::Size::USUAL)?;
+    let outcomes = grid::play(&cells, grid::Size::USUAL, &progress::bar("cells"))?;
     // A closed pipe is not an error.
     let _ = out.write_all(grid::table(&outcomes).as_bytes());
     let short = outcomes.iter().any(grid::Outcome::falls_short);
@@ -93,14 +94,19 @@ fn tables(args: &SimArgs, out: &mut impl Write) -> Result<Exit, Stopped> {
     // They are opened first, so that a wrong path fails at once.
     let (json, page) = (create(args.json.as_deref())?, create(args.html.as_deref())?);
     let mut reports = Vec::with_capacity(tables.len());
+    let played = progress::bar("tables");
+    played.set_length(tables.len() as u64);
     for table in tables {
+        played.set_message(table.name.clone());
         let gammas = if args.fixed { &play::GAMMAS } else { play::gammas(&table) };
         let outcome = play::play(&table, args.seed, Mode::Auto, gammas)?;
         let swept = sweep::play(&table, args.seed)?;
         let report = Report { table, outcome, swept };
-        let _ = out.write_all(report.text().as_bytes());
+        played.inc(1);
+        played.suspend(|| drop(out.write_all(report.text().as_bytes())));
         reports.push(report);
     }
+    played.finish_and_clear();
     write(json, || report::json(&reports))?;
     write(page, || html::page(&reports))?;
     let short = reports.iter().filter(|report| !report.shortfalls().is_empty()).count();

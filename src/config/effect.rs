@@ -37,11 +37,6 @@ const PROCESS: &[Remark] = &[
         "has no effect: an adapter is routed and verified like every other model",
     ),
     ignored("backends[].budget.slots", "has no effect yet: the engine's free slots are not counted"),
-    Remark {
-        path: "observe.text",
-        at: AllBut(&["false"]),
-        says: "has no effect yet: no text of requests is ever logged",
-    },
 ];
 
 /// Settings of a policy file that have no effect.

@@ -289,7 +289,7 @@ pub struct Observe {
     /// Share of the requests that have a line in the log, and spans where the client has not decided that, 0 to 1. Requests
     /// that fail always have a line, and requests in a client's trace that is sampled have both.
     pub share: f64,
-    /// Requests may ask for their text to be logged (read, but no text is ever logged yet).
+    /// Outputs are kept with the latest completions, of requests that ask for it (`x-foretell-text: on`).
     pub text: bool,
 }
 

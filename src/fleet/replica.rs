@@ -4,6 +4,7 @@
 //! that finds one there is answered without waking another thread.
 
 mod address;
+mod call;
 mod local;
 mod settings;
 
@@ -15,25 +16,22 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
-use http::header::{AUTHORIZATION, HOST};
 use http::uri::{PathAndQuery, Scheme};
-use http::{HeaderName, HeaderValue, Method, Request, Response, Uri, Version};
+use http::{HeaderName, HeaderValue, Uri};
 use parking_lot::Mutex;
 use tokio::sync::watch;
-use tower::ServiceExt;
 
 pub use local::Local;
 pub use settings::{Auth, InvalidUrl, ReplicaSettings};
 
 use self::address::{Connector, address, connector, host_of};
+pub(super) use self::call::Unanswered;
 use super::breaker::BreakerState;
-use super::error::{SendError, SendErrorKind, is_out_of_descriptors};
-use super::health::{Failing, Health, LastError, Outcome, Standing};
-use super::link::{Answer, Link, Pool, Proof, Source, Stream, frame};
+use super::error::SendErrorKind;
+use super::health::{Failing, Health, LastError, Standing};
+use super::link::Pool;
 use super::load::{Load, Told};
 use super::models::{Fit, ModelName};
-use crate::http::body::{Body, BoxError};
-use crate::http::workers::lane;
 
 /// Which data-parallel rank of an engine is to compute a request. vLLM and SGLang both know it.
 const RANK: HeaderName = HeaderName::from_static("x-data-parallel-rank");
@@ -41,9 +39,6 @@ const RANK: HeaderName = HeaderName::from_static("x-data-parallel-rank");
 const LOCAL: &str = "http://localhost";
 /// Most models that are remembered to take no prediction; beyond that each is tried anew.
 const UNPREDICTED: usize = 256;
-
-/// Pause between attempts to connect while no file descriptor is free.
-const DESCRIPTORS_AGAIN: Duration = Duration::from_millis(20);
 
 /// Extension of a request that must go out on a new connection.
 #[derive(Clone, Copy, Debug)]
@@ -87,24 +82,6 @@ pub struct Replica {
     connects: prometheus::Histogram,
     /// Models for which it takes no prediction.
     unpredicted: Mutex<HashSet<String>>,
-}
-
-/// On whose behalf a call is made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Whose {
-    /// A client's: it never carries a key of Foretell's own calls.
-    Client,
-    /// A call of Foretell's own.
-    Own,
-}
-
-/// A request that got no answer.
-pub(super) struct Unanswered {
-    pub(super) error: SendError,
-    /// The request, if not a byte of it was sent.
-    pub(super) unsent: Option<Box<Request<Body>>>,
-    /// It was given to a connection that had been used before.
-    pub(super) pooled: bool,
 }
 
 impl fmt::Debug for Replica {
@@ -342,7 +319,7 @@ impl Replica {
     }
 
     #[cfg(test)]
-    pub(super) fn ended(&self, outcome: Outcome) {
+    pub(super) fn ended(&self, outcome: super::health::Outcome) {
         self.health.ended(outcome);
     }
 
@@ -397,223 +374,9 @@ impl Replica {
         fits.min_by_key(|(fit, _)| *fit).map(|(_, name)| name)
     }
 
-    /// Sends `request`, whose target is a path of this server (its own scheme and host are ignored), and
-    /// returns when the answer's head is there. Dropping the future or the answer gives the call up. A
-    /// pooled connection that turns out dead before a byte was written is replaced by a fresh one.
-    ///
-    /// # Errors
-    /// See [`SendError`]; none of them means that the backend answered.
-    pub async fn send(&self, request: Request<Body>) -> Result<Response<Answer>, SendError> {
-        self.try_send(request).await.map_err(|unanswered| unanswered.error)
-    }
-
-    /// As [`Self::send`]; an unsent request comes back unchanged.
-    pub(super) async fn try_send(&self, request: Request<Body>) -> Result<Response<Answer>, Unanswered> {
-        let proof = if is_work(&request) { Proof::Work } else { Proof::Life };
-        let sent = self.exchange(request, proof, Whose::Client).await;
-        if let Err(unanswered) = &sent {
-            let kind = unanswered.kind();
-            self.health.ended(match kind {
-                SendErrorKind::Request => Outcome::Undecided,
-                kind => Outcome::Failed(Failing::Call(kind), unanswered.error.to_string()),
-            });
-        }
-        sent
-    }
-
-    /// As [`Self::send`], for a call that Foretell makes besides on behalf of a client's request, with that client's
-    /// key. Its result does not count in the replica's health, which depends on clients' own requests.
-    ///
-    /// # Errors
-    /// As [`Self::send`].
-    pub async fn ask(&self, request: Request<Body>) -> Result<Response<Answer>, SendError> {
-        let sent = self.exchange(request, Proof::Nothing, Whose::Client).await;
-        sent.map_err(|unanswered| unanswered.error)
-    }
-
     /// Whether it is in this process.
     pub fn is_here(&self) -> bool {
         self.settings.local.is_some()
-    }
-
-    /// As [`Self::ask`], for a call of Foretell's own, which is on behalf of no client: it carries Foretell's own key.
-    ///
-    /// # Errors
-    /// As [`Self::send`].
-    pub async fn own(&self, request: Request<Body>) -> Result<Response<Answer>, SendError> {
-        let sent = self.exchange(request, Proof::Nothing, Whose::Own).await;
-        sent.map_err(|unanswered| unanswered.error)
-    }
-
-    /// As [`Self::own`], but notes whether the replica can be reached.
-    ///
-    /// # Errors
-    /// As [`Self::send`].
-    pub async fn inquire(&self, request: Request<Body>) -> Result<Response<Answer>, SendError> {
-        let sent = self.exchange(request, Proof::Nothing, Whose::Own).await;
-        match &sent {
-            Ok(response) if !response.status().is_server_error() => self.health.reached(),
-            Ok(_) => {}
-            Err(unanswered) if unanswered.kind() == SendErrorKind::Connect => {
-                self.health.unreached(&unanswered.error.to_string());
-            }
-            Err(unanswered) => self.health.note(&unanswered.error.to_string()),
-        }
-        sent.map_err(|unanswered| unanswered.error)
-    }
-
-    async fn exchange(
-        &self,
-        mut request: Request<Body>,
-        proof: Proof,
-        whose: Whose,
-    ) -> Result<Response<Answer>, Unanswered> {
-        let asked = request.uri().clone();
-        *request.uri_mut() = self.target(&asked).map_err(Unanswered::lost)?;
-        *request.version_mut() = Version::HTTP_11;
-        self.sign(&mut request, whose);
-        let answer = self.call(request, proof);
-        let answer = match self.settings.first_byte {
-            None => answer.await,
-            Some(after) => tokio::time::timeout(after, answer).await.unwrap_or_else(|_| {
-                let backend = self.settings.name.clone();
-                Err(Unanswered::lost(SendError::FirstByteTimeout { backend, after }))
-            }),
-        };
-        answer.map_err(|mut unanswered| {
-            if let Some(unsent) = &mut unanswered.unsent {
-                *unsent.uri_mut() = asked;
-            }
-            unanswered
-        })
-    }
-
-    /// Sets host, authorization, fields of Foretell's own calls, and the data-parallel rank.
-    fn sign(&self, request: &mut Request<Body>, whose: Whose) {
-        let fields = request.headers_mut();
-        if !self.settings.keep_client_host || !fields.contains_key(HOST) {
-            fields.insert(HOST, self.host.clone());
-        }
-        match &self.settings.auth {
-            Auth::Pass => {}
-            Auth::Strip => drop(fields.remove(AUTHORIZATION)),
-            Auth::Replace(key) => drop(fields.insert(AUTHORIZATION, key.value())),
-        }
-        if whose == Whose::Own {
-            if let Some(key) = &self.settings.own_key {
-                fields.insert(AUTHORIZATION, key.value());
-            }
-            fields.extend(self.settings.own_fields.clone());
-        }
-        if let Some(rank) = &self.rank {
-            fields.insert(RANK, rank.clone());
-        }
-    }
-
-    async fn call(&self, mut request: Request<Body>, proof: Proof) -> Result<Response<Answer>, Unanswered> {
-        let lane = lane().unwrap_or(self.settings.lanes).min(self.settings.lanes);
-        let Some(pool) = self.pools.get(lane) else {
-            return Err(Unanswered::lost(self.unsendable("no connection pool")));
-        };
-        let busy = pool.begin();
-        if let Some(local) = &self.settings.local {
-            let response = local.ask(request).await.map_err(Unanswered::lost)?;
-            return Ok(Answer::response(response.map(Source::Here), None, busy, proof));
-        }
-        loop {
-            let idle = if request.extensions().get::<Fresh>().is_some() { None } else { pool.take() };
-            let pooled = idle.is_some();
-            let mut link = match idle {
-                Some(link) => link,
-                // Rare and large, so it is not a part of every call's future.
-                None => match Box::pin(self.connect()).await {
-                    Ok(link) => link,
-                    Err(error) => {
-                        let unsent = Some(Box::new(request));
-                        return Err(Unanswered { error, unsent, pooled });
-                    }
-                },
-            };
-            let mut error = match link.call(request).await {
-                Ok(mut response) => {
-                    return match frame(&mut response, &mut link) {
-                        Ok(()) => Ok(Answer::response(response.map(Source::There), Some(link), busy, proof)),
-                        Err(detail) => {
-                            let backend = self.settings.name.clone();
-                            Err(Unanswered::lost(SendError::Protocol { backend, detail }))
-                        }
-                    };
-                }
-                Err(error) => error,
-            };
-            request = match error.take_message() {
-                Some(unsent) if pooled => unsent,
-                _ => {
-                    let error = SendError::of_call(&self.settings.name, error.error());
-                    return Err(Unanswered { error, unsent: None, pooled });
-                }
-            };
-        }
-    }
-
-    /// Connects, TLS included, within `connect_timeout`.
-    async fn connect(&self) -> Result<Link, SendError> {
-        let name = &self.settings.name;
-        let begun = tokio::time::Instant::now();
-        let mut without_descriptor = false;
-        let reached = self.reach(&mut without_descriptor);
-        let stream = tokio::time::timeout(self.settings.connect_timeout, reached).await;
-        let backend = name.clone();
-        let stream = stream
-            .map_err(|_| {
-                if without_descriptor {
-                    SendError::NoDescriptor { backend }
-                } else {
-                    SendError::ConnectTimeout { backend }
-                }
-            })?
-            .map_err(|error| SendError::of_connecting(name, error.as_ref()))?;
-        self.connects.observe(begun.elapsed().as_secs_f64());
-        Link::new(stream).await.map_err(|error| SendError::of_call(name, &error))
-    }
-
-    /// Connects. Where the process has no descriptor left, those of idle connections are freed, and the next that is
-    /// free is waited for.
-    async fn reach(&self, without_descriptor: &mut bool) -> Result<Stream, BoxError> {
-        loop {
-            match self.connector.clone().oneshot(self.address.clone()).await {
-                Err(error) if is_out_of_descriptors(&*error) => {
-                    *without_descriptor = true;
-                    self.pools.iter().for_each(|pool| pool.clear());
-                    tokio::time::sleep(DESCRIPTORS_AGAIN).await;
-                }
-                reached => return reached,
-            }
-        }
-    }
-
-    fn target(&self, asked: &Uri) -> Result<Uri, SendError> {
-        let path = asked.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
-        Ok(Uri::from(match self.prefix.as_str() {
-            "" => path,
-            prefix => format!("{prefix}{path}").parse().map_err(|error| self.unsendable(error))?,
-        }))
-    }
-
-    fn unsendable(&self, detail: impl fmt::Display) -> SendError {
-        SendError::Unsendable { backend: self.settings.name.clone(), detail: detail.to_string() }
-    }
-}
-
-/// Whether a good answer needs the model. Engines answer much else by a front that outlives it.
-fn is_work(request: &Request<Body>) -> bool {
-    const BESIDE: [&str; 4] = ["/tokenize", "/detokenize", "/apply-template", "/render"];
-    *request.method() == Method::POST && !BESIDE.iter().any(|page| request.uri().path().ends_with(page))
-}
-
-impl Unanswered {
-    fn lost(error: SendError) -> Self {
-        Self { error, unsent: None, pooled: false }
     }
 }
 

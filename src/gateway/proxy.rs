@@ -8,7 +8,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use bytes::Bytes;
 use futures_util::FutureExt;
 use http::header::CONNECTION;
-use http::{HeaderMap, HeaderValue, Method, Request, Response, Version, request};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Version, request};
 use http_body::Body as _;
 use http_body_util::BodyExt;
 use tokio::sync::OwnedSemaphorePermit;
@@ -277,9 +277,14 @@ impl Proxy {
             Verdict::Drive { eligible, body } => {
                 let trailers = headers::takes_trailers(&inbound.parts.headers);
                 // Whatever the client says of its memory but `on` takes the request out of it.
-                let told = inbound.parts.headers.get_all(headers::MEMORY);
                 let is_on = |told: &HeaderValue| told.as_bytes().trim_ascii().eq_ignore_ascii_case(b"on");
-                let memory = told.iter().all(is_on);
+                let told = |name: HeaderName| inbound.parts.headers.get_all(name);
+                let memory = told(headers::MEMORY).iter().all(is_on);
+                let texts: Vec<bool> = told(headers::TEXT).iter().map(is_on).collect();
+                // Whatever else it says of its text is no permission.
+                if !texts.is_empty() && texts.iter().all(|on| *on) {
+                    inbound.record.keep_text();
+                }
                 let client = Client { control: wish.control(), tenant, trailers, memory };
                 return Box::pin(self.hand_over(inbound, eligible, body, client)).await;
             }

@@ -13,7 +13,7 @@ use crate::http::listen::Peer;
 pub const CONTROL: HeaderName = HeaderName::from_static("x-foretell");
 /// `off`: nothing of the request is remembered, and nothing remembered is used for it.
 pub const MEMORY: HeaderName = HeaderName::from_static("x-foretell-memory");
-/// The client's permission to log its text.
+/// `on`: the output may be shown to the operator, who has to allow that (`observe.text`), too.
 pub const TEXT: HeaderName = HeaderName::from_static("x-foretell-text");
 /// Id of a request in the log: the client's, or one made by Foretell.
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");

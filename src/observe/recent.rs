@@ -10,6 +10,7 @@ use time::format_description::well_known::iso8601::{Config, EncodedConfig, TimeP
 
 use super::Finished;
 use super::log::millis;
+use super::text::Text;
 
 const KEPT: usize = 50;
 /// Most rounds kept of one completion: its last ones.
@@ -95,6 +96,7 @@ fn whole(kept: &Kept) -> Value {
     let mut told = session(kept);
     if let Some(told) = told.as_object_mut() {
         told.insert("rounds".to_owned(), rounds.into());
+        told.insert("text".to_owned(), kept.finished.text.as_ref().map(Text::to_json).into());
     }
     told
 }

@@ -11,6 +11,7 @@ use http::{HeaderMap, StatusCode};
 use tracing::Span;
 
 use super::log::request_span;
+use super::text::Text;
 use super::{Finished, Held, Observer, Round};
 use crate::http::headers::REQUEST_ID;
 use crate::http::memory::Reservation;
@@ -228,6 +229,18 @@ impl Record {
         }
     }
 
+    /// Keeps the output of the request in words, where the operator has allowed that: the client asks for it.
+    pub fn keep_text(&mut self) {
+        self.finished.text = self.observer.keeps_texts().then(Text::default);
+    }
+
+    /// Notes what goes out to the client.
+    pub fn wrote(&mut self, text: &str) {
+        if let Some(kept) = &mut self.finished.text {
+            kept.write(text);
+        }
+    }
+
     /// Records that it is held back as control group.
     pub fn held_back(&mut self) {
         self.finished.held_back = true;
@@ -300,6 +313,9 @@ impl Record {
             }
             let verify = since.elapsed();
             let at = since.saturating_duration_since(self.started);
+            if let Some(text) = &mut finished.text {
+                text.round(finished.rounds.len());
+            }
             finished.rounds.push(Round { drafted, accepted, depth, number, at, drafter, draft, verify });
         }
     }

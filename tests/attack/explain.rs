@@ -286,25 +286,28 @@ fn explaining_wants_what_every_other_call_of_the_operator_wants() {
 
 #[test]
 fn every_setting_without_effect_is_warned_of_by_check_and_serve() {
-    let lines = "observe:\n  share: 0.5\n  text: true\n";
+    let backends = |address: &str| {
+        format!(
+            "backends:\n  - name: b\n    replicas: [\"http://{address}\"]\n    budget: {{ slots: 0.5 }}\n"
+        )
+    };
     let policy = "accept:\n  rule: ears\n";
-    let folder =
-        folder(&format!("backends: [{{ name: b, replicas: [\"http://127.0.0.1:9\"] }}]\n{lines}"), policy);
+    let folder = folder(&backends("127.0.0.1:9"), policy);
     let (code, out, err) = foretell(folder.path(), &["check"]);
     assert_eq!(code, 0, "{out}{err}");
     let places = [
-        "foretell.yaml:6: observe.text: true has no effect",
+        "foretell.yaml:6: backends[0].budget.slots: 0.5 has no effect yet",
         "policy a: accept.rule: ears relaxes nothing: tolerance.max is 0 or not set",
     ];
     for place in places {
         assert!(out.contains(place), "{place} is missing in\n{out}");
     }
     let backend = Backend::plain();
-    let mut start = Start::before(backend.address).and(lines);
+    let mut start = Start::with(&backends(&backend.address.to_string()));
     start.policies = vec![("a.yaml", format!("version: 1\nname: a\n{policy}"))];
     let proxy = start.start();
     proxy.ready();
-    for place in ["observe.text: true has no effect", "policy a: accept.rule: ears relaxes nothing"] {
+    for place in ["budget.slots: 0.5 has no effect", "policy a: accept.rule: ears relaxes nothing"] {
         eventually(place, || proxy.stderr().contains(place).then_some(()));
     }
 }

@@ -2,12 +2,13 @@
 """What each drafter brings: tokens per round, by drafter and workload, on the real target with the bundled models.
 
     drafters.py [--foretell BIN] [--drafters LIST] [--gamma LIST] [--workloads LIST] [--prompts N] [--tokens N]
-                [--temperature T] [--pace PACE] [--warm N] [--json F]
+                [--temperature T] [--pace PACE] [--warm N] [--pages DIR] [--json F]
 
 One `foretell target`, and before it one `foretell serve` for every drafter (or several of them merged, as sides.DRAFTERS
 names them) and every length of drafts; each leaps at every token event (with `auto` for a length, when the controller thinks fit). All
 sides get the same prompts in turn, the first N of all unmeasured. PACE is what a step takes, as `foretell target --pace` has it
-(`step=20ms,base=1.35,node=0.025`); without it the bundled target computes as fast as it can.
+(`step=20ms,base=1.35,node=0.025`); without it the bundled target computes as fast as it can. With --pages the metrics of each
+proxy are written to DIR/SIDE.txt at the end.
 
 e_n       tokens per round, E[N]: those that were accepted and one more
 accepted  share of the drafted tokens that were accepted
@@ -68,10 +69,11 @@ def main():
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--pace", default="", help="what a step of the target takes")
     parser.add_argument("--warm", type=int, default=0, help="unmeasured prompts before the first workload")
+    parser.add_argument("--pages", type=pathlib.Path, help="a folder for the metrics of each side")
     parser.add_argument("--json", type=pathlib.Path)
     options = parser.parse_args()
     names = [(drafters, gamma) for drafters in options.drafters.split(",") for gamma in options.gamma.split(",")]
-    rows, failed = [], []
+    rows, failed, admins = [], [], {}
     with contextlib.ExitStack() as stack:
         target = paced.start_target(stack, options.foretell, dict(part.split("=") for part in options.pace.split(",") if part))
         group = [sides.Side("direct", target)]
@@ -80,6 +82,7 @@ def main():
             backend = paced.BACKEND if options.pace else ""
             proxy = sides.start_proxy(stack, options.foretell, target, backend, {"bench": policy}, gamma)
             group.append(sides.Side(side_name(drafters, gamma), proxy.address))
+            admins[group[-1].name] = proxy.admin
         workloads = options.workloads.split(",")
         for entry in prompts_of(workloads[0], options)[:options.warm]:
             for side in group:
@@ -94,6 +97,9 @@ def main():
                 break
             own = group[0].answers
             rows += [measured(side.name, workload, side.answers, own) for side in group[1:]]
+        for name, admin in admins.items() if options.pages else ():
+            options.pages.mkdir(parents=True, exist_ok=True)
+            (options.pages / f"{name}.txt").write_text(sides.page(f"127.0.0.1:{admin}", "/metrics"))
     table(rows)
     for line in failed:
         print(line, file=sys.stderr)

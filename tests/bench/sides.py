@@ -24,7 +24,8 @@ LOOKUP = "{ kind: prompt_lookup, ngram: { min: 2, max: 8 } }"
 MODEL = "{ kind: model, model: draft-same, vocabulary: same }"
 OTHER = "{{ kind: model, model: draft-other, vocabulary: {} }}"
 SUFFIX = "{ kind: suffix }"
-DRAFTERS = {"lookup": LOOKUP, "suffix": SUFFIX, "model": MODEL, "both": f"{LOOKUP}, {MODEL}", "merged": f"{LOOKUP}, {SUFFIX}, {MODEL}",
+DRAFTERS = {"lookup": LOOKUP, "suffix": SUFFIX, "model": MODEL, "both": f"{LOOKUP}, {MODEL}", "lookups": f"{LOOKUP}, {SUFFIX}", "merged": f"{LOOKUP}, {SUFFIX}, {MODEL}",
+            "two": f"{MODEL}, " + OTHER.format("slem"),
             "slem": OTHER.format("slem"), "tli": OTHER.format("tli"), "other": OTHER.format("auto")}
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 BLOCK = 5

@@ -247,6 +247,27 @@ describe("by keyboard alone", () => {
     await context.close();
   });
 
+  test("an output is shown where the client asked for it, with what rounds brought marked, as text", async () => {
+    const { page, context, wrong } = await shown();
+    const entry = workload("rewrite")[0];
+    const body = { ...entry.body, prompt: `${entry.body.prompt} <img src=x>` };
+    await serve.ask({ ...entry, body }, { "x-foretell-text": "on", "x-team": "relaxed" });
+    const { sessions: number } = await serve.api("/api/status");
+    const { text: kept, rounds } = await serve.api(`/api/sessions/${number}`);
+    assert.ok(rounds.length > 0 && kept.pieces.some((piece) => piece.round !== null));
+    await page.locator(`#session-list tr[data-key="${number}"] button`).click();
+    await page.locator("#output").waitFor();
+    assert.equal(await page.locator("#output").textContent(), kept.pieces.map((piece) => piece.text).join(""));
+    const marked = kept.pieces.filter((piece) => piece.round !== null);
+    assert.deepEqual(await page.locator("#output mark").allTextContents(), marked.map((piece) => piece.text));
+    await serve.ask(entry);
+    const { sessions: next } = await serve.api("/api/status");
+    await page.locator(`#session-list tr[data-key="${next}"] button`).click();
+    await page.locator("#output").waitFor({ state: "detached" });
+    assert.deepEqual(wrong, []);
+    await context.close();
+  });
+
   test("a plot is read by arrow keys", async () => {
     const { page, context } = await shown();
     const frame = page.locator("#plots .frame").first();

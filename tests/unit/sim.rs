@@ -8,6 +8,7 @@ use foretell::lab::sim::synthetic::{Agreement, Copied, Kind};
 use foretell::lab::sim::traffic::Stream;
 use foretell::lab::sim::workloads;
 use foretell::lab::sim::world::{Mode, Net, Setup, World};
+use indicatif::ProgressBar;
 use rstest::rstest;
 
 fn workload(name: &str) -> Workload {
@@ -26,7 +27,7 @@ fn the_grid_knows_what_pays_and_plays_the_same_twice() {
     });
     let cells = grid::cells(&servers, &workloads).expect("policies");
     let size = Size { first: 2, rest: 4 };
-    let outcomes = grid::play(&cells, size).expect("exact");
+    let outcomes = grid::play(&cells, size, &ProgressBar::hidden()).expect("exact");
     assert_eq!(outcomes.len(), 2 * 2 * Drafters::ALL.len());
     for outcome in &outcomes {
         let (gamma, best) = outcome.best();
@@ -41,7 +42,7 @@ fn the_grid_knows_what_pays_and_plays_the_same_twice() {
         assert_eq!(outcome.fixed.len(), GAMMAS.len());
         assert!(outcome.auto.rest > 0.5);
     }
-    let again = grid::play(&cells[..2], size).expect("exact");
+    let again = grid::play(&cells[..2], size, &ProgressBar::hidden()).expect("exact");
     assert_eq!(grid::table(&outcomes[..2]), grid::table(&again));
 }
 

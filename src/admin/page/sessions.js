@@ -140,7 +140,17 @@ function detail(session) {
     ["Error", session.error ?? "none"],
   ];
   const terms = facts.map(([term, text]) => element("div", {}, element("dt", {}, term), element("dd", {}, text)));
-  return [heading(session.number), element("dl", { class: "facts" }, ...terms), rounds(session)];
+  return [heading(session.number), element("dl", { class: "facts" }, ...terms), ...output(session.text), rounds(session)];
+}
+
+// The output, where operator and client let it be seen; what a round brought is marked with its number.
+function output(text) {
+  if (text === null) return [];
+  const pieces = text.pieces.map((piece) => piece.round === null
+    ? piece.text
+    : element("mark", { title: `round ${piece.round}` }, piece.text));
+  const note = text.cut ? [element("p", { class: "note" }, "The rest of the output is not kept.")] : [];
+  return [element("pre", { id: "output", class: "scroll", tabindex: "0", "aria-label": "Output; marked: what rounds brought" }, ...pieces), ...note];
 }
 
 function rounds(session) {

@@ -112,6 +112,7 @@ const PROCESS_ACTS: &[(&str, &str, &str)] = &[
     ("observe.level", "cli/serve.rs", "observe.level"),
     ("observe.otlp", "app.rs", "observe.otlp"),
     ("observe.share", "app.rs", "observe.share"),
+    ("observe.text", "app.rs", "observe.text"),
 ];
 
 /// The same for policy files.

@@ -7,6 +7,8 @@
 use std::fmt::Write;
 use std::sync::Mutex;
 
+use indicatif::ProgressBar;
+
 use super::drafter::DrafterSpec;
 use super::engine::EngineSpec;
 use super::permit::{self, Permit, Refused};
@@ -219,16 +221,20 @@ impl<'a> Cell<'a> {
     }
 }
 
-/// Plays cells on all processors, and gives their outcomes in order.
+/// Plays cells on all processors, and gives their outcomes in order; `progress` counts them.
 ///
 /// # Errors
 /// What [`World::play`] finds broken.
-pub fn play<'a>(cells: &[Cell<'a>], size: Size) -> Result<Vec<Outcome<'a>>, Broken> {
+pub fn play<'a>(cells: &[Cell<'a>], size: Size, progress: &ProgressBar) -> Result<Vec<Outcome<'a>>, Broken> {
+    progress.set_length(cells.len() as u64);
     let rides: Mutex<Vec<Ride>> = Mutex::default();
     let outcomes = pool::each(cells.len(), |number| {
         let cell = cells.get(number)?;
-        Some(ride(cell, size, &rides).and_then(|ride| cell.outcome(ride, size)))
+        let outcome = ride(cell, size, &rides).and_then(|ride| cell.outcome(ride, size));
+        progress.inc(1);
+        Some(outcome)
     });
+    progress.finish_and_clear();
     outcomes.into_iter().flatten().collect()
 }
 

@@ -363,3 +363,18 @@ async fn limits_are_kept_and_nonsense_is_refused() {
     assert_eq!(drafted, plain(&fake, &greedy(), &text, 1, 32));
     assert_eq!(drafted.last(), Some(&eos), "nothing is drafted behind the end");
 }
+
+#[tokio::test]
+async fn a_seat_to_spare_is_one_that_leaves_another_free() {
+    let (service, _) = service(2);
+    let spare = service.seat_speaking(greedy(), Voice::Own, true).await.expect("two are free");
+    assert!(
+        service.seat_speaking(greedy(), Voice::Own, true).await.is_none(),
+        "the last one is for a session"
+    );
+    let session = service.seat(greedy()).await.expect("which gets it");
+    drop(spare);
+    assert!(service.seat_speaking(greedy(), Voice::Own, true).await.is_none(), "one is free, and stays so");
+    drop(session);
+    assert!(service.seat_speaking(greedy(), Voice::Own, true).await.is_some());
+}

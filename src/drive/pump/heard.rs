@@ -1,0 +1,194 @@
+//! What the rides of a session bring: tokens for the session, and what of the first ride's events goes out as it came.
+
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::{Pump, WORLD};
+use crate::drive::failure::Failure;
+use crate::drive::ride::Heard;
+use crate::drive::sink::Gone;
+use crate::session::{ActionId, Event, Fault, Finish, Tail};
+
+impl Pump {
+    /// Passes on what the ride under way has brought.
+    pub(super) async fn heard(&mut self, heard: Heard) {
+        let Some(id) = self.ride.as_ref().map(|ride| ride.id) else { return };
+        let now = self.clock.now();
+        match heard {
+            Heard::Chunk(event, _) if self.first && many_choices(&event) => self.many(id, event).await,
+            Heard::Chunk(event, chunk) => {
+                self.slot.record.heard();
+                self.unsent = None;
+                if self.first && self.passed_on(&event, &chunk).await.is_err() {
+                    return self.session.handle(WORLD, Event::ClientGone, now);
+                }
+                self.first_only(id, &chunk);
+                if !chunk.tokens.is_empty() || !chunk.text.is_empty() {
+                    let ended = chunk.finish.as_deref().map(finish);
+                    let tail = match (&ended, chunk.ends) {
+                        (None, _) => Tail::Open,
+                        (Some(_), true) => Tail::Stop,
+                        (Some(_), false) => Tail::Last,
+                    };
+                    if tail != Tail::Open {
+                        self.read_usage().await;
+                    }
+                    self.handle(id, Event::Token { tokens: chunk.tokens, text: chunk.text, tail }, now);
+                    self.end_if(id, ended);
+                } else if let Some(reason) = chunk.finish.as_deref() {
+                    let ended = finish(reason);
+                    self.read_usage().await;
+                    self.end_if(id, Some(ended));
+                }
+            }
+            Heard::End => {
+                self.cause("the stream ended without an end of the answer".to_owned());
+                self.session.handle(id, Event::Fault(Fault::Ride), now);
+            }
+            Heard::Broken(fault, cause) => {
+                if fault == Fault::Silence {
+                    self.broken = Failure::WentSilent;
+                }
+                self.cause(cause);
+                self.session.handle(id, Event::Fault(fault), now);
+            }
+        }
+    }
+
+    /// Keeps why a ride broke off: the first cause and the last.
+    fn cause(&mut self, cause: String) {
+        self.causes.truncate(1);
+        self.causes.push(cause);
+    }
+
+    /// The first ride holds several choices where one was asked for, which no session can follow: from here on a
+    /// stream is passed on unchanged, and a JSON answer fails with [`Failure::ManyChoices`].
+    async fn many(&mut self, id: ActionId, event: Value) {
+        self.session.handle(id, Event::Doubt, self.clock.now());
+        if self.sink.is_whole() {
+            self.broken = Failure::ManyChoices;
+            return self.session.handle(id, Event::ClientGone, self.clock.now());
+        }
+        let passed = self.pass(event).await;
+        let event = match passed {
+            Ok(true) => Event::RideEnded(Finish::Stop),
+            Ok(false) => Event::Fault(Fault::Ride),
+            Err(Gone) => Event::ClientGone,
+        };
+        self.session.handle(id, event, self.clock.now());
+    }
+
+    /// Passes on `event` and all that follow. Returns whether the engine has sent a finish reason.
+    async fn pass(&mut self, event: Value) -> Result<bool, Gone> {
+        self.unsent = None;
+        let Some(ride) = &mut self.ride else { return Ok(false) };
+        let hung_up = self.sink.hung_up();
+        let mut ended = says_end(&event);
+        self.sink.verbatim(&event).await?;
+        self.slot.record.emitted();
+        let rest = async {
+            loop {
+                match ride.next().await {
+                    Heard::Chunk(event, _) => {
+                        ended |= says_end(&event);
+                        self.sink.verbatim(&event).await?;
+                    }
+                    Heard::End => return Ok(ended),
+                    Heard::Broken(..) => return Ok(false),
+                }
+            }
+        };
+        tokio::select! {
+            rest = rest => rest,
+            () = hung_up => Err(Gone),
+        }
+    }
+
+    /// Passes on what an event of the first ride holds besides text and tokens.
+    async fn passed_on(&mut self, event: &Value, chunk: &crate::dialect::Chunk) -> Result<(), Gone> {
+        self.sink.first(event).await?;
+        if let Some(after) = &chunk.after {
+            self.sink.hear_end(after);
+        }
+        if chunk.more.is_empty() { Ok(()) } else { self.sink.other(&chunk.more).await }
+    }
+
+    /// Takes what only the first ride reports: ids of the prompt, usage, and whether ids can be trusted.
+    fn first_only(&mut self, id: ActionId, chunk: &crate::dialect::Chunk) {
+        if !self.first {
+            return;
+        }
+        let now = self.clock.now();
+        if let Some(prompt) = &chunk.prompt {
+            self.session.handle(id, Event::Prompt(prompt.clone()), now);
+        }
+        let known = self.session.prompt().len();
+        let other = chunk.prompt_count.is_some_and(|count| known > 0 && count as usize != known);
+        if chunk.doubtful || other {
+            self.session.handle(id, Event::Doubt, now);
+        }
+        self.counted = chunk.count.or(self.counted);
+        if chunk.usage.is_some() {
+            self.usage.clone_from(&chunk.usage);
+            self.usage_whole = chunk.finish.is_some();
+            self.count_prompt(id);
+        }
+        if let Some(recovery) = &mut self.recovery {
+            recovery.hear(&chunk.text);
+        }
+    }
+
+    fn end_if(&mut self, id: ActionId, ended: Option<Result<Finish, Fault>>) {
+        let now = self.clock.now();
+        match ended {
+            Some(Ok(finish)) => self.session.handle(id, Event::RideEnded(finish), now),
+            Some(Err(fault)) => self.session.handle(id, Event::Fault(fault), now),
+            None => {}
+        }
+    }
+
+    /// Waits up to a second for the usage that a first ride brings after `finish_reason`.
+    async fn read_usage(&mut self) {
+        if !self.first {
+            return;
+        }
+        let (Some(ride), sink) = (&mut self.ride, &mut self.sink) else { return };
+        let rest = async {
+            while let Heard::Chunk(event, chunk) = ride.next().await {
+                sink.hear_end(&event);
+                if chunk.usage.is_some() {
+                    return chunk.usage;
+                }
+            }
+            None
+        };
+        // The numbers can be counted here too, so the end of the answer is not held up for long.
+        if let Ok(Some(usage)) = tokio::time::timeout(Duration::from_secs(1), rest).await {
+            self.usage = Some(usage);
+            self.usage_whole = true;
+        }
+    }
+}
+
+fn choices(event: &Value) -> &[Value] {
+    event.get("choices").and_then(Value::as_array).map_or(&[], Vec::as_slice)
+}
+
+/// Whether an event holds more choices than the one that was asked for.
+pub(super) fn many_choices(event: &Value) -> bool {
+    let others = |choice: &Value| choice.get("index").and_then(Value::as_u64).is_some_and(|index| index > 0);
+    choices(event).len() > 1 || choices(event).iter().any(others)
+}
+
+fn says_end(event: &Value) -> bool {
+    choices(event).iter().any(|choice| choice.get("finish_reason").is_some_and(Value::is_string))
+}
+
+fn finish(reason: &str) -> Result<Finish, Fault> {
+    match reason {
+        "stop" => Ok(Finish::Stop),
+        "length" => Ok(Finish::Length),
+        _ => Err(Fault::Ride),
+    }
+}
