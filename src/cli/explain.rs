@@ -23,7 +23,7 @@ use crate::policy::Explanation;
 /// The arguments of `foretell explain`.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct ExplainArgs {
-    /// The settings, as `serve` takes them. With --backend, --dialect or --policies the running proxy is not asked,
+    /// The settings, as `serve` takes them. With --backend, --tokenizer, --dialect or --policies the running proxy is not asked,
     /// unless --admin says which
     #[command(flatten)]
     pub flags: Flags,
@@ -110,8 +110,8 @@ impl ExplainArgs {
 }
 
 async fn explained(args: &ExplainArgs, loaded: &Loaded, given: &Given) -> Result<Explanation, String> {
-    let Flags { backend, dialect, policies, admin, .. } = &args.flags;
-    let others_meant = backend.is_some() || dialect.is_some() || policies.is_some();
+    let Flags { backend, tokenizer, dialect, policies, admin, .. } = &args.flags;
+    let others_meant = [backend, tokenizer, dialect, policies].iter().any(|flag| flag.is_some());
     let mut notes = Vec::new();
     if !args.offline && (admin.is_some() || !others_meant) {
         match ask::proxy(&loaded.process, given).await {

@@ -5,10 +5,15 @@ use std::path::PathBuf;
 use super::named::{FileKind, Named};
 use super::problem::{Problem, Refusal};
 use super::process::{
-    Backend, Connect, Dialect, Load, LogFormat, LogLevel, Plans, Process, Replicas, ServedModel,
+    Backend, Connect, Dialect, Load, LogFormat, LogLevel, Model, Plans, Process, Replicas, ServedModel,
+    TokenizerSource,
 };
 use super::read::{parse_address, parse_base};
+use super::values::Glob;
 use super::yaml::quote;
+
+/// The place of a tokenizer among the settings.
+const TOKENIZER: &str = "backends[0].models[0].tokenizer";
 
 /// The message for an admin address that others reach, without a token.
 pub const OPEN: &str = "open to others without a token";
@@ -45,6 +50,10 @@ pub struct Flags {
     /// One backend instead of those of the process file; onnx:DIR runs a model in this process [env: FORETELL_BACKEND]
     #[arg(long, value_name = "URL|onnx:DIR")]
     pub backend: Option<String>,
+    /// The tokenizer.json of the model of --backend, or a folder with one, if the server hands none out
+    /// [env: FORETELL_TOKENIZER]
+    #[arg(long, value_name = "PATH")]
+    pub tokenizer: Option<String>,
     /// How the backends are spoken to
     #[arg(long, value_name = "DIALECT", help = dialects())]
     pub dialect: Option<String>,
@@ -87,6 +96,7 @@ struct Said {
 pub struct Overrides {
     config: Option<Said>,
     backend: Option<Said>,
+    tokenizer: Option<Said>,
     dialect: Option<Said>,
     listen: Option<Said>,
     admin: Option<Said>,
@@ -109,6 +119,7 @@ impl Overrides {
         Self {
             config: said(&flags.config, "config"),
             backend: said(&flags.backend, "backend"),
+            tokenizer: said(&flags.tokenizer, "tokenizer"),
             dialect: said(&flags.dialect, "dialect"),
             listen: said(&flags.listen, "listen"),
             admin: said(&flags.admin, "admin"),
@@ -133,17 +144,21 @@ impl Overrides {
         self.policies.as_ref().map(|said| said.place.as_str())
     }
 
-    /// The model folder of `onnx:DIR`, if the backend is set to that.
-    pub fn named(&self) -> Option<Named> {
-        let said = self.backend.as_ref()?;
-        let folder = model_folder(&said.text)?;
-        Some(Named {
-            path: folder.into(),
-            kind: FileKind::Model,
+    /// The model folder of `onnx:DIR`, if the backend is set to that, and the tokenizer.
+    pub fn named(&self) -> impl Iterator<Item = Named> {
+        let named = |said: &Said, path: &str, kind, place: &str| Named {
+            path: path.into(),
+            kind,
             file: said.place.clone(),
             line: None,
-            place: "backends".to_owned(),
-        })
+            place: place.to_owned(),
+        };
+        let backend = self.backend.as_ref();
+        let model = backend.and_then(|said| Some((said, model_folder(&said.text)?)));
+        let model = model.map(|(said, folder)| named(said, folder, FileKind::Model, "backends"));
+        let tokenizer = self.tokenizer.as_ref();
+        let tokenizer = tokenizer.map(|said| named(said, &said.text, FileKind::Tokenizer, TOKENIZER));
+        model.into_iter().chain(tokenizer)
     }
 
     /// Whether the process file's setting at `place` stays in force, that is, no flag or variable replaces it.
@@ -182,6 +197,13 @@ impl Overrides {
         set(self.backend.as_ref(), "backends", &mut problems, parse_backend, |replicas| {
             process.backends = vec![one_backend(replicas)];
         });
+        set(
+            self.tokenizer.as_ref(),
+            TOKENIZER,
+            &mut problems,
+            |path| self.tokenized(path),
+            |model| process.backends.iter_mut().for_each(|backend| backend.models = vec![model.clone()]),
+        );
         let dialect = |text: &str| one_of(text, Dialect::NAMES);
         set(self.dialect.as_ref(), "backends[0].dialect", &mut problems, dialect, |dialect| {
             process.backends.iter_mut().for_each(|backend| backend.dialect = dialect);
@@ -193,6 +215,20 @@ impl Overrides {
             problems.push(problem(said, "backends[0].dialect", refusal));
         }
         if problems.is_empty() { Ok(()) } else { Err(problems) }
+    }
+}
+
+impl Overrides {
+    /// Every model of the one server, with this tokenizer.
+    fn tokenized(&self, path: &str) -> Result<Model, Refusal> {
+        let backend = self.backend.as_ref().filter(|said| model_folder(&said.text).is_none());
+        backend.ok_or_else(|| Refusal::new("no server for it", "beside --backend URL"))?;
+        Ok(Model {
+            id: Glob::new("*"),
+            aliases: Vec::new(),
+            base: None,
+            tokenizer: TokenizerSource::File(path.into()),
+        })
     }
 }
 

@@ -344,6 +344,28 @@ fn addresses_may_leave_the_ip_out() {
 }
 
 #[test]
+fn a_server_without_a_tokenizer_of_its_own_is_given_one_by_a_flag() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = write(folder.path(), "m/tokenizer.json", "{}");
+    let flags = |backend: Option<&str>, tokenizer: &str| Flags {
+        backend: backend.map(str::to_owned),
+        tokenizer: Some(tokenizer.to_owned()),
+        ..Flags::default()
+    };
+    let loaded = load(&flags(Some("http://h:1"), &path), &BTreeMap::new()).unwrap();
+    let [model] = &loaded.process.backends[0].models[..] else { panic!("one model") };
+    assert!(
+        model.id.matches("whatever/it-is") && model.tokenizer == TokenizerSource::File(path.clone().into())
+    );
+    for backend in [None, Some("onnx:some/folder")] {
+        let told = lines(&load(&flags(backend, &path), &BTreeMap::new()).unwrap_err());
+        let says =
+            "--tokenizer: backends[0].models[0].tokenizer: no server for it, allowed beside --backend URL";
+        assert!(told.starts_with(says), "{told}");
+    }
+}
+
+#[test]
 fn a_bad_flag_is_told_by_its_name() {
     let flags = Flags {
         listen: Some("here".to_owned()),
