@@ -306,10 +306,7 @@ impl Inner {
         let temperature = if identity.engine.shares_noise() { sampling.temperature } else { 0.0 };
         let (heat, kind) = (ruling.rules.heat(sampling.temperature), ruling.rules.kind);
         let sampling = Sampling { temperature, ..sampling.clone() };
-        let speaker = |(name, speech): &(String, Speech)| {
-            Some((control.model(name), self.setup.drafters.get(name, *speech, identity)?))
-        };
-        let models: Vec<(u8, Speaker)> = ruling.models.iter().filter_map(speaker).collect();
+        let models = self.models(ruling, identity, control);
         let numbers: Vec<u8> = models.iter().map(|(number, _)| *number).collect();
         let hedge = control.with(|learnt| learnt.hedges.of(heat, kind));
         let drawn = hedge.draw(&numbers, &mut Dice::new(fresh_seed()));
@@ -333,6 +330,15 @@ impl Inner {
             begun: Instant::now(),
         });
         (drafting, hearing)
+    }
+
+    /// The models of a ruling that are loaded, by the numbers under which they are learnt of.
+    #[cfg(feature = "onnx")]
+    fn models(&self, ruling: &Ruling, identity: &Identity, control: &Control) -> Vec<(u8, Speaker)> {
+        let speaker = |(name, speech): &(String, Speech)| {
+            Some((control.model(name), self.setup.drafters.get(name, *speech, identity)?))
+        };
+        ruling.models.iter().filter_map(speaker).collect()
     }
 
     #[cfg(not(feature = "onnx"))]

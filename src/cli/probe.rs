@@ -1,7 +1,7 @@
 //! `foretell probe`: measures which plans a server can verify drafts with and what they gain, and suggests a policy.
 
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -77,6 +77,13 @@ pub async fn run(args: &ProbeArgs, out: &mut dyn Write) -> io::Result<u8> {
         ));
         return Ok(USAGE);
     };
+    let tokenizer = match args.tokenizer.as_deref().map(tokenizer_file).transpose() {
+        Ok(file) => file,
+        Err(why) => {
+            super::complain(&format_args!("foretell probe: --tokenizer: {why}"));
+            return Ok(USAGE);
+        }
+    };
     let granted = match args.access.granted() {
         Ok(granted) => granted,
         Err(denied) => {
@@ -92,7 +99,7 @@ pub async fn run(args: &ProbeArgs, out: &mut dyn Write) -> io::Result<u8> {
         }
     };
     let asks = progress::spinner("asking the server");
-    let looked = look(args, *dialect, &replica).await;
+    let looked = look(args, *dialect, tokenizer.as_deref(), &replica).await;
     asks.finish_and_clear();
     let outcome = match looked {
         Ok(outcome) => outcome,
@@ -137,7 +144,12 @@ fn as_json(url: &str, outcome: &Outcome) -> Value {
     value
 }
 
-async fn look(args: &ProbeArgs, dialect: Named, replica: &Replica) -> Result<Outcome, Unknown> {
+async fn look(
+    args: &ProbeArgs,
+    dialect: Named,
+    file: Option<&Path>,
+    replica: &Replica,
+) -> Result<Outcome, Unknown> {
     if args.billed {
         let models = identity::models(replica).await?;
         let why = format!("it bills per token, so it was asked for its models ({models}) and nothing else");
@@ -158,19 +170,17 @@ async fn look(args: &ProbeArgs, dialect: Named, replica: &Replica) -> Result<Out
     if recognised.engine.plans.is_empty() {
         return Ok(Outcome::Report(Box::new(Report::new(unmeasured(recognised.engine), seen, 0.0))));
     }
-    measure(args, replica, recognised, seen).await
+    measure(file, replica, recognised, seen).await
 }
 
 async fn measure(
-    args: &ProbeArgs,
+    file: Option<&Path>,
     replica: &Replica,
     recognised: Recognised,
     mut seen: Seen,
 ) -> Result<Outcome, Unknown> {
     let mut engine = recognised.engine;
-    let file = args.tokenizer.as_ref();
-    let file = file.map(|path| if path.is_dir() { path.join("tokenizer.json") } else { path.clone() });
-    let tokenizer = identity::tokenizer(replica, file.as_deref(), &engine).await?;
+    let tokenizer = identity::tokenizer(replica, file, &engine).await?;
     engine.special = (0..tokenizer.end()).filter(|&id| tokenizer.is_special(id)).collect();
     seen.calls += if file.is_some() { 1 } else { 2 };
     seen.busy = !idle(replica, &engine, &mut seen.calls).await;
@@ -217,6 +227,18 @@ async fn idle(replica: &Replica, engine: &Engine, calls: &mut u32) -> bool {
     }
 }
 
+/// The tokenizer that this path is, or that its folder has.
+///
+/// # Errors
+/// It is not there.
+fn tokenizer_file(path: &Path) -> Result<PathBuf, String> {
+    let file = if path.is_dir() { path.join("tokenizer.json") } else { path.to_owned() };
+    match std::fs::metadata(&file) {
+        Ok(_) => Ok(file),
+        Err(error) => Err(format!("{}: {error}", file.display())),
+    }
+}
+
 /// Findings about an engine that was not measured.
 fn unmeasured(engine: Engine) -> Findings {
     Findings {
@@ -251,6 +273,11 @@ fn write_report(url: &str, report: &Report, out: &mut dyn Write) -> io::Result<(
     writeln!(out, "({} calls, {:.1} s)", report.calls(), report.seconds)
 }
 
+/// A setting without the digits that a server's single precision adds: 0.8, not 0.800000011920929.
+fn plain(value: f64) -> f32 {
+    value as f32
+}
+
 fn write_engine(url: &str, report: &Report, out: &mut dyn Write) -> io::Result<()> {
     let engine = &report.findings.engine;
     writeln!(out, "server       {url}")?;
@@ -263,11 +290,11 @@ fn write_engine(url: &str, report: &Report, out: &mut dyn Write) -> io::Result<(
         }
         Some(of) => format!(
             "temperature {}, top_p {}, top_k {}, min_p {}, repetition_penalty {}",
-            of.temperature,
-            of.top_p,
+            plain(of.temperature),
+            plain(of.top_p),
             of.top_k.map_or("all".to_owned(), |k| k.to_string()),
-            of.min_p,
-            of.repetition_penalty
+            plain(of.min_p),
+            plain(of.repetition_penalty)
         ),
     };
     writeln!(out, "defaults     {defaults}")?;

@@ -260,7 +260,11 @@ pub async fn tokenizer(
         }
         None => match put(replica, &Question::get(TOKENIZER), false).await? {
             Told { status: 200, body, .. } => body,
-            _ => return Err(Unknown::tokenizer("its tokenizer is not configured, and it hands none out")),
+            _ => {
+                return Err(Unknown::tokenizer(
+                    "it hands out no tokenizer: name the model's own (models[].tokenizer, or --tokenizer)",
+                ));
+            }
         },
     };
     let tokenizer = Tokenizer::from_bytes(&bytes).map_err(|error| Unknown::tokenizer(error.to_string()))?;
