@@ -158,8 +158,8 @@ pub fn rounds(hits: &[bool], gamma: usize) -> Vec<usize> {
 }
 
 impl Learnt<'_> {
-    /// Learns from a passage that several models were heard on.
-    pub fn hear(&mut self, passage: &Passage) {
+    /// Learns from a passage that several models were heard on; returns the loss of each by its number.
+    pub fn hear(&mut self, passage: &Passage) -> Vec<(u8, f64)> {
         let losses: Vec<(u8, f64)> = passage
             .heard
             .iter()
@@ -171,6 +171,7 @@ impl Learnt<'_> {
         for (model, hits) in passage.heard.iter().filter(|(model, _)| Some(*model) != passage.drafted) {
             self.learn_of(passage, *model, hits);
         }
+        losses
     }
 
     /// The time that a passage would have taken by drafts of a model, as a share of riding it; `None` of an empty one.
@@ -302,7 +303,7 @@ mod tests {
                 heard: vec![(0, often(6)), (1, often(5))],
                 drafted: Some(0),
             };
-            (0..12).for_each(|_| learnt.hear(&passage));
+            (0..12).for_each(|_| drop(learnt.hear(&passage)));
             let weights = learnt.hedges.of(Heat::Greedy, 1).weights(&[0, 1]);
             assert!(weights[1] > 0.99, "{weights:?}");
             let evidence =

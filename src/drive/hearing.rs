@@ -24,7 +24,7 @@ use crate::words::Past;
 /// Share of the time of answers that hearings may take.
 const SHARE: f64 = 0.01;
 /// Last tokens of an output that models are heard on, and fewest that are worth it.
-const PASSAGE: usize = 64;
+const PASSAGE: usize = 256;
 const PASSAGE_LEAST: usize = 16;
 /// Last tokens of a prompt, and first ones of an output, that are read for it.
 const READ: usize = 1024;
@@ -114,7 +114,10 @@ impl Hearing {
                 Err(_) => return HearingEnd::Late,
             }
         }
-        self.control.with(|learnt| learnt.hear(&passage));
+        let losses = self.control.with(|learnt| learnt.hear(&passage));
+        let names = self.models.iter().map(|(_, speaker)| speaker.name.as_str());
+        let told: Vec<(&str, f64)> = names.zip(losses.iter().map(|(_, loss)| *loss)).collect();
+        tracing::debug!(heat = ?passage.heat, losses = ?told, "models heard: time per token as a share of riding");
         HearingEnd::Heard
     }
 
