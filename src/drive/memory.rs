@@ -27,6 +27,8 @@ use crate::http::drain::Lifecycle;
 use crate::observe::Observer;
 use crate::units::{Tick, TokenId};
 
+/// The version of the file of texts.
+const VERSION: u32 = 1;
 /// Texts that may wait to be learnt ...
 const WAITING: usize = 256;
 /// ... and tokens of them.
@@ -464,8 +466,7 @@ fn write(file: &Path, memory: &Memory, now: Tick) -> Result<usize, SnapshotError
         serde_json::to_writer(&mut body, &Line { model, vocabulary, tenant, owner, age, ids })?;
         body.push(b'\n');
     }
-    let mut head =
-        serde_json::to_vec(&Head { version: snapshot::VERSION, saved: unix(), sha256: digest(&body) })?;
+    let mut head = serde_json::to_vec(&Head { version: VERSION, saved: unix(), sha256: digest(&body) })?;
     head.push(b'\n');
     snapshot::replace(file, &[&head, &body])?;
     Ok(texts.len())
@@ -478,8 +479,8 @@ fn read(file: &Path) -> Result<Vec<Line>, SnapshotError> {
     let (head, body) = bytes.split_at(end);
     let body = body.get(1..).unwrap_or_default();
     let head: Head = serde_json::from_slice(head)?;
-    if head.version != snapshot::VERSION {
-        return Err(SnapshotError::Version(head.version));
+    if head.version != VERSION {
+        return Err(SnapshotError::Version { found: head.version, own: VERSION });
     }
     if digest(body) != head.sha256 {
         return Err(SnapshotError::Damaged);

@@ -17,8 +17,8 @@ use crate::control::Control;
 use crate::fleet::identity::Epoch;
 use crate::http::drain::Lifecycle;
 
-/// The version of the files, of this one and of that of the texts.
-pub(super) const VERSION: u32 = 1;
+/// The version of the file: 2 since what is learnt of drafters is learnt of each model apart.
+const VERSION: u32 = 2;
 /// How often it is written.
 const EVERY: Duration = Duration::from_mins(1);
 
@@ -47,8 +47,13 @@ pub enum SnapshotError {
     #[error("no snapshot: {0}")]
     Unreadable(#[from] serde_json::Error),
     /// It was written by another version.
-    #[error("a snapshot of version {0}, this is version {VERSION}")]
-    Version(u32),
+    #[error("a snapshot of version {found}, this is version {own}")]
+    Version {
+        /// That of the file.
+        found: u32,
+        /// That which is read here.
+        own: u32,
+    },
     /// Something of it was lost or changed.
     #[error("it is damaged: its checksum is not that of its content")]
     Damaged,
@@ -86,7 +91,7 @@ impl Driver {
         };
         let snapshot: Snapshot = serde_json::from_slice(&bytes)?;
         if snapshot.version != VERSION {
-            return Err(SnapshotError::Version(snapshot.version));
+            return Err(SnapshotError::Version { found: snapshot.version, own: VERSION });
         }
         let rest = Duration::from_secs(unix().saturating_sub(snapshot.saved));
         let entry = |Entry { epoch, learnt }| Ok((epoch, Arc::new(Control::restored(learnt, rest)?)));

@@ -1070,9 +1070,14 @@ fn what_was_learnt_is_written_at_the_end_and_read_at_the_start_and_a_spoilt_file
     for _ in 0..2 {
         run("what was learnt before has been read");
         let written: serde_json::Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
-        assert_eq!(written["version"], 1);
+        assert_eq!(written["version"], 2);
     }
-    for spoilt in ["", "{", "{\"version\": 9, \"saved\": 0, \"epochs\": []}"] {
+    for spoilt in [
+        "",
+        "{",
+        "{\"version\": 9, \"saved\": 0, \"epochs\": []}",
+        "{\"version\": 1, \"saved\": 0, \"epochs\": []}",
+    ] {
         std::fs::write(&file, spoilt).unwrap();
         run("what was learnt before is lost");
     }

@@ -106,7 +106,7 @@ fn a_damaged_snapshot_is_refused_whole() {
         assert_eq!(memories.holdings().len(), 0);
     }
     std::fs::write(&file, "{\"version\":2,\"saved\":0,\"sha256\":\"\"}\n").unwrap();
-    assert!(matches!(memories.load(&file), Err(SnapshotError::Version(2))));
+    assert!(matches!(memories.load(&file), Err(SnapshotError::Version { found: 2, own: 1 })));
 }
 
 #[test]
