@@ -142,10 +142,12 @@ pub fn default_workers() -> usize {
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// An address cannot be listened on.
-    #[error("cannot listen on {address}: {error}")]
+    #[error("cannot listen on {address}: {error}; {setting} gives another address")]
     Listen {
         /// The address.
         address: SocketAddr,
+        /// The setting, and the flag if there is one, that names it.
+        setting: &'static str,
         /// The cause that the system reports.
         error: io::Error,
     },

@@ -41,9 +41,10 @@ fn no_backend(attempt: &Attempt) -> Option<Problem> {
     let refusal = Refusal::new("no backend", "at least one in the process file, or --backend URL");
     Some(Problem {
         file: attempt
-            .files
-            .first()
-            .map_or_else(|| "(no process file)".to_owned(), |file| file.display().to_string()),
+            .process
+            .file
+            .as_ref()
+            .map_or_else(|| "(no process file)".to_owned(), |file| file.path.display().to_string()),
         line: None,
         path: "backends".to_owned(),
         message: refusal.message,

@@ -119,8 +119,8 @@ impl Gateway {
         };
         gateway.open_admin(&settings, configured).await?;
         for endpoint in settings.listen {
-            let listener = bind(endpoint.address).await?;
-            gateway.addresses.push(local(&listener, endpoint.address)?);
+            let (listener, address) = bind(endpoint.address, "--listen, or `listen`,").await?;
+            gateway.addresses.push(address);
             let (proxy, workers) = (Arc::clone(&proxy), Arc::clone(&workers));
             let listening = Listening {
                 bounds: settings.limits.head,
@@ -145,15 +145,15 @@ impl Gateway {
         let guard = Guard { token: settings.admin_token.clone(), hosts: settings.admin_hosts.clone() };
         let admin = Arc::new(Admin::new(self.shared.clone(), configured, guard));
         if let Some(address) = settings.admin {
-            let listener = bind(address).await?;
-            self.admin = Some(local(&listener, address)?);
+            let (listener, address) = bind(address, "--admin, or `admin.address`,").await?;
+            self.admin = Some(address);
             let admin = Arc::clone(&admin);
             let app = move |request| Arc::clone(&admin).answer(request);
             self.admins.push(tokio::spawn(listen::serve(listener, app, self.for_operators())));
         }
         if let Some(address) = settings.metrics {
-            let listener = bind(address).await?;
-            self.metrics = Some(local(&listener, address)?);
+            let (listener, address) = bind(address, "`metrics.address`").await?;
+            self.metrics = Some(address);
             let app = move |request| std::future::ready(admin.answer_metrics(&request));
             self.admins.push(tokio::spawn(listen::serve(listener, app, self.for_operators())));
         }
@@ -269,10 +269,10 @@ fn status(outcome: Option<Result<Value, Vec<Problem>>>) -> String {
     }
 }
 
-async fn bind(address: SocketAddr) -> Result<TcpListener, StartError> {
-    TcpListener::bind(address).await.map_err(|error| StartError::Listen { address, error })
-}
-
-fn local(listener: &TcpListener, address: SocketAddr) -> Result<SocketAddr, StartError> {
-    listener.local_addr().map_err(|error| StartError::Listen { address, error })
+/// Listens on the address that a setting names; also where that is, if it left the port open.
+async fn bind(address: SocketAddr, setting: &'static str) -> Result<(TcpListener, SocketAddr), StartError> {
+    let refused = |error| StartError::Listen { address, setting, error };
+    let listener = TcpListener::bind(address).await.map_err(refused)?;
+    let address = listener.local_addr().map_err(refused)?;
+    Ok((listener, address))
 }

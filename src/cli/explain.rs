@@ -120,7 +120,7 @@ async fn explained(args: &ExplainArgs, loaded: &Loaded, given: &Given) -> Result
                 return Err(format!("no proxy answers at {}", loaded.process.admin.address));
             }
             Err(why) if admin.is_some() => return Err(why),
-            Ok(None) => {}
+            Ok(None) => notes.push(nobody(&loaded.process)),
             Err(why) => notes.push(format!("{why}, so the server was asked")),
         }
     }
@@ -131,6 +131,16 @@ async fn explained(args: &ExplainArgs, loaded: &Loaded, given: &Given) -> Result
     let mut told = told.map_err(|error| error.to_string())?;
     told.notes.extend(notes);
     Ok(told)
+}
+
+/// What to say where no proxy answers.
+fn nobody(process: &Process) -> String {
+    let missing = if process.backends.is_empty() {
+        ", and no process file (--config) or --backend names a server"
+    } else {
+        ""
+    };
+    format!("no proxy answers at {} (--admin){missing}", process.admin.address)
 }
 
 impl Given {

@@ -126,7 +126,9 @@ impl Measured {
     }
 
     fn best(&self, plan: Plan, context: usize, acceptance: f64, t_draft: f64) -> Option<Prospect> {
-        let token = self.token(context)?;
+        // A round without a draft brings a token too: where riding was measured slower, the figure is of another context
+        // or of a moment that was disturbed.
+        let token = self.token(context)?.min(self.round(plan, context, 0).unwrap_or(f64::MAX));
         let of = |gamma: usize| {
             let round = self.round(plan, context, gamma)? + gamma as f64 * t_draft;
             let gain = tokens(acceptance, gamma) * token / round.max(1e-7);
@@ -238,13 +240,25 @@ fn nothing(measured: &Measured, best: &Prospect, acceptance: f64) -> String {
     match steps {
         Some(steps) => format!(
             "No plan pays: one round of {gamma} costs {steps:.1} steps with `{}`, the best of them, and brings {:.1} \
-             tokens even at acceptance {acceptance}; ridden, because leaping would be {:.1}x.",
+             tokens even at acceptance {acceptance}; ridden, because leaping would be {}.",
             best.plan.name(),
             tokens(acceptance, gamma),
-            best.gain,
+            short_of_least(best.gain),
         ),
-        None => format!("No plan pays: {:.1}x even at acceptance {acceptance}; ridden.", best.gain),
+        None => {
+            let gain = short_of_least(best.gain);
+            format!("No plan pays: {gain} even at acceptance {acceptance}; ridden.")
+        }
     }
+}
+
+/// A gain below the least that is worth a trial; that one too, where this is a gain at all. Rounded down, so that the
+/// two are never the same in print.
+fn short_of_least(gain: f64) -> String {
+    if gain < 1.0 {
+        return format!("{gain:.1}x");
+    }
+    format!("{:.2}x (it has to be {GAIN_LEAST:.2}x)", (gain * 100.0).floor() / 100.0)
 }
 
 /// The text of a policy file for a server on which rounds of up to `gamma` pay.
@@ -297,6 +311,16 @@ mod tests {
     }
 
     #[test]
+    fn leaping_is_never_said_to_bring_more_than_the_tokens_of_a_round() {
+        // The only ridden tokens that were timed had a context of 1000, where they take twice as long.
+        let round = |nodes: usize| 0.1 + 0.001 * nodes as f64;
+        let measured = Measured { token: vec![(1000, 0.2)], ..measured(0.2, round) };
+        for prospect in measured.prospects(0.0) {
+            assert!(prospect.gain < tokens(prospect.acceptance, prospect.gamma), "{prospect:?}");
+        }
+    }
+
+    #[test]
     fn one_call_that_was_disturbed_does_not_lengthen_the_others() {
         let mut measured = measured(0.02, |nodes| 0.020 + 0.001 * nodes as f64);
         measured.verify[0].seconds = 0.5;
@@ -310,6 +334,19 @@ mod tests {
         assert_eq!(judgement.pays, Some(false));
         assert!(judgement.words.starts_with("No plan pays: one round of 4 costs 6.2 steps with `score`"));
         assert!(judgement.policy.contains("mode: ride"));
+    }
+
+    #[test]
+    fn a_gain_that_is_too_small_is_told_with_the_least_that_is_not() {
+        let judgement = judge(&measured(0.020, |nodes| 0.0745 + 0.005 * nodes as f64), &[Plan::Score]);
+        assert_eq!(judgement.pays, Some(false));
+        assert!(
+            judgement.words.ends_with("ridden, because leaping would be 1.07x (it has to be 1.10x)."),
+            "{}",
+            judgement.words
+        );
+        assert_eq!(short_of_least(1.0999), "1.09x (it has to be 1.10x)");
+        assert_eq!(short_of_least(0.44), "0.4x");
     }
 
     #[test]

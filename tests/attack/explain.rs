@@ -75,6 +75,9 @@ fn without_a_backend_there_is_nothing_to_leap_on() {
     let (told, words) = explained(none.path(), &[]);
     assert_eq!((verdict(&told), &told["asked"]), (("failed", "no_backend"), &"nobody".into()), "{words}");
     assert!(!words.contains("eligible"), "{words}");
+    let notes = told["notes"].as_array().unwrap();
+    let says = |what: &str| notes.iter().any(|note| note.as_str().unwrap().contains(what));
+    assert!(says("no proxy answers at ") && says("(--config) or --backend names a server"), "{words}");
 }
 
 #[test]

@@ -114,6 +114,14 @@ fn bad_settings_are_told_all_at_once_with_exit_code_64() {
     );
 }
 
+#[test]
+fn that_no_backend_is_named_is_held_against_no_policy() {
+    let folder = Folder::new(&[("policies/a.yaml", "version: 1\nname: x\n")]);
+    let (code, told) = folder.check();
+    assert_eq!(code, 64);
+    assert!(told.starts_with("(no process file): backends: no backend, "), "{told}");
+}
+
 const CHAT: &str = r#"{"model":"m","messages":[{"role":"user","content":"12345678"}],"temperature":0.7}"#;
 
 #[test]

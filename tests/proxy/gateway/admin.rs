@@ -8,6 +8,7 @@ use foretell::app::{self, Gateway, Running};
 use foretell::config::load_policies;
 use foretell::config::process;
 use foretell::gateway::{Settings, Shared, StartError};
+use foretell::http::listen::Endpoint;
 use foretell::observe::Finished;
 use foretell::openai::{Path, Route};
 use foretell::policy::Revision;
@@ -235,6 +236,18 @@ async fn an_open_admin_address_without_token_does_not_start() {
     let settings = Settings { admin: Some(([0, 0, 0, 0], 0).into()), ..house::settings(server.address) };
     let refused = Gateway::start(settings, None, None).await;
     assert!(matches!(refused, Err(StartError::AdminOpen(_))));
+}
+
+#[tokio::test]
+async fn an_address_that_somebody_has_is_told_with_the_setting_that_names_another() {
+    let server = backend().await;
+    let refused = |settings| async { Gateway::start(settings, None, None).await.err().unwrap().to_string() };
+    let had = || Endpoint { address: server.address, tls: None };
+    let clients = refused(Settings { listen: vec![had()], ..house::settings(server.address) }).await;
+    assert!(clients.starts_with(&format!("cannot listen on {}: ", server.address)), "{clients}");
+    assert!(clients.contains("--listen"), "{clients}");
+    let admin = refused(Settings { admin: Some(server.address), ..house::settings(server.address) }).await;
+    assert!(admin.contains("--admin") && !admin.contains("--listen"), "{admin}");
 }
 
 #[tokio::test]
