@@ -151,9 +151,9 @@ fn reasons(
     add(undrafted, UNDRAFTED.0, UNDRAFTED.1);
     let gap = asked.gap_most.max(GAP_TOKENS * tariff.token);
     add(
-        ridden && tariff.within(1, gap).is_none(),
+        ridden && tariff.within(1, gap).is_none_or(|nodes| nodes == 0),
         RideReason::GateLatency,
-        "even a round without a draft takes longer than gates.max_gap",
+        "even the shortest round takes longer than gates.max_gap",
     );
     let unseen = gain.is_none() && !undrafted;
     add(
@@ -218,5 +218,24 @@ mod tests {
         );
         assert!(gain.low > 1.7, "{gain:?}");
         assert_eq!(asked(&[]).reasons.len(), 1);
+        // What `Pilot::budget` finds: an empty round fits into the gap, one with a draft does not.
+        let tight = |gap_most: f64| {
+            control.with(|learnt| {
+                (0..40).for_each(|_| learnt.costs.verified(Way::by(Plan::Tree, 40), 1, 0.25, Tick(0)));
+                let asked = Prospective {
+                    classes: &[CLASS],
+                    way: Way::by(Plan::Tree, 40),
+                    margin: 0.1,
+                    gap_most,
+                    acceptance_least: 0.2,
+                    forced: false,
+                };
+                forecast(learnt, &asked, Tick(1))
+                    .reasons
+                    .iter()
+                    .any(|reason| reason.0 == RideReason::GateLatency)
+            })
+        };
+        assert!(tight(0.1) && !tight(0.4));
     }
 }

@@ -237,19 +237,16 @@ fn nothing(measured: &Measured, best: &Prospect, acceptance: f64) -> String {
     let gamma = 4;
     let round = measured.round(best.plan, best.context, gamma);
     let steps = round.zip(measured.token(best.context)).map(|(round, token)| round / token);
-    match steps {
-        Some(steps) => format!(
-            "No plan pays: one round of {gamma} costs {steps:.1} steps with `{}`, the best of them, and brings {:.1} \
-             tokens even at acceptance {acceptance}; ridden, because leaping would be {}.",
-            best.plan.name(),
-            tokens(acceptance, gamma),
-            short_of_least(best.gain),
-        ),
-        None => {
-            let gain = short_of_least(best.gain);
-            format!("No plan pays: {gain} even at acceptance {acceptance}; ridden.")
-        }
-    }
+    let gain = short_of_least(best.gain);
+    let Some(steps) = steps else {
+        return format!("No plan pays: {gain} even at acceptance {acceptance}; ridden.");
+    };
+    format!(
+        "No plan pays: one round of {gamma} costs {steps:.1} steps with `{}`, the best of them, and brings {:.1} \
+         tokens even at acceptance {acceptance}; ridden, because leaping would be {gain}.",
+        best.plan.name(),
+        tokens(acceptance, gamma),
+    )
 }
 
 /// A gain below the least that is worth a trial; that one too, where this is a gain at all. Rounded down, so that the

@@ -190,6 +190,7 @@ class Stand(unittest.TestCase):
             ("127.0.0.1:8080", f"127.0.0.1:{self.front}"),
             ("tests/control/", f"{ROOT}/tests/control/"),
             ("MODEL_ID", "foretell-target"),
+            ("--tokenizer DIR", f"--tokenizer {ROOT}/onnx/models/target"),
         ]:
             command = command.replace(said, meant)
         return command
