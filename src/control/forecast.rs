@@ -221,7 +221,11 @@ mod tests {
         // What `Pilot::budget` finds: an empty round fits into the gap, one with a draft does not.
         let tight = |gap_most: f64| {
             control.with(|learnt| {
-                (0..40).for_each(|_| learnt.costs.verified(Way::by(Plan::Tree, 40), 1, 0.25, Tick(0)));
+                for (nodes, seconds) in [(1, 0.3), (4, 0.35)] {
+                    (0..40).for_each(|_| {
+                        learnt.costs.verified(Way::by(Plan::Tree, 40), nodes, seconds, Tick(0))
+                    });
+                }
                 let asked = Prospective {
                     classes: &[CLASS],
                     way: Way::by(Plan::Tree, 40),
@@ -236,6 +240,6 @@ mod tests {
                     .any(|reason| reason.0 == RideReason::GateLatency)
             })
         };
-        assert!(tight(0.1) && !tight(0.4));
+        assert!(tight(0.1) && !tight(0.6));
     }
 }
