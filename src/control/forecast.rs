@@ -223,7 +223,7 @@ mod tests {
             control.with(|learnt| {
                 for (nodes, seconds) in [(1, 0.3), (4, 0.35)] {
                     (0..40).for_each(|_| {
-                        learnt.costs.verified(Way::by(Plan::Tree, 40), nodes, seconds, Tick(0))
+                        learnt.costs.verified(Way::by(Plan::Tree, 40), nodes, seconds, Tick(0));
                     });
                 }
                 let asked = Prospective {
