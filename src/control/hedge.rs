@@ -90,6 +90,11 @@ impl Hedge {
         self.losses.iter_mut().for_each(|(_, sum)| *sum *= KEEP);
     }
 
+    /// How much it has heard, by the largest sum of losses.
+    fn heard(&self) -> f64 {
+        self.losses.iter().map(|(_, sum)| *sum).fold(0.0, f64::max)
+    }
+
     /// The learning rate; `None` while it is without bound: nothing has yet spoken against following the leader.
     fn rate(&self, models: usize) -> Option<f64> {
         (self.gap > 1e-12).then(|| (models.max(2) as f64).ln() / self.gap)
@@ -122,7 +127,11 @@ impl Hedges {
 
     fn hear(&mut self, heat: Heat, kind: u64, losses: &[(u8, f64)]) {
         if self.by_kind.len() >= Self::MOST && !self.by_kind.contains_key(&(heat, kind)) {
-            self.by_kind.clear();
+            // The one that has heard least makes room.
+            let least = self.by_kind.iter().min_by(|a, b| a.1.heard().total_cmp(&b.1.heard()));
+            if let Some(least) = least.map(|(kind, _)| *kind) {
+                self.by_kind.remove(&least);
+            }
         }
         self.by_kind.entry((heat, kind)).or_default().hear(losses);
     }

@@ -47,20 +47,32 @@ struct Spent {
 }
 
 impl Share {
-    /// Earns from an answer that took so many seconds. Whether a hearing may begin; then it must end with [`Self::spend`].
-    fn earn(&self, seconds: f64) -> bool {
+    /// Earns from an answer that took so many seconds. The turn of a hearing, if one may begin now.
+    fn earn(self: &Arc<Self>, seconds: f64) -> Option<Turn> {
         let mut spent = self.0.lock();
         // What a quiet time leaves over does not allow for many hearings at once.
         spent.earned = (spent.earned + SHARE * seconds).min(2.0 * spent.last.max(0.1));
         let may = !spent.busy && spent.earned >= spent.last;
         spent.busy |= may;
-        may
+        may.then(|| Turn { share: Arc::clone(self), begun: Instant::now() })
     }
 
     fn spend(&self, seconds: f64) {
         let mut spent = self.0.lock();
         spent.earned -= seconds;
         (spent.last, spent.busy) = (seconds, false);
+    }
+}
+
+/// The turn of a hearing. It ends when this is dropped, however the hearing does.
+struct Turn {
+    share: Arc<Share>,
+    begun: Instant,
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.share.spend(self.begun.elapsed().as_secs_f64());
     }
 }
 
@@ -86,21 +98,18 @@ pub struct Hearing {
 
 impl Hearing {
     /// Hears the models on the text of the request, if it is long enough and there is time for it.
-    pub fn hold(self, prompt: &[TokenId], output: &[TokenId]) {
+    pub fn hold(mut self, prompt: &[TokenId], output: &[TokenId]) {
         let output = output.get(..READ).unwrap_or(output);
         if prompt.is_empty() || output.len() < PASSAGE_LEAST {
             return;
         }
-        let share = Arc::clone(&self.share);
-        if !share.earn(self.begun.elapsed().as_secs_f64()) {
-            return;
-        }
+        let Some(turn) = self.share.earn(self.begun.elapsed().as_secs_f64()) else { return };
+        self.passage.way.context = prompt.len() + output.len();
         let past = Past::new(prompt.get(prompt.len().saturating_sub(READ)..).unwrap_or(prompt), output);
         tokio::spawn(async move {
-            let begun = Instant::now();
             let result = self.hear(past).await;
             self.observer.metrics().heard(result);
-            share.spend(begun.elapsed().as_secs_f64());
+            drop(turn);
         });
     }
 
@@ -148,12 +157,14 @@ mod tests {
 
     #[test]
     fn hearings_take_a_hundredth_of_the_time_and_one_comes_after_the_other() {
-        let share = Share::default();
-        assert!(share.earn(0.5), "what it takes is not known yet");
-        assert!(!share.earn(900.0), "one is under way");
+        let share = Arc::new(Share::default());
+        let turn = share.earn(0.5).expect("what it takes is not known yet");
+        assert!(share.earn(900.0).is_none(), "one is under way");
+        drop(turn);
+        assert!(share.earn(900.0).is_some(), "it is over");
         share.spend(0.3);
         let mut answers = 0;
-        while !share.earn(2.0) {
+        while share.earn(2.0).is_none() {
             answers += 1;
         }
         assert!((14..=30).contains(&answers), "{answers} answers of 2 s for a hearing of 0.3 s");

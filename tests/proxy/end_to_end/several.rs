@@ -70,16 +70,16 @@ async fn one_of_them_drafts_all_are_heard_and_every_text_is_the_targets_own() {
                 asked += 1.0;
             }
         }
-        // The first text of each temperature is heard; what it takes says how soon the next one is.
-        let heard = "foretell_hearings_total{result=\"heard\"}";
-        tokio::time::timeout(Duration::from_mins(1), async {
-            while house.metric(heard).await < 1.0 {
-                tokio::time::sleep(Duration::from_millis(20)).await;
-            }
-        })
-        .await
-        .expect("the models are heard after an answer");
     }
+    // The first text is heard; what that takes says how soon the next one is.
+    let heard = "foretell_hearings_total{result=\"heard\"}";
+    tokio::time::timeout(Duration::from_mins(1), async {
+        while house.metric(heard).await < 1.0 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await
+    .expect("the models are heard after an answer");
     assert!((drawn(&house, "stranger").await + drawn(&house, "twin").await - asked).abs() < 0.5);
     let after = chances(&explained(&house).await);
     assert!((after.iter().map(|(_, chance)| chance).sum::<f64>() - 1.0).abs() < 1e-9, "{after:?}");
