@@ -6,7 +6,8 @@
 //! The two must have one vocabulary. Every way writes texts of its own to the same prompts, round by round, by the code that
 //! is shipped (`Sampler`, `accept::sampled`). `drafted`: tokens drafted per round. `noise`: the drafter draws with the target's
 //! own noise, the target samples and matches. `ratio-K`: the drafter draws from its K likeliest tokens alone. `-sL`: it stops
-//! where it takes its chance to survive (`draft::Stop`) to be below L. With WAY: only those whose name begins so.
+//! where it takes its chance to survive (`draft::Stop`) to be below L. With WAY: only those whose name begins so; of `greedy`, also how
+//! often tokens were accepted by the margin of the drafter's likeliest, beside what `draft::chance_by_margin` says.
 
 #[cfg(not(feature = "onnx"))]
 fn main() {
@@ -29,7 +30,7 @@ mod measured {
     use foretell::runtime::device::DeviceChoice;
     use foretell::runtime::forward::{Feed, Forward, Lane, Logits, Rows};
     use foretell::runtime::model::{Model, Options};
-    use foretell::runtime::sampler::Sampler;
+    use foretell::runtime::sampler::{Processed, Sampler};
     use foretell::session::accept::sampled::{self, Test};
     use foretell::text::Tokenizer;
     use foretell::units::Dice;
@@ -110,6 +111,30 @@ mod measured {
         temperature: f64,
         gamma: usize,
         tokens: usize,
+        /// Margin of each token that was drafted greedily behind accepted ones, and whether it was accepted.
+        margins: Vec<(f64, bool)>,
+    }
+
+    /// The distance of the two largest logits.
+    fn margin(processed: &Processed<'_>) -> f64 {
+        match processed.top(2)[..] {
+            [(_, best), (_, next)] => f64::from(best - next),
+            _ => 0.0,
+        }
+    }
+
+    /// Prints how often tokens were accepted, by margin.
+    fn print_margins(margins: &[(f64, bool)]) {
+        println!("{:>7} {:>7} {:>9} {:>7}", "margin", "places", "accepted", "chance");
+        let edges = [0.0, 0.1, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, f64::INFINITY];
+        for (low, high) in edges.iter().zip(edges.iter().skip(1)) {
+            let within: Vec<_> =
+                margins.iter().filter(|(margin, _)| (*low..*high).contains(margin)).collect();
+            let count = within.len().max(1) as f64;
+            let mean = within.iter().map(|(margin, _)| margin).sum::<f64>() / count;
+            let accepted = within.iter().filter(|(_, accepted)| *accepted).count() as f64 / count;
+            println!("{mean:>7.2} {:>7} {accepted:>9.3} {:>7.3}", within.len(), chance_by_margin(mean));
+        }
     }
 
     fn processed(sampler: &Sampler, row: &[f32], past: &[u32], most: usize) -> Option<Law> {
@@ -153,7 +178,7 @@ mod measured {
             };
             let (mut draft, mut sampled) = (text.clone(), Sampled::default());
             let mut stop = Stop::new(way.least);
-            let base = text.len();
+            let (base, mut margins) = (text.len(), Vec::new());
             while draft.len() < base + self.gamma {
                 let rows = self.drafter.read(&draft, 1)?;
                 let row = rows.row(0, 0).ok_or("no row")?;
@@ -161,12 +186,8 @@ mod measured {
                 if way.least > f64::NEG_INFINITY {
                     let greedy = matches!(way.how, How::Greedy);
                     let q = warm.process(row, &warm.history(&[], &draft));
-                    let margin = || match q.top(2)[..] {
-                        [(_, best), (_, next)] => f64::from(best - next),
-                        _ => 0.0,
-                    };
                     let chance =
-                        if greedy { chance_by_margin(margin()) } else { chance_by_entropy(q.entropy()) };
+                        if greedy { chance_by_margin(margin(&q)) } else { chance_by_entropy(q.entropy()) };
                     if !stop.goes_on(chance) {
                         break;
                     }
@@ -179,6 +200,9 @@ mod measured {
                     }
                 };
                 sum.own += started.elapsed().as_secs_f64();
+                if matches!(way.how, How::Greedy) {
+                    margins.push(margin(&warm.process(row, &warm.history(&[], &draft))));
+                }
                 draft.push(token);
             }
             let gamma = draft.len() - base;
@@ -208,6 +232,8 @@ mod measured {
                 }
             };
             sum.own += started.elapsed().as_secs_f64();
+            let decided = margins.into_iter().take(run + 1).enumerate();
+            self.margins.extend(decided.map(|(at, margin)| (margin, at < run)));
             text.extend(draft.get(base..base + run).unwrap_or_default());
             text.push(next);
             sum.rounds += 1;
@@ -253,6 +279,7 @@ mod measured {
             temperature,
             gamma,
             tokens,
+            margins: Vec::new(),
         };
         let sampled = |test, most| How::Sampled { test, most };
         let all = usize::MAX;
@@ -283,6 +310,7 @@ mod measured {
             }
             let sums = prompts.iter().enumerate().map(|(at, prompt)| bench.play(prompt, way, 7 + at as u64));
             let sums = sums.collect::<Outcome<Vec<Sum>>>()?;
+            let margins = std::mem::take(&mut bench.margins);
             let total = |of: fn(&Sum) -> f64| sums.iter().map(of).sum::<f64>();
             let (e_n, error) = of_rounds(&sums);
             let rounds = total(|sum| sum.rounds as f64);
@@ -295,6 +323,9 @@ mod measured {
                 accepted / drafted,
                 1e3 * total(|sum| sum.own) / rounds
             );
+            if rest.get(4).is_some() && !margins.is_empty() && least < 0.0 {
+                print_margins(&margins);
+            }
         }
         Ok(())
     }
