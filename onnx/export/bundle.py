@@ -13,6 +13,7 @@ import struct
 import numpy as np
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+SAFETENSORS_KINDS = {"float16": "F16", "bfloat16": "BF16"}
 
 
 def is_weight(name):
@@ -48,7 +49,7 @@ def write_safetensors(path, weights):
     """The safetensors format by hand: a length, a JSON header, the raw arrays."""
     header, offset = {"__metadata__": {"format": "pt"}}, 0
     for name, array in sorted(weights.items()):
-        header[name] = {"dtype": "F16", "shape": list(array.shape),
+        header[name] = {"dtype": SAFETENSORS_KINDS[array.dtype.name], "shape": list(array.shape),
                         "data_offsets": [offset, offset + array.nbytes]}
         offset += array.nbytes
     text = json.dumps(header, separators=(",", ":")).encode()
@@ -56,7 +57,7 @@ def write_safetensors(path, weights):
     with open(path, "wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
         for _, array in sorted(weights.items()):
-            file.write(np.ascontiguousarray(array, "<f2").tobytes())
+            file.write(np.ascontiguousarray(array).tobytes())
 
 
 def read_safetensors(path):

@@ -107,12 +107,13 @@ def add_tokenizer(writer, tokenizer, config):
         kinds[added["id"]] = package.TokenType.CONTROL
     merges = [m if isinstance(m, str) else " ".join(m) for m in tokenizer["model"]["merges"]]
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
+    writer.add_tokenizer_pre("smollm" if "Digits" in json.dumps(tokenizer["pre_tokenizer"]) else "gpt-2")
     writer.add_token_list(tokens)
     writer.add_token_types(kinds)
     writer.add_token_merges(merges)
     writer.add_bos_token_id(config["bos_token_id"])
-    writer.add_eos_token_id(config["eos_token_id"])
+    ends = config["eos_token_id"]
+    writer.add_eos_token_id(ends[0] if isinstance(ends, list) else ends)
     writer.add_add_bos_token(False)
 
 

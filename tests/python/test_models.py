@@ -4,18 +4,23 @@ The reference is numpy in double precision on the safetensors export; nothing he
 needs PyTorch. Run: python tests/python/test_models.py
 """
 
+import json
 import pathlib
+import struct
 import sys
 import tempfile
 import unittest
 
+import ml_dtypes
 import numpy as np
 import onnxruntime as ort
+import tokenizers
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 sys.path[:0] = [str(ROOT / "onnx/export"), str(ROOT / "onnx/train")]
 
 import bundle  # noqa: E402
+import from_gguf  # noqa: E402
 import gguf  # noqa: E402
 import graph  # noqa: E402
 import inflate  # noqa: E402
@@ -180,6 +185,78 @@ class Formats(unittest.TestCase):
         moved = gguf.permute(rows, 2)
         self.assertEqual(moved[:, 0].tolist()[:8], [0, 4, 1, 5, 2, 6, 3, 7])
         self.assertTrue((gguf.unpermute(moved, 2) == rows).all())
+
+
+class ForeignFiles(unittest.TestCase):
+    """A GGUF file of somebody else's becomes a model directory that says and computes the same."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.out = pathlib.Path(folder.name)
+
+    def test_there_and_back_is_the_same_model(self):
+        source, back = MODELS / "draft-other", self.out / "back"
+        gguf.export(source, self.out / "model.gguf")
+        from_gguf.export(self.out / "model.gguf", back, "onnx")
+        weights, config = bundle.load(source)
+        read, told = bundle.load(back)
+        self.assertEqual(sorted(read), sorted(weights))
+        for name, array in weights.items():
+            self.assertEqual(read[name].tobytes(), array.tobytes(), name)
+        ends = config.pop("eos_token_id")
+        self.assertEqual(told["eos_token_id"][0], ends)
+        self.assertEqual({k: told[k] for k in told if k in config}, {k: config[k] for k in told if k in config})
+        self.assertEqual((back / "chat_template.jinja").read_text(), (source / "chat_template.jinja").read_text().rstrip("\n"))
+        ours, theirs = (tokenizers.Tokenizer.from_file(str(f / "tokenizer.json")) for f in (back, source))
+        for text in (TEXT, "<|user|>\n Zwölf 12345 \t\n  x<|end|>\n"):
+            self.assertEqual(ours.encode(text).ids, theirs.encode(text).ids)
+            self.assertEqual(ours.decode(ours.encode(text).ids), theirs.decode(theirs.encode(text).ids))
+
+    def test_quantised_matrices_are_as_near_as_their_steps(self):
+        array = np.random.default_rng(4).standard_normal((8, 64), np.float32)
+        kind = gguf.package.GGMLQuantizationType.Q4_1
+        writer = gguf.package.GGUFWriter(str(self.out / "q.gguf"), "llama")
+        writer.add_tensor("token_embd.weight", gguf.package.quants.quantize(array, kind), raw_dtype=kind)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        read = from_gguf.weights(from_gguf.Foreign(self.out / "q.gguf"), {}, np.float16)["model.embed_tokens.weight"]
+        blocks, got = array.reshape(-1, 32), read.astype(np.float32).reshape(-1, 32)
+        step = (blocks.max(1) - blocks.min(1)) / 15
+        self.assertEqual(read.shape, array.shape)
+        self.assertLess((np.abs(blocks - got).max(1) / step).max(), 0.6)
+        self.assertGreater(np.abs(blocks - got).max(), 0)
+
+    def test_a_value_beyond_16_bits_is_refused(self):
+        writer = gguf.package.GGUFWriter(str(self.out / "big.gguf"), "llama")
+        writer.add_tensor("output_norm.weight", np.array([1.0, 1e6], np.float32))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        with self.assertRaisesRegex(ValueError, "model.norm.weight does not fit float16"):
+            from_gguf.weights(from_gguf.Foreign(self.out / "big.gguf"), {}, np.float16)
+
+    def test_biases_and_heads_have_their_names(self):
+        self.assertEqual(from_gguf.hugging_name("blk.12.attn_k.bias"), "model.layers.12.self_attn.k_proj.bias")
+        self.assertEqual(from_gguf.hugging_name("output.weight"), "lm_head.weight")
+
+    def test_digits_stand_alone_where_the_file_says_so(self):
+        for name, words in (("smollm", ["1", "2"]), ("qwen2", ["1", "2"]), ("gpt-2", ["12"])):
+            normalizer, before = from_gguf.PRE[name]
+            model = {"type": "BPE", "vocab": {"1": 0, "2": 1, "12": 2}, "merges": [["1", "2"]]}
+            told = {"version": "1.0", "added_tokens": [], "normalizer": normalizer, "pre_tokenizer": before, "model": model}
+            self.assertEqual(tokenizers.Tokenizer.from_str(json.dumps(told)).encode("12").tokens, words, name)
+
+    def test_safetensors_hold_bfloat16(self):
+        array = np.array([[1.5, -3.0]], ml_dtypes.bfloat16)
+        bundle.write_safetensors(self.out / "m.safetensors", {"lm_head.weight": array})
+        data = (self.out / "m.safetensors").read_bytes()
+        size = struct.unpack("<Q", data[:8])[0]
+        self.assertEqual(json.loads(data[8:8 + size])["lm_head.weight"]["dtype"], "BF16")
+        self.assertEqual(data[8 + size:], struct.pack("<2H", 0x3FC0, 0xC040))
 
 
 class Inflate(unittest.TestCase):
