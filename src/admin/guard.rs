@@ -2,7 +2,7 @@
 
 use http::header::{AUTHORIZATION, HOST, ORIGIN};
 use http::uri::Authority;
-use http::{HeaderName, Response, request};
+use http::{HeaderName, HeaderValue, Response, request};
 
 use super::{forbidden, unauthorized};
 use crate::fleet::key;
@@ -69,11 +69,18 @@ impl Guard {
 /// already.
 fn from_another_page(head: &request::Parts) -> bool {
     let mut origins = head.headers.get_all(ORIGIN).iter();
-    let Some(origin) = origins.next() else { return false };
+    let Some(origin) = origins.next() else { return changes_from_elsewhere(head) };
     let same = origins.next().is_none()
         && origin.to_str().ok().and_then(authority).is_some_and(|from| is_asked(head, from));
     let said = head.headers.get_all(FETCH_SITE).iter().all(|site| site == "same-origin");
     !(same && said)
+}
+
+/// Whether a browser says, without an `Origin`, that another site asks for a change. A link to the status page, which only
+/// reads, may stand anywhere.
+fn changes_from_elsewhere(head: &request::Parts) -> bool {
+    let own = |site: &HeaderValue| site == "same-origin" || site == "none";
+    !head.method.is_safe() && !head.headers.get_all(FETCH_SITE).iter().all(own)
 }
 
 /// `host[:port]` of an origin; `None` of the opaque origin `null`.
@@ -165,6 +172,31 @@ mod tests {
         assert_eq!(guard.refusal(&head).is_none(), ok);
         head.headers.append(ORIGIN, "http://evil.example".parse().unwrap());
         assert!(guard.refusal(&head).is_some(), "two origins");
+    }
+
+    #[rstest::rstest]
+    #[case("POST", &[], true)]
+    #[case("POST", &["none"], true)]
+    #[case("POST", &["same-origin"], true)]
+    #[case("POST", &["same-site"], false)]
+    #[case("POST", &["cross-site"], false)]
+    #[case("POST", &["Cross-Site"], false)]
+    #[case("POST", &[""], false)]
+    #[case("POST", &["same-origin", "cross-site"], false)]
+    #[case("DELETE", &["cross-site"], false)]
+    #[case("GET", &["cross-site"], true)]
+    #[case("HEAD", &["same-site"], true)]
+    fn a_change_that_another_site_asks_for_is_refused_without_an_origin_too(
+        #[case] method: &str,
+        #[case] sites: &[&str],
+        #[case] ok: bool,
+    ) {
+        let mut head = head("/api/mode", Some((HOST, "localhost:9464")));
+        head.method = method.parse().unwrap();
+        for site in sites {
+            head.headers.append(FETCH_SITE, site.parse().unwrap());
+        }
+        assert_eq!(Guard::default().refusal(&head).is_none(), ok);
     }
 
     #[test]
