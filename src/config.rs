@@ -12,6 +12,7 @@ pub mod policy;
 pub mod problem;
 pub mod process;
 pub mod read;
+pub mod regular;
 pub mod store;
 pub mod values;
 pub mod variables;

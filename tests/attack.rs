@@ -35,3 +35,5 @@ mod memory;
 mod ops;
 #[path = "attack/patience.rs"]
 mod patience;
+#[path = "attack/policies.rs"]
+mod policies;

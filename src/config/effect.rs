@@ -6,8 +6,9 @@ use std::path::Path;
 
 use super::flags::Strings;
 use super::problem::Problems;
+use super::regular;
 use super::variables;
-use super::yaml::{self, Node, Value};
+use super::yaml::{self, FILE_BYTES, Node, Value};
 
 /// A warning about a setting.
 #[derive(Clone, Copy, Debug)]
@@ -75,7 +76,12 @@ impl Kind {
 /// elsewhere.
 pub fn warnings(kind: Kind, file: &Path, environment: &dyn Strings) -> Vec<String> {
     let name = file.display().to_string();
-    let text = std::fs::read_to_string(file).ok();
+    let text = match kind {
+        Kind::Process => std::fs::read_to_string(file).ok(),
+        Kind::Policy => {
+            regular::read(file, FILE_BYTES).ok().and_then(|(bytes, _)| String::from_utf8(bytes).ok())
+        }
+    };
     let Some(mut root) = text.and_then(|text| yaml::parse(&name, &text).ok()) else { return Vec::new() };
     if kind == Kind::Process {
         variables::substitute(&mut root, environment, &Problems::new(&name));

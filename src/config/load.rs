@@ -1,7 +1,7 @@
 //! Reads process file and policy files and reports all problems together.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use super::effect::{self, Kind};
@@ -10,11 +10,15 @@ use super::named::{FileKind, Named, shown};
 use super::policy::{self, Placed};
 use super::problem::{Problem, Refusal};
 use super::process::{self, Parsed, Process, ProcessFile, Tenant};
+use super::regular;
 use super::yaml::FILE_BYTES;
 use crate::policy::{Accept, Drafter, Policy, PolicySet, Rule};
 
 /// Process file that is read if none is named and this one exists.
 pub const CONFIG_FILE: &str = "foretell.yaml";
+
+/// Most policy files. Every request is compared with all of them in the worst case, and each has series of its own in the metrics.
+pub const MAX_POLICIES: usize = 1_000;
 
 /// The message for a drafter that a policy names and the process file does not declare.
 pub const UNDECLARED: &str = "not declared under drafters of the process file";
@@ -234,15 +238,36 @@ fn sources(
         problems.extend(found);
         Vec::new()
     });
+    if paths.len() > MAX_POLICIES {
+        let refusal = Refusal::new("too many policy files", format!("at most {MAX_POLICIES}"));
+        problems.push(problem(&place.file, place.line, place.path, refusal, paths.len().to_string()));
+        return Vec::new();
+    }
     let mut sources = Vec::new();
+    let mut left = FILE_BYTES;
     for path in paths {
-        match read(&path) {
-            Ok(text) => sources.push((path.display().to_string(), text)),
+        match read_policy(&path, left) {
+            Ok(text) => {
+                left = left.saturating_sub(text.len() as u64);
+                sources.push((path.display().to_string(), text));
+            }
             Err(found) => problems.extend(found),
         }
         files.push(path);
     }
     sources
+}
+
+/// The text of a policy file, which has to be a regular file. `left`: most bytes that it may have beside those read before.
+fn read_policy(path: &Path, left: u64) -> Result<String, Vec<Problem>> {
+    let (bytes, _) = regular::read(path, left).map_err(|error| match error.kind() {
+        ErrorKind::FileTooLarge => {
+            too_large(path, "the policy files are too large together", &error.to_string())
+        }
+        _ => unreadable(path, &error),
+    })?;
+    let text = String::from_utf8(bytes).map_err(|error| io::Error::new(ErrorKind::InvalidData, error));
+    text.map_err(|error| unreadable(path, &error))
 }
 
 fn parse_all(
@@ -313,14 +338,17 @@ pub fn policy_files(dir: &Path) -> Result<Vec<PathBuf>, Vec<Problem>> {
 pub fn read(path: &Path) -> Result<String, Vec<Problem>> {
     let length = std::fs::metadata(path).map_err(|error| unreadable(path, &error))?.len();
     if length > FILE_BYTES {
-        let refusal = Refusal::new("the file is too large", "at most 10MiB");
-        let file = path.display().to_string();
-        return Err(vec![problem(&file, None, "(document)", refusal, format!("{length}B"))]);
+        return Err(too_large(path, "the file is too large", &format!("{length}B")));
     }
     std::fs::read_to_string(path).map_err(|error| unreadable(path, &error))
 }
 
-fn unreadable(path: &Path, error: &std::io::Error) -> Vec<Problem> {
+fn too_large(path: &Path, message: &str, got: &str) -> Vec<Problem> {
+    let refusal = Refusal::new(message, "at most 10MiB");
+    vec![problem(&path.display().to_string(), None, "(document)", refusal, got.to_owned())]
+}
+
+fn unreadable(path: &Path, error: &io::Error) -> Vec<Problem> {
     let refusal = Refusal::new("cannot be read", "a readable file in UTF-8");
     vec![problem(&path.display().to_string(), None, "(document)", refusal, error.to_string())]
 }

@@ -22,7 +22,8 @@ pub fn built_in() -> Result<PolicySet, Vec<Problem>> {
     parse("default.yaml", DEFAULT).map(|placed| PolicySet::new(vec![placed.policy]))
 }
 
-/// Whether a directory entry is a policy file: a file that ends in `.yaml` or `.yml`.
+/// Whether a directory entry is meant as a policy file: it ends in `.yaml` or `.yml`. One that is no regular file is an error
+/// when it is read, never a policy that is left out.
 pub fn is_policy_file(path: &Path) -> bool {
-    path.is_file() && path.extension().is_some_and(|extension| extension == "yaml" || extension == "yml")
+    path.extension().is_some_and(|extension| extension == "yaml" || extension == "yml")
 }
