@@ -4,7 +4,7 @@
 //! everything is learnt anew: a snapshot is a convenience.
 
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::Driver;
+use crate::config::regular;
 use crate::control::Control;
 use crate::fleet::identity::Epoch;
 use crate::http::drain::Lifecycle;
@@ -21,6 +22,9 @@ use crate::http::drain::Lifecycle;
 const VERSION: u32 = 2;
 /// How often it is written.
 const EVERY: Duration = Duration::from_mins(1);
+
+/// Largest file that is read, bytes: that of all epochs is a few megabytes.
+const MAX_BYTES: u64 = 64 << 20;
 
 /// The file.
 #[derive(Serialize, Deserialize)]
@@ -84,7 +88,7 @@ impl Driver {
     /// # Errors
     /// See [`SnapshotError`].
     pub fn restore(&self, file: &Path) -> Result<usize, SnapshotError> {
-        let bytes = match std::fs::read(file) {
+        let bytes = match read(file, MAX_BYTES) {
             Ok(bytes) => bytes,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
             Err(error) => return Err(error.into()),
@@ -146,9 +150,21 @@ pub(super) async fn keep(
     }
 }
 
+/// Reads a snapshot: a regular file that this process's user or root owns. Never waits for what is something else.
+pub(super) fn read(file: &Path, max_bytes: u64) -> io::Result<Vec<u8>> {
+    let (bytes, metadata) = regular::read(file, max_bytes)?;
+    let (owner, own) = (metadata.uid(), rustix::process::geteuid().as_raw());
+    if owner == own || owner == 0 {
+        return Ok(bytes);
+    }
+    let message = format!("it belongs to user {owner}, and this process runs as user {own}");
+    Err(io::Error::new(io::ErrorKind::PermissionDenied, message))
+}
+
 /// Writes a file that only its owner may read, so that it is whole at every moment: beside it first, as a file that was not
-/// there before, whatever lies there.
+/// there before, whatever lies there. A device, FIFO or socket of that name is left alone.
 pub(super) fn replace(file: &Path, pieces: &[&[u8]]) -> io::Result<()> {
+    std::fs::metadata(file).map_or(Ok(()), |found| regular::check(&found))?;
     let mut beside = file.as_os_str().to_owned();
     beside.push(".new");
     match std::fs::remove_file(&beside) {
