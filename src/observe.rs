@@ -121,6 +121,8 @@ pub struct Finished {
     pub balance: Balance,
     /// It was held back as control group.
     pub held_back: bool,
+    /// Its drafters read texts of other clients, so the client is not told what its rounds came to.
+    pub reads_others: bool,
     /// Number of prompt tokens; 0 if it is not known.
     pub prompt_tokens: u32,
     /// Number of output tokens; 0 if it is not known.
@@ -165,6 +167,7 @@ impl Finished {
             calls: Calls::default(),
             balance: Balance::default(),
             held_back: false,
+            reads_others: false,
             prompt_tokens: 0,
             output_tokens: 0,
             added: None,

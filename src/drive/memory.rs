@@ -35,6 +35,8 @@ const WAITING: usize = 256;
 const WAITING_TOKENS: usize = 4 << 20;
 /// How often what is too old is looked for.
 const SWEPT: Duration = Duration::from_secs(10);
+/// Most bytes of a snapshot for each byte of the texts in memory, where a token takes 4 bytes and more.
+const WRITTEN_PER_BYTE: u64 = 4;
 /// How often the texts are written to their snapshot.
 const WRITTEN: Duration = Duration::from_mins(5);
 
@@ -52,6 +54,8 @@ struct Shared {
     clock: Clock,
     /// What ages of a snapshot are counted back from, so that a text may be older than the process.
     ttl: Duration,
+    /// Largest snapshot that is read, bytes.
+    snapshot_bytes: u64,
     /// How often anything has been cleared.
     generation: AtomicU64,
     /// Tokens that wait to be learnt.
@@ -137,6 +141,7 @@ impl Memories {
             observer,
             clock: Clock::start(),
             ttl: limits.ttl,
+            snapshot_bytes: (limits.bytes as u64).saturating_mul(WRITTEN_PER_BYTE).saturating_add(1 << 20),
             generation: AtomicU64::new(0),
             waiting: AtomicUsize::new(0),
         });
@@ -280,6 +285,12 @@ impl Remembering {
         let tenant = self.owner.as_deref().map(ToOwned::to_owned);
         let epoch = tenant.map(|tenant| (Key { tenant: Some(tenant), ..key.clone() }, epoch.into()));
         Self { epoch, ..self }
+    }
+
+    /// Whether its lookups may see texts of other clients than its tenant.
+    pub fn reads_others(&self) -> bool {
+        let [_, of_all] = &self.keys;
+        of_all.is_some()
     }
 
     /// What its lookups may see.
@@ -429,7 +440,7 @@ impl Worker {
     }
 
     fn load(&mut self, file: &Path, shared: &Shared, now: Tick) -> Result<usize, SnapshotError> {
-        let lines = match read(file) {
+        let lines = match read(file, shared.snapshot_bytes) {
             Err(SnapshotError::File(error)) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
             read => read?,
         };
@@ -473,8 +484,8 @@ fn write(file: &Path, memory: &Memory, now: Tick) -> Result<usize, SnapshotError
 }
 
 /// The texts of a snapshot, with their ages as of now.
-fn read(file: &Path) -> Result<Vec<Line>, SnapshotError> {
-    let bytes = std::fs::read(file)?;
+fn read(file: &Path, max_bytes: u64) -> Result<Vec<Line>, SnapshotError> {
+    let bytes = snapshot::read(file, max_bytes)?;
     let end = bytes.iter().position(|&byte| byte == b'\n').ok_or(SnapshotError::Damaged)?;
     let (head, body) = bytes.split_at(end);
     let body = body.get(1..).unwrap_or_default();

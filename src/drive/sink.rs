@@ -18,7 +18,7 @@ use crate::http::body::{Body, BoxError};
 use crate::http::headers;
 use crate::observe::Finished;
 use crate::openai::answer::{Additive, Template, fill, strip};
-use crate::openai::usage::{Leapt, Usage};
+use crate::openai::usage::{Counts, Leapt, Usage};
 use crate::openai::{Request, Route, sse};
 use crate::session::{Delta, Finish, Stopped};
 
@@ -70,15 +70,11 @@ impl End {
             path: told.path,
             reason: told.reason,
             policy: told.policy.as_deref(),
-            rounds: told.rounds.len() as u32,
-            drafted: told.drafted(),
-            accepted: told.accepted(),
-            drift: told.drift,
-            output_tokens: told.output_tokens,
+            counts: counts(told),
         };
         let mut usage = self.usage.clone();
-        if prediction {
-            usage = usage.with_prediction(leapt.accepted, leapt.drafted.saturating_sub(leapt.accepted));
+        if let Some(counts) = leapt.counts.as_ref().filter(|_| prediction) {
+            usage = usage.with_prediction(counts.accepted, counts.drafted.saturating_sub(counts.accepted));
         }
         let ended = matches!(self.stopped, Some(Stopped::TextEnd(_)));
         let uncounted = u32::from(ended && !counts_end && !self.own_count);
@@ -467,11 +463,23 @@ fn trailer_fields(told: &Finished) -> HeaderMap {
     if let Some(reason) = told.reason {
         fields.insert(headers::REASON, HeaderValue::from_static(reason));
     }
-    fields.insert(HeaderName::from_static("x-foretell-accepted"), told.accepted().into());
-    if let Ok(drift) = HeaderValue::from_str(&told.drift.tv.to_string()) {
+    let Some(counts) = counts(told) else { return fields };
+    fields.insert(HeaderName::from_static("x-foretell-accepted"), counts.accepted.into());
+    if let Ok(drift) = HeaderValue::from_str(&counts.drift.tv.to_string()) {
         fields.insert(HeaderName::from_static("x-foretell-drift"), drift);
     }
     fields
+}
+
+/// What the rounds came to, as far as the client may know it.
+fn counts(told: &Finished) -> Option<Counts> {
+    (!told.reads_others).then(|| Counts {
+        rounds: told.rounds.len() as u32,
+        drafted: told.drafted(),
+        accepted: told.accepted(),
+        drift: told.drift,
+        output_tokens: told.output_tokens,
+    })
 }
 
 #[cfg(test)]

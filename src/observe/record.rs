@@ -246,6 +246,11 @@ impl Record {
         self.finished.held_back = true;
     }
 
+    /// Records that its drafters read texts of other clients.
+    pub fn reads_others(&mut self) {
+        self.finished.reads_others = true;
+    }
+
     /// Records the number of prompt tokens.
     pub fn prompt_tokens(&mut self, tokens: usize) {
         self.finished.prompt_tokens = u32::try_from(tokens).unwrap_or(u32::MAX);

@@ -38,6 +38,13 @@ pub struct Leapt<'a> {
     pub reason: Option<&'a str>,
     /// `name@revision` of its policy.
     pub policy: Option<&'a str>,
+    /// What its rounds came to; `None` where that depends on texts of other clients, which it would tell of.
+    pub counts: Option<Counts>,
+}
+
+/// The rounds of one request.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Counts {
     /// Rounds whose verdict decided at least one token.
     pub rounds: u32,
     /// Draft tokens sent in them.
@@ -53,19 +60,26 @@ pub struct Leapt<'a> {
 impl Leapt<'_> {
     /// The JSON object.
     pub fn to_value(&self) -> Value {
-        json!({
-            "path": self.path.name(),
-            "reason": self.reason,
-            "policy": self.policy,
-            "rounds": self.rounds,
-            "drafted": self.drafted,
-            "accepted": self.accepted,
-            "drift": {
-                "tv": self.drift.tv,
-                "rate": self.drift.rate(self.output_tokens),
-                "substitutions": self.drift.substitutions,
-            },
-        })
+        let mut told = json!({ "path": self.path.name(), "reason": self.reason, "policy": self.policy });
+        if let (Some(counts), Some(told)) = (&self.counts, told.as_object_mut()) {
+            counts.add_to(told);
+        }
+        told
+    }
+}
+
+impl Counts {
+    fn add_to(&self, told: &mut Map<String, Value>) {
+        for (name, count) in [("rounds", self.rounds), ("drafted", self.drafted), ("accepted", self.accepted)]
+        {
+            told.insert(name.to_owned(), count.into());
+        }
+        let drift = json!({
+            "tv": self.drift.tv,
+            "rate": self.drift.rate(self.output_tokens),
+            "substitutions": self.drift.substitutions,
+        });
+        told.insert("drift".to_owned(), drift);
     }
 }
 
@@ -161,20 +175,28 @@ mod tests {
 
     #[test]
     fn how_it_went_is_told_in_one_object() {
-        let leapt = Leapt {
-            path: Path::Speculated,
-            reason: None,
-            policy: Some("default@0123abcd"),
+        let counts = Counts {
             rounds: 3,
             drafted: 12,
             accepted: 9,
             drift: Ledger { tv: 0.5, substitutions: 2, ..Ledger::default() },
             output_tokens: 10,
         };
+        let leapt = Leapt {
+            path: Path::Speculated,
+            reason: None,
+            policy: Some("default@0123abcd"),
+            counts: Some(counts),
+        };
         assert_eq!(
             Usage::new(5).to_value(1, Some(&leapt))["foretell"],
             json!({"path": "speculated", "reason": null, "policy": "default@0123abcd", "rounds": 3,
                 "drafted": 12, "accepted": 9, "drift": {"tv": 0.5, "rate": 0.05, "substitutions": 2}})
+        );
+        let discreet = Leapt { counts: None, ..leapt };
+        assert_eq!(
+            discreet.to_value(),
+            json!({"path": "speculated", "reason": null, "policy": "default@0123abcd"})
         );
     }
 }

@@ -84,6 +84,22 @@ fn a_snapshot_is_for_its_owner_only_and_brings_everything_back() {
 }
 
 #[test]
+fn what_is_no_file_is_neither_waited_for_nor_replaced() {
+    let folder = tempfile::tempdir().unwrap();
+    let fifo = folder.path().join("fifo");
+    assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    let large = folder.path().join("large");
+    let memories = memories();
+    std::fs::File::create(&large).unwrap().set_len(memories.shared.snapshot_bytes + 1).unwrap();
+    say(&memories, key("a"), &text(100));
+    for path in [&fifo, folder.path(), std::path::Path::new("/dev/zero"), &large] {
+        assert!(memories.load(path).is_err(), "{}", path.display());
+    }
+    assert!(memories.save(&fifo).is_err());
+    assert!(memories.save(&large).is_ok() && memories.load(&large).is_ok());
+}
+
+#[test]
 fn a_damaged_snapshot_is_refused_whole() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("texts");
