@@ -23,6 +23,9 @@ pub enum Failure {
     /// A `CONNECT` request: Foretell is no forward proxy.
     #[error("CONNECT is not served here")]
     Connect,
+    /// More than one tenant is named.
+    #[error("the request names more than one tenant")]
+    TenantTwice,
     /// The body is larger than `limits.relay_body`.
     #[error("the request body has more than {limit} bytes")]
     BodyTooLarge {
@@ -65,6 +68,7 @@ impl Failure {
             Self::Send(error) => error.kind() != SendErrorKind::Request,
             Self::NoBackend => true,
             Self::Connect
+            | Self::TenantTwice
             | Self::BodyTooLarge { .. }
             | Self::BodyBroken
             | Self::BodySilent(_)
@@ -87,7 +91,7 @@ impl Failure {
             Self::WentSilent => StatusCode::GATEWAY_TIMEOUT,
             Self::Connect => StatusCode::METHOD_NOT_ALLOWED,
             Self::BodyTooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
-            Self::BodyBroken => StatusCode::BAD_REQUEST,
+            Self::BodyBroken | Self::TenantTwice => StatusCode::BAD_REQUEST,
             Self::BodySilent(_) => StatusCode::REQUEST_TIMEOUT,
             Self::Memory => StatusCode::SERVICE_UNAVAILABLE,
             Self::Internal => StatusCode::INTERNAL_SERVER_ERROR,
@@ -100,6 +104,7 @@ impl Failure {
             Self::Send(error) => error.code(),
             Self::NoBackend => "no_backend",
             Self::Connect => "method_not_allowed",
+            Self::TenantTwice => "tenant_twice",
             Self::BodyTooLarge { .. } => "body_too_large",
             Self::BodyBroken => "bad_request_body",
             Self::BodySilent(_) => REQUEST_TIMEOUT,

@@ -3,9 +3,9 @@
 //! hyper accepts more than RFC 9112 allows. Anything that two parsers could read differently (number of hosts, target,
 //! end of the body) is refused here, so that every server behind Foretell reads the request as Foretell does.
 
-use http::header::{HOST, TRANSFER_ENCODING};
-use http::uri::Authority;
-use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, Version, request};
+use http::header::{AUTHORIZATION, HOST, TRANSFER_ENCODING};
+use http::uri::{Authority, Scheme};
+use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, Uri, Version, request};
 
 use crate::http::answer::error_response;
 use crate::http::body::Body;
@@ -31,11 +31,15 @@ pub enum Refusal {
     Chunked,
     /// Another transfer coding than `chunked` (RFC 9112, 6.1).
     Coding,
+    /// More than one `Authorization`: whose request it is would depend on the reader.
+    Credentials,
+    /// Space around the value of a field (RFC 9113, 8.2.1); HTTP/1.1 takes it off.
+    Space,
 }
 
 impl Refusal {
     /// Every reason.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 9] = [
         Self::Host,
         Self::Target,
         Self::TargetTooLong,
@@ -43,12 +47,16 @@ impl Refusal {
         Self::FieldBytes,
         Self::Chunked,
         Self::Coding,
+        Self::Credentials,
+        Self::Space,
     ];
 
     /// Status of the answer.
     pub const fn status(self) -> StatusCode {
         match self {
-            Self::Host | Self::Target | Self::Chunked => StatusCode::BAD_REQUEST,
+            Self::Host | Self::Target | Self::Chunked | Self::Credentials | Self::Space => {
+                StatusCode::BAD_REQUEST
+            }
             Self::TargetTooLong => StatusCode::URI_TOO_LONG,
             Self::Fields | Self::FieldBytes => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
             Self::Coding => StatusCode::NOT_IMPLEMENTED,
@@ -65,6 +73,8 @@ impl Refusal {
             Self::FieldBytes => "headers_too_large",
             Self::Chunked => "chunked_twice",
             Self::Coding => "transfer_coding",
+            Self::Credentials => "authorization_twice",
+            Self::Space => "space_in_field",
         }
     }
 
@@ -78,6 +88,8 @@ impl Refusal {
             Self::FieldBytes => "the header fields of the request are too long",
             Self::Chunked => "the transfer coding chunked may be applied once",
             Self::Coding => "no transfer coding but chunked is understood",
+            Self::Credentials => "a request has at most one Authorization field",
+            Self::Space => "the value of a header field begins or ends with a space",
         }
     }
 
@@ -100,8 +112,11 @@ pub fn refusal(head: &request::Parts, bounds: &Bounds) -> Option<Refusal> {
     if bytes.sum::<usize>() > bounds.header_bytes {
         return Some(Refusal::FieldBytes);
     }
+    if fields.get_all(AUTHORIZATION).iter().nth(1).is_some() {
+        return Some(Refusal::Credentials);
+    }
     if head.version > Version::HTTP_11 {
-        return (!one_host_at_most(fields)).then_some(Refusal::Host);
+        return refusal_of_http2(head);
     }
     if !is_hosted(head) {
         return Some(Refusal::Host);
@@ -112,7 +127,36 @@ pub fn refusal(head: &request::Parts, bounds: &Bounds) -> Option<Refusal> {
     coding(fields)
 }
 
-/// Whether there is a valid `Host`. HTTP/1.0 needs none; for HTTP/2 hyper checks `:authority`.
+fn refusal_of_http2(head: &request::Parts) -> Option<Refusal> {
+    let spaced = |value: &HeaderValue| value.as_bytes().trim_ascii().len() != value.len();
+    if head.headers.values().any(spaced) {
+        return Some(Refusal::Space);
+    }
+    (!has_an_authority(head)).then_some(Refusal::Host)
+}
+
+/// Whether an HTTP/2 request names one host, by `:authority`, by `Host`, or by both alike (RFC 9113, 8.3.1).
+fn has_an_authority(head: &request::Parts) -> bool {
+    if !one_host_at_most(&head.headers) {
+        return false;
+    }
+    let host = head.headers.get(HOST).and_then(|host| host.to_str().ok());
+    match (head.uri.authority(), host) {
+        (None, host) => host.is_some(),
+        (Some(authority), None) => is_host(authority.as_str()),
+        (Some(authority), Some(host)) => is_host(authority.as_str()) && is_same(authority, host, &head.uri),
+    }
+}
+
+/// Whether both name the same host and port; the port of the scheme may be left out.
+fn is_same(authority: &Authority, host: &str, target: &Uri) -> bool {
+    let Ok(host) = host.parse::<Authority>() else { return false };
+    let usual = if target.scheme() == Some(&Scheme::HTTPS) { 443 } else { 80 };
+    let port = |authority: &Authority| authority.port_u16().unwrap_or(usual);
+    authority.host().eq_ignore_ascii_case(host.host()) && port(authority) == port(&host)
+}
+
+/// Whether there is a valid `Host`. HTTP/1.0 needs none.
 fn is_hosted(head: &request::Parts) -> bool {
     let there = head.headers.contains_key(HOST);
     (there || head.version < Version::HTTP_11) && one_host_at_most(&head.headers)
@@ -122,14 +166,13 @@ fn one_host_at_most(fields: &HeaderMap) -> bool {
     let mut hosts = fields.get_all(HOST).iter();
     match (hosts.next(), hosts.next()) {
         (None, _) => true,
-        (Some(host), None) => is_host(host),
+        (Some(host), None) => host.to_str().is_ok_and(is_host),
         (Some(_), Some(_)) => false,
     }
 }
 
 /// `uri-host [ ":" port ]`; the host may be empty.
-fn is_host(value: &HeaderValue) -> bool {
-    let Ok(text) = value.to_str() else { return false };
+fn is_host(text: &str) -> bool {
     if text.is_empty() {
         return true;
     }
@@ -250,16 +293,64 @@ mod tests {
         assert_eq!(refusal(&head("POST", "/", Version::HTTP_11, &lines), &Bounds::default()), wanted);
     }
 
+    #[rstest::rstest]
+    #[case(Version::HTTP_11)]
+    #[case(Version::HTTP_2)]
+    fn credentials_come_once(#[case] version: Version) {
+        let twice = [("host", "a"), ("authorization", "Bearer a"), ("authorization", "Bearer a")];
+        let of = |lines: &[_]| refusal(&head("GET", "/", version, lines), &Bounds::default());
+        assert_eq!(of(&twice), Some(Refusal::Credentials));
+        assert_eq!(of(&twice[..2]), None);
+    }
+
+    #[rstest::rstest]
+    #[case("/", &[], false)]
+    #[case("/", &["a"], true)]
+    #[case("/", &["a", "a"], false)]
+    #[case("http://a/", &[], true)]
+    #[case("http://a/", &["A"], true)]
+    #[case("http://a/", &["a:80"], true)]
+    #[case("https://a:443/", &["a"], true)]
+    #[case("http://[::1]:8080/", &["[::1]:8080"], true)]
+    #[case("http://a/", &["evil"], false)]
+    #[case("http://a/", &["a:81"], false)]
+    #[case("http://a:8080/", &["a"], false)]
+    #[case("http://a/", &[""], false)]
+    #[case("http://u@a/", &[], false)]
+    #[case("http://a/", &["a", "evil"], false)]
+    fn over_http2_one_host_is_named(#[case] target: &str, #[case] hosts: &[&str], #[case] ok: bool) {
+        let hosts: Vec<_> = hosts.iter().map(|host| ("host", *host)).collect();
+        let refused = refusal(&head("GET", target, Version::HTTP_2, &hosts), &Bounds::default());
+        assert_eq!(refused, (!ok).then_some(Refusal::Host));
+    }
+
+    #[rstest::rstest]
+    #[case(" x")]
+    #[case("x ")]
+    #[case("\tx")]
+    #[case(" ")]
+    fn over_http2_no_value_has_space_around_it(#[case] value: &str) {
+        let of = |value| {
+            let lines = [("x-a", "b c"), ("x-a", value)];
+            refusal(&head("GET", "http://a/", Version::HTTP_2, &lines), &Bounds::default())
+        };
+        assert_eq!((of(value), of("")), (Some(Refusal::Space), None));
+    }
+
     #[test]
     fn each_limit_has_its_answer() {
         let bounds = Bounds { headers: 2, header_bytes: 64, uri: 4, ..Bounds::default() };
-        let of = |target, lines: &[_]| refusal(&head("GET", target, Version::HTTP_2, lines), &bounds);
+        let of = |target, lines: &[_]| {
+            let mut head = head("GET", target, Version::HTTP_11, lines);
+            head.version = Version::HTTP_10;
+            refusal(&head, &bounds)
+        };
         let long = "v".repeat(60);
         assert_eq!(of("/abc", &[("a", "1"), ("b", "2")]), None);
         assert_eq!(of("/abcd", &[]), Some(Refusal::TargetTooLong));
         assert_eq!(of("/", &[("a", "1"), ("b", "2"), ("c", "3")]), Some(Refusal::Fields));
         assert_eq!(of("/", &[("a", &long)]), Some(Refusal::FieldBytes));
         let statuses = Refusal::ALL.map(|refusal| refusal.response().status().as_u16());
-        assert_eq!(statuses, [400, 400, 414, 431, 431, 400, 501]);
+        assert_eq!(statuses, [400, 400, 414, 431, 431, 400, 501, 400, 400]);
     }
 }

@@ -62,3 +62,31 @@ fn what_is_meant_for_foretell_never_reaches_a_backend() {
         }
     }
 }
+
+/// Whose a request is does not depend on which of two fields a reader takes.
+#[test]
+fn a_request_that_names_two_tenants_is_refused() {
+    let backend = Backend::plain();
+    let tenants =
+        "tenant: { header: x-tenant, trusted_peers: [127.0.0.1/32], fallback: authorization_hash }\n";
+    let proxy = Start::before(backend.address).and(tenants).start();
+    for (fields, code) in [
+        ("authorization: Bearer a\r\nauthorization: Bearer b\r\n", "authorization_twice"),
+        ("authorization: Bearer a\r\nAuthorization: Bearer a\r\n", "authorization_twice"),
+        ("x-tenant: a\r\nx-tenant: b\r\n", "tenant_twice"),
+        ("x-tenant: a\r\nX-Tenant: a\r\nauthorization: Bearer a\r\n", "tenant_twice"),
+    ] {
+        for path in ["/v1/completions", "/v1/chat/completions", "/v1/files"] {
+            let answer = ask(proxy.address, post(path, fields, "{}"));
+            assert_eq!(
+                (answer.status(), &answer.json()["error"]["code"]),
+                (400, &code.into()),
+                "{path} {fields}"
+            );
+            assert!(backend.requests(path).is_empty());
+        }
+    }
+    let once = "x-tenant: a\r\nauthorization: Bearer a\r\n";
+    assert_eq!(ask(proxy.address, post("/v1/files", once, "{}")).status(), 200);
+    assert_eq!(backend.requests("/v1/files").len(), 1);
+}

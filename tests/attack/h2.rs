@@ -47,11 +47,14 @@ impl H2 {
 
     /// Begins a request with these fields after its pseudo-header fields; returns its stream.
     pub fn request(&mut self, method: &str, path: &str, fields: &[(String, String)], flags: u8) -> u32 {
-        let mut block = Vec::new();
         let pseudo = [(":method", method), (":scheme", "http"), (":authority", "api"), (":path", path)];
-        for (name, value) in pseudo {
-            literal(&mut block, name, value);
-        }
+        let fields = fields.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+        self.begin(&pseudo.into_iter().chain(fields).collect::<Vec<_>>(), flags)
+    }
+
+    /// Begins a request with these fields and no others; returns its stream.
+    pub fn begin(&mut self, fields: &[(&str, &str)], flags: u8) -> u32 {
+        let mut block = Vec::new();
         for (name, value) in fields {
             literal(&mut block, name, value);
         }
@@ -133,4 +136,42 @@ fn digits_are_read_from_their_codes() {
     assert_eq!(status(&[0x48, 0x83, 0b0110_1001, 0b1001_0000, 0b1111_1111]), 431);
     assert_eq!(status(&[0x48, 0x03, b'4', b'1', b'4']), 414);
     assert_eq!(status(&[0x88]), 200);
+}
+
+/// As over HTTP/1.1: one host is named, and no value has space around it.
+#[test]
+fn a_head_that_two_readers_could_take_differently_is_refused() {
+    let backend = crate::kit::Backend::plain();
+    let proxy = crate::kit::Start::before(backend.address).start();
+    let base = [(":method", "POST"), (":scheme", "http"), (":path", "/v1/files")];
+    let of = |more: &[(&str, &str)]| {
+        let mut client = H2::connect(proxy.address);
+        let fields: Vec<_> = base.iter().chain(more).copied().collect();
+        let stream = client.begin(&fields, END_STREAM | END_HEADERS);
+        client.outcome(stream)
+    };
+    for more in [
+        &[(":authority", "api")][..],
+        &[("host", "api")],
+        &[(":authority", "api"), ("host", "API")],
+        &[(":authority", "api"), ("host", "api:80")],
+        &[(":authority", "api"), ("x-a", ""), ("authorization", "Bearer a")],
+    ] {
+        assert_eq!(of(more), Outcome::Status(200), "{more:?}");
+    }
+    for more in [
+        &[][..],
+        &[(":authority", "api"), ("host", "evil.example")],
+        &[(":authority", "api"), ("host", "api:81")],
+        &[(":authority", "api"), ("host", "")],
+        &[(":authority", "api"), ("host", "api"), ("host", "api")],
+        &[(":authority", "u@api")],
+        &[(":authority", "api"), ("x-a", " b")],
+        &[(":authority", "api"), ("x-a", "b ")],
+        &[(":authority", "api"), ("x-a", "\tb")],
+        &[(":authority", "api"), ("authorization", "Bearer a"), ("authorization", "Bearer b")],
+    ] {
+        assert_eq!(of(more), Outcome::Status(400), "{more:?}");
+    }
+    assert_eq!(backend.requests("/v1/files").len(), 5, "no other has reached the backend");
 }
