@@ -27,6 +27,8 @@ mod fields;
 mod framing;
 #[path = "attack/h2.rs"]
 mod h2;
+#[path = "attack/keep_alive.rs"]
+mod keep_alive;
 #[path = "attack/manager.rs"]
 mod manager;
 #[path = "attack/memory.rs"]

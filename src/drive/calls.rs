@@ -17,7 +17,7 @@ use crate::draft::{Draft, Sampled};
 use crate::drive::exchange::Exchange;
 use crate::drive::run::Run;
 use crate::fleet::rounds_seen::RoundsSeen;
-use crate::fleet::{Answer, Replica, SendError};
+use crate::fleet::{Answer, Fresh, Repeatable, Replica, SendError};
 use crate::http::body::{Body, BoxError};
 use crate::http::gather;
 use crate::http::headers;
@@ -113,9 +113,23 @@ impl Calls {
         self.0.limits.question
     }
 
-    /// Sends the client's own request.
-    pub async fn first(&self, call: Call) -> Result<Response<Answer>, SendError> {
-        self.send(call, None, true).await
+    /// Sends the client's own request, which alone counts in the replica's health; once more over a fresh connection if `again`
+    /// says so of the error.
+    pub async fn first(
+        &self,
+        call: Call,
+        again: impl FnOnce(&SendError) -> bool,
+    ) -> Result<Response<Answer>, SendError> {
+        let (path, body) = (call.path, Bytes::from(call.body));
+        let mut request = self.request(path, body.clone(), None);
+        request.extensions_mut().insert(Repeatable);
+        match self.0.replica.send(request).await {
+            Err(error) if again(&error) => {}
+            sent => return sent,
+        }
+        let mut request = self.request(path, body, None);
+        request.extensions_mut().insert(Fresh);
+        self.0.replica.send(request).await
     }
 
     /// Starts a ride from the whole context. It continues an answer that the client is reading, so its head is
@@ -128,7 +142,7 @@ impl Calls {
     ) -> Result<Response<Answer>, (Fault, String)> {
         let context = Context::of(&self.0.model, &past);
         let call = self.0.engine.ride(&context, &self.0.sampling, max_tokens);
-        let sent = self.send(call, Some(round), false);
+        let sent = self.send(call, Some(round));
         let sent = match self.0.replica.idle() {
             Some(idle) => tokio::time::timeout(idle, sent).await.map_err(|_| {
                 self.0.replica.fell_silent();
@@ -223,7 +237,7 @@ impl Calls {
 
     async fn answer(&self, call: Call, round: Option<u32>, plan: Option<Plan>) -> Result<Vec<u8>, Missed> {
         let fault = Missed::Fault(Fault::Verify);
-        let Ok(response) = self.send(call, round, false).await else { return Err(fault) };
+        let Ok(response) = self.send(call, round).await else { return Err(fault) };
         let status = response.status();
         if matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
             return Err(Missed::Fault(retry_after(response.headers())));
@@ -239,10 +253,14 @@ impl Calls {
         }
     }
 
-    async fn send(&self, call: Call, round: Option<u32>, first: bool) -> Result<Response<Answer>, SendError> {
-        let mut request = Request::new(full(call.body.into()));
+    async fn send(&self, call: Call, round: Option<u32>) -> Result<Response<Answer>, SendError> {
+        self.0.replica.ask(self.request(call.path, call.body.into(), round)).await
+    }
+
+    fn request(&self, path: &'static str, body: Bytes, round: Option<u32>) -> Request<Body> {
+        let mut request = Request::new(full(body));
         *request.method_mut() = Method::POST;
-        if let Ok(uri) = call.path.parse() {
+        if let Ok(uri) = path.parse() {
             *request.uri_mut() = uri;
         }
         *request.headers_mut() = self.0.headers.clone();
@@ -257,8 +275,7 @@ impl Calls {
         if let Some(sampled) = &self.1 {
             request.extensions_mut().insert(Arc::clone(sampled));
         }
-        // Only the client's own request counts in the replica's health.
-        if first { self.0.replica.send(request).await } else { self.0.replica.ask(request).await }
+        request
     }
 }
 

@@ -25,7 +25,7 @@ use crate::control::Control;
 use crate::dialect::MaxTokens;
 use crate::draft::LookupSpec;
 use crate::fleet::identity::Identity;
-use crate::fleet::{Answer, SendError};
+use crate::fleet::{Answer, Fresh, SendError};
 use crate::http::body::{Body, full};
 use crate::http::memory::Level;
 use crate::observe::Recorded;
@@ -69,11 +69,15 @@ impl Run {
         if self.drawn.held_back {
             record.held_back();
         }
+        if self.remembering.reads_others() {
+            record.reads_others();
+        }
         let calls = Calls::new(&self, &exchange);
         let prediction = self.prediction(&exchange.request);
         let call = self.identity.engine.first_ride(&exchange.request, self.seed);
         exchange.slot.record.called();
-        let response = match calls.first(call).await {
+        let (fleet, replica) = (Arc::clone(&exchange.shared.fleet), Arc::clone(&exchange.replica));
+        let response = match calls.first(call, |error| fleet.over_again(&replica, error)).await {
             Ok(response) => response,
             Err(error) => return self.unanswered(exchange, error),
         };
@@ -89,6 +93,7 @@ impl Run {
     fn unanswered(&self, mut exchange: Exchange, error: SendError) -> Driven {
         if let Some(other) = exchange.shared.fleet.elsewhere(&exchange.replica, &error) {
             exchange.replica = other;
+            exchange.head.extensions.insert(Fresh);
             return Err(exchange.decline(BypassReason::Fault));
         }
         let failure = Failure::from(error);

@@ -54,6 +54,8 @@ pub enum SendError {
     Closed {
         /// The backend's name.
         backend: String,
+        /// The connection had answered before: the backend may have closed it for idleness as the request was sent.
+        reused: bool,
     },
     /// What came back is not HTTP.
     #[error("backend `{backend}` sent an answer that is not HTTP: {detail}")]
@@ -177,14 +179,19 @@ impl SendError {
         }
     }
 
-    pub(super) fn of_call(backend: &str, error: &hyper::Error) -> Self {
+    /// Whether a connection that had answered before was closed without a byte of an answer.
+    pub fn is_race(&self) -> bool {
+        matches!(self, Self::Closed { reused: true, .. })
+    }
+
+    pub(super) fn of_call(backend: &str, error: &hyper::Error, reused: bool) -> Self {
         let backend = backend.to_owned();
         if error.is_user() || is_limit(error) || find::<Silent>(error).is_some() {
             Self::of_body(error)
         } else if error.is_parse() {
             Self::Protocol { backend, detail: root(error) }
         } else {
-            Self::Closed { backend }
+            Self::Closed { backend, reused }
         }
     }
 }

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use http::header::CONTENT_LENGTH;
-use http::{Request, Response, StatusCode};
+use http::{HeaderMap, Request, Response, StatusCode, Version};
 use http_body::{Body as _, Frame, SizeHint};
 use hyper::body::Incoming;
 use hyper::client::conn::TrySendError;
@@ -64,10 +64,10 @@ impl Link {
         drive(&mut self.driver, cx);
     }
 
-    /// The link, if it can carry another request.
-    fn freed(mut self) -> Option<Self> {
+    /// Whether it can carry another request: no end of it has been read so far.
+    fn is_free(&mut self) -> bool {
         self.drive(&mut Context::from_waker(Waker::noop()));
-        (self.driver.is_some() && self.sender.is_ready() && !self.spent).then_some(self)
+        self.driver.is_some() && self.sender.is_ready() && !self.spent
     }
 
     /// Sends a request and waits for the head of its answer.
@@ -88,9 +88,13 @@ impl Link {
 /// Where an answer has both chunks and a `Content-Length`, the chunks count, and the connection is not used again:
 /// its two ends may disagree on where the next answer begins (RFC 9112, 6.3).
 ///
+/// The client's side has a version and a `Content-Length` of its own: one number, however often it is said.
+///
 /// # Errors
-/// A transfer coding other than `chunked`, once: none was asked for, and it would not be passed on.
+/// Several lengths, or a transfer coding other than `chunked`, once: none was asked for, and it would not be passed on.
 pub(super) fn frame(response: &mut Response<Incoming>, link: &mut Link) -> Result<(), String> {
+    *response.version_mut() = Version::HTTP_11;
+    one_length(response.headers_mut())?;
     let mut codings = codings(response.headers());
     let Some(first) = codings.next() else { return Ok(()) };
     let plain = first.eq_ignore_ascii_case("chunked") && codings.next().is_none();
@@ -100,6 +104,29 @@ pub(super) fn frame(response: &mut Response<Incoming>, link: &mut Link) -> Resul
     }
     link.spent = response.headers_mut().remove(CONTENT_LENGTH).is_some();
     Ok(())
+}
+
+/// Leaves one `Content-Length` of one number (RFC 9110, 8.6).
+fn one_length(fields: &mut HeaderMap) -> Result<(), String> {
+    let mut lengths = fields.get_all(CONTENT_LENGTH).iter();
+    let Some(first) = lengths.next() else { return Ok(()) };
+    let plain = lengths.next().is_none() && first.as_bytes().iter().all(u8::is_ascii_digit);
+    if plain && !first.is_empty() {
+        return Ok(());
+    }
+    let said = fields.get_all(CONTENT_LENGTH).iter().map(|value| value.to_str().unwrap_or("?"));
+    let mut said = said.flat_map(|value| value.split(',')).map(length);
+    let first = said.next().flatten();
+    let Some(length) = first.filter(|_| said.all(|other| other == first)) else {
+        return Err("an answer has no Content-Length but one number".to_owned());
+    };
+    fields.insert(CONTENT_LENGTH, length.into());
+    Ok(())
+}
+
+fn length(said: &str) -> Option<u64> {
+    let digits = said.trim_matches([' ', '\t']);
+    digits.parse().ok().filter(|_| digits.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
 fn drive(driver: &mut Option<Driver>, cx: &mut Context<'_>) {
@@ -148,6 +175,41 @@ struct Idle {
     links: Vec<(Link, Instant)>,
     /// A sweep of the pool is running.
     swept: bool,
+    /// How long a connection has been idle at most and was still open; less, once one was found closed sooner.
+    survived: Duration,
+}
+
+impl Idle {
+    /// Looks at the oldest connection: how long it has survived, or that the backend has closed it.
+    fn look(&mut self) {
+        while let Some((link, since)) = self.links.first_mut() {
+            let age = since.elapsed();
+            if link.is_free() {
+                self.survived = self.survived.max(age);
+                return;
+            }
+            self.closed(age);
+            self.links.remove(0);
+        }
+    }
+
+    /// A connection was found closed after it had been idle for `age`.
+    fn closed(&mut self, age: Duration) {
+        if age < self.survived {
+            self.survived = age / 2;
+        }
+    }
+
+    /// The youngest connection, if it has not been idle for longer than `most`.
+    fn take(&mut self, most: Duration) -> Option<Link> {
+        loop {
+            let (mut link, since) = self.links.pop_if(|(_, since)| since.elapsed() < most)?;
+            if link.is_free() {
+                return Some(link);
+            }
+            self.closed(since.elapsed());
+        }
+    }
 }
 
 impl Pool {
@@ -176,13 +238,21 @@ impl Pool {
 
     /// The youngest idle connection that is still alive.
     pub(super) fn take(&self) -> Option<Link> {
-        loop {
-            let (link, since) = self.idle.lock().links.pop()?;
-            let link = (since.elapsed() < self.keep).then_some(link).and_then(Link::freed);
-            if link.is_some() {
-                return link;
-            }
+        self.idle.lock().take(self.keep)
+    }
+
+    /// As [`Self::take`], for a request that is not sent again if the backend closes the connection just then: one that has
+    /// been idle for less than half the time that others have survived.
+    pub(super) async fn take_lasting(&self) -> Option<Link> {
+        if self.idle.lock().links.is_empty() {
+            return None;
         }
+        // Meanwhile the event loop reads what has arrived, such as the end of a connection.
+        tokio::task::yield_now().await;
+        let mut idle = self.idle.lock();
+        idle.look();
+        let most = idle.survived / 2;
+        idle.take(most)
     }
 
     fn put(self: &Arc<Self>, link: Link) {
@@ -203,6 +273,7 @@ impl Pool {
     /// Closes connections that have been idle for too long; false if none is left.
     fn expire(&self) -> bool {
         let mut idle = self.idle.lock();
+        idle.look();
         let old = idle.links.partition_point(|(_, since)| since.elapsed() >= self.keep);
         let closed: Vec<_> = idle.links.drain(..old).collect();
         idle.swept = !idle.links.is_empty();
@@ -347,7 +418,7 @@ impl Answer {
         if std::mem::take(&mut self.working) {
             self.busy.0.health.ended(Outcome::Good);
         }
-        if let Some(link) = self.link.take().and_then(Link::freed) {
+        if let Some(link) = self.link.take_if(Link::is_free) {
             self.busy.0.put(link);
         }
     }
@@ -465,4 +536,32 @@ pub(super) fn chain<'a>(
     error: &'a (dyn StdError + 'static),
 ) -> impl Iterator<Item = &'a (dyn StdError + 'static)> {
     std::iter::successors(Some(error), |error| (*error).source())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[rstest::rstest]
+    #[case(&[], Ok(None))]
+    #[case(&["3"], Ok(Some("3")))]
+    #[case(&["3, 3"], Ok(Some("3")))]
+    #[case(&["3,3", "3"], Ok(Some("3")))]
+    #[case(&["3", "3"], Ok(Some("3")))]
+    #[case(&["3, 4"], Err(()))]
+    #[case(&["3", "4"], Err(()))]
+    #[case(&["3,"], Err(()))]
+    #[case(&[""], Err(()))]
+    #[case(&["+3"], Err(()))]
+    #[case(&["0x3"], Err(()))]
+    #[case(&["3 3"], Err(()))]
+    #[case(&["99999999999999999999, 99999999999999999999"], Err(()))]
+    fn a_length_is_one_number(#[case] lines: &[&str], #[case] wanted: Result<Option<&str>, ()>) {
+        let mut fields = HeaderMap::new();
+        for line in lines {
+            fields.append(CONTENT_LENGTH, line.parse().unwrap());
+        }
+        let left = one_length(&mut fields).map(|()| fields.get(CONTENT_LENGTH)).map_err(drop);
+        assert_eq!(left.map(|left| left.map(|value| value.to_str().unwrap())), wanted);
+    }
 }

@@ -44,6 +44,11 @@ const UNPREDICTED: usize = 256;
 #[derive(Clone, Copy, Debug)]
 pub struct Fresh;
 
+/// Extension of a request that its caller sends once more if it loses the race with a backend that closes an idle connection:
+/// it may take any idle connection. Others take one only that the backend is not about to close.
+#[derive(Clone, Copy, Debug)]
+pub struct Repeatable;
+
 /// Which of a backend's replicas one is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Place {

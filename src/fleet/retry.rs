@@ -7,14 +7,13 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use bytes::Bytes;
-use http::{Request, Response};
+use http::{Request, Response, request};
 
 use super::error::SendErrorKind;
-use super::replica::{Replica, Unanswered};
+use super::replica::{Fresh, Repeatable, Replica, Unanswered};
 use super::{Answer, Fleet, SendError};
 use crate::http::body::Body;
-use crate::http::body::full;
+use crate::http::replay::Replay;
 
 /// What a request adds to the budget; a retry takes [`RETRY`].
 const REQUEST: u32 = 1;
@@ -48,9 +47,9 @@ impl RetryBudget {
 }
 
 impl Fleet {
-    /// Sends `request` to `replica`; if no answer to it begins, once more to another replica of its backend (or by
-    /// a fresh connection, where an old one was dead), which `replica` then is. `repeatable` is the request's
-    /// body if it may be sent again although it may have arrived.
+    /// Sends `request` to `replica`; if no answer to it begins, once more to another replica of its backend, which `replica`
+    /// then is, or to the same one where the backend has closed a connection that had answered before. `repeatable` gives the
+    /// body again if the request may be sent again although it may have arrived; where work is billed, it may not.
     ///
     /// # Errors
     /// As [`Replica::send`]; of the second try if there was one.
@@ -58,22 +57,29 @@ impl Fleet {
         &self,
         replica: &mut Arc<Replica>,
         request: Request<Body>,
-        repeatable: Option<&Bytes>,
+        repeatable: Option<Replay>,
     ) -> Result<Response<Answer>, SendError> {
-        let copy = repeatable.map(|body| copy_of(&request, body));
+        let mut request = request;
+        let free = request.method().is_safe() || !replica.is_billed();
+        let copy = repeatable.filter(|_| free).map(|replay| (head_of(&request), replay));
+        if copy.is_some() {
+            request.extensions_mut().insert(Repeatable);
+        }
         let failed = match replica.try_send(request).await {
             Ok(answer) => return Ok(answer),
             Err(failed) => failed,
         };
-        let Some((request, to)) = self
-            .again(replica, failed.kind(), failed.pooled, || failed.unsent.map(|unsent| *unsent).or(copy))
-        else {
+        let (kind, raced) = (failed.kind(), failed.error.is_race());
+        let copied = || copy.and_then(|(head, replay)| Some(Request::from_parts(head, replay.again()?)));
+        let request = || failed.unsent.map(|unsent| *unsent).or_else(copied);
+        let Some((mut request, to)) = self.again(replica, kind, raced, request) else {
             return Err(failed.error);
         };
-        if !self.budget.retry() {
+        if !self.granted(raced) {
             replica.retried(false);
             return Err(failed.error);
         }
+        request.extensions_mut().insert(Fresh);
         replica.retried(true);
         tracing::debug!(from = replica.label(), to = to.label(), error = %failed.error, "sent again");
         *replica = to;
@@ -89,12 +95,28 @@ impl Fleet {
             SendError::Connect { .. } | SendError::ConnectTimeout { .. } | SendError::Closed { .. }
         );
         let other = self.other(replica).filter(|_| hung_up)?;
-        let granted = self.budget.retry();
+        let granted = self.granted(error.is_race());
         replica.retried(granted);
         granted.then(|| {
             other.chosen();
             other
         })
+    }
+
+    /// Whether a completion that was sent to `replica` and ended by `error` is to be sent there once more, over a fresh
+    /// connection: it has lost the race with the backend's closing of an idle one, and there is no other replica.
+    pub fn over_again(&self, replica: &Arc<Replica>, error: &SendError) -> bool {
+        let again = error.is_race() && !replica.is_billed() && self.other(replica).is_none();
+        if again {
+            replica.retried(true);
+        }
+        again
+    }
+
+    /// Whether a request may be sent again. One that has lost a race needs no budget: it has used up a connection that had
+    /// answered before, so there are never more of these than answers.
+    fn granted(&self, raced: bool) -> bool {
+        raced || self.budget.retry()
     }
 
     /// The replica that may answer a request once more whose answer from `replica` ended before it held anything:
@@ -114,11 +136,11 @@ impl Fleet {
         &self,
         replica: &Arc<Replica>,
         kind: SendErrorKind,
-        pooled: bool,
+        raced: bool,
         request: impl FnOnce() -> Option<Request<Body>>,
     ) -> Option<(Request<Body>, Arc<Replica>)> {
         let to = match kind {
-            SendErrorKind::Closed if pooled => self.other(replica).unwrap_or_else(|| Arc::clone(replica)),
+            SendErrorKind::Closed if raced => self.other(replica).unwrap_or_else(|| Arc::clone(replica)),
             SendErrorKind::Connect | SendErrorKind::Closed => self.other(replica)?,
             SendErrorKind::Timeout | SendErrorKind::Protocol | SendErrorKind::Request => return None,
         };
@@ -126,12 +148,12 @@ impl Fleet {
     }
 }
 
-fn copy_of(request: &Request<Body>, body: &Bytes) -> Request<Body> {
-    let mut copy = Request::new(full(body.clone()));
-    *copy.method_mut() = request.method().clone();
-    *copy.uri_mut() = request.uri().clone();
-    *copy.headers_mut() = request.headers().clone();
-    copy
+fn head_of(request: &Request<Body>) -> request::Parts {
+    let mut head = Request::new(()).into_parts().0;
+    head.method = request.method().clone();
+    head.uri = request.uri().clone();
+    head.headers = request.headers().clone();
+    head
 }
 
 impl Unanswered {

@@ -31,6 +31,7 @@ use crate::http::gather::Stopped;
 use crate::http::headers;
 use crate::http::listen::Peer;
 use crate::http::memory::{Level, Reservation};
+use crate::http::replay::Replay;
 use crate::http::request::RequestBody;
 use crate::observe::Record;
 use crate::observe::metrics::Stage;
@@ -187,6 +188,9 @@ impl Proxy {
         let peer = parts.extensions.remove::<Peer>();
         let keeps_alive = parts.version <= Version::HTTP_11;
         let inbound = Inbound { parts, peer, record };
+        if tenant::is_doubtful(&self.tenants, &inbound.parts.headers) {
+            return fail(inbound.record, &Failure::TenantTwice);
+        }
         let mut response = match route::candidate(&inbound.parts.method, &inbound.parts.uri) {
             Some(route) => self.completion(inbound, body, route).await,
             None => self.other(inbound, body).await,
@@ -229,16 +233,25 @@ impl Proxy {
     async fn relay(&self, mut inbound: Inbound, body: Payload, replica: Arc<Replica>) -> Response<Body> {
         let twice = route::is_repeatable(&inbound.parts.method, &inbound.parts.uri);
         let (body, repeatable) = match body {
-            Payload::Whole(bytes) => (full(bytes.clone()), Some(bytes).filter(|_| twice)),
+            Payload::Whole(bytes) => (full(bytes.clone()), twice.then(|| Replay::of(bytes))),
             Payload::Stream(body) => {
                 inbound.record.keep(self.shared.memory.take(UNREAD));
-                (body, None)
+                self.repeatable(body, twice)
             }
         };
         let fleet = Arc::clone(&self.shared.fleet);
         let Inbound { parts, peer, record } = inbound;
         let relay = Relay { record, replica, fleet, limit: self.limits.relay_body, repeatable };
         relay.send(parts, body, peer, &self.tunnels).await
+    }
+
+    /// A body that passes as it comes, and the means to send it again.
+    fn repeatable(&self, body: Body, twice: bool) -> (Body, Option<Replay>) {
+        if !twice {
+            return (body, None);
+        }
+        let (body, again) = Replay::passing(body, self.limits.speculate_body, &self.shared.memory);
+        (body, Some(again))
     }
 
     /// Relays a completion with a prediction.
@@ -448,7 +461,7 @@ impl Proxy {
         let mut record = slot.into_record();
         record.declined(reason);
         let body = fit(&replica, &mut head, body, &self.shared.memory);
-        let repeatable = Some(body.clone());
+        let repeatable = Some(Replay::of(body.clone()));
         let fleet = Arc::clone(&self.shared.fleet);
         let relay = Relay { record, replica, fleet, limit: None, repeatable };
         relay.send_prepared(head, full(body)).await

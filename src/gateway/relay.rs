@@ -18,6 +18,7 @@ use crate::fleet::{self, Fleet, Replica};
 use crate::http::body::{Body, SLICE, Sliced};
 use crate::http::headers;
 use crate::http::listen::Peer;
+use crate::http::replay::Replay;
 use crate::observe::metrics::Prediction;
 use crate::observe::{Record, Recorded};
 
@@ -58,8 +59,8 @@ pub struct Relay {
     pub fleet: Arc<Fleet>,
     /// `limits.relay_body`, bytes; `None` is unlimited.
     pub limit: Option<u64>,
-    /// The body, if the request may be sent twice; else `None`.
-    pub repeatable: Option<Bytes>,
+    /// Gives the body again, if the request may be sent twice; else `None`.
+    pub repeatable: Option<Replay>,
 }
 
 impl Relay {
@@ -185,7 +186,7 @@ impl Relay {
         let small = body.size_hint().upper().is_some_and(|most| most <= SLICE as u64);
         let body = if small { body } else { Sliced::new(body).boxed_unsync() };
         let request = Request::from_parts(parts, body);
-        let sent = self.fleet.send(&mut self.replica, request, self.repeatable.as_ref()).await;
+        let sent = self.fleet.send(&mut self.replica, request, self.repeatable.take()).await;
         sent.map_err(|error| match self.limit {
             Some(limit) if error.is_limit() => Failure::BodyTooLarge { limit },
             _ => Failure::Send(error),

@@ -154,3 +154,49 @@ fn a_body_passes_whatever_the_method_and_its_framing() {
     let empty = backend.requests("/empty").remove(0);
     assert_eq!((empty.field("transfer-encoding"), empty.field("content-length")), (None, None));
 }
+
+/// What two readers could take differently does not go on to the client.
+#[test]
+fn an_answer_has_one_length_and_the_clients_version() {
+    for (fields, body, status) in [
+        ("content-length: 3, 3\r\n", "abc", 200),
+        ("content-length: 3,3\r\ncontent-length: 3\r\n", "abc", 200),
+        ("content-length: 3\r\ncontent-length: 4\r\n", "abc", 502),
+        ("content-length: 3, 4\r\n", "abcd", 502),
+        ("content-length: +3\r\n", "abc", 502),
+    ] {
+        for version in ["HTTP/1.1", "HTTP/1.0"] {
+            let backend = Backend::start(move |mut wire, _| {
+                wire.message();
+                wire.try_send(format!("{version} 200 OK\r\n{fields}\r\n{body}"));
+            });
+            let proxy = before(&backend);
+            for request in [post("/v1/completions", "", "{}"), post("/v1/files", "", "{}"), get("/x", "")] {
+                let answer = ask(proxy.address, request);
+                assert_eq!(answer.status(), status, "{version} {fields:?}");
+                assert!(answer.line.starts_with("HTTP/1.1 "), "{}", answer.line);
+                let lengths = answer.fields.iter().filter(|(name, _)| name == "content-length");
+                let lengths: Vec<&str> = lengths.map(|(_, length)| length.as_str()).collect();
+                assert_eq!(lengths, [answer.body.len().to_string()]);
+            }
+        }
+    }
+}
+
+/// An answer of HTTP/1.0 that ends with its connection is framed for a client of HTTP/1.1.
+#[test]
+fn an_answer_that_ends_with_its_connection_is_whole() {
+    let backend = Backend::start(move |mut wire, _| {
+        wire.message();
+        wire.try_send("HTTP/1.0 200 OK\r\ncontent-type: text/plain\r\n\r\nabc");
+    });
+    let proxy = before(&backend);
+    let mut client = crate::kit::Wire::connect(proxy.address);
+    for _ in 0..3 {
+        let answer = client.ask(get("/x", ""));
+        assert_eq!(
+            (answer.line.as_str(), answer.text().as_str(), answer.whole),
+            ("HTTP/1.1 200 OK", "abc", true)
+        );
+    }
+}

@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use http::header::{AUTHORIZATION, HOST};
 use http::uri::PathAndQuery;
-use http::{Method, Request, Response, Uri, Version};
+use http::{Extensions, Method, Request, Response, Uri, Version};
 use tower::ServiceExt;
 
-use super::{Auth, Fresh, RANK, Replica};
+use super::{Auth, Fresh, RANK, Repeatable, Replica};
 use crate::fleet::error::{SendError, SendErrorKind, is_out_of_descriptors};
 use crate::fleet::health::{Failing, Outcome};
-use crate::fleet::link::{Answer, Link, Proof, Source, Stream, frame};
+use crate::fleet::link::{Answer, Link, Pool, Proof, Source, Stream, frame};
 use crate::http::body::{Body, BoxError};
 use crate::http::workers::lane;
 
@@ -32,8 +32,6 @@ pub(in crate::fleet) struct Unanswered {
     pub(in crate::fleet) error: SendError,
     /// The request, if not a byte of it was sent.
     pub(in crate::fleet) unsent: Option<Box<Request<Body>>>,
-    /// It was given to a connection that had been used before.
-    pub(in crate::fleet) pooled: bool,
 }
 
 impl Replica {
@@ -159,8 +157,8 @@ impl Replica {
             return Ok(Answer::response(response.map(Source::Here), None, busy, proof));
         }
         loop {
-            let idle = if request.extensions().get::<Fresh>().is_some() { None } else { pool.take() };
-            let pooled = idle.is_some();
+            let idle = idle(pool, request.extensions()).await;
+            let reused = idle.is_some();
             let mut link = match idle {
                 Some(link) => link,
                 // Rare and large, so it is not a part of every call's future.
@@ -168,7 +166,7 @@ impl Replica {
                     Ok(link) => link,
                     Err(error) => {
                         let unsent = Some(Box::new(request));
-                        return Err(Unanswered { error, unsent, pooled });
+                        return Err(Unanswered { error, unsent });
                     }
                 },
             };
@@ -185,10 +183,10 @@ impl Replica {
                 Err(error) => error,
             };
             request = match error.take_message() {
-                Some(unsent) if pooled => unsent,
+                Some(unsent) if reused => unsent,
                 _ => {
-                    let error = SendError::of_call(&self.settings.name, error.error());
-                    return Err(Unanswered { error, unsent: None, pooled });
+                    let error = SendError::of_call(&self.settings.name, error.error(), reused);
+                    return Err(Unanswered::lost(error));
                 }
             };
         }
@@ -212,7 +210,7 @@ impl Replica {
             })?
             .map_err(|error| SendError::of_connecting(name, error.as_ref()))?;
         self.connects.observe(begun.elapsed().as_secs_f64());
-        Link::new(stream).await.map_err(|error| SendError::of_call(name, &error))
+        Link::new(stream).await.map_err(|error| SendError::of_call(name, &error, false))
     }
 
     /// Connects. Where the process has no descriptor left, those of idle connections are freed, and the next that is
@@ -243,6 +241,17 @@ impl Replica {
     }
 }
 
+/// An idle connection that may carry the request.
+async fn idle(pool: &Pool, marks: &Extensions) -> Option<Link> {
+    if marks.get::<Fresh>().is_some() {
+        None
+    } else if marks.get::<Repeatable>().is_some() {
+        pool.take()
+    } else {
+        pool.take_lasting().await
+    }
+}
+
 /// Whether a good answer needs the model. Engines answer much else by a front that outlives it.
 fn is_work(request: &Request<Body>) -> bool {
     const BESIDE: [&str; 4] = ["/tokenize", "/detokenize", "/apply-template", "/render"];
@@ -251,6 +260,6 @@ fn is_work(request: &Request<Body>) -> bool {
 
 impl Unanswered {
     fn lost(error: SendError) -> Self {
-        Self { error, unsent: None, pooled: false }
+        Self { error, unsent: None }
     }
 }

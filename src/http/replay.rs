@@ -1,0 +1,188 @@
+//! A request body that can be sent a second time: what has passed is kept until an answer begins.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http_body::{Frame, SizeHint};
+use http_body_util::BodyExt;
+use parking_lot::Mutex;
+
+use crate::http::body::{Body, BoxError, full};
+use crate::http::memory::{Memory, Reservation};
+
+/// The means to send a body once more. Dropping it lets go of what was kept.
+pub struct Replay(Content);
+
+enum Content {
+    Whole(Bytes),
+    Passing(Arc<Mutex<Passing>>),
+}
+
+/// A body on its way.
+struct Passing {
+    source: Body,
+    /// What has passed; `None` once the body cannot be sent again.
+    kept: Option<Kept>,
+}
+
+struct Kept {
+    pieces: Vec<Bytes>,
+    bytes: usize,
+    max_bytes: usize,
+    memory: Reservation,
+}
+
+impl Replay {
+    /// For a body that has been read.
+    pub fn of(bytes: Bytes) -> Self {
+        Self(Content::Whole(bytes))
+    }
+
+    /// For a body that passes as it comes: the body to send, and the means to send it again, as long as no more than
+    /// `max_bytes` of it have passed and `memory` has room for them.
+    pub fn passing(body: Body, max_bytes: usize, memory: &Arc<Memory>) -> (Body, Self) {
+        let kept = Kept { pieces: Vec::new(), bytes: 0, max_bytes, memory: memory.take(0) };
+        let passing = Arc::new(Mutex::new(Passing { source: body, kept: Some(kept) }));
+        let first = Sent { before: Vec::new().into_iter(), passing: Arc::clone(&passing) };
+        (first.boxed_unsync(), Self(Content::Passing(passing)))
+    }
+
+    /// The whole body once more: what has passed, then what still comes. `None` if it was not kept.
+    pub fn again(self) -> Option<Body> {
+        match &self.0 {
+            Content::Whole(bytes) => Some(full(bytes.clone())),
+            Content::Passing(passing) => {
+                let kept = passing.lock().kept.take()?;
+                let passing = Arc::clone(passing);
+                Some(Sent { before: kept.pieces.into_iter(), passing }.boxed_unsync())
+            }
+        }
+    }
+}
+
+impl Drop for Replay {
+    fn drop(&mut self) {
+        if let Content::Passing(passing) = &self.0 {
+            passing.lock().kept = None;
+        }
+    }
+}
+
+impl Kept {
+    /// Keeps a piece; false if there is no room for it.
+    fn add(&mut self, piece: &Bytes) -> bool {
+        self.bytes += piece.len();
+        let fits = self.bytes <= self.max_bytes && self.memory.try_grow(piece.len() as u64);
+        if fits {
+            self.pieces.push(piece.clone());
+        }
+        fits
+    }
+}
+
+impl Passing {
+    fn note(&mut self, frame: &Result<Frame<Bytes>, BoxError>) {
+        let Some(kept) = &mut self.kept else { return };
+        let piece = frame.as_ref().ok().and_then(Frame::data_ref);
+        if !piece.is_some_and(|piece| kept.add(piece)) {
+            self.kept = None;
+        }
+    }
+}
+
+/// One way of a body to a backend.
+struct Sent {
+    before: std::vec::IntoIter<Bytes>,
+    passing: Arc<Mutex<Passing>>,
+}
+
+impl http_body::Body for Sent {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        if let Some(piece) = self.before.next() {
+            return Poll::Ready(Some(Ok(Frame::data(piece))));
+        }
+        let mut passing = self.passing.lock();
+        let polled = Pin::new(&mut passing.source).poll_frame(cx);
+        if let Poll::Ready(Some(frame)) = &polled {
+            passing.note(frame);
+        }
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.before.as_slice().is_empty() && self.passing.lock().source.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let before: u64 = self.before.as_slice().iter().map(|piece| piece.len() as u64).sum();
+        let rest = self.passing.lock().source.size_hint();
+        let mut whole = SizeHint::new();
+        whole.set_lower(rest.lower().saturating_add(before));
+        if let Some(upper) = rest.upper() {
+            whole.set_upper(upper.saturating_add(before));
+        }
+        whole
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::StreamBody;
+
+    use super::*;
+
+    fn pieces(pieces: &[&'static str]) -> Body {
+        let frames: Vec<_> =
+            pieces.iter().map(|piece| Ok(Frame::data(Bytes::from_static(piece.as_bytes())))).collect();
+        StreamBody::new(futures_util::stream::iter(frames)).boxed_unsync()
+    }
+
+    async fn text(body: Body) -> String {
+        String::from_utf8(body.collect().await.unwrap().to_bytes().to_vec()).unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_body_is_whole_a_second_time_however_much_of_it_has_passed() {
+        for passed in 0..=3 {
+            let memory = Memory::new(100);
+            let (mut first, replay) = Replay::passing(pieces(&["ab", "cd", "ef"]), 6, &memory);
+            for _ in 0..passed {
+                first.frame().await.unwrap().unwrap();
+            }
+            assert_eq!(memory.used(), 2 * passed);
+            drop(first);
+            assert_eq!(text(replay.again().unwrap()).await, "abcdef", "{passed}");
+            assert_eq!(memory.used(), 0);
+        }
+    }
+
+    #[tokio::test]
+    async fn what_has_no_room_is_passed_on_and_not_kept() {
+        for (most, limit) in [(5, 100), (100, 5)] {
+            let memory = Memory::new(limit);
+            let (first, replay) = Replay::passing(pieces(&["ab", "cd", "ef"]), most, &memory);
+            assert_eq!(text(first).await, "abcdef");
+            assert!(replay.again().is_none());
+            assert_eq!(memory.used(), 0);
+        }
+    }
+
+    #[tokio::test]
+    async fn nothing_is_kept_once_an_answer_has_begun() {
+        let memory = Memory::new(100);
+        let (mut first, replay) = Replay::passing(pieces(&["ab", "cd"]), 100, &memory);
+        first.frame().await.unwrap().unwrap();
+        assert_eq!(memory.used(), 2);
+        drop(replay);
+        assert_eq!(memory.used(), 0);
+        assert_eq!((text(first).await.as_str(), memory.used()), ("cd", 0));
+    }
+}
