@@ -120,6 +120,11 @@ fn with_a_token_strange_hosts_and_pages_are_refused_too() {
     for (method, path) in [("GET", "/api/replicas"), ("POST", "/api/mode")] {
         assert_eq!(admin(&proxy, method, path, &own[0], &page), 403, "{method} {path}");
     }
+    for site in ["cross-site", "same-site", "same-origin\r\nsec-fetch-site: cross-site"] {
+        let page = format!("{right}sec-fetch-site: {site}\r\n");
+        assert_eq!(admin(&proxy, "POST", "/api/mode", &own[0], &page), 403, "{site}");
+        assert_eq!(admin(&proxy, "GET", "/api/replicas", &own[0], &page), 200, "{site}");
+    }
     let of = |fields: &str| {
         let host = proxy.admin;
         let request =
@@ -1080,5 +1085,35 @@ fn what_was_learnt_is_written_at_the_end_and_read_at_the_start_and_a_spoilt_file
     ] {
         std::fs::write(&file, spoilt).unwrap();
         run("what was learnt before is lost");
+    }
+}
+
+/// A FIFO, a folder, a device or the file of somebody else is neither waited for nor believed nor replaced.
+#[test]
+fn a_snapshot_that_is_no_file_of_ones_own_is_left_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    pipe(&at("fifo"));
+    std::fs::create_dir(at("folder")).unwrap();
+    std::os::unix::fs::symlink("/dev/zero", at("device")).unwrap();
+    let mut named = vec!["fifo", "folder", "device"];
+    std::fs::write(at("foreign"), r#"{"version":2,"saved":0,"epochs":[]}"#).unwrap();
+    // Only root can give a file away; any other user who runs this test has no such file.
+    if std::os::unix::fs::chown(at("foreign"), Some(65534), None).is_ok() {
+        named.push("foreign");
+    }
+    let backend = Backend::plain();
+    for name in named {
+        let kind = |path: &Path| std::fs::symlink_metadata(path).unwrap().file_type();
+        let before = kind(&at(name));
+        let lines = format!("memory: {{ snapshot: {} }}\n", at(name).display());
+        let mut proxy = Start::before(backend.address).and(&lines).start();
+        proxy.ready();
+        eventually("the start says so", || {
+            proxy.stderr().contains("what was learnt before is lost").then_some(())
+        });
+        proxy.signal("TERM");
+        assert!(proxy.wait().success());
+        assert_eq!(kind(&at(name)), before, "{name}");
     }
 }
