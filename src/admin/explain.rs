@@ -231,7 +231,11 @@ pub fn explain(
         ..facts::of_head(&head, shared)
     };
     let replica = known.replica.map(|replica| format!("{} at {}", replica.label(), replica.url()));
-    let besides = Besides { asked: known.asked, replica, notes: known.notes };
+    let mut notes = known.notes;
+    if tenant::is_doubtful(&process.tenant, &question.headers) {
+        notes.push("The request is refused with 400: it names more than one tenant.".to_owned());
+    }
+    let besides = Besides { asked: known.asked, replica, notes };
     policy::explain::explain(&facts, question.parameters(), besides, known.closed, known.now)
 }
 

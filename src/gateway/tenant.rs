@@ -12,8 +12,12 @@ use crate::config::process::{Tenant, TenantFallback};
 /// Bytes of the hash that names a tenant: enough that no two keys of a fleet share one.
 const HASHED: usize = 8;
 
-/// The tenant of a request that `peer` has sent: by the header of a trusted peer, else by the fallback.
+/// The tenant of a request that `peer` has sent: by the header of a trusted peer, else by the fallback. One that is doubtful is
+/// refused, and has none.
 pub fn of(configured: &Tenant, peer: Option<IpAddr>, headers: &HeaderMap) -> Option<String> {
+    if is_doubtful(configured, headers) {
+        return None;
+    }
     named(configured, peer, headers).or_else(|| match configured.fallback {
         TenantFallback::None => None,
         TenantFallback::AuthorizationHash => hashed(headers),
@@ -85,6 +89,10 @@ mod tests {
         assert!(!doubtful(&[]) && !doubtful(&[("x-tenant", "ide"), ("x-other", "a"), ("x-other", "b")]));
         assert!(doubtful(&[("x-tenant", "ide"), ("x-tenant", "web")]));
         assert!(doubtful(&[("x-tenant", ""), ("x-tenant", "ide")]));
+        assert_eq!(
+            of(&configured, Some([10, 0, 0, 1].into()), &headers(&[("x-tenant", "a"), ("x-tenant", "b")])),
+            None
+        );
         assert!(!is_doubtful(&Tenant { header: None, ..configured }, &headers(&[("a", "1"), ("a", "2")])));
     }
 

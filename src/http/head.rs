@@ -244,7 +244,7 @@ mod tests {
     #[rstest::rstest]
     #[case(Version::HTTP_11, &[], Some(Refusal::Host))]
     #[case(Version::HTTP_10, &[], None)]
-    #[case(Version::HTTP_2, &[], None)]
+    #[case(Version::HTTP_2, &[], Some(Refusal::Host))]
     #[case(Version::HTTP_11, &["a", "a"], Some(Refusal::Host))]
     #[case(Version::HTTP_10, &["a", "b"], Some(Refusal::Host))]
     #[case(Version::HTTP_2, &["a", "b"], Some(Refusal::Host))]

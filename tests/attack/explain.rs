@@ -187,7 +187,6 @@ fn what_is_explained_is_what_happens() {
         ("", body(",\"bogus\":2"), "unknown_parameter"),
         ("", "[1]".to_owned(), "body"),
         ("x-tenant: ide\r\n", greedy.clone(), "policy"),
-        ("x-tenant: ide\r\nx-tenant: web\r\n", greedy.clone(), "no_policy"),
         ("x-team: web\r\n", greedy.clone(), "shadow"),
         ("x-team: ide\r\nx-foretell: ride\r\n", greedy.clone(), "client"),
         ("x-team: ide\r\n", greedy.clone(), ""),
@@ -211,6 +210,10 @@ fn what_is_explained_is_what_happens() {
             assert_eq!(told["policy"], policy, "{fields} {body}");
         }
     }
+    let two = "x-tenant: ide\r\nx-tenant: web\r\n";
+    let told = asked(&proxy, two, &greedy);
+    assert!(told["notes"].to_string().contains("more than one tenant"), "{told}");
+    assert_eq!((&told["tenant"], sent(&proxy, two, &greedy).status()), (&Value::Null, 400));
     // The fields of a call that belong to the call stand for the request's own by a prefix.
     let key = "authorization: Bearer sk-1\r\n";
     let told = asked(&proxy, &format!("x-explain-{key}"), &greedy);
