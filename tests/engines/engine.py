@@ -96,28 +96,43 @@ def compiled():
     return CACHE.absolute() / "engines/vllm-0.32.0/compiled" / str(vllm_check.library(vllm_check.here()))
 
 
+def llama_argv(place, port, cores):
+    """llama-server with a slot for each prompt of a fan-out."""
+    return [binary("llama"), "-m", str(place), "--alias", NAME, "--host", "127.0.0.1", "--port", str(port), "-t", cores,
+            "-c", "18432", "-np", "9", "-kvu", "--no-cache-idle-slots", "--metrics", "--no-webui"]
+
+
+LLAMA_32_BITS = ["-ctk", "f32", "-ctv", "f32", "-fa", "off"]
+
+
+def vllm_argv(place, port, dtype):
+    return [binary("vllm"), "serve", str(place), "--served-model-name", NAME, "--host", "127.0.0.1", "--port", str(port),
+            "--dtype", dtype, "--enforce-eager", "--block-size", "32", "--enable-scale-out",
+            "--enable-prompt-tokens-details", "--max-logprobs", "-1"]
+
+
+def vllm_environment(cores, cache_gb):
+    return {**os.environ, "VLLM_TARGET_DEVICE": "cpu", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_CPU_KVCACHE_SPACE": str(cache_gb), "OMP_NUM_THREADS": cores, "TORCHINDUCTOR_CACHE_DIR": str(compiled())}
+
+
 def command(engine, variant, port, extra=()):
     """(argv, environment) of one server."""
-    place = str(model(engine, variant))
+    place = model(engine, variant)
     if engine == "llama":
-        argv = [binary(engine), "-m", place, "--alias", NAME, "--host", "127.0.0.1", "--port", str(port),
-                "-t", threads(variant), "-c", "18432", "-np", "9", "-kvu", "--no-cache-idle-slots", "--metrics", "--no-webui"]
+        argv = llama_argv(place, port, threads(variant))
         if variant != "inflated":
-            argv += ["-ctk", "f32", "-ctv", "f32", "-fa", "off"]
+            argv += LLAMA_32_BITS
         if variant == "house":
             argv += ["--repeat-penalty", str(HOUSE["repetition_penalty"]), "--repeat-last-n", "2048",
                      "--temp", str(HOUSE["temperature"])]
         return argv + list(extra), dict(os.environ)
-    environment = {**os.environ, "VLLM_TARGET_DEVICE": "cpu", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",
-                   "VLLM_CPU_KVCACHE_SPACE": "2" if variant == "inflated" else "1", "OMP_NUM_THREADS": threads(variant),
-                   "TORCHINDUCTOR_CACHE_DIR": str(compiled())}
+    environment = vllm_environment(threads(variant), 2 if variant == "inflated" else 1)
     if variant == "inflated" and not os.environ.get("STOCK_MALLOC"):
         # the rows of cached positions are uninitialised; where they happen to be NaN the call is refused, and this
         # makes glibc hand out zeros instead (docs/engines.md)
         environment["MALLOC_PERTURB_"] = "255"
-    argv = [binary(engine), "serve", place, "--served-model-name", NAME, "--host", "127.0.0.1", "--port", str(port),
-            "--dtype", "bfloat16" if variant == "inflated" else "float32", "--enforce-eager", "--block-size", "32",
-            "--enable-scale-out", "--enable-prompt-tokens-details", "--max-logprobs", "-1"]
+    argv = vllm_argv(place, port, "bfloat16" if variant == "inflated" else "float32")
     if variant == "house":
         argv += ["--reasoning-parser-plugin", str(HERE / "parser_plugin.py"), "--reasoning-parser", "first_line"]
     return argv + list(extra), environment
@@ -196,7 +211,10 @@ def warm(url):
 
 def start(engine, variant, port, log, extra=()):
     """A server that is ready for every call that a session may make."""
-    argv, environment = command(engine, variant, port, extra)
+    return ready(engine, *command(engine, variant, port, extra), port, log)
+
+
+def ready(engine, argv, environment, port, log):
     server = Server(argv, environment, f"http://127.0.0.1:{port}", log)
     if engine == "vllm":
         try:

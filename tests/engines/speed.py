@@ -44,17 +44,22 @@ COUNTERS = {"vllm": ("vllm:spec_decode_num_drafts_total", "vllm:spec_decode_num_
 TOKENS = 5
 
 
+def ngram(kind):
+    """Arguments by which the engine looks drafts up in the request itself."""
+    if kind == "vllm":
+        lookup = {"method": "ngram", "num_speculative_tokens": TOKENS, "prompt_lookup_min": 2, "prompt_lookup_max": 4}
+        return ["--speculative-config", json.dumps(lookup)]
+    return ["--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", "4", "--spec-ngram-simple-size-m", str(TOKENS)]
+
+
 def native(kind):
     """(name, extra arguments) of the engine's own ways."""
     draft = str(engines.model(kind, "plain", "draft-same"))
+    yield "ngram", ngram(kind)
     if kind == "vllm":
-        lookup = {"method": "ngram", "num_speculative_tokens": TOKENS, "prompt_lookup_min": 2, "prompt_lookup_max": 4}
         model = {"method": "draft_model", "model": draft, "num_speculative_tokens": TOKENS}
-        yield "ngram", ["--speculative-config", json.dumps(lookup)]
         yield "draft", ["--speculative-config", json.dumps(model)]
     else:
-        yield "ngram", ["--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", "4", "--spec-ngram-simple-size-m",
-                        str(TOKENS)]
         yield "draft", ["--spec-type", "draft-simple", "-md", draft, "--spec-draft-n-max", str(TOKENS)]
 
 

@@ -11,10 +11,12 @@ import urllib.parse
 _connections = threading.local()
 
 
+BUNDLED = pathlib.Path(__file__).resolve().parent.parent.parent / "onnx/models/target/tokenizer.json"
+
+
 @functools.cache
-def special():
-    """Ids of the bundled tokenizer's special tokens."""
-    path = pathlib.Path(__file__).resolve().parent.parent.parent / "onnx/models/target/tokenizer.json"
+def special(path=BUNDLED):
+    """Ids of a tokenizer's special tokens."""
     return {token["id"] for token in json.loads(path.read_text())["added_tokens"] if token["special"]}
 
 
@@ -93,8 +95,8 @@ class Engine:
     `kind` is llama, vllm or onnx; onnx (`foretell target`) has vLLM's shapes.
     """
 
-    def __init__(self, kind, url, model="foretell-target"):
-        self.kind, self.url, self.model = kind, url, model
+    def __init__(self, kind, url, model="foretell-target", tokenizer=BUNDLED):
+        self.kind, self.url, self.model, self.tokenizer = kind, url, model, tokenizer
 
     def tokenize(self, body):
         """Ids of a client's body, chat template applied by the engine."""
@@ -122,7 +124,7 @@ class Engine:
 
     def text(self, ids):
         """What a client reads: both engines leave special tokens out of the text, but not out of the ids."""
-        return self.detokenize([i for i in ids if i not in special()])
+        return self.detokenize([i for i in ids if i not in special(self.tokenizer)])
 
     def generate(self, ids, count, **sampling):
         """(ids, ended by itself) of a continuation of `ids`, by the engine's token route."""

