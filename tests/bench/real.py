@@ -139,6 +139,11 @@ def compared(direct, url, body, number):
                               "through": got.text[-60:], "finish": [plain.finish, got.finish]}
 
 
+def unexplained(differ):
+    """The differences where the engine was not between two tokens."""
+    return [one for one in differ if one["gap"] > GAP]
+
+
 def exactness(kind, model, args):
     tokens, drafted, accepted, differ = 0, 0, 0, []
     wanted = SHORT["tokens"] if args.short else TOKENS[model]
@@ -155,14 +160,14 @@ def exactness(kind, model, args):
                 for count, more, taken, difference in found:
                     tokens, drafted, accepted = tokens + count, drafted + more, accepted + taken
                     differ += [difference] if difference else []
-    unexplained = [one for one in differ if one["gap"] > GAP]
-    report = {"tokens": tokens, "drafted": drafted, "accepted": accepted, "differ": differ, "unexplained": len(unexplained)}
+    wrong = unexplained(differ)
+    report = {"tokens": tokens, "drafted": drafted, "accepted": accepted, "differ": differ, "unexplained": len(wrong)}
     report["failed"] = [f"prompt {one['prompt']} differs at token {one['at']}, where the gap is {one['gap']:.2g}: "
-                        f"{one['plain']!r} and {one['through']!r}" for one in unexplained]
+                        f"{one['plain']!r} and {one['through']!r}" for one in wrong]
     report["failed"] += [] if drafted else ["nothing was drafted"]
     gaps = ", ".join(f"{one['gap']:.1g}" for one in differ) or "none"
     show([f"**exact, {kind}-{model}**: {tokens} tokens, {accepted} of {drafted} drafted ones accepted; {len(differ)} texts "
-          f"differ (gaps: {gaps}), {len(unexplained)} of them without a near-tie", *report["failed"], ""], args)
+          f"differ (gaps: {gaps}), {len(wrong)} of them without a near-tie", *report["failed"], ""], args)
     return report
 
 
@@ -181,6 +186,8 @@ def agreement(args):
                     for (ids, text), (_, other) in zip(form, first) if text != other]
         others = sum(ids != known for (ids, _), (known, _) in zip(form, first))
         told["forms"][kind] = {"prompts": len(form), "other_ids": others, "gaps": gaps}
+        if form is first:
+            continue
         show([f"**agree**: {kind} and {AGREE[0][0]}: {len(form) - len(gaps)} of {len(form)} texts are the same, ids of "
               f"{len(form) - others} prompts; gaps where texts part: {', '.join(f'{gap:.1g}' for gap in gaps) or 'none'}"], args)
         told["failed"] += [f"{kind}: the ids of {others} prompts are others"] if others else []

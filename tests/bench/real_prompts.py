@@ -2,7 +2,7 @@
 
 edit        HumanEval's solved functions: rename one variable and print the code again (chat)
 chat        HumanEval's tasks put to an assistant (chat)
-completion  HumanEval's tasks as it has them: the model continues the text up to HumanEval's stops
+completion  HumanEval's tasks as it has them: the model continues the text, up to the first four of HumanEval's stops
 talk        the first turns of MT-bench (chat)
 tools       BFCL, several functions to choose from: declared as text, the call to be answered as JSON (chat)
 """
@@ -14,7 +14,7 @@ import re
 
 NAMES = ("edit", "chat", "completion", "talk", "tools")
 MOST = {"edit": 192, "chat": 128, "completion": 128, "talk": 128, "tools": 96}
-STOPS = ["\nclass", "\ndef", "\n#", "\nif", "\nprint"]
+STOPS = ["\nclass", "\ndef", "\n#", "\nif"]
 NEW_NAME = "renamed_value"
 TOOLS = ("You have these functions, given as JSON:\n{functions}\n\nAnswer with the calls that the question needs and nothing "
          "else, as a JSON list: [{{\"name\": …, \"arguments\": {{…}}}}]\n\nQuestion: {question}")

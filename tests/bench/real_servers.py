@@ -26,7 +26,8 @@ PLACES = {
 }
 TOKENIZERS = {"smollm2": REAL / "smollm2/hf/tokenizer.json", "qwen": REAL / "qwen/hf/tokenizer.json"}
 DIALECTS = {"llama": "llamacpp"}
-PROBED_WITHIN = 180
+# seconds: a machine that does other things beside must not end a run
+STARTED_WITHIN, PROBED_WITHIN = 900, 600
 LOOKUPS = sides.DRAFTERS["lookups"]
 OTHERS = {"draft-other": sides.BUNDLED["draft-other"], "minimind2": REAL / "minimind2"}
 
@@ -48,9 +49,10 @@ def start(kind, model, foretell, out, precise=False, extra=()):
         return engines.Server(argv, None, f"http://127.0.0.1:{port}", log)
     if kind == "llama":
         argv = engines.llama_argv(place, port, CORES) + (engines.LLAMA_32_BITS if precise else [])
-        return engines.ready(kind, argv + list(extra), None, port, log)
+        return engines.ready(kind, argv + list(extra), None, port, log, STARTED_WITHIN)
     argv = engines.vllm_argv(place, port, "float32" if precise else "bfloat16") + ["--max-model-len", str(CONTEXT)]
-    return engines.ready(kind, argv + list(extra), engines.vllm_environment(CORES, 1), port, log)
+    return engines.ready(kind, argv + list(extra), engines.vllm_environment(CORES, 1), port, log,
+                         STARTED_WITHIN)
 
 
 def engine(kind, model, server):

@@ -128,6 +128,11 @@ def policy(name, drafters, setting, match=""):
                          fixed=setting.split("+")[0] if FIXED.fullmatch(setting) else "null", ahead=ahead_of(setting))
 
 
+def drafter_models(models, slots):
+    return ", ".join(f"{name}: {{ path: {place}, slots: {slots}, context: 2048 }}"
+                     for name, place in (BUNDLED if models is None else models).items())
+
+
 def start_proxy(stack, foretell, target, backend, policies, setting, slots=4, models=None):
     """A `foretell serve` before `target`, until the stack ends; `backend` is the lines that describe the target, `policies`
     texts by name, `slots` the requests that a model drafter can draft for at once, and `models` the folders of such
@@ -138,10 +143,8 @@ def start_proxy(stack, foretell, target, backend, policies, setting, slots=4, mo
         (folder / "policies" / f"{name}.yaml").write_text(text)
     port, admin = free_port(), free_port()
     path = folder / "foretell.yaml"
-    drafters = (f"{name}: {{ path: {place}, slots: {slots}, context: 2048 }}"
-                for name, place in (BUNDLED if models is None else models).items())
     path.write_text(PROCESS.format(port=port, admin=admin, target=target, backend=backend, policies=folder / "policies",
-                                   models=", ".join(drafters)))
+                                   models=drafter_models(models, slots)))
     process = stack.enter_context(running([foretell, "serve", "--config", str(path)], stdout=subprocess.DEVNULL))
     for _ in range(300):
         if process.poll() is not None:

@@ -214,8 +214,8 @@ def start(engine, variant, port, log, extra=()):
     return ready(engine, *command(engine, variant, port, extra), port, log)
 
 
-def ready(engine, argv, environment, port, log):
-    server = Server(argv, environment, f"http://127.0.0.1:{port}", log)
+def ready(engine, argv, environment, port, log, limit=300):
+    server = Server(argv, environment, f"http://127.0.0.1:{port}", log, limit=limit)
     if engine == "vllm":
         try:
             warm(server.url)
