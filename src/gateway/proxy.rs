@@ -45,6 +45,9 @@ const LONGEST_ID: usize = 128;
 /// Memory for the buffers of a request whose body is relayed unread, bytes.
 const UNREAD: u64 = 128 << 10;
 
+/// Most bytes of a body that passes as it comes and is kept to be sent once more.
+const REPLAYED: usize = 256 << 10;
+
 /// Serves requests; one for all connections.
 pub struct Proxy {
     shared: Shared,
@@ -250,7 +253,7 @@ impl Proxy {
         if !twice {
             return (body, None);
         }
-        let (body, again) = Replay::passing(body, self.limits.speculate_body, &self.shared.memory);
+        let (body, again) = Replay::passing(body, REPLAYED, &self.shared.memory);
         (body, Some(again))
     }
 

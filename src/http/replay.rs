@@ -28,8 +28,8 @@ struct Passing {
 }
 
 struct Kept {
-    pieces: Vec<Bytes>,
-    bytes: usize,
+    /// Copies: a small piece may be a part of a large buffer.
+    bytes: Vec<u8>,
     max_bytes: usize,
     memory: Reservation,
 }
@@ -40,12 +40,13 @@ impl Replay {
         Self(Content::Whole(bytes))
     }
 
-    /// For a body that passes as it comes: the body to send, and the means to send it again, as long as no more than
-    /// `max_bytes` of it have passed and `memory` has room for them.
+    /// For a body that passes as it comes: the body to send, and the means to send it again, if it has no more than
+    /// `max_bytes` and `memory` has room for them.
     pub fn passing(body: Body, max_bytes: usize, memory: &Arc<Memory>) -> (Body, Self) {
-        let kept = Kept { pieces: Vec::new(), bytes: 0, max_bytes, memory: memory.take(0) };
-        let passing = Arc::new(Mutex::new(Passing { source: body, kept: Some(kept) }));
-        let first = Sent { before: Vec::new().into_iter(), passing: Arc::clone(&passing) };
+        let fits = http_body::Body::size_hint(&body).lower() <= max_bytes as u64;
+        let kept = fits.then(|| Kept { bytes: Vec::new(), max_bytes, memory: memory.take(0) });
+        let passing = Arc::new(Mutex::new(Passing { source: body, kept }));
+        let first = Sent { before: Bytes::new(), passing: Arc::clone(&passing) };
         (first.boxed_unsync(), Self(Content::Passing(passing)))
     }
 
@@ -56,7 +57,7 @@ impl Replay {
             Content::Passing(passing) => {
                 let kept = passing.lock().kept.take()?;
                 let passing = Arc::clone(passing);
-                Some(Sent { before: kept.pieces.into_iter(), passing }.boxed_unsync())
+                Some(Sent { before: kept.bytes.into(), passing }.boxed_unsync())
             }
         }
     }
@@ -73,10 +74,10 @@ impl Drop for Replay {
 impl Kept {
     /// Keeps a piece; false if there is no room for it.
     fn add(&mut self, piece: &Bytes) -> bool {
-        self.bytes += piece.len();
-        let fits = self.bytes <= self.max_bytes && self.memory.try_grow(piece.len() as u64);
+        let size = self.bytes.len() + piece.len();
+        let fits = size <= self.max_bytes && self.memory.try_grow(piece.len() as u64);
         if fits {
-            self.pieces.push(piece.clone());
+            self.bytes.extend_from_slice(piece);
         }
         fits
     }
@@ -94,7 +95,7 @@ impl Passing {
 
 /// One way of a body to a backend.
 struct Sent {
-    before: std::vec::IntoIter<Bytes>,
+    before: Bytes,
     passing: Arc<Mutex<Passing>>,
 }
 
@@ -106,8 +107,8 @@ impl http_body::Body for Sent {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        if let Some(piece) = self.before.next() {
-            return Poll::Ready(Some(Ok(Frame::data(piece))));
+        if !self.before.is_empty() {
+            return Poll::Ready(Some(Ok(Frame::data(std::mem::take(&mut self.before)))));
         }
         let mut passing = self.passing.lock();
         let polled = Pin::new(&mut passing.source).poll_frame(cx);
@@ -118,11 +119,11 @@ impl http_body::Body for Sent {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.before.as_slice().is_empty() && self.passing.lock().source.is_end_stream()
+        self.before.is_empty() && self.passing.lock().source.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        let before: u64 = self.before.as_slice().iter().map(|piece| piece.len() as u64).sum();
+        let before = self.before.len() as u64;
         let rest = self.passing.lock().source.size_hint();
         let mut whole = SizeHint::new();
         whole.set_lower(rest.lower().saturating_add(before));
