@@ -97,7 +97,8 @@ impl Gateway {
         shared.observer.metrics().runtimes(workers.runtimes())?;
         let watching = CancellationToken::new();
         shared.fleet.watch(&settings.resolver, &watching);
-        tokio::spawn(ebb::follow(Arc::clone(&shared.memory), watching.clone()));
+        let connections = Arc::clone(&shared.connections);
+        tokio::spawn(ebb::follow(Arc::clone(&shared.memory), connections, watching.clone()));
         tokio::spawn(status::keep_sampling(shared.clone(), configured.clone(), watching.clone()));
         let discovered = shared.fleet.discover(settings.resolver.as_ref());
         // A name that does not resolve yet does not prevent the start.

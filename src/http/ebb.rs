@@ -1,7 +1,7 @@
 //! Returns freed memory to the operating system.
 //!
 //! The allocator purges pages some time after they were freed, and only on a later allocation. A process that is idle
-//! after a burst of large bodies makes none and would keep the memory; so this task makes one for it.
+//! after a burst of large bodies, or of connections, makes none and would keep the memory; so this task makes one for it.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
+use crate::http::connections::Connections;
 use crate::http::memory::Memory;
 
 /// Interval of the check. Longer than the allocator's delay before it purges.
@@ -21,15 +22,19 @@ const OCCASION: usize = 32 << 20;
 /// Allocations after an ebb; each purges a part of what is due.
 const OCCASIONS: u32 = 4;
 
-/// Watches the memory account until `stop` is cancelled.
-pub async fn follow(memory: Arc<Memory>, stop: CancellationToken) {
+/// What an open connection takes at least, bytes.
+const CONNECTION: u64 = 4 << 10;
+
+/// Watches the memory account and the number of open connections until `stop` is cancelled.
+pub async fn follow(memory: Arc<Memory>, connections: Arc<Connections>, stop: CancellationToken) {
     let mut tide = Tide::default();
     loop {
         tokio::select! {
             () = tokio::time::sleep(EVERY) => {}
             () = stop.cancelled() => return,
         }
-        if tide.ebbs(memory.used()) {
+        let used = memory.used() + connections.open() as u64 * CONNECTION;
+        if tide.ebbs(used) {
             drop(black_box(Vec::<u8>::with_capacity(OCCASION)));
         }
     }
