@@ -22,6 +22,7 @@ TURN    ?= 20
 ENGINES ?= all
 MODELS  ?= all
 PART    ?= all
+FAKE_ENGINE := target/release/examples/fake
 DEPLOY  := $(CACHE)/deploy
 GRAFANA := $(CACHE)/grafana-tests
 SHORT   ?=
@@ -36,7 +37,7 @@ export ORT_DYLIB_PATH := $(ORT)
 
 .PHONY: help demo serve-demo quick test test-rust test-python test-page test-deploy test-docs test-grafana test-loaded build dist bench bench-control bench-crowd
 .PHONY: bench-ears bench-gamma bench-load bench-page bench-paced bench-relay bench-reload bench-scrape manifests models lint print-env clean dead-code
-.PHONY: engines test-engines demo-parts binary real-models bench-real
+.PHONY: engines test-engines demo-parts binary real-models bench-real reliability
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -121,6 +122,12 @@ test-grafana: ## Dashboards and alerts: every expression by a Prometheus that sc
 	@tests/grafana/fetch.sh $(GRAFANA)
 	FORETELL=$${FORETELL:-$(BIN)} PATH=$(GRAFANA)/bin:$$PATH PYTHONPATH=$(GRAFANA)/python PYTHONDONTWRITEBYTECODE=1 \
 		$(PYTHON) -m unittest discover -s tests/grafana -t tests/grafana
+
+reliability: build $(FAKE_ENGINE) $(PYPATH)/.done ## The numbers of docs/reliability.md (PART=quick|latency|memory|abuse|parsing|faults|lifecycle|tests|soak|all)
+	@FORETELL=$(BIN) tests/reliability/run.sh $(PART)
+
+$(FAKE_ENGINE): $(wildcard tests/fakes/src/*.rs tests/fakes/src/*/*.rs) tests/fakes/examples/fake.rs
+	cargo build --release --package foretell-fakes --example fake
 
 bench-scrape: dist ## Time of a scrape of /metrics with 1,000 label sets
 	tests/bench/scrape.py --foretell $(DIST)
