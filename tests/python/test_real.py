@@ -120,14 +120,16 @@ class Parts(unittest.TestCase):
 
     def test_a_table_shows_ratios_and_what_failed(self):
         direct = [{"text": "ab", "tokens": 2, "seconds": 2.0, "first": 1.0, "path": None, "reason": None, "rounds": 0,
-                   "drafted": 0, "accepted": 0}] * 3
+                   "drafted": 0, "accepted": 0}] * 6
         lookups = [{**one, "seconds": 1.0, "path": "speculated", "rounds": 1, "drafted": 4, "accepted": 1} for one in direct]
         given = {"direct": direct, "lookups": lookups}
         told = {name: real.figures.figures(some, direct) for name, some in given.items()}
         lines = list(real.table("pair, edit", {"sides": told, "failed": ["lookups: HTTP 500"]}))
-        self.assertTrue(lines[0].startswith("**pair, edit**: 3 prompts"))
-        self.assertIn("| lookups | 2.0 | 2.00 (2.00 – 2.00) | 3/3 | 2.00 | 4.0 | 3/3 | speculated 3 |", lines)
+        self.assertTrue(lines[0].startswith("**pair, edit**: 6 prompts"))
+        self.assertIn("| lookups | 2.0 | 2.00 (2.00 – 2.00) | 6/6 | 2.00 | 4.0 | 6/6 | speculated 6 |", lines)
         self.assertIn("lookups: HTTP 500", lines)
+        few = real.figures.figures(lookups[:5], direct[:5])["over_direct"]
+        self.assertEqual(real.over_direct(few), "2.00", "five prompts have no interval")
 
 
 class Proxies(unittest.TestCase):
