@@ -1,5 +1,7 @@
 //! Reads settings from a parsed document. An error is recorded with its line and path, and reading goes on.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
@@ -9,6 +11,9 @@ use super::named::{FileKind, Named};
 use super::problem::{Problems, Refusal};
 use super::values;
 use super::yaml::{Key, Node, Value};
+
+/// Most unknown keys of a map that are reported. A file with more of them is of another kind.
+const UNKNOWN: usize = 100;
 
 /// A map of the document. Call [`Section::close`] after the last key: it reports every key that was not asked for as
 /// unknown.
@@ -229,7 +234,7 @@ impl<'n> Section<'n> {
     pub fn close(self) {
         let own = |key: &Key| self.path.is_empty() && is_own(&key.name);
         let known = |key: &Key| self.known.contains(&key.name.as_str()) || own(key);
-        for (key, _) in self.entries.iter().filter(|(key, _)| !known(key)) {
+        for (key, _) in self.entries.iter().filter(|(key, _)| !known(key)).take(UNKNOWN) {
             let refusal = Refusal::new("unknown key", self.known.join("|")).near(&key.name, &self.known);
             self.problems.add(key.line, &self.place(&key.name), refusal, key.name.clone());
         }
@@ -240,11 +245,15 @@ impl<'n> Section<'n> {
     }
 
     fn note_doubles(&self) {
-        for (index, (key, _)) in self.entries.iter().enumerate() {
-            let first = self.entries.iter().take(index).find(|(other, _)| other.name == key.name);
-            if let Some((first, _)) = first {
-                let refusal = Refusal::new("key is there twice", format!("once, as on line {}", first.line));
-                self.problems.add(key.line, &self.place(&key.name), refusal, key.name.clone());
+        let mut lines = HashMap::with_capacity(self.entries.len());
+        for (key, _) in self.entries {
+            match lines.entry(key.name.as_str()) {
+                Entry::Vacant(first) => drop(first.insert(key.line)),
+                Entry::Occupied(first) => {
+                    let refusal =
+                        Refusal::new("key is there twice", format!("once, as on line {}", first.get()));
+                    self.problems.add(key.line, &self.place(&key.name), refusal, key.name.clone());
+                }
             }
         }
     }

@@ -2,6 +2,8 @@
 //!
 //! A certificate's name is always checked; there is no switch to leave it out.
 
+mod pair;
+
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
@@ -10,6 +12,8 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
 use rustls::sign::CertifiedKey;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
+
+use pair::Pair;
 
 /// Certificates that cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -50,7 +54,7 @@ impl TlsError {
 }
 
 /// TLS towards a backend: `ca` must have signed its certificate (the usual public authorities if `None`);
-/// `identity` is the certificate chain and key that Foretell shows.
+/// `identity` is the certificate chain and key that Foretell shows, read again when the files change.
 ///
 /// # Errors
 /// A file cannot be used.
@@ -65,14 +69,12 @@ pub fn client(ca: Option<&Path>, identity: Option<(&Path, &Path)>) -> Result<Arc
         .with_root_certificates(roots);
     let config = match identity {
         None => builder.with_no_client_auth(),
-        Some((cert, key)) => builder
-            .with_client_auth_cert(certificates(cert)?, private_key(key)?)
-            .map_err(|error| unusable(cert, error))?,
+        Some((cert, key)) => builder.with_client_cert_resolver(Arc::new(Pair::open(cert, key)?)),
     };
     Ok(Arc::new(config))
 }
 
-/// TLS of a listener, for http/1.1 and h2; with `client_ca`, only clients with a certificate of that
+/// TLS of a listener, for http/1.1 and h2, with a certificate that is read again when its files change; with `client_ca`, only clients with a certificate of that
 /// authority are accepted.
 ///
 /// # Errors
@@ -89,9 +91,7 @@ pub fn server(cert: &Path, key: &Path, client_ca: Option<&Path>) -> Result<Arc<S
             builder.with_client_cert_verifier(verifier.build().map_err(|error| unusable(path, error))?)
         }
     };
-    let mut config = builder
-        .with_single_cert(certificates(cert)?, private_key(key)?)
-        .map_err(|error| unusable(cert, error))?;
+    let mut config = builder.with_cert_resolver(Arc::new(Pair::open(cert, key)?));
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     Ok(Arc::new(config))
 }

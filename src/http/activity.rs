@@ -46,6 +46,10 @@ struct State {
     since: Instant,
     /// Since when the client has taken nothing of what is to be sent; `None` if nothing waits.
     blocked: Option<Instant>,
+    /// How many answers over HTTP/2 wait for the client to open its window.
+    shut: usize,
+    /// When an answer over HTTP/2 was last taken further, or began to wait for the window.
+    moved: Instant,
     /// Its listener has stopped: `leaving` is to be set, once.
     stopped: bool,
     /// Its listener waits no longer.
@@ -84,6 +88,8 @@ impl Activity {
             leaving: None,
             since: Instant::now(),
             blocked: None,
+            shut: 0,
+            moved: Instant::now(),
             stopped: false,
             cut: false,
             share: Share::default(),
@@ -131,7 +137,7 @@ impl Activity {
         state.asked = Some(version);
         state.reading = false;
         state.share.set(true);
-        UnderWay(Arc::clone(self))
+        UnderWay { activity: Arc::clone(self), shut: false }
     }
 
     /// The connection is upgraded to another protocol.
@@ -182,7 +188,10 @@ impl Activity {
             return Some((state.since, Overdue::Stopped));
         }
         if state.requests > 0 || state.switched {
-            return state.blocked.map(|since| (since + bounds.keep_alive, Overdue::Blocked));
+            // One answer that moves is enough: the others share its connection.
+            let shut = (state.shut > 0 && state.shut == state.requests).then_some(state.moved);
+            let since = state.blocked.into_iter().chain(shut).min();
+            return since.map(|since| (since + bounds.keep_alive, Overdue::Blocked));
         }
         Some(match state.leaving {
             // Over HTTP/1.1 hyper closes it at once, unless the client is still receiving the last answer.
@@ -222,12 +231,27 @@ impl Activity {
 
 /// A request being served; it ends when this is dropped.
 #[derive(Debug)]
-pub struct UnderWay(Arc<Activity>);
+pub struct UnderWay {
+    activity: Arc<Activity>,
+    shut: bool,
+}
+
+impl UnderWay {
+    /// Whether its answer has bytes that wait for the client's HTTP/2 window. hyper asks a body for more only while the
+    /// window is open.
+    pub fn window_shut(&mut self, shut: bool) {
+        let mut state = self.activity.state.lock();
+        state.shut = state.shut - usize::from(self.shut) + usize::from(shut);
+        state.moved = Instant::now();
+        self.shut = shut;
+    }
+}
 
 impl Drop for UnderWay {
     fn drop(&mut self) {
-        let mut state = self.0.state.lock();
+        let mut state = self.activity.state.lock();
         state.requests -= 1;
+        state.shut -= usize::from(self.shut);
         if state.requests == 0 {
             state.since = Instant::now();
             let switched = state.switched;
@@ -235,7 +259,7 @@ impl Drop for UnderWay {
             // HTTP/2 requests end in tasks of their own, so the connection must be woken.
             if state.asked == Some(Version::HTTP_2) {
                 drop(state);
-                self.0.changed.wake();
+                self.activity.changed.wake();
             }
         }
     }
@@ -345,6 +369,21 @@ mod tests {
             activity.cut();
             assert_eq!(overdue(&activity).await, (0, Overdue::Cut));
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_window_that_stays_shut_is_overdue_unless_another_answer_moves() {
+        let activity = Activity::begin();
+        let mut answers = [activity.request(Version::HTTP_2), activity.request(Version::HTTP_2)];
+        answers[0].window_shut(true);
+        assert!(never(&activity), "the other one waits for the backend");
+        tokio::time::advance(50 * SECOND).await;
+        answers[1].window_shut(true);
+        assert_eq!(overdue(&activity).await, (75, Overdue::Blocked));
+        answers[1].window_shut(false);
+        assert!(never(&activity));
+        drop(answers);
+        assert_eq!(overdue(&activity).await, (75, Overdue::Idle));
     }
 
     #[tokio::test(start_paused = true)]

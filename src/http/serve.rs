@@ -165,7 +165,7 @@ where
     A: Fn(Request<RequestBody>) -> F + Send + Sync,
     F: Future<Output = Response<Body>> + Send,
 {
-    let under_way = activity.request(request.version());
+    let mut under_way = activity.request(request.version());
     let (serving, activity) = (Arc::clone(serving), Arc::clone(activity));
     let old = request.version() <= Version::HTTP_11;
     let (mut head, body) = request.into_parts();
@@ -195,7 +195,8 @@ where
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
             activity.switch();
         }
-        Ok(response.map(|body| Answered { body, _under_way: under_way, _room: room }))
+        under_way.window_shut(!old);
+        Ok(response.map(|body| Answered { body, under_way, old, _room: room }))
     }
 }
 
@@ -210,7 +211,9 @@ fn name_host(head: &mut http::request::Parts, old: bool) {
 /// An answer body; its request counts as being served until the body is dropped.
 struct Answered {
     body: Body,
-    _under_way: UnderWay,
+    under_way: UnderWay,
+    /// HTTP/1.1, where the socket says whether the client reads.
+    old: bool,
     _room: Option<OwnedSemaphorePermit>,
 }
 
@@ -222,7 +225,11 @@ impl http_body::Body for Answered {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        Pin::new(&mut self.body).poll_frame(cx)
+        let polled = Pin::new(&mut self.body).poll_frame(cx);
+        if !self.old {
+            self.under_way.window_shut(polled.is_ready());
+        }
+        polled
     }
 
     fn is_end_stream(&self) -> bool {

@@ -30,10 +30,20 @@ pub enum Outcome {
 
 impl H2 {
     pub fn connect(address: SocketAddr) -> Self {
+        Self::with(address, &[])
+    }
+
+    /// A connection whose streams may send nothing.
+    pub fn shut(address: SocketAddr) -> Self {
+        const INITIAL_WINDOW_SIZE: u8 = 4;
+        Self::with(address, &[0, INITIAL_WINDOW_SIZE, 0, 0, 0, 0])
+    }
+
+    fn with(address: SocketAddr, settings: &[u8]) -> Self {
         let mut wire = Wire::connect(address);
         wire.send(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n");
         let mut connection = Self { wire, next: 1 };
-        connection.frame(SETTINGS, 0, 0, &[]);
+        connection.frame(SETTINGS, 0, 0, settings);
         connection
     }
 

@@ -175,3 +175,15 @@ fn a_client_that_does_not_read_is_cut() {
     deaf.send("GET /endless HTTP/1.1\r\nhost: a\r\n\r\n");
     told.recv_timeout(crate::kit::PATIENCE).expect("the backend's connection is closed");
 }
+
+/// Over HTTP/2 it is the window that says so, while the connection itself takes everything.
+#[test]
+fn a_client_whose_window_stays_shut_is_cut() {
+    let backend = Backend::answering(|_| respond("200 OK", "", vec![b' '; 1 << 20]));
+    let proxy = Start::before(backend.address).and("timeouts: { keep_alive: 1s }").start();
+    let mut shut = H2::shut(proxy.address);
+    let stream = shut.request("GET", "/large", &[], 5);
+    assert_eq!(shut.outcome(stream), Outcome::Status(200));
+    eventually("it is cut", || shut.wire.closes_within(Duration::from_millis(500)).then_some(()));
+    eventually("its request is over", || (proxy.metric("foretell_requests_in_flight") < 0.5).then_some(()));
+}

@@ -194,7 +194,6 @@ BREACHES = {
     "8.1.1 a body of another length than content-length": headers(flags=END_HEADERS, data=block(b"POST", b"/", (b"content-length", b"5")))
     + frame(DATA, END_STREAM, 1, b"x"),
 }
-STATUS_400 = {"8.3.1 an empty :path", "8.2.2 TE other than trailers"}
 
 
 def breach(address, data):

@@ -28,10 +28,8 @@ rust() { # tests of a binary, by a filter
 }
 
 quick() {
-  script footprint --starts 3
   script canaries --requests 5000
-  script keep_alive --requests 3000 --idle 5000 --clients 1500
-  script bad_policies
+  script keep_alive --requests 1000 --idle 5000 --clients 500
   script drain --streams 100
 }
 latency() {

@@ -3,6 +3,7 @@
 mod ahead;
 mod backend;
 mod bugs;
+mod drawn;
 mod greedy;
 mod law;
 mod lossy;

@@ -5,8 +5,10 @@ use serde_json::{Value, json};
 use super::house::{Ask, House, Plan, events};
 use super::middlebox::{Fate, Fault};
 
-/// Cuts per way of asking.
-const CUTS: u64 = 10;
+/// Cuts per way of asking; FORETELL_CUTS asks for more (`make reliability`).
+fn cuts() -> u64 {
+    std::env::var("FORETELL_CUTS").ok().and_then(|cuts| cuts.parse().ok()).unwrap_or(10)
+}
 
 /// How much of the prompt a lane of the target happens to hold is no business of the proxy's.
 fn less_cached(mut usage: Value) -> Value {
@@ -43,7 +45,7 @@ async fn any_cut_of_the_upstream_bytes_gives_the_client_the_same_bytes() {
             accepted += whole.foretell()["accepted"].as_u64().unwrap_or(0);
             assert_eq!(whole.plain, plain.plain, "{header}");
             let expected = normal(&ask, &whole.message);
-            for seed in 0..CUTS {
+            for seed in 0..cuts() {
                 let id = format!("cut.{}.{}.{seed}.{}", ask.route.name(), ask.stream, header.len());
                 house.middlebox.fate(&id, Fate::always(Fault::Cuts(seed)));
                 let answer = ask.send(house.front(), &format!("x-request-id: {id}\r\n{header}")).await;

@@ -18,10 +18,12 @@ use tokio_rustls::client::TlsStream;
 
 use super::discovery::Script;
 use super::house::{self, Replica, ask};
+use crate::wire::PATIENCE;
 
 /// An authority, and what it has signed, as files.
 struct Papers {
     dir: tempfile::TempDir,
+    authority: CertifiedIssuer<'static, KeyPair>,
 }
 
 impl Papers {
@@ -31,14 +33,22 @@ impl Papers {
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         let authority = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
         std::fs::write(dir.path().join("ca.pem"), authority.pem()).unwrap();
+        let papers = Self { dir, authority };
         for name in ["localhost", "client"] {
-            let key = KeyPair::generate().unwrap();
-            let params = CertificateParams::new(vec![name.to_owned()]).unwrap();
-            let certificate = params.signed_by(&key, &authority).unwrap();
-            std::fs::write(dir.path().join(format!("{name}.pem")), certificate.pem()).unwrap();
-            std::fs::write(dir.path().join(format!("{name}.key")), key.serialize_pem()).unwrap();
+            papers.sign(name);
         }
-        Self { dir }
+        papers
+    }
+
+    /// Signs another certificate for this name, in place of the one that is there.
+    fn sign(&self, name: &str) {
+        let key = KeyPair::generate().unwrap();
+        let params = CertificateParams::new(vec![name.to_owned()]).unwrap();
+        let certificate = params.signed_by(&key, &self.authority).unwrap();
+        for (end, text) in [("pem", certificate.pem()), ("key", key.serialize_pem())] {
+            std::fs::write(self.path(&format!("{name}.new")), text).unwrap();
+            std::fs::rename(self.path(&format!("{name}.new")), self.path(&format!("{name}.{end}"))).unwrap();
+        }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -170,4 +180,31 @@ async fn the_process_file_names_the_papers_of_both_ends() {
     assert_eq!(ask(&running.gateway, house::completion()).await.text(), "behind");
     let Err(error) = local::proxy(&before(&show("missing.pem")), &[]).await else { panic!("it started") };
     assert!(error.to_string().contains("missing.pem"), "{error}");
+}
+
+/// The certificate that a listener shows, and the one that its client does.
+#[tokio::test]
+async fn a_certificate_that_is_replaced_is_shown_without_a_restart() {
+    let papers = Papers::new();
+    let replica = Replica::saying("behind").await;
+    let gateway = guarded(&papers, &replica).await;
+    let shown = |stream: &TlsStream<TcpStream>| stream.get_ref().1.peer_certificates().unwrap()[0].clone();
+    let old = shown(&connect(&gateway, &papers, b"h2").await);
+    assert_eq!(old, tls::certificates(&papers.path("localhost.pem")).unwrap()[0]);
+    // One that cannot be used changes nothing.
+    let key = std::fs::read(papers.path("localhost.key")).unwrap();
+    std::fs::write(papers.path("localhost.key"), "half a ke").unwrap();
+    tokio::time::sleep(std::time::Duration::from_millis(1100)).await;
+    assert_eq!(shown(&connect(&gateway, &papers, b"h2").await), old);
+    std::fs::write(papers.path("localhost.key"), key).unwrap();
+
+    papers.sign("localhost");
+    let new = tls::certificates(&papers.path("localhost.pem")).unwrap()[0].clone();
+    tokio::time::timeout(PATIENCE, async {
+        while shown(&connect(&gateway, &papers, b"h2").await) != new {
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+    })
+    .await
+    .expect("the new one is shown");
 }

@@ -198,8 +198,13 @@ fn some_chaos() -> impl Strategy<Value = Option<Chaos>> {
     ]
 }
 
+/// Cases of the property; FORETELL_CASES asks for more (`make reliability`).
+fn cases() -> u32 {
+    std::env::var("FORETELL_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(1_500)
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 1_500, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: cases(), failure_persistence: None, ..ProptestConfig::default() })]
     #[test]
     fn whatever_happens_no_token_is_lost_or_doubled(
         prompt in 0u64..10_000,

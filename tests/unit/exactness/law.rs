@@ -168,7 +168,7 @@ pub fn case(vocabulary: usize, drafter: Drafter, gamma: usize, plans: &[Plan]) -
     }
 }
 
-fn draft(drafter: Drafter, target: impl Target, context: &[TokenId], gamma: usize) -> Tree {
+pub fn draft(drafter: Drafter, target: impl Target, context: &[TokenId], gamma: usize) -> Tree {
     match drafter {
         Drafter::Lookup | Drafter::Recycling | Drafter::Lookups => Tree::default(),
         Drafter::Chain => bush(target, context, gamma, 1),
