@@ -54,11 +54,12 @@ fn a_body_that_does_not_go_on_is_given_up() {
 #[test]
 fn a_body_that_goes_on_slowly_is_waited_for() {
     let backend = Backend::plain();
-    let proxy = Start::before(backend.address).and("timeouts: { body: 2s }").start();
+    let proxy = Start::before(backend.address).and("timeouts: { body: 5s }").start();
     let mut wire = Wire::connect(proxy.address);
     wire.send("POST /v1/files HTTP/1.1\r\nhost: a\r\ncontent-length: 16384\r\n\r\n");
+    // Longer than the limit in all, each pause far shorter.
     for _ in 0..8 {
-        std::thread::sleep(Duration::from_millis(600));
+        std::thread::sleep(Duration::from_millis(750));
         wire.send([b'x'; 2048]);
     }
     assert_eq!(wire.answer().text(), "done");

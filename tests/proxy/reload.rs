@@ -30,7 +30,10 @@ async fn comes(proxy: &Proxy, holds: impl Fn(&Value) -> bool) {
 }
 
 fn write(folder: &Path, name: &str, text: &str) {
-    std::fs::write(folder.join(name), text).unwrap();
+    // In one step, as an operator's tools do: the watcher may look at any moment.
+    let new = folder.join(format!(".{name}.new"));
+    std::fs::write(&new, text).unwrap();
+    std::fs::rename(new, folder.join(name)).unwrap();
 }
 
 fn is_named(policies: &Value, name: &str) -> bool {

@@ -126,7 +126,10 @@ async fn drawn(
         "top_k": -1, "min_p": 0, "repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0});
     fields.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     let ask = Ask::new(Route::Completions, false, fields);
-    if house.through(&ask).await.message.head.get("x-foretell-path") == Some("bypassed") {
+    let first = house.through(&ask).await.message;
+    if first.head.get("x-foretell-path") == Some("bypassed") {
+        let parameter = first.head.get("x-foretell-parameter");
+        assert!(parameter.is_some(), "{}: {:?}", house.row.name, first.head.get("x-foretell-reason"));
         return None;
     }
     let answers: Vec<_> =
@@ -189,7 +192,7 @@ async fn unseeded_texts_follow_the_engines_own_law() {
         for (more, sampling) in [(json!({}), free), (json!({"top_k": 4}), narrow)] {
             // A ride has to last longer than the calls beside it that have to be answered before it can be left.
             let mut accepted = None;
-            for slower in [1, 2, 2, 2, 2] {
+            for slower in [1, 2, 2, 2, 2, 2, 2] {
                 house.slow_down(slower);
                 accepted = follows(&house, &prompt, &more, &sampling, DRAWS).await;
                 if accepted > Some(MANY) {
