@@ -188,7 +188,8 @@ pub struct Prior {
 /// The conclusion from what was measured.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Judgement {
-    /// Whether some plan pays, at least where nearly everything is accepted; `None` if too little is known.
+    /// Whether some plan pays, at least where nearly everything is accepted; `None` if too little is known. Where it is
+    /// `Some(false)`, nothing leaps.
     pub pays: Option<bool>,
     /// The same in a sentence for the operator.
     pub words: String,
@@ -210,16 +211,31 @@ pub fn judge(measured: &Measured, known: &[Plan]) -> Judgement {
         return Judgement { pays: None, words, policy: policy(None, known.is_empty()) };
     };
     if best.gain >= GAIN_LEAST {
-        let words = format!(
-            "Speculation pays here: up to {:.1}x at acceptance {most} with `{}`, gamma {}; {}.",
-            best.gain,
-            best.plan.name(),
-            best.gamma,
-            least(&prospects, best),
-        );
+        let words = some(&prospects, best);
         return Judgement { pays: Some(true), words, policy: policy(Some(best.gamma), false) };
     }
     Judgement { pays: Some(false), words: nothing(measured, best, most), policy: policy(None, true) }
+}
+
+/// What the best plan gains, in words for the operator. A gain only where nearly every draft is accepted is no promise:
+/// texts that are accepted so often are the exception.
+fn some(prospects: &[Prospect], best: &Prospect) -> String {
+    let usual = prospects.iter().any(|other| other.acceptance < best.acceptance && other.gain >= GAIN_LEAST);
+    let gains = format!(
+        "{:.1}x at acceptance {} with `{}`, gamma {}; {}",
+        best.gain,
+        best.acceptance,
+        best.plan.name(),
+        best.gamma,
+        least(prospects, best),
+    );
+    if usual {
+        format!("Speculation pays here: up to {gains}.")
+    } else {
+        format!(
+            "Speculation will probably not pay here: {gains}. It is tried on texts whose drafts are accepted that often."
+        )
+    }
 }
 
 /// The predicted gains of the best plan at lower acceptance, in words.
@@ -239,10 +255,12 @@ fn nothing(measured: &Measured, best: &Prospect, acceptance: f64) -> String {
     let steps = round.zip(measured.token(best.context)).map(|(round, token)| round / token);
     let gain = short_of_least(best.gain);
     let Some(steps) = steps else {
-        return format!("No plan pays: {gain} even at acceptance {acceptance}; ridden.");
+        return format!(
+            "Speculation will probably not pay here: {gain} even at acceptance {acceptance}; ridden."
+        );
     };
     format!(
-        "No plan pays: one round of {gamma} costs {steps:.1} steps with `{}`, the best of them, and brings {:.1} \
+        "Speculation will probably not pay here: one round of {gamma} costs {steps:.1} steps with `{}`, the best of them, and brings {:.1} \
          tokens even at acceptance {acceptance}; ridden, because leaping would be {gain}.",
         best.plan.name(),
         tokens(acceptance, gamma),
@@ -329,8 +347,35 @@ mod tests {
     fn a_dear_round_does_not_and_says_why() {
         let judgement = judge(&measured(0.010, |nodes| 0.05 + 0.003 * nodes as f64), &[Plan::Score]);
         assert_eq!(judgement.pays, Some(false));
-        assert!(judgement.words.starts_with("No plan pays: one round of 4 costs 6.2 steps with `score`"));
+        assert!(judgement.words.starts_with(
+            "Speculation will probably not pay here: one round of 4 costs 6.2 steps with `score`"
+        ));
         assert!(judgement.policy.contains("mode: ride"));
+    }
+
+    /// Rounds of so many plain steps, whatever is drafted, at acceptances 0.5, 0.7 and 0.9.
+    #[rstest::rstest]
+    #[case::often(
+        1.2,
+        "Speculation pays here: up to 5.1x at acceptance 0.9 with `score`, gamma 8; 1.7x at 0.5, 2.7x at 0.7."
+    )]
+    #[case::at_seven_tenths(
+        2.5,
+        "Speculation pays here: up to 2.5x at acceptance 0.9 with `score`, gamma 8; 0.8x at 0.5, 1.3x at 0.7."
+    )]
+    #[case::only_where_nearly_all_is_accepted(
+        5.5,
+        "Speculation will probably not pay here: 1.1x at acceptance 0.9 with `score`, gamma 8; 0.4x at 0.5, 0.6x at 0.7. \
+         It is tried on texts whose drafts are accepted that often."
+    )]
+    #[case::nowhere(
+        8.0,
+        "Speculation will probably not pay here: one round of 4 costs 8.0 steps with `score`, the best of them, and \
+         brings 4.1 tokens even at acceptance 0.9; ridden, because leaping would be 0.8x."
+    )]
+    fn the_verdict_promises_what_is_gained_at_usual_acceptance(#[case] steps: f64, #[case] words: &str) {
+        let judgement = judge(&measured(0.020, |_| 0.020 * steps), &[Plan::Score]);
+        assert_eq!(judgement.words, words);
     }
 
     #[test]

@@ -86,7 +86,10 @@ async fn where_every_token_costs_the_same_no_plan_pays() {
     let (code, report) = probe(&arguments(&fake.url())).await;
     assert_eq!((code, &report["pays"]), (0, &json!(false)), "{report:#}");
     let verdict = report["verdict"].as_str().unwrap();
-    assert!(verdict.starts_with("No plan pays: one round of 4 costs "), "{verdict}");
+    assert!(
+        verdict.starts_with("Speculation will probably not pay here: one round of 4 costs "),
+        "{verdict}"
+    );
     assert!(report["policy"].as_str().unwrap().contains("mode: ride"));
 }
 
