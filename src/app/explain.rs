@@ -135,8 +135,7 @@ fn state(name: &str, model: Option<&DrafterModel>, answered: &Answered) -> Model
         return ModelState::Unknown("the server's vocabulary is not known");
     };
     let Some(DrafterModel { path, tokenizer, .. }) = model else { return ModelState::NotLoaded };
-    let file = tokenizer.clone().unwrap_or_else(|| path.join("tokenizer.json"));
-    match Tokenizer::from_file(&file) {
+    match Tokenizer::from_file(tokenizer.as_ref().unwrap_or(path)) {
         Ok(tokenizer) => drafters::compared(name, &tokenizer, identity),
         Err(_) => ModelState::Unknown("its tokenizer cannot be read"),
     }

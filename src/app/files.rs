@@ -83,9 +83,7 @@ fn inspect(named: &Named) -> Option<Problem> {
 }
 
 fn tokenizer(named: &Named, path: &Path) -> Option<Problem> {
-    let inside = path.join("tokenizer.json");
-    let file = if path.is_dir() { &inside } else { path };
-    let refused = Tokenizer::from_file(file).err()?;
+    let refused = Tokenizer::from_file(path).err()?;
     let found = named.problem(&refused.to_string(), "a tokenizer.json, or a folder with one");
     Some(Problem { got: shown(path), ..found })
 }

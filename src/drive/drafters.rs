@@ -216,11 +216,8 @@ mod with_runtime {
     }
 
     fn open(model: &DrafterModel) -> Result<LoadedDrafter, String> {
-        let file = match &model.tokenizer {
-            Some(file) => file.clone(),
-            None => model.path.join("tokenizer.json"),
-        };
-        let tokenizer = Tokenizer::from_file(&file).map_err(|error| error.to_string())?;
+        let from = model.tokenizer.as_ref().unwrap_or(&model.path);
+        let tokenizer = Tokenizer::from_file(from).map_err(|error| error.to_string())?;
         // A drafter is small: a second thread would only wait for the first.
         let options = Options {
             device: model.device.into(),

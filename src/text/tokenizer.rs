@@ -30,9 +30,10 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// Loads a `tokenizer.json`.
+    /// Loads a `tokenizer.json`, or that of a folder.
     pub fn from_file(path: &Path) -> Result<Self, TextError> {
-        Self::from_bytes(&read(path)?)
+        let inside = path.join("tokenizer.json");
+        Self::from_bytes(&read(if path.is_dir() { &inside } else { path })?)
     }
 
     /// From the text of a `tokenizer.json`.

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::write;
 use crate::wire::{Message, Server, Wire, ok};
 
-/// A whole proxy with two drafters, of which one cannot be loaded.
+/// A whole proxy with two drafters: one whose tokenizer is named by its folder, and one that cannot be loaded.
 async fn start(server: &Server, folder: &Path) -> Running {
     let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("onnx/models/draft-same");
     let broken = folder.join("broken");
@@ -21,11 +21,11 @@ async fn start(server: &Server, folder: &Path) -> Running {
     let text = format!(
         "version: 1\nlisten: [{{ address: '127.0.0.1:0' }}]\nadmin: {{ address: '127.0.0.1:0' }}\n\
          backends: [{{ name: b, replicas: ['http://{}'] }}]\npolicies: {{ dir: {} }}\n\
-         drafters: {{ good: {{ path: {}, device: cpu, slots: 2 }}, broken: {{ path: {} }} }}\n",
+         drafters: {{ good: {{ path: {model}, tokenizer: {model}, device: cpu, slots: 2 }}, broken: {{ path: {} }} }}\n",
         server.address,
         folder.join("policies").display(),
-        model.display(),
         broken.display(),
+        model = model.display(),
     );
     let process = process::parse("f", &text).unwrap();
     let policies = load_policies(&process).unwrap();
