@@ -81,8 +81,8 @@ def short() -> tuple[Panel, ...]:
             width=8,
             absent="exact rules only",
             says=(
-                "Total variation charged to outputs within the time shown: a bound on how far they are from the "
-                "target's own law."
+                "Total variation charged to outputs within the time shown. Per output, its mean bounds how far their "
+                "distribution is from the target's."
             ),
             good="0 by the exact rule.",
             otherwise=(

@@ -16,16 +16,21 @@ struct Remark {
     /// Path of the setting; `[]` stands for any element of a list.
     path: &'static str,
     /// The values that cause the warning.
-    at: AllBut,
+    at: At,
     /// The warning's text, which follows path and value.
     says: &'static str,
 }
 
-/// The values of a setting that cause a warning: every one but these and `null`.
+/// The values of a setting that cause a warning.
 #[derive(Clone, Copy, Debug)]
-struct AllBut(&'static [&'static str]);
+enum At {
+    /// Every one but these and `null`.
+    AllBut(&'static [&'static str]),
+    /// `null`.
+    Null,
+}
 
-const NOTHING: AllBut = AllBut(&["null"]);
+const NOTHING: At = At::AllBut(&[]);
 
 const fn ignored(path: &'static str, says: &'static str) -> Remark {
     Remark { path, at: NOTHING, says }
@@ -48,8 +53,13 @@ const CAUTIONS: &[Remark] = &[
     Remark { path: "gamma.fixed", at: NOTHING, says: "leaps whatever it costs: it is for tests and sweeps" },
     Remark {
         path: "accept.rule",
-        at: AllBut(&["exact"]),
-        says: "is lossy: texts may drift from the model's own, within max_drift and max_drift_rate, and each answer says how far",
+        at: At::AllBut(&["exact"]),
+        says: "is lossy: texts may drift from the model's own, within max_drift and max_drift_rate, and each answer says what it was charged",
+    },
+    Remark {
+        path: "accept.max_drift",
+        at: At::Null,
+        says: "leaves the drift of a whole output without bound: max_drift_rate allows more with every token",
     },
 ];
 
@@ -104,9 +114,12 @@ fn remarks(kind: Kind, file: &str, root: &Node) -> Vec<String> {
     found
 }
 
-impl AllBut {
+impl At {
     fn holds(self, got: &str) -> bool {
-        !self.0.contains(&got) && got != "null"
+        match self {
+            Self::AllBut(these) => !these.contains(&got) && got != "null",
+            Self::Null => got == "null",
+        }
     }
 }
 

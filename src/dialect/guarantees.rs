@@ -209,7 +209,8 @@ your request.
 bits of its kernels at other batch shapes. Above it, without a seed, every token is the engine's own sample at its place, so the
 distribution is the engine's own. With a seed a request leaps only where the engine's noise is a function of the seed and the
 place (`onnx`; vLLM where the probe has seen it): then the text is identical; elsewhere it rides. A policy may choose a lossy
-rule; then each answer says how far it drifted.
+rule: then the distribution of outputs is within `max_drift` of the engine's own in total variation (with `max_drift: null`, within
+the mean of what outputs are charged), and each answer says what it was charged; that figure of a single answer is no bound.
 
 In a cell, `score`, `fan_out`, `tree` or `native` is the plan by which drafts are verified, `–` is a bypass with its reason: the
 request is passed on as it is; `rides`: the engine does not tell the ids of its tokens there. Two entries are temperature 0 / 0.8. The engines are met here with their metrics on, prefix

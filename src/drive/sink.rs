@@ -465,7 +465,7 @@ fn trailer_fields(told: &Finished) -> HeaderMap {
     }
     let Some(counts) = counts(told) else { return fields };
     fields.insert(HeaderName::from_static("x-foretell-accepted"), counts.accepted.into());
-    if let Ok(drift) = HeaderValue::from_str(&counts.drift.tv.to_string()) {
+    if let Ok(drift) = HeaderValue::from_str(&counts.drift.charged.to_string()) {
         fields.insert(HeaderName::from_static("x-foretell-drift"), drift);
     }
     fields

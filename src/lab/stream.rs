@@ -234,7 +234,7 @@ mod tests {
         (
             14,
             r#"{"choices":[],"usage":{"completion_tokens":5,"foretell":{"path":"speculated","reason":null,
-                "policy":"default@0","rounds":1,"drafted":4,"accepted":2,"drift":{"tv":0}}}}"#,
+                "policy":"default@0","rounds":1,"drafted":4,"accepted":2,"drift":{"charged":0}}}}"#,
         ),
         (15, "[DONE]"),
     ];

@@ -117,7 +117,7 @@ pub(super) fn finished(finished: &Finished) {
                 drafted = finished.drafted(),
                 accepted = finished.accepted(),
                 tokens_per_round = finished.tokens_per_round(),
-                drift = drifted.map(|drift| drift.tv),
+                drift = drifted.map(|drift| drift.charged),
                 substitutions = drifted.map(|drift| drift.substitutions),
                 prompt_tokens = Some(finished.prompt_tokens).filter(|tokens| *tokens > 0),
                 output_tokens = finished.output_tokens,

@@ -75,7 +75,7 @@ impl Counts {
             told.insert(name.to_owned(), count.into());
         }
         let drift = json!({
-            "tv": self.drift.tv,
+            "charged": self.drift.charged,
             "rate": self.drift.rate(self.output_tokens),
             "substitutions": self.drift.substitutions,
         });
@@ -179,7 +179,7 @@ mod tests {
             rounds: 3,
             drafted: 12,
             accepted: 9,
-            drift: Ledger { tv: 0.5, substitutions: 2, ..Ledger::default() },
+            drift: Ledger { charged: 0.5, substitutions: 2, ..Ledger::default() },
             output_tokens: 10,
         };
         let leapt = Leapt {
@@ -191,7 +191,7 @@ mod tests {
         assert_eq!(
             Usage::new(5).to_value(1, Some(&leapt))["foretell"],
             json!({"path": "speculated", "reason": null, "policy": "default@0123abcd", "rounds": 3,
-                "drafted": 12, "accepted": 9, "drift": {"tv": 0.5, "rate": 0.05, "substitutions": 2}})
+                "drafted": 12, "accepted": 9, "drift": {"charged": 0.5, "rate": 0.05, "substitutions": 2}})
         );
         let discreet = Leapt { counts: None, ..leapt };
         assert_eq!(

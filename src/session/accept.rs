@@ -53,15 +53,21 @@ pub struct Accept {
     pub rule: Rule,
     /// Tolerance of a lossy rule.
     pub tolerance: Tolerance,
-    /// Bound on the total-variation distance of a whole output's distribution; `None`: no bound.
+    /// Most that may be charged to a whole output; `None`: any amount. It bounds the total-variation distance of the
+    /// distribution of outputs.
     pub max_drift: Option<f64>,
-    /// Bound on the mean drift per token.
+    /// Most that may be charged per output token, on average so far.
     pub max_drift_rate: f64,
 }
 
 impl Default for Accept {
     fn default() -> Self {
-        Self { rule: Rule::Exact, tolerance: Tolerance::default(), max_drift: None, max_drift_rate: 0.02 }
+        Self {
+            rule: Rule::Exact,
+            tolerance: Tolerance::default(),
+            max_drift: Some(0.2),
+            max_drift_rate: 0.02,
+        }
     }
 }
 

@@ -18,7 +18,7 @@ tolerance  what the policy's curves give there
 gamma      drafted tokens per round or ridden token: where riding is gamma 0
 accepted   share of the drafted tokens
 tokens     per second of one client, and how many times as many as by the exact rule
-drift      bound on the total variation per output token
+drift      total variation charged per output token
 substituted  share of the output that the target had not chosen: what is accepted beyond the exact rule, free of the noise
            that comparing different texts has
 
@@ -44,8 +44,8 @@ GAMMA = "8"
 CURVES = "{ temperature: [[0.0, 0.0], [0.4, 0.2], [0.7, 0.35], [1.0, 0.5]], load: [[0.0, 0.4], [1.0, 1.0]], max: 0.5 }"
 RULES = {
     "exact": "{ rule: exact }",
-    "ears": f"{{ rule: ears, tolerance: {CURVES}, max_drift_rate: 1.0 }}",
-    "ears_gated": f"{{ rule: ears_gated, kappa: 0.3, tolerance: {CURVES}, max_drift_rate: 1.0 }}",
+    "ears": f"{{ rule: ears, tolerance: {CURVES}, max_drift: null, max_drift_rate: 1.0 }}",
+    "ears_gated": f"{{ rule: ears_gated, kappa: 0.3, tolerance: {CURVES}, max_drift: null, max_drift_rate: 1.0 }}",
 }
 RULES["auto"] = RULES["ears"]
 
@@ -91,7 +91,7 @@ def explained(admin, rule, entry):
 def measured(rule, temperature, wanted, answers, load, tolerance):
     whole = [answer for answer in answers if "failed" not in answer]
     rounds, drafted, accepted, tokens = (sum(a[key] for a in whole) for key in ("rounds", "drafted", "accepted", "tokens"))
-    drift = sum(a["drift"].get("tv", 0) for a in whole)
+    drift = sum(a["drift"].get("charged", 0) for a in whole)
     substituted = sum(a["drift"].get("substitutions", 0) for a in whole)
     return {"rule": rule, "temperature": temperature, "wanted": wanted, "load": load, "tolerance": tolerance,
             "requests": len(whole), "failed": len(answers) - len(whole), "tokens": tokens, "rounds": rounds,
@@ -183,7 +183,7 @@ def drawn(cells, title):
     svg += gamma.panel(40, 310, "tolerance τ", 0.5, lambda value: f"{value:.2f}", ears, "tolerance")
     svg += gamma.panel(360, 630, "gamma as chosen, 0 is riding", most, lambda value: f"{value:g}", auto, "gamma")
     svg += gamma.panel(680, 950, "accepted beyond exact, of the output", top("substituted"), share, ears, "substituted")
-    svg += gamma.panel(1000, 1270, "drift per token (bound)", top("drift"), share, ears, "drift")
+    svg += gamma.panel(1000, 1270, "drift charged per token", top("drift"), share, ears, "drift")
     return "\n".join(svg) + "\n</svg>\n"
 
 

@@ -243,7 +243,7 @@ async fn ten_thousand_draws_of_one_place_lie_within_the_ledger() {
             let token = judge.walk(&judged).unwrap().tokens[0];
             kept += usize::from(token == drafted);
             own += usize::from(sample == drafted);
-            charged = judge.ledger().tv;
+            charged = judge.ledger().charged;
         }
         let share = |count: usize| count as f64 / DRAWS as f64;
         let spread = 4.0 * (0.25 / DRAWS as f64).sqrt();

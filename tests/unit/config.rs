@@ -151,7 +151,8 @@ fn a_policy_file_is_understood() {
         policy("accept: { rule: ears_gated, tolerance: { temperature: [[0, 0], [1.0, 0.3]], max: 0.3 } }");
     assert_eq!(lossy.accept.rule, Rule::EarsGated { kappa: 0.3 });
     assert_eq!(lossy.accept.tolerance.temperature, [(0.0, 0.0), (1.0, 0.3)]);
-    assert!((lossy.accept.max_drift_rate - 0.02).abs() < 1e-12);
+    assert_eq!((lossy.accept.max_drift, lossy.accept.max_drift_rate), (Some(0.2), 0.02));
+    assert_eq!(policy("accept: { rule: ears, max_drift: null }").accept.max_drift, None);
 }
 
 #[test]
@@ -444,7 +445,7 @@ fn a_named_file_that_is_not_there_is_an_error() {
 fn every_setting_without_effect_that_a_file_sets_is_warned_of_at_its_line() {
     let folder = tempfile::tempdir().unwrap();
     let policy = "version: 1\nname: x\ndrafters:\n- { kind: prompt_lookup }\n- { kind: recycling }\n\
-                  - kind: model\n  model: m\n  vocabulary: slem\naccept: { rule: typical }\n\
+                  - kind: model\n  model: m\n  vocabulary: slem\naccept: { rule: typical, max_drift: null }\n\
                   gates:\n  waiting: 3\n  max_gap: 1s\ngamma: { fixed: 4 }\n";
     write(folder.path(), "policies/a.yaml", policy);
     write(
@@ -461,7 +462,9 @@ fn every_setting_without_effect_that_a_file_sets_is_warned_of_at_its_line() {
         told,
         [
             "/policies/a.yaml:9: accept.rule: typical is lossy: texts may drift from the model's own, within max_drift and \
-             max_drift_rate, and each answer says how far",
+             max_drift_rate, and each answer says what it was charged",
+            "/policies/a.yaml:9: accept.max_drift: null leaves the drift of a whole output without bound: max_drift_rate \
+             allows more with every token",
             "/policies/a.yaml:13: gamma.fixed: 4 leaps whatever it costs: it is for tests and sweeps",
             "tenant.header: x-t is never believed: tenant.trusted_peers names nobody",
             "policy x: accept.rule: typical relaxes nothing: tolerance.max is 0 or not set",

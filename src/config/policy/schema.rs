@@ -290,11 +290,14 @@ fn accept() -> Value {
             ("tolerance", tolerance.clone()),
             (
                 "max_drift",
-                or_null(&share(None, "Bound on the total variation of a whole output; null: none.")),
+                or_null(&share(
+                    Some(0.2),
+                    "Most that may be charged to a whole output; null: any amount, so that long outputs have no bound.",
+                )),
             ),
             (
                 "max_drift_rate",
-                share(Some(0.02), "Bound on the mean total variation per output token so far."),
+                share(Some(0.02), "Most that may be charged per output token, on average so far."),
             ),
         ];
         properties.extend(own(name));

@@ -28,7 +28,7 @@ impl DriftMetrics {
         if drift == Ledger::default() {
             return;
         }
-        self.tv.with_label_values(&[policy]).inc_by(drift.tv);
+        self.tv.with_label_values(&[policy]).inc_by(drift.charged);
         self.substitutions.with_label_values(&[policy]).inc_by(u64::from(drift.substitutions));
         for (outcome, places) in
             [("relaxed", drift.relaxed), ("unknown", drift.unknown), ("limited", drift.limited)]

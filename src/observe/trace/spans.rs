@@ -70,7 +70,7 @@ fn request(finished: &Finished, trace: &Trace) -> SpanData {
     }
     is.maybe("foretell.tokens_per_round", finished.tokens_per_round());
     if finished.drift != Ledger::default() {
-        is.set("foretell.drift.tv", finished.drift.tv);
+        is.set("foretell.drift.charged", finished.drift.charged);
         is.set("foretell.drift.substitutions", i64::from(finished.drift.substitutions));
     }
     is.set("foretell.client_gone", finished.client_gone);

@@ -111,7 +111,7 @@ sections! {
         counter ANOMALIES = "foretell_acceptance_anomaly_total" ["kind"]
             "Quality alarms: `collapse` of an acceptance that used to be high, `plateau` of an output that repeats itself.";
         counter DRIFT_TV = "foretell_drift_tv_total" ["policy"]
-            "Total variation charged to outputs: a bound on how far they are from the target's own law. Stays 0 by the exact rule.";
+            "Total variation charged to outputs. Per output, its mean bounds how far their distribution is from the target's. Stays 0 by the exact rule.";
         counter SUBSTITUTIONS = "foretell_drift_substitutions_total" ["policy"] "Tokens that the target had not chosen.";
         counter DRIFT_PLACES = "foretell_drift_places_total" ["outcome"]
             "Places with a draft token under a lossy rule: `relaxed`, or exact because probabilities are `unknown` or a limit of drift is reached (`limited`).";

@@ -7,7 +7,7 @@ use super::house::{House, Plan};
 use crate::client::Ask;
 
 const LOSSY: &str = "version: 1\nname: lossy\ndrafters: [{ kind: prompt_lookup, ngram: { min: 1, max: 8 } }]\n\
-    gamma: { max: 8, fixed: 4 }\naccept: { rule: ears, tolerance: { max: 0.8 }, max_drift_rate: 0.2 }\n";
+    gamma: { max: 8, fixed: 4 }\naccept: { rule: ears, tolerance: { max: 0.8 }, max_drift: 1.0, max_drift_rate: 0.2 }\n";
 
 fn ask(stream: bool, more: &Value) -> Ask {
     let mut fields = json!({"prompt": "one two three one two three one two three one two", "max_tokens": 48, "temperature": 0.9});
@@ -28,9 +28,9 @@ async fn what_is_spent_is_told_in_usage_trailers_metrics_and_log() {
         let answer = ask(stream, &json!({})).send(house.front(), "te: trailers\r\n").await;
         let drift = &answer.foretell()["drift"];
         let tokens = answer.plain.completion_tokens as f64;
-        let spent = drift["tv"].as_f64().unwrap();
+        let spent = drift["charged"].as_f64().unwrap();
         assert!((drift["rate"].as_f64().unwrap() - spent / tokens).abs() < 1e-9, "{drift}");
-        assert!(spent <= 0.2 * tokens + 1e-9, "beyond max_drift_rate: {drift}");
+        assert!(spent <= (0.2 * tokens).min(1.0) + 1e-9, "beyond max_drift or max_drift_rate: {drift}");
         tv += spent;
         substitutions += drift["substitutions"].as_u64().unwrap();
         if stream {
@@ -63,14 +63,14 @@ async fn where_it_may_not_be_relaxed_nothing_is() {
             let (through, direct) = (house.through(&ask, "r").await, house.direct(&ask).await);
             assert_eq!(through.plain, direct.plain, "{more}");
             assert_eq!(through.foretell()["path"], "speculated");
-            assert_eq!(through.foretell()["drift"], json!({"tv": 0.0, "rate": 0.0, "substitutions": 0}));
+            assert_eq!(through.foretell()["drift"], json!({"charged": 0.0, "rate": 0.0, "substitutions": 0}));
         }
     }
     assert!(house.metric("foretell_drift_places_total{outcome=\"relaxed\"} ").await < 0.5);
     let blind = self::house("[fan_out]").await;
     let answer = ask(false, &json!({})).send(blind.front(), "").await;
     assert_eq!(
-        (&answer.foretell()["path"], &answer.foretell()["drift"]["tv"]),
+        (&answer.foretell()["path"], &answer.foretell()["drift"]["charged"]),
         (&json!("speculated"), &json!(0.0))
     );
     assert!(blind.metric("foretell_drift_places_total{outcome=\"unknown\"} ").await > 0.5);

@@ -109,7 +109,7 @@ impl Walk for Court<'_, '_> {
         let mut draws = Keyed { court: self, context };
         let mut accepted = accept::walk(&judged, &accept, &mut ledger, &mut draws)?;
         match bug {
-            Bug::ChargedAfter if ledger.substitutions == before.substitutions => ledger.tv = before.tv,
+            Bug::ChargedAfter if ledger.substitutions == before.substitutions => ledger.charged = before.tv,
             Bug::ClampBelowP => {
                 // What was accepted although it is less likely than a hundredth is refused, and drawn anew.
                 let unlikely = |node: &usize| verdict.rows[node + 1].draft_p.is_some_and(|p| p < 0.01);
@@ -261,7 +261,7 @@ fn round_law(
         };
         let accepted = court.walk(&round).expect("fits");
         let mut most = charged.borrow_mut();
-        *most = most.max(court.ledger.tv);
+        *most = most.max(court.ledger.charged);
         written(&accepted.tokens)
     });
     (found, charged.into_inner())
@@ -410,9 +410,9 @@ fn session_law(target: impl Target, case: &Case, drafter: Drafter, bug: Bug) -> 
         let outcome = outcome(target, case, drafter, bug, chance);
         let drift = outcome.summary.drift;
         let mut sums = sums.borrow_mut();
-        sums.1 = sums.1.max(drift.tv);
+        sums.1 = sums.1.max(drift.charged);
         sums.3 = sums.3.max(drift.unknown);
-        format!("{}|{}", drift.tv, drift.substitutions)
+        format!("{}|{}", drift.charged, drift.substitutions)
     });
     let mean_of = |place: usize| -> f64 {
         let value = |key: &str| {
@@ -609,7 +609,7 @@ fn at_one_place(target: impl Target, rank: usize, between: bool, bug: Bug) -> (f
         };
         let accepted = court.walk(&round).expect("fits").tokens;
         let token = accepted.first().copied().unwrap_or_else(|| chance.token(&target.weights(&context)));
-        format!("{token}|{}", court.ledger.tv)
+        format!("{token}|{}", court.ledger.charged)
     });
     let mut tokens = Law::new();
     let mut mean = 0.0;
@@ -679,7 +679,7 @@ fn drafts_that_depend_on_the_target_s_noise_are_charged_in_full() {
             let token = court.walk(&round).expect("fits").tokens[0];
             // The charge depends on the model's draw alone.
             if model == 1 {
-                *mean.borrow_mut() = DRAWN[1] * court.ledger.tv;
+                *mean.borrow_mut() = DRAWN[1] * court.ledger.charged;
             }
             token.to_string()
         });
