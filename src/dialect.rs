@@ -27,7 +27,7 @@ use crate::draft::Tree;
 use crate::openai::{Additive, Request, Route, Sampling};
 use crate::session::{Hold, StopOrder};
 use crate::units::TokenId;
-use crate::words::BypassReason;
+use crate::words::Refused;
 use crate::words::{Past, Plan, Verdict};
 
 use body::Ids;
@@ -332,7 +332,7 @@ pub trait Codec: Sync {
 
     /// Why this engine cannot carry this request exactly by any plan; `None` if it can. `sampling` is the effective
     /// one.
-    fn refuses(&self, engine: &Engine, request: &Request, sampling: &Sampling) -> Option<BypassReason>;
+    fn refuses(&self, engine: &Engine, request: &Request, sampling: &Sampling) -> Option<Refused>;
 
     /// The plans that are exact for this request, best first. `sampling` is the effective one; `settled`: nothing in
     /// it is a guess about the server's defaults.

@@ -55,9 +55,9 @@ use crate::fleet::identity::{Epoch, Identities, Identity, Standing};
 use crate::observe::Observer;
 use crate::observe::metrics::Stage;
 use crate::openai::Sampling;
-use crate::policy::Ruling;
 #[cfg(feature = "onnx")]
 use crate::policy::part::Speech;
+use crate::policy::{Bypass, Ruling};
 use crate::session::{Permission, Rules};
 #[cfg(feature = "onnx")]
 use crate::units::Dice;
@@ -177,7 +177,7 @@ impl Drive for Driver {
         async move {
             match inner.prepare(&exchange) {
                 Ok(run) => Box::pin(run.begin(exchange)).await,
-                Err(reason) => Err(exchange.decline(reason)),
+                Err(why) => Err(exchange.decline(why)),
             }
         }
         .boxed()
@@ -200,7 +200,7 @@ impl Inner {
     }
 
     /// Everything that is decided before the first call; the error is why the request is relayed instead.
-    fn prepare(&self, exchange: &Exchange) -> Result<Run, BypassReason> {
+    fn prepare(&self, exchange: &Exchange) -> Result<Run, Bypass> {
         let request = &exchange.request;
         let standing = self.setup.identities.standing(&exchange.replica);
         let backend = exchange.replica.name();
@@ -216,7 +216,9 @@ impl Inner {
         let ruled = self.setup.rulebook.rule(&passed, standing.as_deref(), &self.setup.drafters);
         exchange.shared.observer.metrics().overhead(Stage::Decide, begun.elapsed());
         let (mut ruling, drawn) = ruled?;
-        let Some(Standing::Known(identity)) = standing.as_deref() else { return Err(BypassReason::NoPlan) };
+        let Some(Standing::Known(identity)) = standing.as_deref() else {
+            return Err(BypassReason::NoPlan.into());
+        };
         let identity = Arc::clone(identity);
         let seed = request.sampling.seed.unwrap_or_else(fresh_seed);
         let sampling = if identity.engine.shares_noise() {

@@ -14,7 +14,7 @@ mod ride;
 mod structure;
 pub mod verdict;
 
-pub use bypass::BypassReason;
+pub use bypass::{BypassReason, Refused};
 pub use gate::Gate;
 pub use law::Law;
 pub use ledger::{DriftLimits, Ledger};

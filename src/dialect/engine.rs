@@ -3,7 +3,7 @@
 use super::{Asked, Beside, Call, Chunk, Context, Dialect, Refusal, RideKind, Round, Unreadable};
 use crate::openai::{Additive, Defaults, Request, Sampling};
 use crate::units::TokenId;
-use crate::words::BypassReason;
+use crate::words::{BypassReason, Refused};
 use crate::words::{Plan, Verdict};
 use serde_json::Value;
 
@@ -160,17 +160,18 @@ impl Engine {
     }
 
     /// Why this request may not leap here; `None` if it may.
-    pub fn refuses(&self, request: &Request, sampling: &Sampling) -> Option<BypassReason> {
+    pub fn refuses(&self, request: &Request, sampling: &Sampling) -> Option<Refused> {
         let seeded = sampling.temperature > 0.0 && (sampling.seed.is_some() || self.seeded);
         if seeded && self.noise == Noise::Call {
-            return Some(BypassReason::Seed);
+            let seed = sampling.seed.map_or("temperature", |_| "seed");
+            return Some(Refused::by(BypassReason::Seed, seed));
         }
         // Until `min_tokens` the target's sampler avoids the stop tokens too, which later calls do not name.
         if sampling.min_tokens > 0 && !request.stop_token_ids.is_empty() {
-            return Some(BypassReason::Parameter);
+            return Some(Refused::by(BypassReason::Parameter, "min_tokens"));
         }
         if self.limit(request) == MaxTokens::Unknown {
-            return Some(BypassReason::DefaultsUnknown);
+            return Some(Refused::by(BypassReason::DefaultsUnknown, "max_tokens"));
         }
         self.dialect.codec().refuses(self, request, sampling)
     }

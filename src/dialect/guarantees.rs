@@ -58,8 +58,8 @@ impl Fate {
             Judgement::Bypass { reason, .. } => return Self::Bypassed(reason),
         };
         let (sampling, settled) = engine.sampling(&request);
-        if let Some(reason) = engine.refuses(&request, &sampling) {
-            return Self::Bypassed(reason);
+        if let Some(refused) = engine.refuses(&request, &sampling) {
+            return Self::Bypassed(refused.reason);
         }
         if !engine.dialect.codec().tells_ids(route) {
             return Self::Rides;

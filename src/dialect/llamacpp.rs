@@ -26,7 +26,7 @@ use super::{
 use crate::openai::{Additive, Defaults, Prompt, Request, Route, Sampling};
 use crate::session::StopOrder;
 use crate::units::TokenId;
-use crate::words::BypassReason;
+use crate::words::{BypassReason, Refused};
 use crate::words::{Plan, Row, Verdict};
 
 const COMPLETION: &str = "/completion";
@@ -98,18 +98,23 @@ impl Codec for LlamaCpp {
 
     /// This server ignores parameters of other servers silently. Where the first ride of a chat overwrites a parameter
     /// of the client's with its own, the server's error about the client's value would be lost.
-    fn refuses(&self, _: &Engine, request: &Request, sampling: &Sampling) -> Option<BypassReason> {
+    fn refuses(&self, _: &Engine, request: &Request, sampling: &Sampling) -> Option<Refused> {
         let own = &request.sampling;
-        let penalized = own.said.has(crate::openai::SamplingField::RepetitionPenalty)
-            && own.repetition_penalty.total_cmp(&1.0).is_ne();
-        let ignored = penalized
-            || sampling.min_tokens > 0
-            || request.include_stop
-            || request.return_token_ids
-            || !request.stop_token_ids.is_empty();
-        let given = |name: &&str| request.body.get(*name).is_some_and(|value| !value.is_null());
-        let replaced = request.route == Route::Chat && ["n_probs", "top_logprobs"].iter().any(given);
-        (ignored || replaced).then_some(BypassReason::Parameter)
+        let penalized =
+            own.said.has(crate::openai::SamplingField::RepetitionPenalty) && own.penalizes_repetition();
+        let replaced = |name: &str| {
+            request.route == Route::Chat && request.body.get(name).is_some_and(|value| !value.is_null())
+        };
+        let parameters = [
+            (penalized, "repetition_penalty"),
+            (sampling.min_tokens > 0, "min_tokens"),
+            (request.include_stop, "include_stop_str_in_output"),
+            (request.return_token_ids, "return_token_ids"),
+            (!request.stop_token_ids.is_empty(), "stop_token_ids"),
+            (replaced("n_probs"), "n_probs"),
+            (replaced("top_logprobs"), "top_logprobs"),
+        ];
+        Refused::by_first(BypassReason::Parameter, &parameters)
     }
 
     fn plans(&self, engine: &Engine, _: &Request, _: &Sampling, _: bool) -> Vec<Plan> {

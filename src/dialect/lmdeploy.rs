@@ -22,7 +22,7 @@ use super::{
 use crate::openai::{Additive, Prompt, Request, Route, Sampling};
 use crate::session::Hold;
 use crate::units::TokenId;
-use crate::words::BypassReason;
+use crate::words::{BypassReason, Refused};
 use crate::words::{Plan, Row, Verdict};
 
 const GENERATE: &str = "/generate";
@@ -68,11 +68,17 @@ impl Codec for Lmdeploy {
 
     /// Its repetition penalty counts output only, and `/generate` has none of the others. It ignores parameters that
     /// it does not know (`min_tokens`).
-    fn refuses(&self, _: &Engine, request: &Request, sampling: &Sampling) -> Option<BypassReason> {
-        let counted = sampling.counts_output() || sampling.repetition_penalty.total_cmp(&1.0).is_ne();
-        let foreign = !sampling.logit_bias.is_empty() || request.include_stop || request.return_token_ids;
-        let stops = !request.stop.is_empty() || !request.stop_token_ids.is_empty();
-        (counted || foreign || stops).then_some(BypassReason::Parameter)
+    fn refuses(&self, _: &Engine, request: &Request, sampling: &Sampling) -> Option<Refused> {
+        let parameters = [
+            (sampling.penalizes_repetition(), "repetition_penalty"),
+            (!sampling.logit_bias.is_empty(), "logit_bias"),
+            (request.include_stop, "include_stop_str_in_output"),
+            (request.return_token_ids, "return_token_ids"),
+            (!request.stop.is_empty(), "stop"),
+            (!request.stop_token_ids.is_empty(), "stop_token_ids"),
+        ];
+        Refused::by_first(BypassReason::Parameter, &sampling.counting())
+            .or_else(|| Refused::by_first(BypassReason::Parameter, &parameters))
     }
 
     fn tells_ids(&self, route: Route) -> bool {

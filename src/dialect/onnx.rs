@@ -18,7 +18,7 @@ use super::{
 use crate::openai::{Additive, Defaults, Request, Route, Sampling};
 use crate::session::StopOrder;
 use crate::units::TokenId;
-use crate::words::BypassReason;
+use crate::words::Refused;
 use crate::words::{Dist, Plan, Row, Verdict};
 
 const VERIFY: &str = "/v1/verify";
@@ -59,7 +59,7 @@ impl Codec for Onnx {
         })
     }
 
-    fn refuses(&self, _: &Engine, _: &Request, _: &Sampling) -> Option<BypassReason> {
+    fn refuses(&self, _: &Engine, _: &Request, _: &Sampling) -> Option<Refused> {
         None
     }
 

@@ -22,7 +22,7 @@ use super::{
     Refusal, RideKind, Round, Unreadable, shared,
 };
 use crate::openai::{Additive, Request, Sampling};
-use crate::words::BypassReason;
+use crate::words::{BypassReason, Refused};
 use crate::words::{Plan, Verdict};
 
 /// The dialects of servers that are relayed to, whatever they answer.
@@ -42,8 +42,8 @@ impl Codec for Relayed {
         Ok(Engine::new(self.0, answers.model().unwrap_or_default(), version.unwrap_or_default()))
     }
 
-    fn refuses(&self, _: &Engine, _: &Request, _: &Sampling) -> Option<BypassReason> {
-        Some(BypassReason::NoPlan)
+    fn refuses(&self, _: &Engine, _: &Request, _: &Sampling) -> Option<Refused> {
+        Some(BypassReason::NoPlan.into())
     }
 
     fn plans(&self, _: &Engine, _: &Request, _: &Sampling, _: bool) -> Vec<Plan> {
@@ -125,7 +125,7 @@ mod tests {
             assert_eq!(engine.plans(&request, &request.sampling, true), []);
             assert_eq!(
                 dialect.codec().refuses(&engine, &request, &request.sampling),
-                Some(BypassReason::NoPlan)
+                Some(BypassReason::NoPlan.into())
             );
             assert_eq!(dialect.codec().load_path(&engine), None);
         }

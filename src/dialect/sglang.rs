@@ -23,7 +23,7 @@ use super::{
 };
 use crate::openai::{Additive, Defaults, Request, Route, Sampling, SamplingField as F};
 use crate::units::TokenId;
-use crate::words::BypassReason;
+use crate::words::{BypassReason, Refused};
 use crate::words::{Plan, Row, Verdict};
 
 const GENERATE: &str = "/generate";
@@ -84,21 +84,28 @@ impl Codec for Sglang {
         })
     }
 
-    fn refuses(&self, engine: &Engine, request: &Request, sampling: &Sampling) -> Option<BypassReason> {
-        let penalized = sampling.counts_output() || !neutral(sampling.repetition_penalty);
+    fn refuses(&self, engine: &Engine, request: &Request, sampling: &Sampling) -> Option<Refused> {
         // A parameter of vLLM's that this server does not know; and the chat route has another name for ids.
-        let foreign = request.include_stop || (request.return_token_ids && request.route == Route::Chat);
+        let foreign = request.return_token_ids && request.route == Route::Chat;
         // With deterministic inference, min-p fails an assertion in its sampler: such a request must never be sent.
         let deadly = engine.noise == Noise::Place && sampling.min_p > 0.0 && sampling.temperature > 0.0;
         // With `ignore_eos` it does not look for stop tokens either.
         let deaf = sampling.ignore_eos && !request.stop_token_ids.is_empty();
-        (penalized || foreign || deadly || deaf).then_some(BypassReason::Parameter)
+        let parameters = [
+            (!neutral(sampling.repetition_penalty), "repetition_penalty"),
+            (request.include_stop, "include_stop_str_in_output"),
+            (foreign, "return_token_ids"),
+            (deadly, "min_p"),
+            (deaf, "stop_token_ids"),
+        ];
+        Refused::by_first(BypassReason::Parameter, &sampling.counting())
+            .or_else(|| Refused::by_first(BypassReason::Parameter, &parameters))
+            .or_else(|| {
+                open(engine, request, sampling).map(|name| Refused::by(BypassReason::DefaultsUnknown, name))
+            })
     }
 
     fn plans(&self, engine: &Engine, request: &Request, sampling: &Sampling, _: bool) -> Vec<Plan> {
-        if !settled(engine, request, sampling) {
-            return Vec::new();
-        }
         let scores = told(engine, request) && scores(engine, sampling);
         engine.plans.iter().copied().filter(|plan| *plan != Plan::Score || scores).collect()
     }
@@ -220,16 +227,16 @@ fn neutral(penalty: f64) -> bool {
     penalty == 1.0
 }
 
-/// Whether fields that the client left out get the same values on the completions route as on the client's own.
-fn settled(engine: &Engine, request: &Request, sampling: &Sampling) -> bool {
+/// The first field left out by the client that gets another value on the completions route than on the client's own.
+fn open(engine: &Engine, request: &Request, sampling: &Sampling) -> Option<&'static str> {
     if request.route == Route::Completions || engine.defaults.is_some() {
-        return true;
+        return None;
     }
-    let said = |field| sampling.said.has(field);
-    // What the chat route takes from the model: nothing else differs from the completions route.
-    let open = [F::Temperature, F::TopP, F::TopK, F::MinP];
-    let drawn = sampling.temperature > 0.0 || !said(F::Temperature);
-    said(F::RepetitionPenalty) && (!drawn || open.into_iter().all(said))
+    // The chat route takes these from the model: nothing else differs from the completions route.
+    let drawn = sampling.temperature > 0.0 || !sampling.said.has(F::Temperature);
+    let drawing = [F::Temperature, F::TopP, F::TopK, F::MinP].into_iter().filter(|_| drawn);
+    let mut differing = drawing.chain([F::RepetitionPenalty]);
+    differing.find(|field| !sampling.said.has(*field)).map(F::name)
 }
 
 /// Whether the effective sampling is known as numbers, so that it can be computed with here.

@@ -9,7 +9,7 @@ use super::{Asked, Call, Chunk, Context, Engine, Load, RideKind, Round, Unreadab
 use crate::draft::Tree;
 use crate::openai::{Request, Route, Sampling, SamplingField as F};
 use crate::units::TokenId;
-use crate::words::BypassReason;
+use crate::words::{BypassReason, Refused};
 use crate::words::{Row, Verdict};
 
 /// Most output tokens of a completion whose client sets no limit.
@@ -153,10 +153,12 @@ pub fn said_fields_with_ids(sampling: &Sampling) -> Map<String, Value> {
 
 /// Why an engine that draws with a fixed seed of its own cannot carry this request: it carries temperature 0, set
 /// by the client, and nothing else.
-pub fn refuses_all_but_greedy(sampling: &Sampling) -> Option<BypassReason> {
+pub fn refuses_all_but_greedy(sampling: &Sampling) -> Option<Refused> {
     match (sampling.said.has(F::Temperature), sampling.temperature > 0.0) {
-        (false, _) => Some(BypassReason::DefaultsUnknown),
-        (true, true) => Some(BypassReason::Seed),
+        (false, _) => Some(Refused::by(BypassReason::DefaultsUnknown, "temperature")),
+        (true, true) => {
+            Some(Refused::by(BypassReason::Seed, sampling.seed.map_or("temperature", |_| "seed")))
+        }
         (true, false) => None,
     }
 }

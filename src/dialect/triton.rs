@@ -29,7 +29,7 @@ use super::{
 };
 use crate::openai::{Additive, Prompt, Request, Route, Sampling};
 use crate::units::TokenId;
-use crate::words::BypassReason;
+use crate::words::{BypassReason, Refused};
 use crate::words::{Plan, Row, Verdict};
 
 const PREPROCESSING: &str = "/v2/models/preprocessing/infer";
@@ -77,17 +77,24 @@ impl Codec for Triton {
         })
     }
 
-    fn refuses(&self, engine: &Engine, request: &Request, sampling: &Sampling) -> Option<BypassReason> {
+    fn refuses(&self, engine: &Engine, request: &Request, sampling: &Sampling) -> Option<Refused> {
+        if request.route == Route::Chat {
+            return Some(BypassReason::NoPlan.into());
+        }
         let text = matches!(request.prompt, Prompt::Text(_));
-        if request.route == Route::Chat || !text || !request.stream || request.model != engine.model {
-            return Some(BypassReason::NoPlan);
-        }
-        let ends = request.stop.is_empty() && request.stop_token_ids.is_empty() && !sampling.ignore_eos;
-        let plain = Sampling { temperature: 0.0, ..sampling.clone() }.plainly_greedy();
-        if !ends || !plain {
-            return Some(BypassReason::Parameter);
-        }
-        shared::refuses_all_but_greedy(sampling)
+        let shape =
+            [(!text, "prompt"), (!request.stream, "stream"), (request.model != engine.model, "model")];
+        let parameters = [
+            (!request.stop.is_empty(), "stop"),
+            (!request.stop_token_ids.is_empty(), "stop_token_ids"),
+            (sampling.ignore_eos, "ignore_eos"),
+            (sampling.penalizes_repetition(), "repetition_penalty"),
+            (!sampling.logit_bias.is_empty(), "logit_bias"),
+        ];
+        Refused::by_first(BypassReason::NoPlan, &shape)
+            .or_else(|| Refused::by_first(BypassReason::Parameter, &parameters))
+            .or_else(|| Refused::by_first(BypassReason::Parameter, &sampling.counting()))
+            .or_else(|| shared::refuses_all_but_greedy(sampling))
     }
 
     fn plans(&self, engine: &Engine, _: &Request, _: &Sampling, _: bool) -> Vec<Plan> {
@@ -418,7 +425,7 @@ mod tests {
     fn only_what_is_exact_is_offered() {
         let refused = |more: &Value| {
             let request = request(more);
-            engine().refuses(&request, &engine().sampling(&request).0)
+            engine().refuses(&request, &engine().sampling(&request).0).map(|refused| refused.reason)
         };
         assert_eq!(refused(&json!({})), None);
         assert_eq!(refused(&json!({"temperature": 0.7})), Some(BypassReason::Seed));

@@ -28,7 +28,7 @@ use super::{
 use crate::openai::{Additive, Prompt, Request, Route, Sampling, SamplingField};
 use crate::session::Hold;
 use crate::units::TokenId;
-use crate::words::BypassReason;
+use crate::words::{BypassReason, Refused};
 use crate::words::{Plan, Row, Verdict};
 
 const TOKENIZE: &str = "/_internal/tokenize";
@@ -70,16 +70,17 @@ impl Codec for TrtLlm {
         })
     }
 
-    fn refuses(&self, _: &Engine, request: &Request, sampling: &Sampling) -> Option<BypassReason> {
+    fn refuses(&self, _: &Engine, request: &Request, sampling: &Sampling) -> Option<Refused> {
         if request.route == Route::Chat {
-            return Some(BypassReason::NoPlan);
+            return Some(BypassReason::NoPlan.into());
         }
-        #[expect(clippy::float_cmp, reason = "a penalty of exactly one is none")]
-        let repeated = sampling.repetition_penalty != 1.0;
-        if repeated || sampling.min_tokens > 0 || !request.stop.is_empty() {
-            return Some(BypassReason::Parameter);
-        }
-        shared::refuses_all_but_greedy(sampling)
+        let parameters = [
+            (sampling.penalizes_repetition(), "repetition_penalty"),
+            (sampling.min_tokens > 0, "min_tokens"),
+            (!request.stop.is_empty(), "stop"),
+        ];
+        Refused::by_first(BypassReason::Parameter, &parameters)
+            .or_else(|| shared::refuses_all_but_greedy(sampling))
     }
 
     /// With the same fields left out on the same route the server's defaults need not be known.
@@ -253,7 +254,7 @@ mod tests {
         let mut body = json!({"model": "m", "prompt": "Once", "max_tokens": 9});
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         let request = request(&body);
-        engine().refuses(&request, &engine().sampling(&request).0)
+        engine().refuses(&request, &engine().sampling(&request).0).map(|refused| refused.reason)
     }
 
     fn text(call: &Call) -> &str {
@@ -289,7 +290,7 @@ mod tests {
         }
         let chat = json!({"model": "m", "messages": [{"role": "user", "content": "a"}], "max_tokens": 9, "temperature": 0});
         let chat = request(&chat);
-        assert_eq!(engine().refuses(&chat, &chat.sampling), Some(BypassReason::NoPlan));
+        assert_eq!(engine().refuses(&chat, &chat.sampling), Some(BypassReason::NoPlan.into()));
     }
 
     #[test]

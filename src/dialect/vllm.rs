@@ -31,7 +31,7 @@ use super::{
 use crate::openai::{Additive, Defaults, Request, Route, Sampling};
 use crate::session::Hold;
 use crate::units::TokenId;
-use crate::words::BypassReason;
+use crate::words::{BypassReason, Refused};
 use crate::words::{Plan, Row, Verdict};
 
 const GENERATE: &str = "/inference/v1/generate";
@@ -108,8 +108,8 @@ impl Codec for Vllm {
     }
 
     /// What counts output tokens loses count when output becomes prompt; the repetition penalty counts both.
-    fn refuses(&self, _: &Engine, _: &Request, sampling: &Sampling) -> Option<BypassReason> {
-        sampling.counts_output().then_some(BypassReason::Parameter)
+    fn refuses(&self, _: &Engine, _: &Request, sampling: &Sampling) -> Option<Refused> {
+        Refused::by_first(BypassReason::Parameter, &sampling.counting())
     }
 
     fn plans(&self, engine: &Engine, _: &Request, sampling: &Sampling, settled: bool) -> Vec<Plan> {

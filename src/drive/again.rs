@@ -23,7 +23,7 @@ const ERROR_BYTES: usize = 1 << 20;
 /// Sends the request once more and streams the backend's answer to the client unchanged.
 pub(super) async fn stream(nothing: Nothing) {
     let Nothing { unsent, shared, mut slot, mut sink } = nothing;
-    slot.record.declined(BypassReason::Fault);
+    slot.record.declined(BypassReason::Fault, None);
     slot.record.to(unsent.replica.name());
     let gone = sink.hung_up();
     let answered = async {

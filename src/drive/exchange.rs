@@ -16,7 +16,7 @@ use crate::http::drain::Lifecycle;
 use crate::http::memory::Memory;
 use crate::observe::{Observer, Record};
 use crate::openai::{self, Control};
-use crate::words::BypassReason;
+use crate::policy::Bypass;
 
 /// A boxed future that borrows nothing.
 pub type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send + 'static>>;
@@ -104,9 +104,9 @@ impl Slot {
 
 impl Exchange {
     /// Gives the request back, to be relayed unchanged.
-    pub fn decline(self, reason: BypassReason) -> Box<Declined> {
+    pub fn decline(self, why: impl Into<Bypass>) -> Box<Declined> {
         let Self { head, body, replica, slot, .. } = self;
-        Box::new(Declined { unsent: Unsent { head, body, replica }, slot, reason })
+        Box::new(Declined { unsent: Unsent { head, body, replica }, slot, why: why.into() })
     }
 }
 
@@ -139,5 +139,5 @@ pub struct Declined {
     /// Its record and session permit.
     pub slot: Slot,
     /// Why it is not driven.
-    pub reason: BypassReason,
+    pub why: Bypass,
 }

@@ -123,7 +123,7 @@ pub struct Nothing {
 impl Nothing {
     /// Hands the request back.
     pub fn decline(self, reason: BypassReason) -> Box<Declined> {
-        Box::new(Declined { unsent: self.unsent, slot: self.slot, reason })
+        Box::new(Declined { unsent: self.unsent, slot: self.slot, why: reason.into() })
     }
 }
 

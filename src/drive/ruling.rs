@@ -14,8 +14,8 @@ use crate::fleet::{self, Replica};
 use crate::openai::{Control, Request};
 use crate::policy::part::ModelState;
 use crate::policy::{
-    Backend, Body, Fact, Facts, LiveGates, Outcome, PolicySet, Ruling, Server, ServerState, Terms, Wish,
-    decide,
+    Backend, Body, Bypass, Fact, Facts, LiveGates, Outcome, PolicySet, Ruling, Server, ServerState, Terms,
+    Wish, decide,
 };
 use crate::session::Permission;
 use crate::words::{BypassReason, Mode, RideReason};
@@ -118,7 +118,7 @@ impl Rulebook {
         passed: &Passed<'_>,
         standing: Option<&identity::Standing>,
         drafters: &Drafters,
-    ) -> Result<(Ruling, Drawn), BypassReason> {
+    ) -> Result<(Ruling, Drawn), Bypass> {
         let terms = self.terms(passed.backend).ok_or(BypassReason::NoPlan)?;
         let standing = standing.ok_or(BypassReason::NoPlan)?;
         let models = |name: &str| match standing {
@@ -141,8 +141,8 @@ impl Rulebook {
                 }
                 Ok((*ruling, drawn))
             }
-            Outcome::Bypass(bypass) => Err(bypass.reason),
-            Outcome::Nobody | Outcome::Undecided(..) => Err(BypassReason::Fault),
+            Outcome::Bypass(bypass) => Err(bypass),
+            Outcome::Nobody | Outcome::Undecided(..) => Err(BypassReason::Fault.into()),
         }
     }
 }

@@ -459,10 +459,10 @@ impl Proxy {
 
     /// Relays a request that the driver handed back.
     async fn relay_declined(&self, declined: Declined) -> Response<Body> {
-        let Declined { unsent, slot, reason } = declined;
+        let Declined { unsent, slot, why } = declined;
         let Unsent { mut head, body, replica } = unsent;
         let mut record = slot.into_record();
-        record.declined(reason);
+        record.declined(why.reason, why.parameter);
         let body = fit(&replica, &mut head, body, &self.shared.memory);
         let repeatable = Some(Replay::of(body.clone()));
         let fleet = Arc::clone(&self.shared.fleet);

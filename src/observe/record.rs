@@ -125,9 +125,9 @@ impl Record {
     }
 
     /// Records that its session was given up before anything was sent to the client; it is a bypass instead.
-    pub fn declined(&mut self, reason: BypassReason) {
+    pub fn declined(&mut self, reason: BypassReason, parameter: Option<String>) {
         if let Some(route) = self.finished.route {
-            self.bypassed(route, reason, None);
+            self.bypassed(route, reason, parameter);
         }
         self.finished.rounds.clear();
         self.finished.output_tokens = 0;

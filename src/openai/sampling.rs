@@ -32,6 +32,21 @@ impl SamplingField {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Said(u8);
 
+impl SamplingField {
+    /// The parameter's name in a request.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Temperature => "temperature",
+            Self::TopP => "top_p",
+            Self::TopK => "top_k",
+            Self::MinP => "min_p",
+            Self::PresencePenalty => "presence_penalty",
+            Self::FrequencyPenalty => "frequency_penalty",
+            Self::RepetitionPenalty => "repetition_penalty",
+        }
+    }
+}
+
 impl Said {
     /// The set with one more field.
     #[must_use]
@@ -136,9 +151,25 @@ impl Default for Sampling {
 }
 
 impl Sampling {
-    /// Whether a logit depends on the output so far, so that output must not be passed off as prompt.
+    /// The parameters by which a logit depends on the output so far, so that output must not be passed off as
+    /// prompt; each with whether it does here.
+    pub fn counting(&self) -> [(bool, &'static str); 3] {
+        [
+            (self.presence_penalty != 0.0, "presence_penalty"),
+            (self.frequency_penalty != 0.0, "frequency_penalty"),
+            (self.min_tokens > 0, "min_tokens"),
+        ]
+    }
+
+    /// Whether one of [`Sampling::counting`] does.
     pub fn counts_output(&self) -> bool {
-        self.presence_penalty != 0.0 || self.frequency_penalty != 0.0 || self.min_tokens > 0
+        self.counting().iter().any(|(counts, _)| *counts)
+    }
+
+    /// Whether tokens of prompt and output are penalized.
+    #[expect(clippy::float_cmp, reason = "a penalty of exactly one is none")]
+    pub fn penalizes_repetition(&self) -> bool {
+        self.repetition_penalty != 1.0
     }
 
     /// The client's fields, and the server's where the client has set none.
@@ -178,15 +209,19 @@ impl Sampling {
 
     /// Whether the client has set every field, and leaves nothing to the server.
     pub fn says_all(&self) -> bool {
-        SamplingField::ALL.into_iter().all(|field| self.said.has(field))
+        self.left_open().is_none()
+    }
+
+    /// The first field that the client has not set.
+    pub fn left_open(&self) -> Option<SamplingField> {
+        SamplingField::ALL.into_iter().find(|field| !self.said.has(*field))
     }
 
     /// Whether the most probable token is always taken, and the logits alone decide which that is.
-    #[expect(clippy::float_cmp, reason = "a penalty of exactly one is none")]
     pub fn plainly_greedy(&self) -> bool {
         self.temperature == 0.0
             && !self.counts_output()
-            && self.repetition_penalty == 1.0
+            && !self.penalizes_repetition()
             && self.logit_bias.is_empty()
     }
 }

@@ -180,7 +180,7 @@ fn walk(facts: &Facts<'_>, mut walk: Walk) -> Decision {
     walk.step(Step::Fleet, || steps::fleet(facts.leaps), |()| passed("some server may be able to verify"));
     walk.step(Step::Encoding, || steps::encoding(facts.encoded), |()| passed("the body is not compressed"));
     let request =
-        walk.step(Step::Body, || steps::body(facts.body), |_| passed("every parameter is carried exactly"));
+        walk.step(Step::Body, || steps::body(facts.body), |_| passed("its parameters do not prevent it"));
     let request = request.or_else(|| facts.body.known().filter(|_| whole)?.request());
     let backend = walk.step(Step::Backend, || steps::backend(facts.backend, control), |to| passed(to.name));
     let backend = backend.or_else(|| facts.backend.known().filter(|_| whole)?);
@@ -197,7 +197,7 @@ fn walk(facts: &Facts<'_>, mut walk: Walk) -> Decision {
                 sampling.as_ref().ok_or(NO_SERVER)?,
             )
         },
-        |plans| passed(format!("exact by {}", steps::names(plans))),
+        |plans| passed(format!("every parameter is carried exactly, by {}", steps::names(plans))),
     );
     let temperature = steps::temperature(request, sampling.as_ref().map(|(sampling, _)| sampling));
     let policy = walk.step(

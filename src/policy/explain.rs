@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::decide::{Decision, Finding, Outcome, Step, Verdict, decide_and_say_why};
+use super::decide::{Bypass, Decision, Finding, Outcome, Step, Verdict, decide_and_say_why};
 use super::facts::{Body, Facts};
 use super::part::{Part, parts};
 use super::{Accept, Drafter, Policy, Rule, Ruling};
@@ -159,7 +159,7 @@ pub struct ParameterLine {
     pub name: String,
     /// API or engine that defines it; `null` if it is unknown.
     pub owner: Option<String>,
-    /// Its treatment: carried, emulated, inert, neutral, bypass or unknown.
+    /// Its treatment: carried, emulated, inert, neutral, bypass, unknown, or omitted (not in the body).
     pub treatment: String,
     /// Name of the reason why it prevents leaping; `null` if it does not.
     pub refused: Option<String>,
@@ -248,7 +248,7 @@ pub fn explain(
         prompt_tokens: size.map(|size| size.tokens),
         prompt_tokens_exact: size.is_some_and(|size| size.exact),
         steps: decision.findings.iter().map(StepLine::from).collect(),
-        parameters: parameters.iter().map(ParameterLine::from).collect(),
+        parameters: parameter_lines(parameters, &decision.outcome, facts.route),
         policy: policy.map(|policy| policy.label()),
         policies: lines,
         plans: ruling.map_or_else(Vec::new, plans),
@@ -381,6 +381,28 @@ fn eligible(
             ("eligible", None, format!("it rides first, and {leaps}"))
         }
     }
+}
+
+/// How each parameter of the body is treated. The one that the server cannot carry is refused too, also if it is not in
+/// the body and its default is at fault.
+fn parameter_lines(
+    parameters: &[openai::Finding],
+    outcome: &Outcome,
+    route: openai::Route,
+) -> Vec<ParameterLine> {
+    let mut lines: Vec<ParameterLine> = parameters.iter().map(ParameterLine::from).collect();
+    let Outcome::Bypass(Bypass { reason, parameter: Some(name), .. }) = outcome else { return lines };
+    if let Some(line) = lines.iter_mut().find(|line| line.name == *name) {
+        line.refused.get_or_insert(reason.name().to_owned());
+    } else if let Some(row) = openai::parameters::find(route, name) {
+        lines.push(ParameterLine {
+            name: name.clone(),
+            owner: Some(row.owner.name().to_owned()),
+            treatment: "omitted".to_owned(),
+            refused: Some(reason.name().to_owned()),
+        });
+    }
+    lines
 }
 
 fn plans(ruling: &Ruling) -> Vec<String> {

@@ -9,7 +9,7 @@ use super::{Policy, PolicyMode};
 use crate::dialect::Engine;
 use crate::openai::{Control, Request, Sampling, SamplingField, control_header};
 use crate::session::Permission;
-use crate::words::{BypassReason, Mode, Plan, RideReason};
+use crate::words::{BypassReason, Mode, Plan, Refused, RideReason};
 
 /// Why a step ends the decision.
 pub(super) enum Halt {
@@ -31,6 +31,12 @@ pub(super) const NO_REQUEST: Halt = Halt::Unknown("the body was not read, or not
 pub(super) const NO_BACKEND: Halt = Halt::Unknown("the backend is not known");
 pub(super) const NO_SERVER: Halt = Halt::Unknown("it depends on the server, which is not known");
 pub(super) const NO_POLICY: Halt = Halt::Unknown("it depends on the policy, and none is known to match");
+
+impl From<Refused> for Halt {
+    fn from(Refused { reason, parameter }: Refused) -> Self {
+        Self::Bypass(Bypass { parameter: parameter.map(str::to_owned), ..reason.into() })
+    }
+}
 
 impl Halt {
     pub(super) fn ends(self, step: Step) -> Outcome {
@@ -163,14 +169,16 @@ pub(super) fn exact(
     sampling: &(Sampling, bool),
 ) -> Result<Vec<Plan>, Halt> {
     let (sampling, settled) = sampling;
-    if let Some(reason) = server.engine.refuses(request, sampling) {
-        return Err(reason.into());
+    if let Some(refused) = server.engine.refuses(request, sampling) {
+        return Err(refused.into());
     }
     let plans = server.engine.plans(request, sampling, *settled);
-    match (plans.is_empty(), settled) {
-        (false, _) => Ok(plans),
-        (true, true) => Err(BypassReason::NoPlan.into()),
-        (true, false) => Err(BypassReason::DefaultsUnknown.into()),
+    if !plans.is_empty() {
+        return Ok(plans);
+    }
+    match sampling.left_open().filter(|_| !settled) {
+        Some(open) => Err(Refused::by(BypassReason::DefaultsUnknown, open.name()).into()),
+        None => Err(BypassReason::NoPlan.into()),
     }
 }
 

@@ -142,3 +142,30 @@ impl BypassReason {
         }
     }
 }
+
+/// Why a request is relayed, and the parameter of its body that causes it, if a single one does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Refused {
+    /// Reason of the bypass.
+    pub reason: BypassReason,
+    /// Name of the parameter, as the table of parameters spells it.
+    pub parameter: Option<&'static str>,
+}
+
+impl From<BypassReason> for Refused {
+    fn from(reason: BypassReason) -> Self {
+        Self { reason, parameter: None }
+    }
+}
+
+impl Refused {
+    /// Refused because of this parameter.
+    pub const fn by(reason: BypassReason, parameter: &'static str) -> Self {
+        Self { reason, parameter: Some(parameter) }
+    }
+
+    /// Refused because of the first of these parameters that applies; `None` if none does.
+    pub fn by_first(reason: BypassReason, parameters: &[(bool, &'static str)]) -> Option<Self> {
+        parameters.iter().find(|(applies, _)| *applies).map(|(_, name)| Self::by(reason, name))
+    }
+}

@@ -153,7 +153,7 @@ fn an_explanation_in_words_names_parameters_policies_and_the_verdict() {
                mode         passed   auto\n  \
                fleet        passed   some server may be able to verify\n  \
                encoding     passed   the body is not compressed\n  \
-               body         passed   every parameter is carried exactly\n  \
+               body         passed   its parameters do not prevent it\n  \
                backend      passed   a\n  \
                session      passed   there is a place for one more\n  \
                server       unknown  the server was not asked\n  \

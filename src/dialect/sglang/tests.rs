@@ -132,20 +132,21 @@ fn a_chat_leaps_only_if_nothing_that_matters_was_left_to_the_model() {
     let plans = |engine: &Engine, fields: Value| {
         let request = chat(&fields);
         let (sampling, settled) = engine.sampling(&request);
-        Sglang.plans(engine, &request, &sampling, settled)
+        if let Some(refused) = engine.refuses(&request, &sampling) {
+            return Err(refused.parameter.unwrap());
+        }
+        Ok(Sglang.plans(engine, &request, &sampling, settled))
     };
-    assert!(
-        plans(&engine(), json!({"temperature": 0})).is_empty(),
-        "a repetition penalty may be the model's"
-    );
+    let may_be_the_models = Err("repetition_penalty");
+    assert_eq!(plans(&engine(), json!({"temperature": 0})), may_be_the_models);
     let greedy = json!({"temperature": 0, "repetition_penalty": 1});
-    assert_eq!(plans(&engine(), greedy), [Plan::Score, Plan::FanOut]);
+    assert_eq!(plans(&engine(), greedy), Ok(vec![Plan::Score, Plan::FanOut]));
     let open = json!({"temperature": 0.8, "repetition_penalty": 1, "top_p": 0.9});
-    assert!(plans(&engine(), open).is_empty());
+    assert_eq!(plans(&engine(), open), Err("top_k"));
     let full = json!({"temperature": 0.8, "repetition_penalty": 1, "top_p": 0.9, "top_k": -1, "min_p": 0.0});
-    assert_eq!(plans(&engine(), full), [Plan::FanOut]);
+    assert_eq!(plans(&engine(), full), Ok(vec![Plan::FanOut]));
     let openai = Engine { defaults: Some(Defaults::OPENAI), ..engine() };
-    assert_eq!(plans(&openai, json!({"temperature": 0})), [Plan::Score, Plan::FanOut]);
+    assert_eq!(plans(&openai, json!({"temperature": 0})), Ok(vec![Plan::Score, Plan::FanOut]));
 }
 
 #[test]
@@ -153,8 +154,9 @@ fn what_output_is_counted_by_or_kills_the_server_is_refused() {
     let refused = |engine: &Engine, fields: Value| {
         let request = chat(&fields);
         let (sampling, _) = engine.sampling(&request);
-        engine.refuses(&request, &sampling)
+        engine.refuses(&request, &sampling).map(|refused| (refused.reason, refused.parameter.unwrap()))
     };
+    let parameter = |name| Some((BypassReason::Parameter, name));
     let place = Engine { noise: Noise::Place, ..engine() };
     for fields in [
         json!({"repetition_penalty": 1.1}),
@@ -164,12 +166,19 @@ fn what_output_is_counted_by_or_kills_the_server_is_refused() {
         json!({"include_stop_str_in_output": true}),
         json!({"return_token_ids": true}),
     ] {
-        assert_eq!(refused(&engine(), fields.clone()), Some(BypassReason::Parameter), "{fields}");
+        let name = fields.as_object().unwrap().keys().next().unwrap();
+        assert_eq!(refused(&engine(), fields.clone()), parameter(name), "{fields}");
     }
-    assert_eq!(refused(&place, json!({"min_p": 0.1})), Some(BypassReason::Parameter));
+    assert_eq!(refused(&place, json!({"min_p": 0.1})), parameter("min_p"));
     let deaf = json!({"stop_token_ids": [4], "ignore_eos": true});
-    assert_eq!(refused(&engine(), deaf), Some(BypassReason::Parameter));
-    assert_eq!(refused(&engine(), json!({"min_p": 0.1, "seed": 5, "repetition_penalty": 1})), None);
+    assert_eq!(refused(&engine(), deaf), parameter("stop_token_ids"));
+    let own = json!({"min_p": 0.1, "seed": 5, "repetition_penalty": 1});
+    let open = Some((BypassReason::DefaultsUnknown, "temperature"));
+    assert_eq!(
+        refused(&engine(), own),
+        open,
+        "nothing that the server lacks, but its defaults are not known"
+    );
 }
 
 #[test]

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use super::contract::{PROMPTS, both, greedy, talkative};
 use super::house::{House, on_each, setup};
 use super::table::{Row, Seeds, TABLE};
-use crate::client::{Answer, Ask};
+use crate::client::{Answer, Ask, send};
 
 /// A parameter with a value, and why it may not leap, if the table says so.
 struct Setting {
@@ -185,6 +185,34 @@ async fn asked(house: &House, ask: &Ask) -> (Answer, bool) {
     (through, house.rounds() > rounds + 1)
 }
 
+/// What is wrong with how a bypass is told: the header names a parameter where one is the reason, and `explain` says the
+/// same, refuses that parameter, and says nowhere that all of them are carried.
+async fn blamed(house: &House, row: &Parameter, setting: &Setting, ask: &Ask, answer: &Answer) -> String {
+    let head = |name| answer.message.head.get(name).unwrap_or_default().to_owned();
+    let (reason, named) = (head("x-foretell-reason"), head("x-foretell-parameter"));
+    let path = format!("/api/explain?route={}", ask.route.name());
+    let admin = house.proxy.gateway.admin.unwrap();
+    let told = send(admin, &path, "", &house.said(ask).body()).await.json();
+    let refused: Vec<_> =
+        told["parameters"].as_array().unwrap().iter().filter(|line| !line["refused"].is_null()).collect();
+    // Some engines have no plan for a route, or for what no server tells of its defaults, whatever the parameters.
+    let whole = reason == "no_plan" && named.is_empty();
+    let of_the_row = setting.refused.is_none() || named == row.name;
+    let known = parameters::find(ask.route, &named).is_some();
+    let listed =
+        refused.iter().any(|line| line["name"] == named.as_str() && line["refused"] == reason.as_str());
+    let agrees = told["path"] == "bypassed" && told["reason"] == reason.as_str();
+    let carried = told["steps"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .any(|step| step["words"].as_str().unwrap().contains("every parameter is carried exactly"));
+    if agrees && (whole || of_the_row && known && listed && !carried) {
+        return String::new();
+    }
+    format!("{} {} {ask:?}\n  {reason} named {named:?}: {told}\n", house.row.name, row.name)
+}
+
 /// What an account of many comparisons comes to.
 #[derive(Default)]
 struct Account {
@@ -228,6 +256,9 @@ impl Account {
         let mut same = (&through.plain, &through.ids) == (&direct.plain, &direct.ids);
         if path == Some("bypassed") || direct.plain.status != 200 {
             same &= lasting(&through) == lasting(&direct);
+        }
+        if path == Some("bypassed") {
+            self.wrong += &blamed(house, row, setting, ask, &through).await;
         }
         let rightly = match setting.refused {
             Some(refused) => (path, reason, verified) == (Some("bypassed"), Some(refused.name()), false),
