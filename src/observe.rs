@@ -23,7 +23,7 @@ pub use body::Recorded;
 pub use metrics::{DraftKind, DraftLoss, HearingEnd, Held, Metrics};
 pub use record::Record;
 
-use crate::openai::{Path, Route};
+use crate::openai::{Api, Path};
 use crate::session::{Balance, SentAhead};
 use crate::words::{Ledger, Plan};
 use history::History;
@@ -97,8 +97,8 @@ pub struct Finished {
     pub backend: String,
     /// Model id as sent by the client, if it is known.
     pub model: Option<String>,
-    /// API route; `None` if the request is not a completion.
-    pub route: Option<Route>,
+    /// API of the request; `None` if it does not ask for text.
+    pub route: Option<Api>,
     /// How it was served.
     pub path: Path,
     /// Why it did not leap, or stopped leaping before the end.

@@ -20,6 +20,6 @@ pub use control_header::Control;
 pub use eligibility::{Finding, Judgement, judge, refusal, understand};
 pub use json::parsed_bytes;
 pub use prediction::without_prediction;
-pub use request::{Prompt, PromptSize, Request, Route};
+pub use request::{Api, Prompt, PromptSize, Request, Route};
 pub use sampling::{Defaults, Said, Sampling, SamplingField};
 pub use usage::{Leapt, Path, Usage};

@@ -57,6 +57,6 @@ pub fn backend<'a>(replica: &'a Replica, model: &str, modes: &ModeSwitch) -> Bac
 }
 
 /// The laxest mode of all backends; that of the process if there is none.
-fn laxest(fleet: &fleet::Fleet, modes: &ModeSwitch) -> Mode {
+pub fn laxest(fleet: &fleet::Fleet, modes: &ModeSwitch) -> Mode {
     fleet.names().map(|name| modes.of(name)).max().unwrap_or_else(|| modes.process())
 }

@@ -37,7 +37,7 @@ use crate::observe::Record;
 use crate::observe::metrics::Stage;
 use crate::openai::{self, Judgement, Route};
 use crate::policy::{self, Bypass, Fact, Facts, Outcome, Step, Wish};
-use crate::words::BypassReason;
+use crate::words::{BypassReason, Mode};
 
 /// Longest `x-request-id` of a client that is taken over, bytes.
 const LONGEST_ID: usize = 128;
@@ -209,13 +209,19 @@ impl Proxy {
         if inbound.parts.method == Method::CONNECT {
             return fail(inbound.record, &Failure::Connect);
         }
+        let api = route::relayed_api(&inbound.parts.method, &inbound.parts.uri);
+        if let Some(api) = api {
+            inbound.record.asks_by(api);
+        }
         let mut model = None;
-        // Only where there are several backends does the model matter.
-        let body = if self.shared.fleet.needs_model() && inbound.parts.method == Method::POST {
+        // The model decides where there are several backends, and is told of what asks for text.
+        let decides = self.shared.fleet.needs_model() && inbound.parts.method == Method::POST;
+        let told = api.is_some() && facts::laxest(&self.shared.fleet, &self.shared.modes) != Mode::Off;
+        let body = if decides || told {
             match route::read(body, self.limits.speculate_body, &self.shared.memory).await {
                 Read::Broken(error) => return fail(inbound.record, &Failure::of_body(&*error)),
-                Read::Unread(_, Stopped::Memory) => return fail(inbound.record, &Failure::Memory),
-                Read::Unread(body, Stopped::Limit) => Payload::Stream(body),
+                Read::Unread(_, Stopped::Memory) if decides => return fail(inbound.record, &Failure::Memory),
+                Read::Unread(body, _) => Payload::Stream(body),
                 Read::Whole(bytes) => {
                     model = route::model_of(&bytes);
                     Payload::Whole(bytes)

@@ -15,7 +15,7 @@ use crate::http::body::{Body, BoxError};
 use crate::http::gather::{Gathered, Stopped, gather};
 use crate::http::memory::Memory;
 use crate::http::request::RequestBody;
-use crate::openai::Route;
+use crate::openai::{Api, Route};
 
 /// The completion route that a request asks for.
 pub fn candidate(method: &Method, uri: &Uri) -> Option<Route> {
@@ -23,6 +23,11 @@ pub fn candidate(method: &Method, uri: &Uri) -> Option<Route> {
         return None;
     }
     [Route::Completions, Route::Chat].into_iter().find(|route| route.path() == uri.path())
+}
+
+/// The API by which a request asks for text, where that is one that is only relayed.
+pub fn relayed_api(method: &Method, uri: &Uri) -> Option<Api> {
+    Api::RELAYED.into_iter().find(|api| *method == Method::POST && api.path() == uri.path())
 }
 
 /// Whether answering a request twice is the same as once, but for the work: what only reads, and what only

@@ -128,7 +128,7 @@ mod tests {
     use crate::openai::{Path, Route};
 
     fn ridden(tokens: u32) -> Finished {
-        let route = Some(Route::Chat);
+        let route = Some(Route::Chat.into());
         Finished { route, output_tokens: tokens, status: 200, ..Finished::new(Path::Ridden, "b") }
     }
 

@@ -19,7 +19,7 @@ use self::json::{JsonLines, Members};
 pub use self::writer::{dropped, flush};
 use super::trace::Trace;
 use super::{Finished, Round};
-use crate::openai::{Path, Route};
+use crate::openai::Api;
 use crate::words::Ledger;
 
 /// Format of log lines.
@@ -96,7 +96,7 @@ fn spent(finished: &Finished, of: impl Fn(&Round) -> Duration) -> Option<f64> {
     (!finished.rounds.is_empty()).then(|| millis(finished.rounds.iter().map(of).sum()))
 }
 
-/// Logs a finished request: completions at `info`, others at `debug`. To be called in the request's span, which has its
+/// Logs a finished request: those that ask for text at `info`, others at `debug`. To be called in the request's span, which has its
 /// id.
 pub(super) fn finished(finished: &Finished) {
     // Only a lossy rule has something to tell.
@@ -107,7 +107,7 @@ pub(super) fn finished(finished: &Finished) {
                 backend = finished.backend,
                 backend_request_id = finished.backend_id,
                 model = finished.model,
-                route = finished.route.map(Route::name),
+                route = finished.route.map(Api::name),
                 path = finished.path.name(),
                 reason = finished.reason,
                 parameter = finished.parameter,
@@ -132,8 +132,8 @@ pub(super) fn finished(finished: &Finished) {
             )
         };
     }
-    match finished.path {
-        Path::Relayed => line!(debug),
-        Path::Speculated | Path::Ridden | Path::Bypassed => line!(info),
+    match finished.route {
+        None => line!(debug),
+        Some(_) => line!(info),
     }
 }

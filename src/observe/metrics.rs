@@ -269,7 +269,7 @@ mod tests {
         };
         metrics.finish(&Finished {
             model: Some("m".to_owned()),
-            route: Some(crate::openai::Route::Chat),
+            route: Some(crate::openai::Route::Chat.into()),
             policy: Some("ide@12345678".to_owned()),
             status: 200,
             rounds: vec![round(4, 2), round(3, 0)],

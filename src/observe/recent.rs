@@ -114,7 +114,7 @@ fn session(kept: &Kept) -> Value {
         "policy": finished.policy,
         "model": finished.model,
         "backend": finished.backend,
-        "route": finished.route.map(crate::openai::Route::name),
+        "route": finished.route.map(crate::openai::Api::name),
         "status": finished.status,
         "output_tokens": finished.output_tokens,
         "rounds_played": rounds,

@@ -15,7 +15,7 @@ use super::text::Text;
 use super::{Finished, Held, Observer, Round};
 use crate::http::headers::REQUEST_ID;
 use crate::http::memory::Reservation;
-use crate::openai::{Path, Route};
+use crate::openai::{Api, Path, Route};
 use crate::session::{ActionId, Judging, Summary};
 use crate::words::{BypassReason, Plan, RideReason};
 
@@ -114,10 +114,15 @@ impl Record {
         &self.observer
     }
 
+    /// Records that it asks for text by this API. It is relayed, for that is not one that is speculated.
+    pub fn asks_by(&mut self, api: Api) {
+        self.finished.route = Some(api);
+    }
+
     /// Records that it is a completion that is not speculated.
-    pub fn bypassed(&mut self, route: Route, reason: BypassReason, parameter: Option<String>) {
+    pub fn bypassed(&mut self, route: impl Into<Api>, reason: BypassReason, parameter: Option<String>) {
         self.finished.path = Path::Bypassed;
-        self.finished.route = Some(route);
+        self.finished.route = Some(route.into());
         self.finished.reason = Some(reason.name());
         self.finished.parameter = parameter.map(kept);
         self.finished.policy = None;
@@ -137,7 +142,7 @@ impl Record {
     /// Records that it is a completion that may be speculated, under this policy (`name@revision`).
     pub fn eligible(&mut self, route: Route, policy: &str) {
         self.finished.path = Path::Ridden;
-        self.finished.route = Some(route);
+        self.finished.route = Some(route.into());
         self.finished.reason = None;
         self.finished.policy = Some(policy.to_owned());
     }

@@ -34,11 +34,11 @@ impl Totals {
 /// Sums over some requests.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Sums {
-    /// Completions; what is only relayed is in [`Self::relayed`].
+    /// Requests that ask for text, by any API; every other one is in [`Self::relayed`].
     pub completions: u64,
-    /// Requests that are no completions.
+    /// Requests that do not ask for text.
     pub relayed: u64,
-    /// Completions that leapt at least once, that rode, and that were bypassed.
+    /// Completions that leapt at least once, that rode, and that were bypassed, other APIs among them.
     paths: [u64; 3],
     /// Output tokens of completions, as far as they are known.
     pub tokens: u64,
@@ -280,7 +280,7 @@ impl Sums {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::openai::Route;
+    use crate::openai::{Api, Route};
 
     fn round(drafter: &'static str, drafted: u32, accepted: u32) -> Round {
         let (draft, verify) = (Duration::from_millis(1), Duration::from_millis(20));
@@ -289,7 +289,7 @@ mod tests {
 
     fn completion(path: Path, reason: Option<&'static str>) -> Finished {
         Finished {
-            route: Some(Route::Chat),
+            route: Some(Route::Chat.into()),
             reason,
             status: 200,
             output_tokens: 11,
@@ -326,11 +326,22 @@ mod tests {
         });
         totals.finish(&completion(Path::Ridden, Some("no_gain")));
         totals.finish(&Finished::new(Path::Relayed, "b"));
+        for api in Api::RELAYED {
+            let reason = Some(BypassReason::Route.name());
+            totals.finish(&Finished { route: Some(api), reason, ..Finished::new(Path::Relayed, "b") });
+        }
         let told = totals.now().to_json();
         assert_eq!(told["leapt"], json!({ "requests": 1, "tokens": 10, "seconds_per_token": 0.02 }));
         assert_eq!(told["held_back"]["requests"], 2);
         assert!((told["held_back"]["seconds_per_token"].as_f64().unwrap() - 0.03).abs() < 1e-9);
-        assert_eq!((&told["completions"], &told["relayed"]), (&json!(4), &json!(1)));
+        assert_eq!((&told["completions"], &told["relayed"]), (&json!(6), &json!(1)));
+        assert_eq!(told["paths"], json!({ "speculated": 1, "ridden": 3, "bypassed": 2 }));
+        let route = &told["reasons"][2];
+        assert_eq!(
+            (&route["reason"], &route["requests"]),
+            (&json!("route"), &json!(2)),
+            "they are part of the whole"
+        );
         let no_gain = &told["reasons"][1];
         assert_eq!((&no_gain["reason"], &no_gain["requests"]), (&json!("no_gain"), &json!(2)));
     }

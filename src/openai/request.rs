@@ -38,6 +38,46 @@ impl Route {
     }
 }
 
+/// The APIs whose requests ask for generated text: the two that are speculated, and two that are only relayed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Api {
+    /// A completion, which may be speculated.
+    Completion(Route),
+    /// `POST /v1/responses`, of OpenAI
+    Responses,
+    /// `POST /v1/messages`, of Anthropic
+    Messages,
+}
+
+impl Api {
+    /// Those that are only relayed.
+    pub const RELAYED: [Self; 2] = [Self::Responses, Self::Messages];
+
+    /// The name in metrics and logs.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Completion(route) => route.name(),
+            Self::Responses => "responses",
+            Self::Messages => "messages",
+        }
+    }
+
+    /// The path on the server.
+    pub const fn path(self) -> &'static str {
+        match self {
+            Self::Completion(route) => route.path(),
+            Self::Responses => "/v1/responses",
+            Self::Messages => "/v1/messages",
+        }
+    }
+}
+
+impl From<Route> for Api {
+    fn from(route: Route) -> Self {
+        Self::Completion(route)
+    }
+}
+
 /// What is to be continued.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Prompt {

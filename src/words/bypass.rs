@@ -11,7 +11,7 @@ pub enum BypassReason {
     Policy,
     /// No policy matches.
     NoPolicy,
-    /// Not one of the two speculated routes.
+    /// Not one of the two speculated routes: another API for text, or no request for text.
     Route,
     /// Not a JSON object with a model and something to continue, or larger than the limit.
     Body,
@@ -119,7 +119,7 @@ impl BypassReason {
             Self::Client => "the client asked for it",
             Self::Policy => "the policy that matches is switched off",
             Self::NoPolicy => "no policy matches",
-            Self::Route => "this route is not speculated",
+            Self::Route => "only completions and chat completions are speculated",
             Self::Body => "the body is not a request that can be understood",
             Self::Encoded => "the body is compressed",
             Self::Parameter => "a parameter has a value that is not carried exactly",

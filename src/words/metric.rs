@@ -162,6 +162,11 @@ fn labels() -> Vec<Label> {
         closed("reason of foretell_rides_total", "why an eligible request rode", &reasons),
         closed("reason of foretell_bypass_total", "why a request never leaps", &bypasses),
         open("replica", "backend and address of a replica"),
+        closed(
+            "route",
+            "the API that a request came by; `other` asks for no text",
+            &["completions", "chat", "responses", "messages", "other"],
+        ),
         closed("stage", "a part of Foretell's own work", &Stage::ALL.map(Stage::name)),
     ]
 }

@@ -4,7 +4,7 @@ use prometheus::{Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge};
 
 use super::{Held, Maker, ModelLabels};
 use crate::observe::{Finished, make};
-use crate::openai::{Path, Route};
+use crate::openai::{Api, Path};
 use crate::words::{BypassReason, RideReason, metric};
 
 #[derive(Debug)]
@@ -63,7 +63,7 @@ impl RequestMetrics {
     pub(super) fn finish(&self, finished: &Finished, policy: &str) {
         let good = (200..300).contains(&finished.status);
         let model = self.models.label(finished.model.as_deref().unwrap_or(""), good);
-        let route = finished.route.map_or("other", Route::name);
+        let route = finished.route.map_or("other", Api::name);
         let path = finished.path.name();
         let class = code_class(finished.status);
         self.finished.with_label_values(&[&*model, route, policy, path, class]).inc();

@@ -10,7 +10,7 @@ use opentelemetry_sdk::trace::{SpanData, SpanEvents, SpanLinks};
 
 use super::{Trace, context};
 use crate::observe::{Finished, Round};
-use crate::openai::Route;
+use crate::openai::{Api, Route};
 use crate::words::Ledger;
 
 /// Attributes that are set where they are known.
@@ -36,10 +36,10 @@ pub(super) fn of(finished: &Finished, trace: &Trace) -> Vec<SpanData> {
     spans
 }
 
-const fn operation(route: Option<Route>) -> &'static str {
-    match route {
-        Some(Route::Chat) => "chat",
-        Some(Route::Completions) => "text_completion",
+const fn operation(api: Option<Api>) -> &'static str {
+    match api {
+        Some(Api::Completion(Route::Chat) | Api::Responses | Api::Messages) => "chat",
+        Some(Api::Completion(Route::Completions)) => "text_completion",
         None => "relay",
     }
 }

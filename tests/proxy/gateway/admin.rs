@@ -43,6 +43,40 @@ impl ReplaceHost for Vec<u8> {
     }
 }
 
+/// What other APIs for text are asked shows like a bypassed completion: with its model, and with the reason.
+#[tokio::test]
+async fn responses_and_messages_show_in_metrics_sessions_and_sums_with_their_model() {
+    let server = backend().await;
+    let (gateway, address) = house::before(server.address).await;
+    let mut client = Wire::connect(address).await;
+    for (path, route) in [("/v1/responses", "responses"), ("/v1/messages", "messages")] {
+        let body = br#"{"model":"m","input":"a very secret prompt","stream":false}"#;
+        assert_eq!(client.ask(post(path, "", body)).await.head.status(), 200);
+        let line = format!(
+            "foretell_requests_total{{code_class=\"2xx\",model=\"m\",path=\"relayed\",policy=\"\",route=\"{route}\"}} 1"
+        );
+        let metrics = get(&gateway, "/metrics").await.text();
+        assert!(metrics.contains(&line), "{line}\n{metrics}");
+        let sessions = get(&gateway, "/api/sessions").await;
+        assert!(!sessions.text().contains("secret"));
+        let newest = &sessions.json()["sessions"][0];
+        assert_eq!(
+            (&newest["route"], &newest["path"], &newest["reason"], &newest["model"]),
+            (&json!(route), &json!("relayed"), &json!("route"), &json!("m"))
+        );
+    }
+    client.ask(post("/v1/embeddings", "", br#"{"model":"m","input":"x"}"#)).await;
+    let metrics = get(&gateway, "/metrics").await.text();
+    assert!(metrics.contains("model=\"\",path=\"relayed\",policy=\"\",route=\"other\"} 1"), "{metrics}");
+    assert!(metrics.contains("foretell_bypass_total{reason=\"route\"} 3"), "{metrics}");
+    let sums = get(&gateway, "/api/status").await.json()["since_start"].clone();
+    assert_eq!((&sums["completions"], &sums["relayed"]), (&json!(2), &json!(1)), "{sums}");
+    assert_eq!(
+        (&sums["reasons"][0]["reason"], &sums["reasons"][0]["requests"]),
+        (&json!("route"), &json!(2))
+    );
+}
+
 #[tokio::test]
 async fn a_relayed_completion_shows_in_metrics_sessions_and_page_without_its_text() {
     let server = backend().await;
@@ -332,8 +366,11 @@ async fn a_sample_is_taken_every_five_seconds() {
     let sampling = tokio::spawn(status::keep_sampling(shared.clone(), None, stop.clone()));
     let history = shared.observer.history();
     for number in 1..=4_u64 {
-        let finished =
-            Finished { route: Some(Route::Chat), output_tokens: 7, ..Finished::new(Path::Ridden, "b") };
+        let finished = Finished {
+            route: Some(Route::Chat.into()),
+            output_tokens: 7,
+            ..Finished::new(Path::Ridden, "b")
+        };
         shared.observer.finish(finished);
         while history.after(number - 1).is_empty() {
             tokio::time::sleep(Duration::from_millis(100)).await;
