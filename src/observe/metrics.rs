@@ -26,7 +26,6 @@ use self::drift::DriftMetrics;
 use self::dropped::Dropped;
 use self::leaps::LeapMetrics;
 pub use self::memory::MemoryMetrics;
-use self::models::ModelLabels;
 use self::requests::RequestMetrics;
 use self::runtime::RuntimeMetrics;
 use super::{Finished, make, trace};
@@ -42,6 +41,15 @@ pub enum Prediction {
     Sent,
     /// The service refused the request, which was then sent without the prediction.
     Refused,
+}
+
+impl Prediction {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Sent => "sent",
+            Self::Refused => "refused",
+        }
+    }
 }
 
 /// Keeps a gauge one higher until it is dropped.
@@ -112,6 +120,9 @@ impl Metrics {
         for doubt in Doubted::ALL {
             self.mismatches.with_label_values(&[doubt.name()]);
         }
+        for result in [Prediction::Sent, Prediction::Refused] {
+            self.predictions.with_label_values(&[result.name()]);
+        }
         for stage in Stage::ALL {
             self.overhead.with_label_values(&[stage.name()]);
         }
@@ -140,11 +151,7 @@ impl Metrics {
 
     /// Counts a request that was sent with a prediction.
     pub fn prediction(&self, result: Prediction) {
-        let result = match result {
-            Prediction::Sent => "sent",
-            Prediction::Refused => "refused",
-        };
-        self.predictions.with_label_values(&[result]).inc();
+        self.predictions.with_label_values(&[result.name()]).inc();
     }
 
     /// Counts an alarm.
@@ -171,7 +178,7 @@ impl Metrics {
 
     /// Names models of the configuration; each always has a `model` label value of its own.
     pub fn configured_models<'a>(&self, names: impl IntoIterator<Item = &'a str>) {
-        self.requests.models.configured(names);
+        self.requests.configured(names);
     }
 
     /// Counts a request as in flight until the result is dropped.
@@ -347,6 +354,49 @@ mod tests {
                     series.get_label().iter().map(prometheus::proto::LabelPair::name).collect();
                 assert_eq!(labels, listed.metric().labels.iter().copied().collect(), "{}", family.name());
             }
+        }
+    }
+
+    /// What fails in an outage was at zero before: at the start for every model of the configuration, and for any other
+    /// since it was answered for.
+    #[test]
+    fn server_errors_begin_at_zero_before_the_first_comes() {
+        let metrics = Metrics::new().unwrap();
+        metrics.configured_models(["named"]);
+        let failed = |model: &str, route: &str, path: &str, policy: &str| {
+            let labels = format!(
+                "{{code_class=\"5xx\",model=\"{model}\",path=\"{path}\",policy=\"{policy}\",route=\"{route}\"}}"
+            );
+            value(&metrics.text(), &format!("foretell_requests_total{labels}"))
+        };
+        for model in ["", "other", "named"] {
+            for route in ["completions", "chat"] {
+                assert_eq!(failed(model, route, "bypassed", ""), Some(0.0), "{model} {route}");
+            }
+            for route in ["responses", "messages"] {
+                assert_eq!(failed(model, route, "relayed", ""), Some(0.0), "{model} {route}");
+            }
+        }
+        assert_eq!(failed("", "other", "relayed", ""), Some(0.0));
+        assert_eq!(failed("listed", "chat", "speculated", "p"), None);
+        metrics.finish(&Finished {
+            model: Some("listed".to_owned()),
+            route: Some(crate::openai::Route::Chat.into()),
+            policy: Some("p@1".to_owned()),
+            status: 200,
+            ..Finished::new(Path::Speculated, "b")
+        });
+        assert_eq!(failed("listed", "chat", "speculated", "p"), Some(0.0));
+        assert_eq!(
+            failed("listed", "chat", "bypassed", ""),
+            Some(0.0),
+            "as which it fails while nobody answers"
+        );
+        for result in ["sent", "refused"] {
+            assert_eq!(
+                value(&metrics.text(), &format!("foretell_predictions_total{{result=\"{result}\"}}")),
+                Some(0.0)
+            );
         }
     }
 

@@ -9,7 +9,7 @@ use parking_lot::RwLock;
 /// Most values for models that the configuration does not name.
 const MOST: usize = 100;
 /// Value for models without one of their own.
-const OTHER: &str = "other";
+pub(super) const OTHER: &str = "other";
 
 #[derive(Debug, Default)]
 pub(super) struct ModelLabels {

@@ -2,10 +2,16 @@
 
 use prometheus::{Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge};
 
-use super::{Held, Maker, ModelLabels};
+use super::models::{ModelLabels, OTHER as OTHER_MODEL};
+use super::{Held, Maker};
 use crate::observe::{Finished, make};
-use crate::openai::{Api, Path};
+use crate::openai::{Api, Path, Route};
 use crate::words::{BypassReason, RideReason, metric};
+
+/// The route of what does not ask for text.
+const OTHER: &str = "other";
+/// The class of answers that failed.
+const FAILED: &str = "5xx";
 
 #[derive(Debug)]
 pub(super) struct RequestMetrics {
@@ -49,7 +55,29 @@ impl RequestMetrics {
         for reason in BypassReason::ALL {
             metrics.bypass.with_label_values(&[reason.name()]);
         }
+        metrics.finished.with_label_values(&["", OTHER, "", Path::Relayed.name(), FAILED]);
+        for model in ["", OTHER_MODEL] {
+            metrics.begin(model);
+        }
         Ok(metrics)
+    }
+
+    /// Models of the configuration: each has a label of its own.
+    pub(super) fn configured<'a>(&self, models: impl IntoIterator<Item = &'a str>) {
+        let models: Vec<&str> = models.into_iter().collect();
+        self.models.configured(models.iter().copied());
+        models.into_iter().for_each(|model| self.begin(model));
+    }
+
+    /// Begins the server errors of a model at zero, for what comes in an outage: a rule that watches their rise does not
+    /// see the first errors of a series that begins with them.
+    fn begin(&self, model: &str) {
+        for route in [Route::Completions, Route::Chat] {
+            self.finished.with_label_values(&[model, route.name(), "", Path::Bypassed.name(), FAILED]);
+        }
+        for api in Api::RELAYED {
+            self.finished.with_label_values(&[model, api.name(), "", Path::Relayed.name(), FAILED]);
+        }
     }
 
     pub(super) fn hold(&self) -> Held {
@@ -63,10 +91,16 @@ impl RequestMetrics {
     pub(super) fn finish(&self, finished: &Finished, policy: &str) {
         let good = (200..300).contains(&finished.status);
         let model = self.models.label(finished.model.as_deref().unwrap_or(""), good);
-        let route = finished.route.map_or("other", Api::name);
+        let route = finished.route.map_or(OTHER, Api::name);
         let path = finished.path.name();
         let class = code_class(finished.status);
         self.finished.with_label_values(&[&*model, route, policy, path, class]).inc();
+        if good {
+            self.finished.with_label_values(&[&*model, route, policy, path, FAILED]);
+            if matches!(finished.route, Some(Api::Completion(_))) {
+                self.finished.with_label_values(&[&*model, route, "", Path::Bypassed.name(), FAILED]);
+            }
+        }
         if finished.client_gone {
             self.disconnects.inc();
         }
@@ -107,6 +141,6 @@ const fn code_class(status: u16) -> &'static str {
         200..=299 => "2xx",
         300..=399 => "3xx",
         400..=499 => "4xx",
-        _ => "5xx",
+        _ => FAILED,
     }
 }
