@@ -10,7 +10,7 @@ import yaml
 RUNBOOKS = dashboards.ROOT / "docs/runbooks.md"
 TESTS = dashboards.RULES.with_name("foretell.rules.test.yaml")
 ALERTS = {"ForetellSlowerThanControl", "ForetellAcceptanceCollapse", "ForetellOutputPlateau", "ForetellConfigNotSynchronized",
-          "ForetellBreakerOpen", "ForetellErrorRatio", "ForetellOverheadHigh", "ForetellMemoryHigh"}
+          "ForetellReplicaDown", "ForetellBreakerOpen", "ForetellErrorRatio", "ForetellOverheadHigh", "ForetellMemoryHigh"}
 PARTS = ("What it means", "What users notice", "What to look at", "What to do", "When it clears")
 
 
@@ -114,7 +114,8 @@ class Rules(unittest.TestCase):
 
     def test_the_waiting_times_are_those_that_are_promised(self):
         waits = {rule["alert"]: rule.get("for") for rule in dashboards.rules()}
-        promised = {"ForetellSlowerThanControl": "10m", "ForetellConfigNotSynchronized": "5m", "ForetellBreakerOpen": "2m"}
+        promised = {"ForetellSlowerThanControl": "10m", "ForetellConfigNotSynchronized": "5m", "ForetellReplicaDown": "2m",
+                    "ForetellBreakerOpen": "2m"}
         self.assertEqual({name: waits[name] for name in promised}, promised)
 
     def test_every_alert_has_a_runbook_with_all_its_parts(self):

@@ -22,7 +22,7 @@ LAST = 15
 # From when on the second replica is gone, as a share of the expressions that have returned data.
 ENOUGH = 0.9
 # Alerts whose causes are among what happens here: their expressions have to match too.
-CAUSED = ("ForetellBreakerOpen", "ForetellConfigNotSynchronized")
+CAUSED = ("ForetellReplicaDown", "ForetellBreakerOpen", "ForetellConfigNotSynchronized")
 
 
 def holds(result):
