@@ -68,6 +68,11 @@ pub struct Admin {
     guard: Guard,
 }
 
+/// What `/readyz` says.
+const READY: &str = "ready";
+/// The same while the files say something that was refused.
+const READY_BY_OLD_FILES: &str = "ready; the configuration's files are not in force";
+
 impl Admin {
     /// Requests are checked against `guard`. Without `configured`, paths that need the configuration answer 404.
     #[must_use]
@@ -147,7 +152,10 @@ impl Admin {
     }
 
     fn ready(&self) -> Response<Body> {
-        let Some(why) = self.shared.unready() else { return text("ready") };
+        let Some(why) = self.shared.unready() else {
+            let in_force = self.configured.as_ref().is_none_or(|configured| configured.is_synchronized());
+            return text(if in_force { READY } else { READY_BY_OLD_FILES });
+        };
         let mut response = text(why);
         *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
         response

@@ -174,6 +174,16 @@ impl Fleet {
         self.backends.iter().find(|backend| !reachable(backend)).map(Backend::name)
     }
 
+    /// The backends of which every replica is down or broken: what is asked of them fails.
+    pub fn out(&self) -> Vec<&str> {
+        let out = |replica: &Arc<Replica>| matches!(replica.standing(), Standing::Down | Standing::Broken);
+        let all_out = |backend: &&Backend| {
+            let replicas = backend.replicas();
+            !replicas.is_empty() && replicas.iter().all(out)
+        };
+        self.backends.iter().filter(all_out).map(Backend::name).collect()
+    }
+
     /// Whether its backend has no other replica.
     pub fn is_sole(&self, replica: &Arc<Replica>) -> bool {
         let backend = self.backends.iter().find(|backend| backend.name() == replica.name());

@@ -131,8 +131,13 @@ impl Configured {
             "compared": compared.collect::<Vec<_>>(),
             "gates": self.known.gates.look().iter().map(status::gates).collect::<Vec<_>>(),
             "relaxed_by": relaxed.map(|policy| &policy.name).collect::<Vec<_>>(),
-            "synchronized": self.refused.lock().is_empty() && self.known.policies.synchronized(),
+            "synchronized": self.is_synchronized(),
         })
+    }
+
+    /// Whether all that the files say is in force.
+    pub fn is_synchronized(&self) -> bool {
+        self.refused.lock().is_empty() && self.known.policies.synchronized()
     }
 
     /// The load of the busiest engine now, and how far the most tolerant policy goes at temperature 1 and that load.

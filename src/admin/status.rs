@@ -45,6 +45,7 @@ pub(super) fn shown(shared: &Shared, configured: Option<&Configured>, after: u64
         "now": unix(SystemTime::now()),
         "uptime_seconds": ran.as_secs_f64(),
         "unready": shared.unready(),
+        "out": shared.fleet.out(),
         "draining": shared.life.is_draining(),
         "mode": mode(shared),
         "sessions": observer.recent().count(),
@@ -69,7 +70,7 @@ pub(super) fn shown(shared: &Shared, configured: Option<&Configured>, after: u64
 pub(super) fn gates(at: &GatesAt) -> Value {
     let gate = |(gate, open): (Gate, bool)| json!({ "gate": gate.name(), "open": open, "words": gate.reason().words() });
     let gates: Vec<Value> = Gate::ALL.into_iter().zip(at.open).map(gate).collect();
-    json!({ "policy": at.policy, "replica": at.replica, "gates": gates })
+    json!({ "policy": at.policy, "backend": at.backend, "replica": at.replica, "gates": gates })
 }
 
 fn mode(shared: &Shared) -> Value {

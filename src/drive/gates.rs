@@ -34,6 +34,8 @@ pub type Open = [bool; Gate::ALL.len()];
 pub struct GatesAt {
     /// The name of the policy.
     pub policy: String,
+    /// The name of the backend.
+    pub backend: String,
     /// The label of the replica.
     pub replica: String,
     /// Which are open.
@@ -136,7 +138,12 @@ impl GateWatch {
                 if self.driver.refuses(replica, &drafters, policy.gates.acceptance) {
                     close(Gate::Acceptance);
                 }
-                all.push(GatesAt { policy: policy.name.clone(), replica: replica.label().to_owned(), open });
+                all.push(GatesAt {
+                    policy: policy.name.clone(),
+                    backend: replica.name().to_owned(),
+                    replica: replica.label().to_owned(),
+                    open,
+                });
             }
         }
         self.seen.lock().take(&all);
@@ -198,7 +205,7 @@ mod tests {
 
     fn at(replica: &str, closed: &[Gate]) -> GatesAt {
         let open = Gate::ALL.map(|gate| !closed.contains(&gate));
-        GatesAt { policy: "p".to_owned(), replica: replica.to_owned(), open }
+        GatesAt { policy: "p".to_owned(), backend: "b".to_owned(), replica: replica.to_owned(), open }
     }
 
     #[test]

@@ -337,6 +337,8 @@ describe("what may go wrong", () => {
     assert.match(await text(page, "#said"), /refused/);
     await page.locator("#problems", { hasText: "not in force" }).waitFor();
     await page.locator("#policy-list", { hasText: "the files were refused" }).waitFor();
+    await page.locator("#state", { hasText: "files not in force" }).waitFor();
+    assert.match(await page.title(), /files not in force – Foretell$/);
     rmSync(file);
     await reload();
     await page.locator("#said", { hasText: "Taken: " }).waitFor();
@@ -345,6 +347,24 @@ describe("what may go wrong", () => {
     // The browser itself reports the answer 422.
     assert.deepEqual(wrong.filter((line) => !line.includes("422")), []);
     await context.close();
+  });
+
+  test("an outage is said at the top and in the title, and no answer stands above it", async () => {
+    const gone = await startTarget();
+    const own = await Serve.start(gone, { spare: false });
+    const { page, context } = await open(browser, `${own.url}/`);
+    await own.ask(workload("completion")[0]);
+    await page.locator("#state", { hasText: /^ready$/ }).waitFor();
+    assert.equal(await page.title(), "Foretell");
+    await gone.end();
+    await own.ask(workload("completion")[0]).catch(() => null);
+    await page.locator("#state", { hasText: "outage: target" }).waitFor();
+    assert.equal(await page.title(), "outage: target – Foretell");
+    assert.equal(await text(page, "#verdict-word"), "Outage.");
+    assert.match(await text(page, "#verdict"), /^No replica of backend target can be reached\.$/);
+    assert.match(await text(page, "#problems"), /Outage: no replica of backend target can be reached/);
+    await context.close();
+    await own.end();
   });
 
   test("a server that is gone is said, and a new one is taken up", async () => {

@@ -7,11 +7,20 @@ const body = (id) => byId(id).tBodies[0];
 
 // ------------------------------------------------------------------------------------------------ top
 
+/** What an operator has to know first, in a few words; `null` where nothing is wrong. */
+function trouble(status) {
+  if (status.draining) return "draining";
+  const out = status.out.length > 0 ? `outage: ${status.out.join(", ")}` : status.unready;
+  return [out, status.synchronized === false ? "files not in force" : null].filter(Boolean).join("; ") || null;
+}
+
 export function top(status) {
   say(byId("version"), status.version);
-  const state = status.draining ? "draining" : status.unready ?? "ready";
+  const state = trouble(status) ?? "ready";
   say(byId("state"), state);
   name(byId("state"), "class", `chip ${state === "ready" ? "good" : "bad"}`);
+  const title = state === "ready" ? "Foretell" : `${state} – Foretell`;
+  if (document.title !== title) document.title = title;
   const { mode, ends_in_seconds: rest } = status.mode.process;
   say(byId("mode"), `mode ${mode}${rest === null ? "" : `, for ${duration(rest)} more`}`);
   name(byId("mode"), "class", `chip ${mode === "auto" ? "good" : "warn"}`);
@@ -39,30 +48,42 @@ const RESTS_ON = { guess: "by a guess of what verifying costs", probe: "by the c
 /** The answer: a word, and one or two sentences. */
 function verdict(status) {
   const { completions } = status.since_start;
-  if (completions === 0) return ["", "No completion yet."];
-  const all = comparisons(status);
+  const out = status.out.length > 0;
+  const dead = out ? [`No replica of ${status.out.length === 1 ? "backend" : "backends"} ${status.out.join(", ")} can be reached.`] : [];
+  const first = out ? "Outage." : "";
+  if (completions === 0) return [first, [...dead, "No completion yet."].join(" ")];
+  const all = comparisons(status).filter(({ backend }) => !status.out.includes(backend));
   const most = (which, requests) => all.filter(which).sort((a, b) => requests(b) - requests(a))[0];
   const best = most((entry) => entry.fast !== null, (entry) => entry.requests.leaping);
   const would = most((entry) => entry.would !== null, (entry) => entry.would.requests);
   const of = (entry) => (all.length > 1 ? ` (${entry.policy} at ${entry.backend})` : "");
-  const said = [];
-  let word = "";
+  const said = dead;
+  let word = first;
   if (status.mode.process.mode === "off") said.push("Switched off: everything is relayed.");
   if (status.mode.process.mode === "observe") said.push("It only observes: nothing leaps.");
   if (best !== undefined) {
     const { low, high } = best.fast;
-    word = low > 1 ? "Yes." : high < 1 ? "No." : "Not shown either way.";
+    if (!out) word = low > 1 ? "Yes." : high < 1 ? "No." : "Not shown either way.";
     const was = status.mode.process.mode === "auto" ? "are" : "were";
     said.push(`Requests that may leap ${was} ${times(best.fast)} as fast as those held back${of(best)}.`);
   }
   if (would !== undefined && (best === undefined || status.mode.process.mode !== "auto")) {
     said.push(`Leaping would have been ${times(would.would)} as fast as riding, ${RESTS_ON[would.would.rests_on] ?? would.would.rests_on}${of(would)}.`);
   }
-  if (best === undefined && would === undefined && status.mode.process.mode !== "off") {
+  if (best === undefined && would === undefined && status.mode.process.mode !== "off" && (all.length > 0 || !out)) {
     const [leaping, held] = all.reduce((sum, entry) => [sum[0] + entry.requests.leaping, sum[1] + entry.requests.held_back], [0, 0]);
     said.push(`Too early to say: ${whole(leaping)} ${leaping === 1 ? "request" : "requests"} in the group that may leap and ${whole(held)} held back; ten pairs are needed.`);
   }
   return [word, said.join(" ")];
+}
+
+/** The state of a policy at a backend: that of its gates at the replicas. */
+function state(status, { policy, backend }) {
+  const at = status.gates.filter((each) => each.policy === policy && each.backend === backend);
+  const closed = at.map(({ gates }) => gates.filter(({ open }) => !open).map(({ gate }) => gate)).filter((gates) => gates.length > 0);
+  if (closed.length === 0) return { text: "open" };
+  const where = closed.length < at.length ? ` at ${closed.length} of ${at.length} replicas` : "";
+  return { text: `closed${where}: ${[...new Set(closed.flat())].join(", ")}`, class: "bad" };
 }
 
 function tile(title, [value, unit], more) {
@@ -90,6 +111,7 @@ function tiles(status, span) {
 export function helping(status, span) {
   const [word, sentences] = verdict(status);
   say(byId("verdict-word"), word);
+  name(byId("verdict-word"), "class", status.out.length > 0 ? "bad" : null);
   say(byId("verdict"), sentences);
   const make = () => element("div", {}, element("dt", {}),
     element("dd", {}, element("strong", {}), " ", element("span", { class: "unit" }), element("small", {})));
@@ -112,7 +134,7 @@ export function helping(status, span) {
       },
       whole(each.requests.leaping),
       whole(each.requests.held_back),
-      each.closed ? { text: "closed: leaping was slower", class: "bad" } : { text: "open" },
+      state(status, each),
     ];
   }, "No request has been compared yet.");
 }
@@ -127,6 +149,9 @@ export function wrong(status, replicas, policies) {
   if (status.synchronized === false) {
     const problems = policies?.refused?.length ?? 0;
     add("bad", "files", `The configuration's files are not in force as they are${problems > 0 ? `: ${problems} ${problems === 1 ? "problem" : "problems"}, listed below` : ""}.`);
+  }
+  for (const backend of status.out) {
+    add("bad", `out ${backend}`, `Outage: no replica of backend ${backend} can be reached; what is asked of it fails.`);
   }
   for (const replica of replicas ?? []) {
     if (replica.state !== "ready") {

@@ -5,6 +5,8 @@ use std::sync::atomic::Ordering;
 use foretell::app::Gateway;
 use foretell::fleet::{BreakerState, Load, Standing};
 
+use serde_json::json;
+
 use super::house::{self, Replica, Reply, answer, ask, metric};
 use crate::wire::{Message, Wire, post};
 
@@ -47,6 +49,48 @@ async fn server_errors_open_it_a_health_check_half_opens_it_and_work_closes_it()
         let line = format!("foretell_replica_breaker_transitions_total{{replica=\"b/0\",to=\"{state}\"}}");
         assert_eq!(metric(&gateway, &line), Some(1.0), "{state}");
     }
+}
+
+/// The breaker and the reach of the first replica as metrics tell them are those of the API, which the page shows.
+async fn agrees(gateway: &Gateway) {
+    let read = || {
+        let state = metric(gateway, "foretell_replica_breaker_state{replica=\"b/0\"}").unwrap();
+        (
+            BreakerState::ALL[state as usize].name(),
+            metric(gateway, "foretell_replica_up{replica=\"b/0\"}") == Some(1.0),
+        )
+    };
+    loop {
+        let before = read();
+        let told = show(gateway, "/api/replicas").await.json()["replicas"][0].clone();
+        // A health check may come between.
+        if before == read() {
+            assert_eq!((&told["breaker"], &told["up"]), (&json!(before.0), &json!(before.1)), "{told}");
+            return;
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_outage_is_one_truth_in_status_api_and_metrics() {
+    let (replica, sick) = Replica::sick(500, "engine is dead").await;
+    let gateway = house::before(&[replica.address]).await;
+    let only = gateway.shared.fleet.replicas()[0].clone();
+    let out = || async { show(&gateway, "/api/status").await.json()["out"].clone() };
+    assert_eq!(out().await, json!([]));
+    agrees(&gateway).await;
+    while only.breaker() == BreakerState::Closed {
+        ask(&gateway, house::completion()).await;
+    }
+    assert_eq!(out().await, json!(["b"]));
+    agrees(&gateway).await;
+    sick.store(false, Ordering::Relaxed);
+    while only.breaker() != BreakerState::Closed {
+        ask(&gateway, house::completion()).await;
+        agrees(&gateway).await;
+    }
+    assert_eq!(out().await, json!([]));
+    agrees(&gateway).await;
 }
 
 #[tokio::test]

@@ -157,6 +157,28 @@ async fn configured(server: &Server, policies: &File) -> Running {
 }
 
 #[tokio::test]
+async fn files_that_are_refused_are_told_by_readyz_and_status() {
+    let server = backend().await;
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("a.yaml");
+    std::fs::write(&file, "version: 1\nname: a\n").unwrap();
+    let running = configured(&server, folder.path()).await;
+    let gateway = &running.gateway;
+    let ready = || async {
+        let answer = get(gateway, "/readyz").await;
+        (answer.head.status(), answer.text())
+    };
+    assert_eq!(ready().await, (200, "ready".to_owned()));
+    std::fs::write(&file, "version: 1\nname: a\ngamma: { max: 99 }\n").unwrap();
+    assert_eq!(tell(gateway, "/api/reload", "").await.head.status(), 422);
+    assert_eq!(ready().await, (200, "ready; the configuration's files are not in force".to_owned()));
+    assert_eq!(get(gateway, "/api/status").await.json()["synchronized"], false);
+    std::fs::write(&file, "version: 1\nname: a\n").unwrap();
+    assert_eq!(tell(gateway, "/api/reload", "").await.head.status(), 200);
+    assert_eq!(ready().await, (200, "ready".to_owned()));
+}
+
+#[tokio::test]
 async fn what_the_configuration_can_answer_is_answered_and_the_rest_is_404() {
     let server = backend().await;
     let folder = tempfile::tempdir().unwrap();
