@@ -14,9 +14,9 @@ pub struct CheckArgs {
     /// The settings, as `serve` takes them.
     #[command(flatten)]
     pub flags: Flags,
-    /// Print the JSON Schema of policy files, for editors, and check nothing
-    #[arg(long)]
-    pub schema: bool,
+    /// Print the JSON Schema of policy files, or of the process file, for editors, and check nothing
+    #[arg(long, value_name = "KIND", num_args = 0..=1, require_equals = true, default_missing_value = "policy")]
+    pub schema: Option<SchemaOf>,
     /// Print the reference of all metrics (docs/metrics.md), and check nothing
     #[arg(long, conflicts_with = "schema")]
     pub metrics: bool,
@@ -28,13 +28,31 @@ pub struct CheckArgs {
     pub policy_reference: bool,
 }
 
+/// The kind of file that a schema is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum SchemaOf {
+    /// A policy file
+    Policy,
+    /// The process file
+    Process,
+}
+
+impl SchemaOf {
+    fn text(self) -> String {
+        match self {
+            Self::Policy => crate::config::policy::schema::text(),
+            Self::Process => crate::config::process::schema::text(),
+        }
+    }
+}
+
 /// Reads all settings, opens all files they name and prints every problem. Returns the exit code.
 ///
 /// # Errors
 /// `out` cannot be written.
 pub fn run(args: &CheckArgs, environment: &dyn Strings, out: &mut dyn Write) -> io::Result<u8> {
-    if args.schema {
-        return write!(out, "{}", crate::config::policy::schema::text()).map(|()| OK);
+    if let Some(of) = args.schema {
+        return write!(out, "{}", of.text()).map(|()| OK);
     }
     if args.metrics {
         return write!(out, "{}", crate::words::metric::reference()).map(|()| OK);

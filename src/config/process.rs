@@ -3,6 +3,7 @@
 mod backend;
 mod backends;
 pub(super) mod file;
+pub mod schema;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;

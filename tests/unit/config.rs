@@ -143,7 +143,7 @@ fn a_policy_file_is_understood() {
     assert_eq!((ide.name.as_str(), ide.mode), ("ide-code", PolicyMode::Auto));
     assert_eq!(ide.drafters[0], Drafter::PromptLookup { ngram_min: 2, ngram_max: 8 });
     assert_eq!(ide.drafters[1], Drafter::Suffix { scope: Scope::Tenant });
-    assert_eq!(ide.drafters[2].kind(), "model");
+    assert_eq!(ide.drafters.len(), 2, "the model waits for the process file");
     assert_eq!((ide.gamma.max, ide.gamma.fixed, ide.accept.rule), (32, None, Rule::Exact));
     assert_eq!(ide.gates.max_gap, Duration::from_millis(500));
     assert_eq!(ide.label(), format!("ide-code@{}", ide.revision));
@@ -577,11 +577,59 @@ fn the_schema_that_is_shipped_is_the_reader_s_and_takes_what_it_takes() {
     }
 }
 
+/// The same of the process file.
+const BEYOND_THE_PROCESS_SCHEMA: [&str; 9] = [
+    "a key twice",
+    "two listeners on one address",
+    "an open admin interface",
+    "more memory for drafters than half of all",
+    "two backends of one name",
+    "two default backends",
+    "a model here that cannot be run so",
+    "a model here with what only a server has",
+    "a model twice",
+];
+
+#[test]
+fn the_schema_of_the_process_file_is_the_reader_s_and_takes_what_it_takes() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let shipped = fs::read_to_string(root.join("deploy/schema.json")).unwrap();
+    assert_eq!(shipped, process::schema::text(), "foretell check --schema=process > deploy/schema.json");
+    let schema = jsonschema::validator_for(&process::schema::schema()).unwrap();
+    let whole = fs::read_to_string(root.join("deploy/foretell.yaml")).unwrap();
+    let least = "version: 1\nbackends: [{ name: a, replicas: ['${URL}'], ranks: '${RANKS:-0}' }]\n";
+    for text in [whole.as_str(), least, "version: 1\nx-own: [1]\ndrain:\n"] {
+        let errors: Vec<String> =
+            schema.iter_errors(&as_json(text).unwrap()).map(|error| error.to_string()).collect();
+        assert!(errors.is_empty(), "{errors:?}");
+    }
+    for (name, source, _) in
+        cases(BAD_PROCESS).into_iter().filter(|(name, ..)| !BEYOND_THE_PROCESS_SCHEMA.contains(name))
+    {
+        assert!(as_json(&source).is_none_or(|value| !schema.is_valid(&value)), "{name} passes");
+    }
+}
+
+/// Each by itself, before a process file that has a backend and nothing else; and nothing in it names a file beside it.
+#[test]
+fn the_examples_pass_wherever_they_are_copied_to() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    for example in fs::read_dir(root.join("policies/examples")).unwrap().map(|entry| entry.unwrap().path()) {
+        let text = fs::read_to_string(&example).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        write(folder.path(), "policies/a.yaml", &text);
+        let loaded =
+            load_from(folder.path(), "version: 1\nbackends: [{ name: a, replicas: ['http://a:1'] }]\n");
+        assert!(loaded.is_ok(), "{}: {:?}", example.display(), loaded.err());
+        assert!(!text.contains("$schema"), "{}: a reference that breaks elsewhere", example.display());
+    }
+}
+
 /// 200 files cut off or with one byte changed: each is taken as a whole or changes nothing.
 #[test]
 fn a_damaged_file_is_taken_whole_or_not_at_all() {
     let good = include_str!("../../policies/examples/ide-code.yaml");
-    let process = process_of("drafters: { draft-same: { path: x } }\n");
+    let process = process_of("");
     let read = |text: &[u8]| {
         let text = String::from_utf8(text.to_vec()).map_err(|_| Vec::new())?;
         parse_policies(&[("a.yaml".to_owned(), text)], &process)

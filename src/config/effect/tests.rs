@@ -238,10 +238,16 @@ fn paths(schema: &serde_json::Value, path: &str, found: &mut BTreeSet<String>) {
     {
         paths(items, &format!("{path}[]"), found);
     }
+    // Members whose names are free: that of the documents is `x`.
+    if let Some(any) = schema.get("additionalProperties").filter(|any| any.get("properties").is_some()) {
+        paths(any, &join("x"), found);
+    }
     let Some(properties) = schema.get("properties").and_then(serde_json::Value::as_object) else { return };
     for (name, inner) in properties {
-        let holds =
-            |value: &serde_json::Value| ["properties", "oneOf"].iter().any(|word| value.get(word).is_some());
+        let free = |value: &serde_json::Value| value.pointer("/additionalProperties/properties").is_some();
+        let holds = |value: &serde_json::Value| {
+            ["properties", "oneOf"].iter().any(|word| value.get(word).is_some()) || free(value)
+        };
         let listed = inner.get("items").is_some_and(holds);
         if !holds(inner) && !listed {
             found.insert(join(name));
@@ -257,6 +263,14 @@ fn the_schema_has_every_key_that_the_reader_asks_for_and_no_other() {
     paths(&policy::schema::schema(), "", &mut found);
     found.retain(|path| path != "drafters[].kind");
     let settings: BTreeSet<String> = settings.into_iter().filter(|path| path != "drafters[].kind").collect();
+    assert_eq!(found, settings);
+}
+
+#[test]
+fn the_schema_of_the_process_file_has_every_key_that_the_reader_asks_for_and_no_other() {
+    let settings = settings(&PROCESSES, |text| drop(process::parse("f", text).unwrap()));
+    let mut found = BTreeSet::new();
+    paths(&process::schema::schema(), "", &mut found);
     assert_eq!(found, settings);
 }
 

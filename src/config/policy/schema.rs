@@ -60,15 +60,15 @@ pub fn text() -> String {
     format!("{:#}\n", schema())
 }
 
-fn names<T>(table: &[(&'static str, T)]) -> Vec<&'static str> {
+pub(in crate::config) fn names<T>(table: &[(&'static str, T)]) -> Vec<&'static str> {
     table.iter().map(|(name, _)| *name).collect()
 }
 
-fn words(allowed: &[&str], default: &str, says: &str) -> Value {
+pub(in crate::config) fn words(allowed: &[&str], default: &str, says: &str) -> Value {
     json!({ "enum": allowed, "default": default, "description": says })
 }
 
-fn texts(says: &str) -> Value {
+pub(in crate::config) fn texts(says: &str) -> Value {
     json!({ "type": "array", "items": { "type": "string", "minLength": 1 }, "description": says })
 }
 
@@ -80,11 +80,11 @@ fn number(least: f64, most: f64, default: Option<f64>, says: &str) -> Value {
     schema
 }
 
-fn share(default: Option<f64>, says: &str) -> Value {
+pub(in crate::config) fn share(default: Option<f64>, says: &str) -> Value {
     number(0.0, 1.0, default, says)
 }
 
-fn whole(least: u32, most: u32, default: Option<u32>, says: &str) -> Value {
+pub(in crate::config) fn whole(least: u32, most: u32, default: Option<u32>, says: &str) -> Value {
     let mut schema = json!({ "type": "integer", "minimum": least, "maximum": most, "description": says });
     if let (Some(default), Some(schema)) = (default, schema.as_object_mut()) {
         schema.insert("default".to_owned(), default.into());
@@ -92,21 +92,21 @@ fn whole(least: u32, most: u32, default: Option<u32>, says: &str) -> Value {
     schema
 }
 
-fn duration(default: &str, says: &str) -> Value {
+pub(in crate::config) fn duration(default: &str, says: &str) -> Value {
     json!({ "type": "string", "pattern": r"^\d+(ms|s|m|h)$", "default": default, "description": says })
 }
 
 /// A duration of at least 1 ms.
-fn period(default: &str, says: &str) -> Value {
+pub(in crate::config) fn period(default: &str, says: &str) -> Value {
     json!({ "type": "string", "pattern": r"^0*[1-9]\d*(ms|s|m|h)$", "default": default, "description": says })
 }
 
-fn or_null(schema: &Value) -> Value {
+pub(in crate::config) fn or_null(schema: &Value) -> Value {
     json!({ "anyOf": [schema, { "type": "null" }] })
 }
 
 /// A map with these keys and no others. `null` reads as an empty map.
-fn object(says: &str, properties: &[(&str, Value)]) -> Value {
+pub(in crate::config) fn object(says: &str, properties: &[(&str, Value)]) -> Value {
     let properties: Map<String, Value> =
         properties.iter().map(|(name, schema)| ((*name).to_owned(), schema.clone())).collect();
     json!({ "type": ["object", "null"], "additionalProperties": false, "properties": properties, "description": says })
