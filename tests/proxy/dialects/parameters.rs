@@ -190,13 +190,15 @@ async fn asked(house: &House, ask: &Ask) -> (Answer, bool) {
 async fn blamed(house: &House, row: &Parameter, setting: &Setting, ask: &Ask, answer: &Answer) -> String {
     let head = |name| answer.message.head.get(name).unwrap_or_default().to_owned();
     let (reason, named) = (head("x-foretell-reason"), head("x-foretell-parameter"));
+    // The server as a whole, whatever the parameters: no plan for this route, or it is not known yet which engine it is.
+    if named.is_empty() && ["no_plan", "balanced"].contains(&reason.as_str()) {
+        return String::new();
+    }
     let path = format!("/api/explain?route={}", ask.route.name());
     let admin = house.proxy.gateway.admin.unwrap();
     let told = send(admin, &path, "", &house.said(ask).body()).await.json();
     let refused: Vec<_> =
         told["parameters"].as_array().unwrap().iter().filter(|line| !line["refused"].is_null()).collect();
-    // Some engines have no plan for a route, or for what no server tells of its defaults, whatever the parameters.
-    let whole = reason == "no_plan" && named.is_empty();
     let of_the_row = setting.refused.is_none() || named == row.name;
     let known = parameters::find(ask.route, &named).is_some();
     let listed =
@@ -207,7 +209,7 @@ async fn blamed(house: &House, row: &Parameter, setting: &Setting, ask: &Ask, an
         .unwrap()
         .iter()
         .any(|step| step["words"].as_str().unwrap().contains("every parameter is carried exactly"));
-    if agrees && (whole || of_the_row && known && listed && !carried) {
+    if agrees && of_the_row && known && listed && !carried {
         return String::new();
     }
     format!("{} {} {ask:?}\n  {reason} named {named:?}: {told}\n", house.row.name, row.name)

@@ -109,7 +109,9 @@ impl Walk for Court<'_, '_> {
         let mut draws = Keyed { court: self, context };
         let mut accepted = accept::walk(&judged, &accept, &mut ledger, &mut draws)?;
         match bug {
-            Bug::ChargedAfter if ledger.substitutions == before.substitutions => ledger.charged = before.charged,
+            Bug::ChargedAfter if ledger.substitutions == before.substitutions => {
+                ledger.charged = before.charged
+            }
             Bug::ClampBelowP => {
                 // What was accepted although it is less likely than a hundredth is refused, and drawn anew.
                 let unlikely = |node: &usize| verdict.rows[node + 1].draft_p.is_some_and(|p| p < 0.01);
