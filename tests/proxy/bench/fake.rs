@@ -176,7 +176,7 @@ fn events(body: &Value, chat: bool, behaviour: &Behaviour) -> Vec<String> {
             let rounds = words.len() / 2;
             usage["foretell"] = json!({"path": "speculated", "reason": null, "policy": "default@00000000",
                 "rounds": rounds, "drafted": 3 * rounds, "accepted": rounds,
-                "drift": {"tv": 0.0, "rate": 0.0, "substitutions": 0}});
+                "drift": {"charged": 0.0, "rate": 0.0, "substitutions": 0}});
         }
         send(json!({"choices": [], "usage": usage}));
     }

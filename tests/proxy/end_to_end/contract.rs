@@ -57,7 +57,7 @@ async fn a_whole_answer_tells_its_final_path_policy_and_reason() {
             let told = answer.foretell();
             assert_eq!((&told["path"], &told["policy"]), (&json!(path), &json!(policy)));
             assert_eq!(told["reason"], json!(reason), "{wish}");
-            assert_eq!(told["drift"], json!({"tv": 0.0, "rate": 0.0, "substitutions": 0}));
+            assert_eq!(told["drift"], json!({"charged": 0.0, "rate": 0.0, "substitutions": 0}));
             let most = if wish.contains("gamma") { 2 } else { 4 };
             let (rounds, drafted) = (told["rounds"].as_u64().unwrap(), told["drafted"].as_u64().unwrap());
             assert!(drafted <= most * rounds && (drafted > 0) == (path == "speculated"), "{wish} {told}");
