@@ -197,7 +197,7 @@ fn walk(facts: &Facts<'_>, mut walk: Walk) -> Decision {
                 sampling.as_ref().ok_or(NO_SERVER)?,
             )
         },
-        |plans| passed(format!("every parameter is carried exactly, by {}", steps::names(plans))),
+        |plans| passed(format!("exact by {}", steps::names(plans))),
     );
     let temperature = steps::temperature(request, sampling.as_ref().map(|(sampling, _)| sampling));
     let policy = walk.step(
