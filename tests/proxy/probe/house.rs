@@ -18,7 +18,7 @@ pub const CHEAP: Pace =
     Pace { step: Duration::from_millis(12), per_token: Duration::from_micros(60), cancel: Duration::ZERO };
 /// Every token costs as much as every other: nothing can be won.
 pub const DEAR: Pace =
-    Pace { step: Duration::ZERO, per_token: Duration::from_millis(6), cancel: Duration::ZERO };
+    Pace { step: Duration::ZERO, per_token: Duration::from_millis(10), cancel: Duration::ZERO };
 
 /// A vLLM that tells everything, unless changed.
 pub async fn vllm(version: &'static str, change: impl FnOnce(&mut Options)) -> Fake<Vllm> {

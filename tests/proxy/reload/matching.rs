@@ -88,7 +88,9 @@ async fn two_tenants_never_see_each_other_s_policies() {
         for (tenant, got) in futures_util::future::join_all(asked).await {
             assert_eq!(got, if trusted { tenant } else { "" });
         }
-        let both = "x-tenant: red\r\nx-tenant: blue\r\n";
-        assert_eq!(policy_of(&proxy, both, json!({})).await, "", "which of the two is not known");
+        let both = "content-type: application/json\r\nx-tenant: red\r\nx-tenant: blue\r\n";
+        let body = json!({"model": "toy", "prompt": [100], "max_tokens": 2});
+        let answer = send(proxy.front, "/v1/completions", both, &body).await;
+        assert_eq!(answer.head.status(), 400, "which of the two is not known: {}", answer.text());
     }
 }
