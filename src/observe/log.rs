@@ -132,8 +132,9 @@ pub(super) fn finished(finished: &Finished) {
             )
         };
     }
-    match finished.route {
-        None => line!(debug),
-        Some(_) => line!(info),
+    if finished.route.is_some() {
+        line!(info);
+    } else {
+        line!(debug);
     }
 }

@@ -28,53 +28,13 @@ pub fn schema() -> Value {
                     "type": "array", "minItems": 1, "items": listener(), "description": "Where clients connect, http/1.1 and h2c.",
                 }),
             ),
-            (
-                "admin",
-                object(
-                    "The operator's listener: page, API, metrics.",
-                    &[
-                        ("address", address("127.0.0.1:9464", "Anything but loopback needs token_file.")),
-                        ("token_file", file("The bearer token that it asks for.")),
-                        ("hosts", texts("Names by which it is asked besides localhost and addresses.")),
-                    ],
-                ),
-            ),
-            (
-                "metrics",
-                object(
-                    "A listener with nothing but /metrics, /healthz and /readyz.",
-                    &[("address", or_null(&address_of("Where; null: none.")))],
-                ),
-            ),
+            ("admin", admin()),
+            ("metrics", metrics()),
             ("limits", limits()),
             ("timeouts", timeouts()),
-            (
-                "drain",
-                object(
-                    "How the process ends.",
-                    &[
-                        (
-                            "delay",
-                            duration(
-                                "5s",
-                                "Not ready, but still accepting. Where it is left out it ends as soon as no client is connected.",
-                            ),
-                        ),
-                        ("grace", duration("120s", "How long answers may take to end.")),
-                    ],
-                ),
-            ),
+            ("drain", drain()),
             ("tenant", tenant()),
-            (
-                "client",
-                object(
-                    "What clients may ask for.",
-                    &[(
-                        "control",
-                        words(&["off", "bounded"], "bounded", "What the header x-foretell may do."),
-                    )],
-                ),
-            ),
+            ("client", client()),
             (
                 "backends",
                 json!({ "type": "array", "items": backend(), "description": "The services that are spoken to." }),
@@ -85,87 +45,13 @@ pub fn schema() -> Value {
                     "type": ["object", "null"], "additionalProperties": drafter(), "description": "Models that draft, by name.",
                 }),
             ),
-            (
-                "memory",
-                object(
-                    "What drafters remember over requests.",
-                    &[
-                        ("bytes", size("256MiB", "At most half of limits.memory.")),
-                        ("ttl", period("1h", "How long a text is remembered.")),
-                        ("snapshot", file("Where it is kept over restarts.")),
-                    ],
-                ),
-            ),
-            (
-                "ready",
-                object(
-                    "What /readyz waits for.",
-                    &[(
-                        "require_backend",
-                        boolean(false, "Until a replica of every backend can be reached."),
-                    )],
-                ),
-            ),
-            (
-                "policies",
-                object(
-                    "The policy files.",
-                    &[(
-                        "dir",
-                        file("Their folder, from that of this file; `policies` beside it if left out."),
-                    )],
-                ),
-            ),
-            (
-                "observe",
-                object(
-                    "Log and traces.",
-                    &[
-                        (
-                            "log",
-                            words(
-                                &names(LogFormat::NAMES),
-                                "auto",
-                                "Form of the log; auto: text on a terminal, JSON elsewhere.",
-                            ),
-                        ),
-                        ("level", words(&names(LogLevel::NAMES), "info", "Least level of its lines.")),
-                        (
-                            "otlp",
-                            or_null(
-                                &json!({ "type": "string", "pattern": "^https?://", "description": "Traces by OTLP over HTTP." }),
-                            ),
-                        ),
-                        (
-                            "share",
-                            share(
-                                Some(1.0),
-                                "Of the requests that have a line in the log and spans; failures always have a line.",
-                            ),
-                        ),
-                        (
-                            "text",
-                            boolean(false, "Requests may let their output be seen (x-foretell-text: on)."),
-                        ),
-                    ],
-                ),
-            ),
+            ("memory", memory()),
+            ("ready", ready()),
+            ("policies", policies()),
+            ("observe", observe()),
         ],
     );
-    if let Some(top) = schema.as_object_mut() {
-        top.insert("$schema".to_owned(), "https://json-schema.org/draft/2020-12/schema".into());
-        top.insert("title".to_owned(), "Foretell".into());
-        top.insert(
-            "description".to_owned(),
-            "The process file: listeners, limits, backends, drafters.".into(),
-        );
-        top.insert("type".to_owned(), "object".into());
-        top.insert("required".to_owned(), json!(["version"]));
-        top.insert(
-            "patternProperties".to_owned(),
-            json!({ "^x-": { "description": "Your own: a place for anchors." } }),
-        );
-    }
+    describe(&mut schema);
     variable(&mut schema);
     schema
 }
@@ -173,6 +59,117 @@ pub fn schema() -> Value {
 /// The schema as the text of `deploy/schema.json`.
 pub fn text() -> String {
     format!("{:#}\n", schema())
+}
+
+fn admin() -> Value {
+    object(
+        "The operator's listener: page, API, metrics.",
+        &[
+            ("address", address("127.0.0.1:9464", "Anything but loopback needs token_file.")),
+            ("token_file", file("The bearer token that it asks for.")),
+            ("hosts", texts("Names by which it is asked besides localhost and addresses.")),
+        ],
+    )
+}
+
+fn metrics() -> Value {
+    object(
+        "A listener with nothing but /metrics, /healthz and /readyz.",
+        &[("address", or_null(&address_of("Where; null: none.")))],
+    )
+}
+
+fn drain() -> Value {
+    object(
+        "How the process ends.",
+        &[
+            (
+                "delay",
+                duration(
+                    "5s",
+                    "Not ready, but still accepting. Where it is left out it ends as soon as no client is connected.",
+                ),
+            ),
+            ("grace", duration("120s", "How long answers may take to end.")),
+        ],
+    )
+}
+
+fn client() -> Value {
+    object(
+        "What clients may ask for.",
+        &[("control", words(&["off", "bounded"], "bounded", "What the header x-foretell may do."))],
+    )
+}
+
+fn memory() -> Value {
+    object(
+        "What drafters remember over requests.",
+        &[
+            ("bytes", size("256MiB", "At most half of limits.memory.")),
+            ("ttl", period("1h", "How long a text is remembered.")),
+            ("snapshot", file("Where it is kept over restarts.")),
+        ],
+    )
+}
+
+fn ready() -> Value {
+    object(
+        "What /readyz waits for.",
+        &[("require_backend", boolean(false, "Until a replica of every backend can be reached."))],
+    )
+}
+
+fn policies() -> Value {
+    object(
+        "The policy files.",
+        &[("dir", file("Their folder, from that of this file; `policies` beside it if left out."))],
+    )
+}
+
+fn observe() -> Value {
+    object(
+        "Log and traces.",
+        &[
+            (
+                "log",
+                words(
+                    &names(LogFormat::NAMES),
+                    "auto",
+                    "Form of the log; auto: text on a terminal, JSON elsewhere.",
+                ),
+            ),
+            ("level", words(&names(LogLevel::NAMES), "info", "Least level of its lines.")),
+            (
+                "otlp",
+                or_null(
+                    &json!({ "type": "string", "pattern": "^https?://", "description": "Traces by OTLP over HTTP." }),
+                ),
+            ),
+            (
+                "share",
+                share(
+                    Some(1.0),
+                    "Of the requests that have a line in the log and spans; failures always have a line.",
+                ),
+            ),
+            ("text", boolean(false, "Requests may let their output be seen (x-foretell-text: on).")),
+        ],
+    )
+}
+
+/// Says at the top what the file is.
+fn describe(schema: &mut Value) {
+    let Some(top) = schema.as_object_mut() else { return };
+    top.insert("$schema".to_owned(), "https://json-schema.org/draft/2020-12/schema".into());
+    top.insert("title".to_owned(), "Foretell".into());
+    top.insert("description".to_owned(), "The process file: listeners, limits, backends, drafters.".into());
+    top.insert("type".to_owned(), "object".into());
+    top.insert("required".to_owned(), json!(["version"]));
+    top.insert(
+        "patternProperties".to_owned(),
+        json!({ "^x-": { "description": "Your own: a place for anchors." } }),
+    );
 }
 
 /// Lets every value below be a variable of the environment.

@@ -66,7 +66,9 @@ impl RequestMetrics {
     pub(super) fn configured<'a>(&self, models: impl IntoIterator<Item = &'a str>) {
         let models: Vec<&str> = models.into_iter().collect();
         self.models.configured(models.iter().copied());
-        models.into_iter().for_each(|model| self.begin(model));
+        for model in models {
+            self.begin(model);
+        }
     }
 
     /// Begins the server errors of a model at zero, for what comes in an outage: a rule that watches their rise does not

@@ -110,7 +110,7 @@ impl Walk for Court<'_, '_> {
         let mut accepted = accept::walk(&judged, &accept, &mut ledger, &mut draws)?;
         match bug {
             Bug::ChargedAfter if ledger.substitutions == before.substitutions => {
-                ledger.charged = before.charged
+                ledger.charged = before.charged;
             }
             Bug::ClampBelowP => {
                 // What was accepted although it is less likely than a hundredth is refused, and drawn anew.
