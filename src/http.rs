@@ -12,6 +12,7 @@ pub mod head;
 pub mod headers;
 pub mod listen;
 pub mod memory;
+pub mod opening;
 pub mod replay;
 pub mod request;
 pub mod serve;

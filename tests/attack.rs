@@ -39,3 +39,5 @@ mod ops;
 mod patience;
 #[path = "attack/policies.rs"]
 mod policies;
+#[path = "attack/slow_heads.rs"]
+mod slow_heads;

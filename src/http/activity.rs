@@ -151,6 +151,11 @@ impl Activity {
         state.leaving = Some(Instant::now() + if state.wanted { HURRY } else { LINGER });
     }
 
+    /// Whether it was asked to end.
+    pub fn is_leaving(&self) -> bool {
+        self.state.lock().leaving.is_some()
+    }
+
     /// Since when it has been idle and could be closed without losing an answer; `None` if it is busy or asked to end
     /// already.
     pub fn idle_since(&self) -> Option<Instant> {

@@ -12,13 +12,14 @@ use http::header::{CONNECTION, HOST};
 use http::{HeaderValue, Request, Response, StatusCode, Version};
 use http_body::{Frame, SizeHint};
 use hyper::body::Incoming;
+use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use hyper_util::server::conn::auto;
 use rustix::net::sockopt;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::Sleep;
 use tokio_rustls::TlsAcceptor;
 
 use crate::http::activity::{Activity, Overdue, UnderWay};
@@ -26,6 +27,7 @@ use crate::http::body::{Body, BoxError};
 use crate::http::connections::{Connections, Place};
 use crate::http::head;
 use crate::http::listen::{Bounds, Peer};
+use crate::http::opening::Protocol;
 use crate::http::request::RequestBody;
 use crate::http::socket::Socket;
 
@@ -54,19 +56,26 @@ const PING: Duration = Duration::from_mins(1);
 /// How long the answer to a ping may take.
 const PONG: Duration = Duration::from_secs(20);
 
-fn builder(bounds: &Bounds, streams: usize) -> auto::Builder<TokioExecutor> {
-    let mut builder = auto::Builder::new(TokioExecutor::new());
-    let head = bounds.header_bytes.saturating_add(bounds.uri.min(TARGET));
+/// Most bytes of a head that hyper is handed whole; it refuses longer ones itself.
+fn head_bytes(bounds: &Bounds) -> usize {
+    bounds.header_bytes.saturating_add(bounds.uri.min(TARGET)).max(8 << 10)
+}
+
+fn http1_builder(bounds: &Bounds) -> http1::Builder {
+    let mut builder = http1::Builder::new();
     builder
-        .http1()
         .timer(TokioTimer::new())
         .header_read_timeout(None)
         .max_headers(bounds.headers)
         // Answers are mostly small chunks: copying one into a single write is cheaper than gathering it.
         .writev(false)
-        .max_buf_size(head.max(8 << 10));
+        .max_buf_size(head_bytes(bounds));
     builder
-        .http2()
+}
+
+fn http2_builder(bounds: &Bounds, streams: usize) -> http2::Builder<TokioExecutor> {
+    let mut builder = http2::Builder::new(TokioExecutor::new());
+    builder
         .timer(TokioTimer::new())
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
@@ -98,13 +107,14 @@ pub async fn accepted<A, F>(
     let sleep = tokio::time::sleep(serving.bounds.header_timeout);
     tokio::pin!(sleep);
     let shaken = tokio::select! {
-        shaken = tls.accept(stream) => shaken,
+        shaken = Box::pin(tls.accept(stream)) => shaken,
         _ = poll_fn(|cx| place.activity().poll_overdue(cx, &serving.bounds, sleep.as_mut())) => {
             return tracing::debug!("no TLS handshake in time, or it stops");
         }
     };
     match shaken {
-        Ok(stream) => connection(stream, peer, place, serving).await,
+        // Boxed, so that a connection without TLS has no room for one with it.
+        Ok(stream) => Box::pin(connection(stream, peer, place, serving)).await,
         Err(error) => tracing::debug!(%error, "no TLS handshake"),
     }
 }
@@ -115,37 +125,94 @@ where
     A: Fn(Request<RequestBody>) -> F + Send + Sync + 'static,
     F: Future<Output = Response<Body>> + Send + 'static,
 {
-    let bounds = &serving.bounds;
+    let bounds = serving.bounds;
     let activity = Arc::clone(place.activity());
     let connections = Arc::clone(place.connections());
-    let builder = builder(bounds, STREAMS.min(connections.limit().div_ceil(4)));
+    let sleep = tokio::time::sleep(bounds.header_timeout);
+    tokio::pin!(sleep);
+    let mut socket = Socket::new(stream, place, bounds.uri);
+    let mut until = Until { activity: &activity, bounds: &bounds, sleep, peer };
+    let Some(protocol) = until.open(&mut socket).await else { return };
+    let streams = STREAMS.min(connections.limit().div_ceil(4));
     let service = {
-        let (serving, activity) = (Arc::clone(&serving), Arc::clone(&activity));
+        let activity = Arc::clone(&activity);
         service_fn(move |request| answer(&serving, &activity, &connections, peer, request))
     };
-    let socket = Socket::new(stream, place, bounds.uri);
-    let served = builder.serve_connection_with_upgrades(TokioIo::new(socket), service);
-    let sleep = tokio::time::sleep(bounds.header_timeout);
-    tokio::pin!(served, sleep);
-    loop {
-        tokio::select! {
-            biased;
-            outcome = served.as_mut() => {
-                if let Err(error) = outcome {
-                    tracing::debug!(%error, "connection ended");
+    // Only one of them is needed, and both are large.
+    let socket = TokioIo::new(socket);
+    match protocol {
+        Protocol::Http1 => {
+            let served = http1_builder(&bounds).serve_connection(socket, service).with_upgrades();
+            until.end(Box::pin(served), http1::UpgradeableConnection::graceful_shutdown).await;
+        }
+        Protocol::Http2 => {
+            let served = http2_builder(&bounds, streams).serve_connection(socket, service);
+            until.end(Box::pin(served), http2::Connection::graceful_shutdown).await;
+        }
+    }
+}
+
+/// The time that a connection has.
+struct Until<'a> {
+    activity: &'a Activity,
+    bounds: &'a Bounds,
+    sleep: Pin<&'a mut Sleep>,
+    peer: Peer,
+}
+
+impl Until<'_> {
+    /// Waits for the connection's first head; `None` if it has ended, or is to end.
+    async fn open<S: AsyncRead + Unpin>(&mut self, socket: &mut Socket<S>) -> Option<Protocol> {
+        let most = head_bytes(self.bounds);
+        loop {
+            tokio::select! {
+                biased;
+                opened = poll_fn(|cx| socket.poll_open(cx, most)) => {
+                    return opened
+                        .inspect_err(|error| tracing::debug!(%error, "connection ended"))
+                        .ok()
+                        .flatten();
                 }
-                return;
+                why = poll_fn(|cx| self.activity.poll_overdue(cx, self.bounds, self.sleep.as_mut())) => {
+                    // A head that has begun is waited for, as hyper does.
+                    let asked = matches!(why, Overdue::Idle | Overdue::Stopped);
+                    if !asked || socket.is_unused() {
+                        return None;
+                    }
+                    self.activity.leave();
+                }
             }
-            why = poll_fn(|cx| activity.poll_overdue(cx, bounds, sleep.as_mut())) => match why {
-                Overdue::Idle | Overdue::Stopped => {
-                    activity.leave();
-                    served.as_mut().graceful_shutdown();
+        }
+    }
+
+    /// Serves the connection until it has ended, or is overdue. `stop` asks it to end.
+    async fn end<C>(&mut self, mut served: Pin<Box<C>>, stop: impl Fn(Pin<&mut C>))
+    where
+        C: Future<Output = hyper::Result<()>>,
+    {
+        if self.activity.is_leaving() {
+            stop(served.as_mut());
+        }
+        loop {
+            tokio::select! {
+                biased;
+                outcome = served.as_mut() => {
+                    if let Err(error) = outcome {
+                        tracing::debug!(%error, "connection ended");
+                    }
+                    return;
                 }
-                Overdue::Head | Overdue::Left | Overdue::Cut => return,
-                Overdue::Blocked => {
-                    return tracing::info!(peer = %peer.address, "cut: the client does not read");
-                }
-            },
+                why = poll_fn(|cx| self.activity.poll_overdue(cx, self.bounds, self.sleep.as_mut())) => match why {
+                    Overdue::Idle | Overdue::Stopped => {
+                        self.activity.leave();
+                        stop(served.as_mut());
+                    }
+                    Overdue::Head | Overdue::Left | Overdue::Cut => return,
+                    Overdue::Blocked => {
+                        return tracing::info!(peer = %self.peer.address, "cut: the client does not read");
+                    }
+                },
+            }
         }
     }
 }

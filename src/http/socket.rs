@@ -12,18 +12,30 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::http::activity::Activity;
 use crate::http::connections::Place;
+use crate::http::opening::{self, Protocol};
+
+/// Most bytes that are read at once of a connection's first head.
+const PIECE: usize = 2 << 10;
 
 /// A client connection.
 pub struct Socket<S> {
     stream: S,
     place: Place,
     target: Target,
+    /// What came before the connection's protocol was known, and how much of it has been handed on.
+    opening: Vec<u8>,
+    handed: usize,
 }
 
 impl<S> Socket<S> {
     /// `uri`: most bytes of the first request's target that are not truncated.
     pub fn new(stream: S, place: Place, uri: usize) -> Self {
-        Self { stream, place, target: Target::new(uri) }
+        Self { stream, place, target: Target::new(uri), opening: Vec::new(), handed: 0 }
+    }
+
+    /// Whether nothing has come yet.
+    pub fn is_unused(&self) -> bool {
+        self.opening.is_empty()
     }
 
     fn activity(&self) -> &Arc<Activity> {
@@ -36,12 +48,30 @@ impl<S> Socket<S> {
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Socket<S> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
+impl<S: AsyncRead + Unpin> Socket<S> {
+    /// Reads until the protocol is known, which is when the first head is complete; `None` if nothing
+    /// ever came. The bytes are read once more by who serves the connection.
+    pub fn poll_open(
+        &mut self,
         cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
+        max_bytes: usize,
+    ) -> Poll<io::Result<Option<Protocol>>> {
+        loop {
+            let mut piece = [0; PIECE];
+            let mut buf = ReadBuf::new(&mut piece);
+            ready!(self.poll_stream(cx, &mut buf))?;
+            let known = self.opening.len();
+            self.opening.extend_from_slice(buf.filled());
+            if buf.filled().is_empty() {
+                return Poll::Ready(Ok((known > 0).then_some(Protocol::Http1)));
+            }
+            if let Some(protocol) = opening::protocol(&self.opening, known, max_bytes) {
+                return Poll::Ready(Ok(Some(protocol)));
+            }
+        }
+    }
+
+    fn poll_stream(&mut self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let before = buf.filled().len();
         loop {
             ready!(Pin::new(&mut self.stream).poll_read(cx, buf))?;
@@ -60,6 +90,31 @@ impl<S: AsyncRead + Unpin> AsyncRead for Socket<S> {
                 return Poll::Ready(Ok(()));
             }
         }
+    }
+
+    /// Hands on what came before the protocol was known.
+    fn hand_on(&mut self, buf: &mut ReadBuf<'_>) {
+        let rest = self.opening.get(self.handed..).unwrap_or_default();
+        let piece = rest.get(..buf.remaining()).unwrap_or(rest);
+        buf.put_slice(piece);
+        self.handed += piece.len();
+        if self.handed == self.opening.len() {
+            (self.opening, self.handed) = (Vec::new(), 0);
+        }
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Socket<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if self.opening.is_empty() {
+            return self.poll_stream(cx, buf);
+        }
+        self.hand_on(buf);
+        Poll::Ready(Ok(()))
     }
 }
 

@@ -61,7 +61,7 @@ async def main():
     parser.add_argument("--count", type=int, default=4500)
     parser.add_argument("--limit-kib", type=float, default=40)
     args = parser.parse_args()
-    descriptors(4 * args.count + 256)
+    descriptors(2 * args.count + 256)
     server = await asyncio.start_server(backend, "127.0.0.1", 0, backlog=4096)
     with Proxy(args.binary, server.sockets[0].getsockname()[1]) as proxy:
         # What the first requests allocate once and for all is no stream's.
