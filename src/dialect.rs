@@ -11,6 +11,7 @@ pub mod llamacpp;
 pub mod lmdeploy;
 pub mod onnx;
 pub mod openai;
+pub mod origin;
 pub mod probe;
 pub mod recognise;
 pub mod relayed;
@@ -32,6 +33,7 @@ use crate::words::{Past, Plan, Verdict};
 
 use body::Ids;
 pub use engine::{Engine, Load, MaxTokens, Noise, RowShape};
+pub use origin::Origin;
 pub use recognise::{Answers, Foreign, Question};
 
 /// The engines that Foretell knows.
@@ -288,6 +290,9 @@ pub struct Quirks {
     /// The engine does not report whether it puts special tokens in front of a prompt: the ids that
     /// [`Codec::beside`] brings are used only once the first ride has counted as many.
     pub prompt_ids_need_count: bool,
+    /// Its texts are made by Hugging Face's own code, which takes spaces before punctuation away unless the model's
+    /// configuration forbids that.
+    pub tidies_text: bool,
 }
 
 impl Quirks {
@@ -303,6 +308,7 @@ impl Quirks {
         time_report: None,
         refuses_prediction: false,
         prompt_ids_need_count: false,
+        tidies_text: false,
     };
 }
 
@@ -329,6 +335,11 @@ pub trait Codec: Sync {
     /// # Errors
     /// [`Foreign`]: it is none that can be asked to verify.
     fn engine(&self, answers: &Answers) -> Result<Engine, Foreign>;
+
+    /// The page that reports the start time; `None` if none does.
+    fn start_page(&self) -> Option<&'static str> {
+        None
+    }
 
     /// Why this engine cannot carry this request exactly by any plan; `None` if it can. `sampling` is the effective
     /// one.

@@ -291,7 +291,8 @@ impl Inner {
             return remembering;
         }
         // Replicas that were started together share what they say.
-        remembering.recycling(&key, &format!("{}@{}", identity.epoch.version, identity.epoch.started))
+        let started = identity.epoch.started / 1_000_000;
+        remembering.recycling(&key, &format!("{}@{started}", identity.epoch.version))
     }
 
     /// The model that drafts for a request, drawn from those of its policy, and how all of them are heard after it.

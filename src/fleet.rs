@@ -20,6 +20,7 @@ pub mod replica;
 mod retry;
 pub mod rounds_seen;
 mod silence;
+pub mod tie;
 pub mod tls;
 mod watch;
 

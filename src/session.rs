@@ -183,6 +183,10 @@ pub enum Fault {
     Ride,
     /// A ride brought nothing for too long.
     Silence,
+    /// Another process, or another model, has answered than the one that began the answer.
+    Changed,
+    /// The connection of a later call was lost, and the engine does not show whether a new one leads to it.
+    Lost,
 }
 
 /// The result of a session.

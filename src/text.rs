@@ -2,6 +2,7 @@
 //! between two vocabularies.
 
 pub mod decode;
+pub mod evidence;
 pub mod fingerprint;
 pub mod template;
 pub mod tokenizer;

@@ -62,8 +62,12 @@ pub struct Engine {
     pub model: String,
     /// Its version, as it reports it.
     pub version: String,
-    /// Unix seconds of its start; `None` if it does not report that.
+    /// When its process began, in microseconds of Unix time; `None` if it does not report that.
     pub started: Option<u64>,
+    /// What each of its answers names its process by (`system_fingerprint`); `None` if they do not name it.
+    pub mark: Option<String>,
+    /// The version of its weights, where it reports one: they may be replaced while it runs.
+    pub weights: Option<String>,
     /// Most tokens of prompt and output together; `None` if not known.
     pub context: Option<usize>,
     /// The plans that this server can serve, best first; what a request may use is [`Engine::plans`].
@@ -108,6 +112,11 @@ pub struct Engine {
 }
 
 impl Engine {
+    /// Whether it shows which process it is, so that a connection can be known to lead to the same one.
+    pub fn shows_itself(&self) -> bool {
+        self.started.is_some() || self.mark.is_some()
+    }
+
     /// An engine of which only these three are known.
     pub fn new(dialect: Dialect, model: impl Into<String>, version: impl Into<String>) -> Self {
         Self {
@@ -115,6 +124,8 @@ impl Engine {
             model: model.into(),
             version: version.into(),
             started: None,
+            mark: None,
+            weights: None,
             context: None,
             plans: Vec::new(),
             risky: Vec::new(),

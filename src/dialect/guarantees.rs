@@ -212,6 +212,9 @@ place (`onnx`; vLLM where the probe has seen it): then the text is identical; el
 rule: then the distribution of outputs is within `max_drift` of the engine's own in total variation (with `max_drift: null`, within
 the mean of what outputs are charged), and each answer says what it was charged; that figure of a single answer is no bound.
 
+An answer never holds tokens of two models: a request that is speculated on keeps to the process that it began on, and ends with an error
+where another one answers at the address ([faults](faults.md)).
+
 In a cell, `score`, `fan_out`, `tree` or `native` is the plan by which drafts are verified, `–` is a bypass with its reason: the
 request is passed on as it is; `rides`: the engine does not tell the ids of its tokens there. Two entries are temperature 0 / 0.8. The engines are met here with their metrics on, prefix
 caching on, everything known of their defaults (but of TensorRT-LLM and Triton, which tell none), and, for vLLM, the token

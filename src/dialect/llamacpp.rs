@@ -41,7 +41,8 @@ const FORKED: usize = 64;
 /// What the server takes for "draw a seed".
 const RANDOM_SEED: u64 = u32::MAX as u64;
 /// The members wanted of an answer, which would repeat everything otherwise.
-const WANTED: [&str; 5] = ["index", "tokens", "stop_type", "timings", OWN_STOPS];
+const WANTED: [&str; 7] =
+    ["index", "content", "tokens", "tokens_evaluated", "stop_type", "timings", OWN_STOPS];
 /// The stop texts that hold for a call that names none: the server's own. Its settings do not show them, and every
 /// answer does.
 const OWN_STOPS: &str = "generation_settings/stop";
@@ -192,7 +193,7 @@ impl Codec for LlamaCpp {
     fn verdict(
         &self,
         _: &Engine,
-        _: &Round<'_>,
+        round: &Round<'_>,
         asked: &Asked,
         bodies: &[Vec<u8>],
     ) -> Result<Verdict, Unreadable> {
@@ -211,6 +212,15 @@ impl Codec for LlamaCpp {
             answers.iter().map(|answer| answer.timings.as_ref().map(|timings| timings.prompt_n)).sum();
         let rows =
             answers.iter().enumerate().map(|(place, answer)| answer.row(place)).collect::<Result<_, _>>()?;
+        let sent =
+            shared::paths(round.draft, asked.nodes).into_iter().map(|path| round.context.len() + path.len());
+        if answers
+            .iter()
+            .zip(sent)
+            .any(|(answer, sent)| answer.tokens_evaluated.is_some_and(|told| told != sent))
+        {
+            return Err(Unreadable("it counts another prompt"));
+        }
         Ok(Verdict { rows, computed, ..Verdict::default() })
     }
 
@@ -347,7 +357,9 @@ fn whole_ride(event: &Value) -> Result<Chunk, Unreadable> {
 struct Answered {
     #[serde(default)]
     index: usize,
+    content: Option<String>,
     tokens: Vec<TokenId>,
+    tokens_evaluated: Option<usize>,
     stop_type: String,
     timings: Option<Timings>,
     #[serde(default, rename = "generation_settings/stop")]
@@ -386,7 +398,9 @@ impl Answered {
 
     fn row(&self, place: usize) -> Result<Row, Unreadable> {
         match self.tokens.as_slice() {
-            [sample] if self.index == place => Ok(Row { ends: self.ends()?, ..Row::of(*sample) }),
+            [sample] if self.index == place => {
+                Ok(Row { ends: self.ends()?, text: self.content.clone(), ..Row::of(*sample) })
+            }
             _ => Err(Unreadable("not one token per prompt")),
         }
     }

@@ -40,7 +40,8 @@ const BLOCK: usize = 64;
 /// The codec of LMDeploy.
 pub struct Lmdeploy;
 
-const QUIRKS: Quirks = Quirks { stop_hold: Hold::Longest, usage_counts_end: false, ..Quirks::COMMON };
+const QUIRKS: Quirks =
+    Quirks { stop_hold: Hold::Longest, usage_counts_end: false, tidies_text: true, ..Quirks::COMMON };
 
 impl Codec for Lmdeploy {
     fn quirks(&self) -> &'static Quirks {
@@ -153,22 +154,30 @@ impl Codec for Lmdeploy {
     fn verdict(
         &self,
         engine: &Engine,
-        _: &Round<'_>,
+        round: &Round<'_>,
         asked: &Asked,
         bodies: &[Vec<u8>],
     ) -> Result<Verdict, Unreadable> {
         if bodies.len() != asked.nodes + 1 {
             return Err(Unreadable("not one answer for each call"));
         }
-        let row = |body: &Vec<u8>| {
+        let paths = shared::paths(round.draft, asked.nodes);
+        let row = |(body, path): (&Vec<u8>, Vec<TokenId>)| {
             let answer: Generated =
                 serde_json::from_slice(body).map_err(|_| Unreadable("not an answer of /generate"))?;
+            let sent = round.context.len() + path.len();
+            if answer.meta_info.prompt_tokens.is_some_and(|told| told != sent) {
+                return Err(Unreadable("it counts another prompt"));
+            }
             match answer.tokens(engine).as_slice() {
-                [sample] => Ok(Row { ends: answer.ends(), ..Row::of(*sample) }),
+                [sample] => Ok(Row { ends: answer.ends(), text: answer.text, ..Row::of(*sample) }),
                 _ => Err(Unreadable("not one token per prompt")),
             }
         };
-        Ok(Verdict { rows: bodies.iter().map(row).collect::<Result<_, _>>()?, ..Verdict::default() })
+        Ok(Verdict {
+            rows: bodies.iter().zip(paths).map(row).collect::<Result<_, _>>()?,
+            ..Verdict::default()
+        })
     }
 
     fn tokenize(&self, _: &Engine, text: &str) -> Option<Question> {
@@ -213,6 +222,7 @@ fn generate(ids: &Ids<'_>, path: &[TokenId], most: u32, sampling: &Sampling) -> 
 
 #[derive(Deserialize)]
 struct Generated {
+    text: Option<String>,
     #[serde(default)]
     output_ids: Option<Vec<TokenId>>,
     meta_info: Meta,
@@ -221,6 +231,7 @@ struct Generated {
 #[derive(Deserialize)]
 struct Meta {
     finish_reason: Option<Reason>,
+    prompt_tokens: Option<usize>,
 }
 
 #[derive(Deserialize)]
@@ -324,7 +335,10 @@ mod tests {
         let verdict = read(&[answer(json!([4]), "length"), answer(json!([]), "stop")]).unwrap();
         assert_eq!(
             verdict.rows,
-            [Row::of(4), Row { ends: true, ..Row::of(2) }],
+            [
+                Row { text: Some(String::new()), ..Row::of(4) },
+                Row { ends: true, text: Some(String::new()), ..Row::of(2) }
+            ],
             "the end is drawn but not told"
         );
         assert!(read(&[answer(json!([4]), "length")]).is_err());

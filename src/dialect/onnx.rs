@@ -29,6 +29,11 @@ const TOP: usize = 3;
 /// The codec of `foretell target`.
 pub struct Onnx;
 
+/// The start time of a target that is too old to report it in microseconds.
+fn whole_seconds(answers: &Answers) -> Option<u64> {
+    answers.number(MODELS, "/data/0/created")?.checked_mul(1_000_000)
+}
+
 const QUIRKS: Quirks = Quirks { stop_order: StopOrder::FirstComplete, ..Quirks::COMMON };
 
 impl Codec for Onnx {
@@ -48,7 +53,8 @@ impl Codec for Onnx {
             .number(MODELS, "/data/0/max_model_len")
             .ok_or_else(|| Foreign::silent("context length"))?;
         Ok(Engine {
-            started: answers.number(MODELS, "/data/0/created"),
+            started: answers.number(MODELS, "/data/0/started").or_else(|| whole_seconds(answers)),
+            mark: answers.word(MODELS, "/data/0/system_fingerprint"),
             context: usize::try_from(context).ok(),
             plans: vec![Plan::Tree, Plan::FanOut],
             defaults: Some(Defaults::OPENAI),
@@ -57,6 +63,10 @@ impl Codec for Onnx {
             eos: eos.ok_or_else(|| Foreign::silent("end-of-text tokens"))?,
             ..Engine::new(Dialect::Onnx, model, version)
         })
+    }
+
+    fn start_page(&self) -> Option<&'static str> {
+        Some(MODELS)
     }
 
     fn refuses(&self, _: &Engine, _: &Request, _: &Sampling) -> Option<Refused> {
@@ -117,8 +127,8 @@ impl Codec for Onnx {
     ) -> Result<Verdict, Unreadable> {
         let body = shared::only(bodies)?;
         let verdict = match round.plan {
-            Plan::Tree => tree_verdict(body)?,
-            _ => shared::fan_out_verdict(asked.nodes + 1, body)?,
+            Plan::Tree => tree_verdict(round.context.len(), body)?,
+            _ => shared::fan_out_verdict(asked.nodes + 1, shared::fan_out_tokens(round, asked.nodes), body)?,
         };
         if verdict.rows.len() != asked.nodes + 1 {
             return Err(Unreadable("not one row for each node and one for the context"));
@@ -200,8 +210,9 @@ impl VerifyRow {
     }
 }
 
-fn tree_verdict(body: &[u8]) -> Result<Verdict, Unreadable> {
+fn tree_verdict(context: usize, body: &[u8]) -> Result<Verdict, Unreadable> {
     let answer: VerifyAnswer = serde_json::from_slice(body).map_err(|_| Unreadable("not a verify answer"))?;
+    shared::check_prompt(answer.usage.as_ref(), context)?;
     // Its usage counts the context; the nodes of the draft, one for each row but the first, were computed as well.
     let nodes = u32::try_from(answer.rows.len().saturating_sub(1)).unwrap_or(u32::MAX);
     let computed = answer.usage.as_ref().and_then(PromptUsage::computed);

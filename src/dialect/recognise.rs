@@ -164,13 +164,9 @@ pub fn introduction() -> Vec<Question> {
 }
 
 /// The page on which an engine reports its start time; `None` if it does not.
-pub fn start_page(dialect: Dialect, answers: &Answers) -> Option<&str> {
-    let engine = |answers: &Answers| dialect.codec().engine(answers).ok();
-    let started = engine(answers)?.started?.to_string();
-    // The page without which nothing but the start time is missing; else one whose text shows the number.
-    let only = |path: &&str| engine(&answers.without(path)).is_some_and(|other| other.started.is_none());
-    let shows = |path: &&str| answers.text(path).is_some_and(|text| text.contains(&started));
-    answers.good().find(only).or_else(|| answers.good().find(shows))
+pub fn start_page(dialect: Dialect, answers: &Answers) -> Option<&'static str> {
+    let page = dialect.codec().start_page()?;
+    dialect.codec().engine(answers).ok()?.started.map(|_| page)
 }
 
 /// The questions to a server whose dialect the operator may have named. One that is only relayed is not asked what

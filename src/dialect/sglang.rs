@@ -42,8 +42,12 @@ const ENDS_FIRST: [u32; 3] = [0, 5, 18];
 /// The codec of SGLang.
 pub struct Sglang;
 
-const QUIRKS: Quirks =
-    Quirks { stop_field: Some("matched_stop"), stop_field_names_end: true, ..Quirks::COMMON };
+const QUIRKS: Quirks = Quirks {
+    stop_field: Some("matched_stop"),
+    stop_field_names_end: true,
+    tidies_text: true,
+    ..Quirks::COMMON
+};
 
 impl Codec for Sglang {
     fn quirks(&self) -> &'static Quirks {
@@ -71,6 +75,7 @@ impl Codec for Sglang {
         let openai = answers.word(SERVER_INFO, "/sampling_defaults").as_deref() == Some("openai");
         Ok(Engine {
             context: usize::try_from(context).ok(),
+            weights: answers.word(SERVER_INFO, "/weight_version"),
             plans,
             defaults: (openai && !preferred).then_some(Defaults::OPENAI),
             own_defaults: preferred,
@@ -164,7 +169,10 @@ impl Codec for Sglang {
         let body = shared::only(bodies)?;
         match round.plan {
             Plan::Score => score_verdict(engine, round, asked.nodes, body),
-            _ => shared::fan_out_verdict(asked.nodes + 1, body),
+            _ => {
+                let sent = shared::fan_out_tokens(round, asked.nodes);
+                shared::fan_out_verdict(asked.nodes + 1, sent, body)
+            }
         }
     }
 
@@ -285,6 +293,7 @@ fn score_call(round: &Round<'_>, nodes: usize, width: usize) -> Call {
 
 #[derive(Deserialize)]
 struct Generated {
+    text: Option<String>,
     output_ids: Vec<TokenId>,
     meta_info: Meta,
 }
@@ -317,6 +326,9 @@ fn score_verdict(
         serde_json::from_slice(body).map_err(|_| Unreadable("not an answer of /generate"))?;
     let [bonus] = answer.output_ids.as_slice() else { return Err(Unreadable("not one token")) };
     let meta = &answer.meta_info;
+    if meta.prompt_tokens as usize != round.context.len() + nodes {
+        return Err(Unreadable("it counts another prompt"));
+    }
     let computed = meta.cached_tokens.map(|cached| meta.prompt_tokens.saturating_sub(cached));
     // The first entry belongs to the last token of the context and is empty.
     let listed = meta.input_top_logprobs.get(1..).unwrap_or_default();
@@ -324,7 +336,7 @@ fn score_verdict(
         return Ok(Verdict { rows: Vec::new(), computed, ..Verdict::default() });
     }
     let ends = meta.finish_reason.as_ref().is_some_and(|reason| reason.kind == "stop");
-    let bonus = Row { ends, ..Row::of(*bonus) };
+    let bonus = Row { ends, text: answer.text, ..Row::of(*bonus) };
     let told =
         listed.iter().map(|row| row.iter().flatten().filter_map(|entry| Some((entry.1, entry.0?))).collect());
     Ok(Verdict {

@@ -271,29 +271,48 @@ struct FanOutAnswer {
 #[derive(Deserialize)]
 struct FanOutChoice {
     index: usize,
+    text: Option<String>,
     token_ids: Vec<TokenId>,
     finish_reason: Option<String>,
 }
 
-/// A fan-out in one call: one token per prompt, in the order of the prompts.
+/// Tokens of all prompts of a fan-out of so many nodes.
+pub fn fan_out_tokens(round: &Round<'_>, nodes: usize) -> usize {
+    paths(round.draft, nodes).iter().map(|path| round.context.len() + path.len()).sum()
+}
+
+/// Compares the number of prompt tokens that an answer reports with those that were sent.
 ///
 /// # Errors
-/// Not one token for each of `prompts` prompts.
-pub fn fan_out_verdict(prompts: usize, body: &[u8]) -> Result<Verdict, Unreadable> {
+/// They differ: it is the answer to another prompt.
+pub fn check_prompt(usage: Option<&PromptUsage>, sent: usize) -> Result<(), Unreadable> {
+    match usage {
+        Some(usage) if usage.prompt_tokens as usize != sent => Err(Unreadable("it counts another prompt")),
+        _ => Ok(()),
+    }
+}
+
+/// A fan-out in one call: one token per prompt, in the order of the prompts. `sent`: tokens of all prompts.
+///
+/// # Errors
+/// Not one token for each of `prompts` prompts, or another number of prompt tokens.
+pub fn fan_out_verdict(prompts: usize, sent: usize, body: &[u8]) -> Result<Verdict, Unreadable> {
     let mut answer: FanOutAnswer =
         serde_json::from_slice(body).map_err(|_| Unreadable("not a completion with token ids"))?;
     if answer.choices.len() != prompts {
         return Err(Unreadable("not one choice for each prompt"));
     }
+    check_prompt(answer.usage.as_ref(), sent)?;
     answer.choices.sort_by_key(|choice| choice.index);
     let computed = answer.usage.as_ref().and_then(PromptUsage::computed);
     let rows = answer
         .choices
-        .iter()
+        .into_iter()
         .enumerate()
         .map(|(place, choice)| match choice.token_ids.as_slice() {
             [sample] if choice.index == place => {
-                Ok(Row { ends: choice.finish_reason.as_deref() == Some("stop"), ..Row::of(*sample) })
+                let ends = choice.finish_reason.as_deref() == Some("stop");
+                Ok(Row { ends, text: choice.text, ..Row::of(*sample) })
             }
             _ => Err(Unreadable("not one token per prompt")),
         })
@@ -325,9 +344,10 @@ pub fn metric(exposition: &str, names: &[&str]) -> Option<f64> {
     sum
 }
 
-/// When the process began, in seconds of Unix time; `None` if it is not among the metrics.
+/// When the process began, in microseconds of Unix time; `None` if it is not among the metrics. Two processes that began
+/// in one second are told apart: the metric counts in hundredths of a second or finer.
 pub fn started(exposition: &str) -> Option<u64> {
-    metric(exposition, &["process_start_time_seconds"]).map(|seconds| seconds as u64)
+    metric(exposition, &["process_start_time_seconds"]).map(|seconds| (seconds * 1e6).round() as u64)
 }
 
 /// A load in Prometheus' text format; the share of the KV memory has had several names.
@@ -373,9 +393,17 @@ mod tests {
     #[test]
     fn a_fan_out_is_read_in_the_order_of_its_prompts_and_says_where_the_text_ends() {
         let body = br#"{"choices":[{"index":1,"token_ids":[5],"finish_reason":"stop"},{"index":0,"token_ids":[4],"finish_reason":"length"}]}"#;
-        let rows = fan_out_verdict(2, body).unwrap().rows;
+        let rows = fan_out_verdict(2, 9, body).unwrap().rows;
         assert_eq!(rows, [Row::of(4), Row { ends: true, ..Row::of(5) }]);
-        assert!(fan_out_verdict(1, body).is_err() && fan_out_verdict(3, body).is_err());
+        assert!(fan_out_verdict(1, 9, body).is_err() && fan_out_verdict(3, 9, body).is_err());
+    }
+
+    #[test]
+    fn an_answer_that_counts_another_prompt_is_refused() {
+        let body = br#"{"choices":[{"index":0,"text":"a","token_ids":[4],"finish_reason":"length"}],
+            "usage":{"prompt_tokens":9}}"#;
+        assert_eq!(fan_out_verdict(1, 9, body).unwrap().rows, [Row { text: Some("a".into()), ..Row::of(4) }]);
+        assert!(fan_out_verdict(1, 8, body).is_err());
     }
 
     #[test]
@@ -383,6 +411,14 @@ mod tests {
         let said = crate::openai::Said::default().with(F::TopP);
         let sampling = Sampling { top_p: 1.0, seed: Some(4), said, ..Sampling::default() };
         assert_eq!(Value::Object(said_fields(&sampling)), json!({"top_p": 1.0, "seed": 4}));
+    }
+
+    #[test]
+    fn a_start_time_keeps_its_fraction() {
+        let of = |text: &str| started(&format!("process_start_time_seconds {text}\n"));
+        assert_eq!(of("1.76392581389e+09"), Some(1_763_925_813_890_000));
+        assert_eq!(of("1763925813.8"), Some(1_763_925_813_800_000));
+        assert_ne!(of("1.76392581389e+09"), of("1.76392581301e+09"));
     }
 
     #[test]

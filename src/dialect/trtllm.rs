@@ -70,6 +70,10 @@ impl Codec for TrtLlm {
         })
     }
 
+    fn start_page(&self) -> Option<&'static str> {
+        Some(METRICS)
+    }
+
     fn refuses(&self, _: &Engine, request: &Request, sampling: &Sampling) -> Option<Refused> {
         if request.route == Route::Chat {
             return Some(BypassReason::NoPlan.into());
@@ -135,12 +139,12 @@ impl Codec for TrtLlm {
     fn verdict(
         &self,
         _: &Engine,
-        _: &Round<'_>,
+        round: &Round<'_>,
         asked: &Asked,
         bodies: &[Vec<u8>],
     ) -> Result<Verdict, Unreadable> {
         let body = shared::only(bodies)?;
-        read_fan_out(asked.nodes + 1, body)
+        read_fan_out(asked.nodes + 1, shared::fan_out_tokens(round, asked.nodes), body)
     }
 
     fn tokenize(&self, _: &Engine, text: &str) -> Option<Question> {
@@ -182,9 +186,10 @@ struct Choice {
 
 /// One token per prompt, up to the first that is left out because it ended the text: at temperature 0 the next call
 /// gives the same token, so leaving it out does not change how often any token comes.
-fn read_fan_out(prompts: usize, body: &[u8]) -> Result<Verdict, Unreadable> {
+fn read_fan_out(prompts: usize, sent: usize, body: &[u8]) -> Result<Verdict, Unreadable> {
     let mut answer: FanOut =
         serde_json::from_slice(body).map_err(|_| Unreadable("not a completion with token ids"))?;
+    shared::check_prompt(answer.usage.as_ref(), sent)?;
     answer.choices.sort_by_key(|choice| choice.index);
     if answer.choices.len() != prompts
         || answer.choices.iter().enumerate().any(|(place, choice)| choice.index != place)
@@ -352,7 +357,7 @@ mod tests {
 
     #[test]
     fn an_end_that_is_not_told_is_left_open() {
-        let read = |body: &Value| read_fan_out(2, body.to_string().as_bytes());
+        let read = |body: &Value| read_fan_out(2, 6, body.to_string().as_bytes());
         let choice = |index: u32, ids: &Value, finish: &str| json!({"index": index, "text": "", "token_ids": ids, "finish_reason": finish});
         let both = json!({"choices": [choice(1, &json!([5]), "stop"), choice(0, &json!([4]), "length")]});
         assert_eq!(read(&both).unwrap().rows, [Row::of(4), Row { ends: true, ..Row::of(5) }]);
@@ -380,7 +385,7 @@ mod tests {
         answers.add(METRICS, Told { status: 200, server: None, body: metrics.into() });
         assert!(TrtLlm.questions(&answers).is_empty());
         let engine = TrtLlm.engine(&answers).unwrap();
-        assert_eq!((engine.block, engine.started, engine.defaults), (64, Some(17), None));
+        assert_eq!((engine.block, engine.started, engine.defaults), (64, Some(17_500_000), None));
         assert_eq!(TrtLlm.load_path(&engine), Some("/prometheus/metrics"));
         assert_eq!(
             TrtLlm.load(metrics),

@@ -108,6 +108,10 @@ impl Codec for Vllm {
     }
 
     /// What counts output tokens loses count when output becomes prompt; the repetition penalty counts both.
+    fn start_page(&self) -> Option<&'static str> {
+        Some(METRICS)
+    }
+
     fn refuses(&self, _: &Engine, _: &Request, sampling: &Sampling) -> Option<Refused> {
         Refused::by_first(BypassReason::Parameter, &sampling.counting())
     }
@@ -183,7 +187,11 @@ impl Codec for Vllm {
         let body = shared::only(bodies)?;
         match round.plan {
             Plan::Score => score_verdict(engine, round, asked.nodes, body),
-            _ => Ok(shared_cache(round, asked.nodes, shared::fan_out_verdict(asked.nodes + 1, body)?)),
+            _ => {
+                let sent = shared::fan_out_tokens(round, asked.nodes);
+                let verdict = shared::fan_out_verdict(asked.nodes + 1, sent, body)?;
+                Ok(shared_cache(round, asked.nodes, verdict))
+            }
         }
     }
 
@@ -366,6 +374,8 @@ fn score_verdict(
         serde_json::from_slice(body).map_err(|_| Unreadable("not an answer of the token endpoint"))?;
     let [choice] = scored.choices.as_slice() else { return Err(Unreadable("not one choice")) };
     let [bonus] = choice.token_ids.as_slice() else { return Err(Unreadable("not one token")) };
+    let path = nodes.checked_sub(1).map_or(0, |last| round.draft.path(last).len());
+    shared::check_prompt(scored.usage.as_ref(), round.context.len() + path)?;
     let computed = scored.usage.as_ref().and_then(PromptUsage::computed);
     let cached = scored.usage.as_ref().and_then(PromptUsage::cached);
     let context = round.context.len();

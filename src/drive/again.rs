@@ -15,6 +15,7 @@ use super::sink::{Gone, Sink};
 use crate::fleet::{Answer, SendError};
 use crate::http::body::full;
 use crate::observe::Record;
+use crate::openai::sse;
 use crate::words::BypassReason;
 
 /// Longest error body of a backend that is passed on within a stream, bytes.
@@ -63,15 +64,64 @@ async fn pass_on(
         let said = said.filter(|said| said.get("error").is_some());
         return sink.error(&said.unwrap_or_else(|| Failure::BrokeOff.body())).await;
     }
-    while let Some(frame) = body.frame().await {
-        match frame {
-            Ok(frame) => {
-                let Ok(data) = frame.into_data() else { continue };
-                record.emitted();
-                sink.raw(data).await?;
-            }
-            Err(error) => return sink.cut(error.into()).await,
+    let mut events = WholeEvents::default();
+    while let Some(Ok(frame)) = body.frame().await {
+        let Ok(data) = frame.into_data() else { continue };
+        let whole = events.push(&data);
+        if !whole.is_empty() {
+            record.emitted();
+            sink.raw(whole.into()).await?;
         }
     }
-    Ok(())
+    if events.ended { Ok(()) } else { sink.error(&Failure::BrokeOff.body()).await }
+}
+
+/// Passes a stream on event by event, so that one that breaks off leaves no half of one.
+#[derive(Default)]
+struct WholeEvents {
+    decoder: sse::Decoder,
+    /// Bytes of an event that is not whole yet.
+    held: Vec<u8>,
+    /// The event that ends the stream has come.
+    ended: bool,
+}
+
+impl WholeEvents {
+    /// Takes the next bytes and returns those up to the end of the last event that is whole.
+    fn push(&mut self, data: &[u8]) -> Vec<u8> {
+        let mut whole = 0;
+        for (at, byte) in data.iter().enumerate() {
+            // An event longer than may be held is none that a backend sends; it counts as broken off.
+            let messages = self.decoder.push(std::slice::from_ref(byte)).unwrap_or_default();
+            self.ended |= messages.iter().any(sse::Message::is_done);
+            if self.decoder.is_between_events() {
+                whole = at + 1;
+            }
+        }
+        self.held.extend_from_slice(data);
+        let kept = self.held.len() - (data.len() - whole);
+        if whole == 0 { Vec::new() } else { self.held.drain(..kept).collect() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_whole_events_are_passed_on_however_the_bytes_come() {
+        let stream = b"data: {\"a\":1}\n\ndata: {\"b\":2}\r\n\r\n: comment\n\ndata: [DONE]\n\n";
+        for size in 1..=stream.len() {
+            let mut events = WholeEvents::default();
+            let passed: Vec<u8> = stream.chunks(size).flat_map(|data| events.push(data)).collect();
+            assert_eq!((passed.as_slice(), events.ended), (&stream[..], true), "{size}");
+        }
+        for cut in 0..stream.len() - 1 {
+            let mut events = WholeEvents::default();
+            let passed = events.push(&stream[..cut]);
+            let text = String::from_utf8(passed).unwrap();
+            assert!(!events.ended && (text.is_empty() || text.ends_with(['\n', '\r'])), "{cut}: {text:?}");
+            assert!(!text.ends_with("1}\n") && !text.ends_with("2}\r\n"), "{cut}: {text:?}");
+        }
+    }
 }

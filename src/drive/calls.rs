@@ -11,19 +11,26 @@ use http_body_util::{BodyExt, Full};
 
 use hyper::header::{self, HeaderMap, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
+use parking_lot::Mutex;
+use serde_json::Value;
+use tokio::sync::Notify;
 
-use crate::dialect::{Asked, Beside, Call, Context, Engine, Refusal, Round};
+use crate::dialect::{Asked, Beside, Call, Context, Engine, Origin, Refusal, Round};
 use crate::draft::{Draft, Sampled};
 use crate::drive::exchange::Exchange;
 use crate::drive::run::Run;
+use crate::fleet::identity::Identity;
 use crate::fleet::rounds_seen::RoundsSeen;
+use crate::fleet::tie::Tie;
 use crate::fleet::{Answer, Fresh, Repeatable, Replica, SendError};
 use crate::http::body::{Body, BoxError};
-use crate::http::gather;
+use crate::http::gather::{self, Unread};
 use crate::http::headers;
 use crate::observe::trace::Trace;
 use crate::openai::{self, Sampling};
 use crate::session::{Event, Fault};
+use crate::text::Tokenizer;
+use crate::text::evidence::may_spell;
 use crate::words::{Past, Plan, Put, Verdict};
 
 /// What the calls of one session have in common.
@@ -32,6 +39,8 @@ pub struct Common {
     pub replica: Arc<Replica>,
     /// Builds the calls and reads their answers.
     pub engine: Arc<Engine>,
+    /// The tokenizer of its model: texts are compared with ids by it.
+    pub tokenizer: Arc<Tokenizer>,
     /// Verify calls under way and cached tokens are noted here.
     pub rounds_seen: Arc<RoundsSeen>,
     /// The client's end-to-end header fields.
@@ -48,6 +57,28 @@ pub struct Common {
     pub weighs: bool,
     /// Size and time bounds.
     pub limits: CallLimits,
+    /// The process that all calls must reach.
+    pub process: Process,
+}
+
+/// The process that a session began on.
+pub struct Process {
+    /// How a new connection shows that it leads there; see [`Identity::tie`].
+    tie: Option<Arc<Tie>>,
+    /// Wakes the question who is there now.
+    again: Arc<Notify>,
+    /// What its answers have named so far.
+    origin: Mutex<Origin>,
+}
+
+impl Process {
+    /// The process that was recognised.
+    fn of(identity: &Identity) -> Self {
+        let Engine { mark, weights, .. } = &*identity.engine;
+        let origin = Origin { fingerprint: mark.clone(), weights: weights.clone(), model: None };
+        let (tie, again) = (identity.tie.clone(), Arc::clone(&identity.again));
+        Self { tie, again, origin: Mutex::new(origin) }
+    }
 }
 
 /// Makes the calls of one session. Cheap to clone: the content is shared.
@@ -90,6 +121,7 @@ impl Calls {
             Arc::new(Common {
                 replica: Arc::clone(&exchange.replica),
                 engine: Arc::clone(&run.identity.engine),
+                tokenizer: Arc::clone(&run.identity.tokenizer),
                 rounds_seen: Arc::clone(&run.identity.rounds_seen),
                 headers,
                 request_id: exchange.slot.record.so_far().id.clone(),
@@ -98,6 +130,7 @@ impl Calls {
                 sampling: run.sampling.clone(),
                 weighs: run.ruling.rules.accept.is_lossy() && run.sampling.temperature > 0.0,
                 limits: run.limits,
+                process: Process::of(&run.identity),
             }),
             None,
         )
@@ -114,22 +147,86 @@ impl Calls {
     }
 
     /// Sends the client's own request, which alone counts in the replica's health; once more over a fresh connection if `again`
-    /// says so of the error.
+    /// says so of the error. Where a new connection does not show where it leads, it is sent all the same, and the second
+    /// value is false: the session must not speculate.
     pub async fn first(
         &self,
         call: Call,
         again: impl FnOnce(&SendError) -> bool,
-    ) -> Result<Response<Answer>, SendError> {
+    ) -> Result<(Response<Answer>, bool), SendError> {
         let (path, body) = (call.path, Bytes::from(call.body));
-        let mut request = self.request(path, body.clone(), None);
-        request.extensions_mut().insert(Repeatable);
-        match self.0.replica.send(request).await {
-            Err(error) if again(&error) => {}
-            sent => return sent,
+        let request = || self.request(path, body.clone(), None);
+        match self.begin(request, Repeatable).await {
+            Err(error) if again(&error) => self.begin(request, Fresh).await,
+            begun => begun,
         }
-        let mut request = self.request(path, body, None);
-        request.extensions_mut().insert(Fresh);
-        self.0.replica.send(request).await
+    }
+
+    /// As [`Self::first`], once; `mark` says over which connection.
+    async fn begin<M: Clone + Send + Sync + 'static>(
+        &self,
+        request: impl Fn() -> Request<Body>,
+        mark: M,
+    ) -> Result<(Response<Answer>, bool), SendError> {
+        let marked = || {
+            let mut request = request();
+            request.extensions_mut().insert(mark.clone());
+            request
+        };
+        match self.noticed(self.0.replica.send(self.tied(marked())).await) {
+            Err(SendError::Untied { detail, .. }) => {
+                tracing::debug!(detail, "where a new connection leads is not known");
+                Ok((self.0.replica.send(marked()).await?, false))
+            }
+            sent => Ok((sent?, true)),
+        }
+    }
+
+    /// Whether an event of a stream has come from the session's process, as far as it shows that.
+    pub fn fits(&self, event: &Value) -> bool {
+        let origin = Origin::of_event(event);
+        !self.is_unnamed(&origin) && self.is_from_there(origin)
+    }
+
+    fn is_from_there(&self, origin: Origin) -> bool {
+        self.0.process.origin.lock().join(origin)
+    }
+
+    /// The body of an answer, if it has come from the session's process, as far as it shows that.
+    fn own(&self, body: Vec<u8>) -> Result<Vec<u8>, Missed> {
+        let origin = Origin::of_body(&body);
+        // What names nobody is no answer of a process that always names itself.
+        if self.is_unnamed(&origin) {
+            return Err(Missed::Fault(Fault::Verify));
+        }
+        if self.is_from_there(origin) { Ok(body) } else { Err(Missed::Fault(Fault::Changed)) }
+    }
+
+    /// Whether an answer lacks the name that this process puts into all of its answers.
+    fn is_unnamed(&self, origin: &Origin) -> bool {
+        self.0.engine.mark.is_some() && origin.fingerprint.is_none()
+    }
+
+    /// Another process, or another model, has answered: who is there now is asked at once.
+    pub fn changed(&self) {
+        tracing::debug!(replica = self.0.replica.label(), "another engine has answered");
+        self.0.process.again.notify_one();
+    }
+
+    /// The fault of a call that got no answer; `usual` where the session may go on.
+    fn fault_of(&self, error: &SendError, usual: Fault) -> Fault {
+        match error {
+            SendError::Changed { .. } => Fault::Changed,
+            SendError::Connect { .. } | SendError::ConnectTimeout { .. } | SendError::Closed { .. } => {
+                self.lost(usual)
+            }
+            _ => usual,
+        }
+    }
+
+    /// The fault of a connection that was lost; `usual` where a new one is known to lead to the same process.
+    fn lost(&self, usual: Fault) -> Fault {
+        if self.0.engine.shows_itself() { usual } else { Fault::Lost }
     }
 
     /// Starts a ride from the whole context. It continues an answer that the client is reading, so its head is
@@ -150,7 +247,7 @@ impl Calls {
             })?,
             None => sent.await,
         };
-        let response = sent.map_err(|error| (Fault::Ride, error.to_string()))?;
+        let response = sent.map_err(|error| (self.fault_of(&error, Fault::Ride), error.to_string()))?;
         let cause = format!("the backend answered {}", response.status());
         match response.status() {
             StatusCode::OK => Ok(response),
@@ -225,6 +322,10 @@ impl Calls {
             tracing::debug!(%unreadable, "verdict refused");
             Fault::Verify
         })?;
+        if !self.spells(put, &verdict) {
+            tracing::debug!("the text of an answer is not that of its ids");
+            return Err(Fault::Verify);
+        }
         let alone = self.0.replica.in_flight() <= count;
         if let Some(computed) = verdict.computed.filter(|_| alone) {
             let all = put.plan.prompt_tokens(put.context.len(), asked.nodes);
@@ -235,26 +336,59 @@ impl Calls {
         Ok(verdict)
     }
 
+    /// Whether the text that came with each sample is that of its id.
+    fn spells(&self, put: &Round<'_>, verdict: &Verdict) -> bool {
+        let tidies = self.0.engine.dialect.quirks().tidies_text;
+        verdict.rows.iter().enumerate().all(|(place, row)| {
+            let Some((sample, text)) = row.sample.zip(row.text.as_ref()) else { return true };
+            let path = place.checked_sub(1).map(|node| put.draft.path(node)).unwrap_or_default();
+            let before = put.context.prompt.iter().chain(put.context.output).chain(&path).copied();
+            may_spell(&self.0.tokenizer, before, sample, text, tidies)
+        })
+    }
+
     async fn answer(&self, call: Call, round: Option<u32>, plan: Option<Plan>) -> Result<Vec<u8>, Missed> {
-        let fault = Missed::Fault(Fault::Verify);
-        let Ok(response) = self.send(call, round).await else { return Err(fault) };
+        let sent = self.send(call, round).await;
+        let response = sent.map_err(|error| Missed::Fault(self.fault_of(&error, Fault::Verify)))?;
         let status = response.status();
         if matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
             return Err(Missed::Fault(retry_after(response.headers())));
         }
-        let Ok(body) = gather::whole(response.into_body(), self.0.limits.bytes_max).await else {
-            return Err(fault);
-        };
+        let body = gather::whole(response.into_body(), self.0.limits.bytes_max).await;
+        let body = body.map_err(|unread| {
+            Missed::Fault(match unread {
+                Unread::Broken(_) => self.lost(Fault::Verify),
+                Unread::TooLong(_) => Fault::Verify,
+            })
+        })?;
         let codec = self.0.engine.dialect.codec();
         match (status, plan) {
+            (StatusCode::OK, Some(_)) => self.own(body),
             (StatusCode::OK, _) => Ok(body),
             (status, Some(plan)) if codec.tells_nothing(plan, status.as_u16(), &body) => Err(Missed::Nothing),
-            _ => Err(fault),
+            _ => Err(Missed::Fault(Fault::Verify)),
         }
     }
 
     async fn send(&self, call: Call, round: Option<u32>) -> Result<Response<Answer>, SendError> {
-        self.0.replica.ask(self.request(call.path, call.body.into(), round)).await
+        let request = self.tied(self.request(call.path, call.body.into(), round));
+        self.noticed(self.0.replica.ask(request).await)
+    }
+
+    /// The request, which no other process than the session's may get.
+    fn tied(&self, mut request: Request<Body>) -> Request<Body> {
+        if let Some(tie) = &self.0.process.tie {
+            request.extensions_mut().insert(Arc::clone(tie));
+        }
+        request
+    }
+
+    /// What was sent; if it met another process, that is told.
+    fn noticed(&self, sent: Result<Response<Answer>, SendError>) -> Result<Response<Answer>, SendError> {
+        if matches!(sent, Err(SendError::Changed { .. })) {
+            self.changed();
+        }
+        sent
     }
 
     fn request(&self, path: &'static str, body: Bytes, round: Option<u32>) -> Request<Body> {

@@ -50,6 +50,9 @@ pub enum Failure {
     /// The backend's stream broke off, and nothing could go on from there.
     #[error("the backend broke off")]
     BrokeOff,
+    /// Another process, or another model, answers at the backend's address than the one that began this answer.
+    #[error("another engine answers at the backend's address than the one that began this answer")]
+    Changed,
     /// Nothing came from the backend in the middle of its answer, and nothing could go on from there.
     #[error("the backend went silent")]
     WentSilent,
@@ -75,6 +78,7 @@ impl Failure {
             | Self::Memory
             | Self::UnaskedUpgrade { .. }
             | Self::BrokeOff
+            | Self::Changed
             | Self::WentSilent
             | Self::ManyChoices
             | Self::Internal => false,
@@ -85,9 +89,11 @@ impl Failure {
     pub fn status(&self) -> StatusCode {
         match self {
             Self::Send(error) => error.status(),
-            Self::NoBackend | Self::BrokeOff | Self::ManyChoices | Self::UnaskedUpgrade { .. } => {
-                StatusCode::BAD_GATEWAY
-            }
+            Self::NoBackend
+            | Self::BrokeOff
+            | Self::Changed
+            | Self::ManyChoices
+            | Self::UnaskedUpgrade { .. } => StatusCode::BAD_GATEWAY,
             Self::WentSilent => StatusCode::GATEWAY_TIMEOUT,
             Self::Connect => StatusCode::METHOD_NOT_ALLOWED,
             Self::BodyTooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
@@ -111,6 +117,7 @@ impl Failure {
             Self::Memory => "memory",
             Self::UnaskedUpgrade { .. } => "backend_protocol",
             Self::BrokeOff => "backend_broke_off",
+            Self::Changed => SendErrorKind::Changed.code(),
             Self::ManyChoices => "backend_choices",
             Self::WentSilent => SendErrorKind::Timeout.code(),
             Self::Internal => "internal_error",

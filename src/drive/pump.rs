@@ -195,6 +195,9 @@ impl Pump {
             }
             self.tell(happened).await;
         };
+        if let Some(ride) = self.ride.take().filter(|_| summary.finish.is_some()) {
+            ride.leave();
+        }
         if summary.finish.is_some() {
             let session = &self.session;
             self.remembering.learn(session.prompt(), session.output(), session.successors());
@@ -249,7 +252,9 @@ impl Pump {
     fn nothing(&mut self, happened: &Happened) -> Option<Unsent> {
         let nothing = match happened {
             Happened::Heard(Heard::End | Heard::Broken(Fault::Ride, _)) => true,
-            Happened::Heard(Heard::Chunk(event, _)) => self.sink.is_whole() && many_choices(event),
+            Happened::Heard(Heard::Chunk(event, _)) => {
+                (self.sink.is_whole() && many_choices(event)) || self.is_begun_anew(event)
+            }
             _ => false,
         };
         let mut unsent = self.unsent.take_if(|_| nothing)?;
@@ -258,6 +263,16 @@ impl Pump {
             None => return None,
         }
         Some(unsent)
+    }
+
+    /// Whether the first event of the first ride has come from another engine than the one that was recognised: what is
+    /// there now is to answer the client's own request, and nothing else.
+    fn is_begun_anew(&self, event: &Value) -> bool {
+        let other = self.unsent.is_some() && !self.calls.fits(event);
+        if other {
+            self.calls.changed();
+        }
+        other
     }
 
     /// The engine's own count of output tokens, if one complete ride brought the whole output: the number that the
@@ -422,6 +437,9 @@ impl Pump {
                 }
                 if let Event::Verdict(verdict) = &reply.event {
                     self.slot.record.computed(id, verdict.computed);
+                }
+                if reply.event == Event::Fault(Fault::Changed) {
+                    self.changed();
                 }
                 self.handle(id, reply.event, now);
                 self.count_prompt(id);

@@ -4,6 +4,7 @@
 //! yet go down with the ride when it is cancelled, unseen.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use http_body_util::BodyExt;
@@ -17,6 +18,9 @@ use crate::dialect::{Chunk, Engine, RideKind};
 use crate::fleet::{Answer, BrokenOff};
 use crate::openai::sse;
 use crate::session::{ActionId, Fault};
+
+/// How long the rest of an answer whose output has ended is waited for.
+const REST: Duration = Duration::from_secs(1);
 
 /// The next event of a ride.
 #[derive(Debug)]
@@ -88,6 +92,13 @@ impl Ride {
         }
     }
 
+    /// Reads what follows the end of the output, so that the connection can be used again.
+    pub fn leave(self) {
+        let (State::Reading(mut body) | State::Gathering(mut body, _)) = self.state else { return };
+        let rest = async move { while let Some(Ok(_)) = body.frame().await {} };
+        tokio::spawn(tokio::time::timeout(REST, rest));
+    }
+
     /// The next event. Dropping the future loses nothing.
     pub async fn next(&mut self) -> Heard {
         loop {
@@ -110,7 +121,10 @@ impl Ride {
                             Err(error) => return self.broken(Fault::Ride, error.to_string()),
                         }
                     }
-                    Some(Err(error)) => return self.broken(fault(&error), error.cause()),
+                    Some(Err(error)) => {
+                        let fault = self.fault(&error);
+                        return self.broken(fault, error.cause());
+                    }
                     None => return self.closed(),
                 },
                 State::Gathering(body, gathered) => match body.frame().await {
@@ -120,7 +134,10 @@ impl Ride {
                             return self.broken(Fault::Ride, "the answer is too long to be read".to_owned());
                         }
                     }
-                    Some(Err(error)) => return self.broken(fault(&error), error.cause()),
+                    Some(Err(error)) => {
+                        let fault = self.fault(&error);
+                        return self.broken(fault, error.cause());
+                    }
                     None => {
                         let data = String::from_utf8_lossy(gathered).into_owned();
                         self.state = State::Closed;
@@ -182,6 +199,16 @@ impl Ride {
         })
     }
 
+    /// The fault of an answer that broke off. The request can go on if a new connection is known to lead to the same
+    /// process, or if it has not been speculated on.
+    fn fault(&self, error: &BrokenOff) -> Fault {
+        match error {
+            BrokenOff::Silent(_) => Fault::Silence,
+            _ if self.kind == RideKind::Later && !self.engine.shows_itself() => Fault::Lost,
+            BrokenOff::Closed(_) | BrokenOff::Gone(_) => Fault::Ride,
+        }
+    }
+
     fn end(&mut self) -> Heard {
         self.state = State::Closed;
         Heard::End
@@ -191,13 +218,6 @@ impl Ride {
         self.state = State::Closed;
         self.events.clear();
         Heard::Broken(fault, cause)
-    }
-}
-
-fn fault(error: &BrokenOff) -> Fault {
-    match error {
-        BrokenOff::Closed(_) | BrokenOff::Gone(_) => Fault::Ride,
-        BrokenOff::Silent(_) => Fault::Silence,
     }
 }
 

@@ -61,7 +61,7 @@ pub(super) struct Run {
 
 impl Run {
     /// Sends the first ride and answers with what comes back.
-    pub async fn begin(self, mut exchange: Exchange) -> Driven {
+    pub async fn begin(mut self, mut exchange: Exchange) -> Driven {
         let route = exchange.request.route;
         let record = &mut exchange.slot.record;
         record.eligible(route, &self.ruling.name);
@@ -78,7 +78,11 @@ impl Run {
         exchange.slot.record.called();
         let (fleet, replica) = (Arc::clone(&exchange.shared.fleet), Arc::clone(&exchange.replica));
         let response = match calls.first(call, |error| fleet.over_again(&replica, error)).await {
-            Ok(response) => response,
+            Ok((response, true)) => response,
+            Ok((response, false)) => {
+                self.ruling.rules.permission = Permission::Ride(RideReason::GateHealth);
+                response
+            }
             Err(error) => return self.unanswered(exchange, error),
         };
         exchange.slot.record.answered(response.status(), response.headers());
@@ -89,8 +93,13 @@ impl Run {
         }
     }
 
-    /// The replica gave no answer: hands the request back for another replica, or answers with the error.
+    /// The replica gave no answer: hands the request back for another replica, or for another engine at its address, or
+    /// answers with the error.
     fn unanswered(&self, mut exchange: Exchange, error: SendError) -> Driven {
+        // Nothing was sent; what is there now gets the client's own request.
+        if matches!(error, SendError::Changed { .. }) {
+            return Err(exchange.decline(BypassReason::Fault));
+        }
         if let Some(other) = exchange.shared.fleet.elsewhere(&exchange.replica, &error) {
             exchange.replica = other;
             exchange.head.extensions.insert(Fresh);

@@ -204,14 +204,6 @@ impl Sink {
         self.send(Frame::data(sse::encode_done().into())).await
     }
 
-    /// Breaks a stream off with a transport error.
-    pub async fn cut(&self, error: BoxError) -> Result<(), Gone> {
-        match &self.shape {
-            Shape::Stream { frames, .. } => frames.send(Err(error)).await.map_err(|_| Gone),
-            Shape::Whole { .. } => Ok(()),
-        }
-    }
-
     /// Sends trailers, if the client can take them.
     pub async fn trailers(&self, told: &Finished) -> Result<(), Gone> {
         match self.shape {

@@ -57,6 +57,20 @@ pub enum SendError {
         /// The connection had answered before: the backend may have closed it for idleness as the request was sent.
         reused: bool,
     },
+    /// Another process answers at its address than the one that the request belongs to.
+    #[error("another process answers at the address of backend `{backend}` than the one that was asked")]
+    Changed {
+        /// The backend's name.
+        backend: String,
+    },
+    /// A new connection does not show which process it leads to.
+    #[error("a new connection to backend `{backend}` does not show where it leads: {detail}")]
+    Untied {
+        /// The backend's name.
+        backend: String,
+        /// What came in place of the page that shows it.
+        detail: String,
+    },
     /// What came back is not HTTP.
     #[error("backend `{backend}` sent an answer that is not HTTP: {detail}")]
     Protocol {
@@ -98,6 +112,8 @@ pub enum SendErrorKind {
     Closed,
     /// The answer is not HTTP.
     Protocol,
+    /// Another process answers than the one that the request belongs to, or it is not known which.
+    Changed,
     /// Not the backend's doing: the request itself (its body, or a field of it), or a limit of this process.
     Request,
 }
@@ -110,6 +126,7 @@ impl SendErrorKind {
             Self::Timeout => "backend_timeout",
             Self::Closed => "backend_closed",
             Self::Protocol => "backend_protocol",
+            Self::Changed => "backend_changed",
             Self::Request => "bad_request_body",
         }
     }
@@ -123,6 +140,7 @@ impl SendError {
             Self::ConnectTimeout { .. } | Self::FirstByteTimeout { .. } => SendErrorKind::Timeout,
             Self::Closed { .. } => SendErrorKind::Closed,
             Self::Protocol { .. } => SendErrorKind::Protocol,
+            Self::Changed { .. } | Self::Untied { .. } => SendErrorKind::Changed,
             Self::RequestBody { .. }
             | Self::RequestSilent(_)
             | Self::RequestTooLarge
@@ -147,9 +165,10 @@ impl SendError {
             SendErrorKind::Request if matches!(self, Self::NoDescriptor { .. }) => {
                 StatusCode::SERVICE_UNAVAILABLE
             }
-            SendErrorKind::Connect | SendErrorKind::Closed | SendErrorKind::Protocol => {
-                StatusCode::BAD_GATEWAY
-            }
+            SendErrorKind::Connect
+            | SendErrorKind::Closed
+            | SendErrorKind::Protocol
+            | SendErrorKind::Changed => StatusCode::BAD_GATEWAY,
             SendErrorKind::Timeout => StatusCode::GATEWAY_TIMEOUT,
             SendErrorKind::Request => StatusCode::BAD_REQUEST,
         }

@@ -86,13 +86,14 @@ pub(super) enum Failing {
 
 impl Failing {
     /// Every label of `foretell_replica_errors_total{kind}`.
-    const KINDS: [&'static str; 6] = [
+    const KINDS: [&'static str; 7] = [
         SendErrorKind::Connect.code(),
         SendErrorKind::Timeout.code(),
         SendErrorKind::Closed.code(),
         SendErrorKind::Protocol.code(),
         SendErrorKind::Request.code(),
         "server_error",
+        SendErrorKind::Changed.code(),
     ];
 
     const fn place(self) -> usize {
@@ -103,6 +104,7 @@ impl Failing {
             Self::Call(SendErrorKind::Protocol) => 3,
             Self::Call(SendErrorKind::Request) => 4,
             Self::Status => 5,
+            Self::Call(SendErrorKind::Changed) => 6,
         }
     }
 }

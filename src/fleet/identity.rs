@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use parking_lot::RwLock;
 use serde_json::{Value, json};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
 use serde::{Deserialize, Serialize};
@@ -21,6 +21,7 @@ use serde::{Deserialize, Serialize};
 use crate::dialect::{Dialect, Engine};
 use crate::fleet::probe::{Limits, Report};
 use crate::fleet::rounds_seen::RoundsSeen;
+use crate::fleet::tie::Tie;
 use crate::fleet::{Fleet, Replica};
 use crate::text::Tokenizer;
 use crate::words::{BypassReason, Plan};
@@ -39,8 +40,11 @@ pub struct Epoch {
     pub model: String,
     /// The engine's own version.
     pub version: String,
-    /// Unix seconds of its start, as it reports it; if it does not, how often it has been unreachable.
+    /// When its process began, in microseconds of Unix time, as it reports it; if it does not, how often it has been
+    /// unreachable.
     pub started: u64,
+    /// The version of its weights, where it reports one.
+    pub weights: Option<String>,
     /// Fingerprint of the vocabulary, hexadecimal.
     pub vocabulary: String,
 }
@@ -58,6 +62,11 @@ pub struct Identity {
     pub rounds_seen: Arc<RoundsSeen>,
     /// The last probe; `None` before the first.
     pub probe: Option<Arc<Report>>,
+    /// How a new connection shows that it leads to the same process; `None` where the engine does not show its start, or
+    /// names its process in each answer.
+    pub tie: Option<Arc<Tie>>,
+    /// Wakes the asking: an answer has come from another process.
+    pub again: Arc<Notify>,
     /// What recognising it showed besides: the plans that it lacks, and the connections that were tried.
     pub(crate) recognised: Arc<Recognised>,
 }

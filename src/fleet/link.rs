@@ -28,6 +28,7 @@ use tracing::Span;
 use super::error::SendErrorKind;
 use super::health::{Failing, Health, Outcome};
 use super::silence::Silence;
+use super::tie::Tie;
 use crate::http::body::{Body, BoxError};
 use crate::http::head::codings;
 
@@ -35,6 +36,8 @@ use crate::http::head::codings;
 const BUFFER: usize = 32 << 10;
 /// How much of an error's text is read to judge whose fault it is.
 const JUDGED: usize = 4 << 10;
+/// Longest page by which a connection shows where it leads, bytes.
+const PAGE: usize = 8 << 20;
 /// What engines answer when a prompt is too long; vLLM does so with status 500.
 const TOO_LONG: [&[u8]; 3] = [b"maximum context length", b"longer than the maximum", b"max_model_len"];
 
@@ -50,13 +53,15 @@ pub(super) struct Link {
     driver: Option<Driver>,
     /// It must not carry another request.
     spent: bool,
+    /// The process that it has been seen to lead to; `None` if nobody has asked.
+    tie: Option<Arc<Tie>>,
 }
 
 impl Link {
     pub(super) async fn new(stream: Stream) -> Result<Self, hyper::Error> {
         let builder = Builder::new().writev(false).max_buf_size(BUFFER).clone();
         let (sender, driver) = builder.handshake(stream).await?;
-        Ok(Self { sender, driver: Some(Box::pin(driver.with_upgrades())), spent: false })
+        Ok(Self { sender, driver: Some(Box::pin(driver.with_upgrades())), spent: false, tie: None })
     }
 
     /// Polls the connection, so that it reads and writes.
@@ -68,6 +73,46 @@ impl Link {
     fn is_free(&mut self) -> bool {
         self.drive(&mut Context::from_waker(Waker::noop()));
         self.driver.is_some() && self.sender.is_ready() && !self.spent
+    }
+
+    /// Whether it has been seen to lead to this process.
+    pub(super) fn is_tied_to(&self, tie: &Arc<Tie>) -> bool {
+        self.tie.as_ref().is_some_and(|own| Arc::ptr_eq(own, tie))
+    }
+
+    /// The link, known to lead to this process; `None` if it cannot carry another request.
+    pub(super) fn tie(mut self, tie: &Arc<Tie>) -> Option<Self> {
+        self.tie = Some(Arc::clone(tie));
+        self.is_free().then_some(self)
+    }
+
+    /// Asks for a page and reads it.
+    ///
+    /// # Errors
+    /// What came in its place, in words for the operator.
+    pub(super) async fn ask(&mut self, request: Request<Body>) -> Result<Vec<u8>, String> {
+        let mut response = self.call(request).await.map_err(|error| root(error.error()))?;
+        frame(&mut response, self)?;
+        let status = response.status();
+        if status != StatusCode::OK {
+            return Err(format!("status {status}"));
+        }
+        let mut body = Source::There(response.into_body());
+        let mut page = Vec::new();
+        loop {
+            let next = poll_fn(|cx| {
+                self.drive(cx);
+                body.poll_frame(cx)
+            });
+            match next.await {
+                Some(Ok(frame)) => page.extend_from_slice(frame.data_ref().map_or(&[][..], |data| data)),
+                Some(Err(error)) => return Err(error.cause()),
+                None => return Ok(page),
+            }
+            if page.len() > PAGE {
+                return Err("the page is too long".to_owned());
+            }
+        }
     }
 
     /// Sends a request and waits for the head of its answer.

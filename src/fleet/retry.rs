@@ -142,7 +142,10 @@ impl Fleet {
         let to = match kind {
             SendErrorKind::Closed if raced => self.other(replica).unwrap_or_else(|| Arc::clone(replica)),
             SendErrorKind::Connect | SendErrorKind::Closed => self.other(replica)?,
-            SendErrorKind::Timeout | SendErrorKind::Protocol | SendErrorKind::Request => return None,
+            SendErrorKind::Timeout
+            | SendErrorKind::Protocol
+            | SendErrorKind::Changed
+            | SendErrorKind::Request => return None,
         };
         Some((request()?, to))
     }

@@ -473,7 +473,10 @@ impl Proxy {
         let repeatable = Some(Replay::of(body.clone()));
         let fleet = Arc::clone(&self.shared.fleet);
         let relay = Relay { record, replica, fleet, limit: None, repeatable };
-        relay.send_prepared(head, full(body)).await
+        match reason {
+            BypassReason::Fault => relay.send_again(head, full(body)).await,
+            _ => relay.send_prepared(head, full(body)).await,
+        }
     }
 
     /// The client's `x-foretell`, if the operator allows it.

@@ -6,21 +6,26 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::header::{CONNECTION, CONTENT_LENGTH, UPGRADE};
+use http::header::{CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, UPGRADE};
 use http::{HeaderValue, Request, Response, StatusCode, request};
 use http_body::Body as _;
 use http_body_util::BodyExt;
 use hyper::upgrade::OnUpgrade;
+use serde::de::IgnoredAny;
 
 use super::tunnel::Tunnels;
 use crate::drive::failure::Failure;
 use crate::fleet::{self, Fleet, Replica};
 use crate::http::body::{Body, SLICE, Sliced};
+use crate::http::gather;
 use crate::http::headers;
 use crate::http::listen::Peer;
 use crate::http::replay::Replay;
 use crate::observe::metrics::Prediction;
 use crate::observe::{Record, Recorded};
+
+/// Longest answer that is read to its end before its head goes out, bytes.
+const AGAIN_BYTES: usize = 64 << 20;
 
 /// Records the answer, and adds `x-foretell-*` fields to it.
 fn answered(record: &mut Record, response: &mut Response<impl Sized>) {
@@ -94,6 +99,31 @@ impl Relay {
             }
             Ok(response) => self.pass_back(response),
         }
+    }
+
+    /// As [`Self::send_prepared`] for a request that has been answered in part before: a JSON answer is read to its end
+    /// before its head goes out, so that one that breaks off too is an error and not half an answer.
+    pub async fn send_again(mut self, parts: request::Parts, body: Body) -> Response<Body> {
+        let response = match self.exchange(parts, body).await {
+            Err(failure) => return fail(self.record, &failure),
+            Ok(response) => response,
+        };
+        let kind = response.headers().get(CONTENT_TYPE);
+        if !kind.is_some_and(|kind| kind.as_bytes().starts_with(b"application/json")) {
+            return self.pass_back(response);
+        }
+        let (mut parts, body) = response.into_parts();
+        let whole = gather::whole(body, AGAIN_BYTES).await.ok();
+        let Some(whole) = whole.filter(|whole| serde_json::from_slice::<IgnoredAny>(whole).is_ok()) else {
+            return fail(self.record, &Failure::BrokeOff);
+        };
+        headers::from_backend(&mut parts.headers);
+        parts.extensions.clear();
+        let mut response = Response::from_parts(parts, crate::http::body::full(whole));
+        answered(&mut self.record, &mut response);
+        self.record.emitted();
+        self.record.end(false);
+        response
     }
 
     /// Sends a request that asks to switch protocols; if the backend agrees, the two connections are joined.

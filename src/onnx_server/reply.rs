@@ -16,6 +16,7 @@ pub(super) struct Envelope<'a> {
     pub(super) object: &'static str,
     pub(super) created: u64,
     pub(super) model: &'a str,
+    pub(super) system_fingerprint: &'a str,
     pub(super) choices: Vec<Choice>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) usage: Option<Usage>,
@@ -208,6 +209,7 @@ fn short(value: f32) -> f64 {
 #[derive(Serialize)]
 pub(super) struct VerifyReply<'a> {
     model: &'a str,
+    system_fingerprint: &'a str,
     seed: u64,
     usage: Usage,
     rows: Vec<VerifyRow<'a>>,
@@ -226,7 +228,12 @@ struct VerifyRow<'a> {
 
 impl<'a> VerifyReply<'a> {
     /// `context` is the number of context tokens. The accepted nodes and the token after them count as output.
-    pub(super) fn new(model: &'a str, seed: u64, context: usize, verified: &'a Verified) -> Self {
+    pub(super) fn new(
+        (model, system_fingerprint): (&'a str, &'a str),
+        seed: u64,
+        context: usize,
+        verified: &'a Verified,
+    ) -> Self {
         let rows = verified.rows.iter().map(|row| VerifyRow {
             sample: row.sample,
             logprob: row.logprob,
@@ -235,6 +242,6 @@ impl<'a> VerifyReply<'a> {
             draft_logprob: row.draft_logprob,
         });
         let usage = Usage::new(context, verified.cached, verified.accepted.len() + 1);
-        Self { model, seed, usage, rows: rows.collect(), accepted: &verified.accepted }
+        Self { model, system_fingerprint, seed, usage, rows: rows.collect(), accepted: &verified.accepted }
     }
 }

@@ -50,6 +50,10 @@ pub struct App {
     metrics: Arc<Metrics>,
     name: String,
     created: u64,
+    /// When it began, in microseconds of Unix time.
+    started: u64,
+    /// Names this process in every answer, so that a client notices when another one answers.
+    mark: Arc<str>,
     random: RandomState,
     count: AtomicU64,
 }
@@ -58,7 +62,10 @@ impl App {
     /// A model served under the id `name`.
     pub fn new(name: String, engine: Engine, words: Arc<dyn Words>, metrics: Arc<Metrics>) -> Self {
         let (random, count) = (RandomState::new(), AtomicU64::new(0));
-        Self { engine, words, metrics, name, created: now(), random, count }
+        let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let mark = format!("fp_{:016x}", random.hash_one((&name, started)));
+        let (created, started) = (started.as_secs(), u64::try_from(started.as_micros()).unwrap_or_default());
+        Self { engine, words, metrics, name, created, started, mark: mark.into(), random, count }
     }
 
     /// Answers requests until told to stop; returns the number of connections that were cut.
@@ -134,7 +141,8 @@ impl App {
     fn card(&self) -> serde_json::Value {
         json!({
             "id": self.name, "object": "model", "created": self.created, "owned_by": "foretell", "root": self.name,
-            "parent": null, "max_model_len": self.engine.config().context,
+            "parent": null, "max_model_len": self.engine.config().context, "started": self.started,
+            "system_fingerprint": &*self.mark,
         })
     }
 
@@ -215,7 +223,8 @@ impl App {
         }
         self.engine.submit(jobs);
         let id = self.id(ask.route);
-        Ok(Answer::new(id, self.name.clone(), ask, prompts, choices, Arc::clone(&self.words)))
+        let served = (self.name.clone(), Arc::clone(&self.mark));
+        Ok(Answer::new(id, served, ask, prompts, choices, Arc::clone(&self.words)))
     }
 
     fn limits(&self, ask: &Ask, max_tokens: usize) -> Limits {
@@ -295,7 +304,7 @@ impl App {
         let verified =
             verdict.await.map_err(|_| Refusal::Fault("the model's thread has ended".to_owned()))?;
         let verified = verified.map_err(Refusal::Fault)?;
-        let reply = VerifyReply::new(&self.name, seed, context, &verified);
+        let reply = VerifyReply::new((&self.name, &self.mark), seed, context, &verified);
         let body = serde_json::to_vec(&reply).map_err(|error| Refusal::Fault(error.to_string()))?;
         Ok(whole(StatusCode::OK, "application/json", body))
     }

@@ -49,6 +49,8 @@ pub(super) struct Answer {
     id: String,
     created: u64,
     model: String,
+    /// Names the process, see [`Engine::mark`](crate::dialect::Engine::mark).
+    mark: Arc<str>,
     pub(super) ask: Ask,
     /// Token ids of each prompt.
     prompts: Vec<Vec<TokenId>>,
@@ -64,13 +66,13 @@ pub(super) struct Answer {
 impl Answer {
     pub(super) fn new(
         id: String,
-        model: String,
+        (model, mark): (String, Arc<str>),
         ask: Ask,
         prompts: Vec<Vec<TokenId>>,
         choices: Vec<Running>,
         words: Arc<dyn Words>,
     ) -> Self {
-        Self { id, created: now(), model, ask, prompts, choices, words, cached: 0, next: 0 }
+        Self { id, created: now(), model, mark, ask, prompts, choices, words, cached: 0, next: 0 }
     }
 
     /// The next event of any choice, with the choice's index; `None` when all have ended.
@@ -143,8 +145,17 @@ impl Answer {
             (Route::Chat, false) => "chat.completion",
             (Route::Chat, true) => "chat.completion.chunk",
         };
-        let (id, model, created) = (self.id.as_str(), self.model.as_str(), self.created);
-        Envelope { id, object, created, model, choices, usage, prompt_token_ids: None, prompt_logprobs: None }
+        Envelope {
+            id: &self.id,
+            object,
+            created: self.created,
+            model: &self.model,
+            system_fingerprint: &self.mark,
+            choices,
+            usage,
+            prompt_token_ids: None,
+            prompt_logprobs: None,
+        }
     }
 
     /// Log-probabilities in the route's format; `offset`: number of characters before the tokens.

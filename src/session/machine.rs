@@ -17,7 +17,7 @@ use super::accept::{Judge, Walk};
 use super::output::Output;
 use super::pilot::Pilot;
 use super::start::{Permission, Rules, Start};
-use super::{Action, ActionId, Delta, Doubted, Event, Finish, RidePlan, Stopped, Summary, footprint};
+use super::{Action, ActionId, Delta, Doubted, Event, Fault, Finish, RidePlan, Stopped, Summary, footprint};
 use crate::control::{Control, Presence};
 use crate::draft::Successors;
 use crate::units::{Tick, TokenId};
@@ -129,6 +129,10 @@ impl<W: Walk> Session<W> {
             Event::Mode(closed) => {
                 self.closed = closed;
                 return;
+            }
+            // Whatever came next might be another model's.
+            Event::Fault(Fault::Changed | Fault::Lost) if self.flight.kind(answers).is_some() => {
+                return self.finish(None);
             }
             _ => {}
         }

@@ -109,6 +109,8 @@ pub struct Row {
     pub entropy: Option<f64>,
     /// The backend reports that the sample ends the text.
     pub ends: bool,
+    /// The text that the backend sent for the sample; `None` if it sent none.
+    pub text: Option<String>,
 }
 
 impl Row {

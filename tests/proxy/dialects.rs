@@ -1,8 +1,10 @@
 //! What every engine is owed through the proxy, told once, and asked of every dialect against its fake.
 
 mod contract;
+mod evidence;
 mod explained;
 mod house;
+mod identity;
 mod law;
 mod parameters;
 mod table;

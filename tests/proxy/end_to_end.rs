@@ -20,5 +20,6 @@ mod remembered;
 mod replicas;
 #[cfg(feature = "onnx")]
 mod several;
+mod swap;
 #[cfg(feature = "onnx")]
 mod vocabularies;

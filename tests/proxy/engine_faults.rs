@@ -260,6 +260,35 @@ async fn an_engine_that_breaks_off_again_and_again_is_given_up_and_said_so() {
     assert!(TABLE.contains("| every ride is cut |"));
 }
 
+/// The first call is cut before its first event, and the one that repeats it somewhere behind its beginning.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_repeated_first_call_that_ends_early_too_leaves_no_half_event_and_no_clean_end() {
+    for again in [
+        Fault::CutAfter(0),
+        Fault::HalfEventAfter(0),
+        Fault::HalfEventAfter(3),
+        Fault::HalfAsWhole(0),
+        Fault::HalfAsWhole(3),
+    ] {
+        let house = House::build().await;
+        let plain = read(&house.ask(false, true).await);
+        house.engine.house.faults.at(first(), 0, Fault::CutAfter(0));
+        house.engine.house.faults.at(first(), 1, again.clone());
+        let got = read(&house.ask(true, true).await);
+        assert_eq!((got.status, got.error.as_str()), (200, "backend_broke_off"), "{again:?}: {got:?}");
+        assert!(plain.text.starts_with(&got.text), "{again:?}: {got:?}");
+        assert_eq!(house.engine.house.faults.struck(), 2);
+    }
+    for again in [Fault::Half, Fault::HalfAsWhole(0), Fault::Garbage, Fault::Empty] {
+        let house = House::build().await;
+        house.engine.house.faults.at(first(), 0, Fault::CutAfter(0));
+        house.engine.house.faults.at(first(), 1, again.clone());
+        let got = read(&house.ask(true, false).await);
+        assert_eq!((got.status, got.error.as_str()), (502, "backend_broke_off"), "{again:?}: {got:?}");
+        assert_eq!(house.engine.house.faults.struck(), 2);
+    }
+}
+
 /// Whether the second ride's head comes or not.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_engine_that_goes_silent_again_and_again_is_given_up_and_said_so() {

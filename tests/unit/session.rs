@@ -295,6 +295,24 @@ fn a_ride_that_breaks_later_goes_on_once_from_what_is_the_past() {
     assert_eq!((end.finish, desk.text.as_str()), (None, "ab"));
 }
 
+/// What came next might be another model's.
+#[rstest]
+#[case::another_process(Fault::Changed)]
+#[case::a_lost_connection(Fault::Lost)]
+fn an_answer_that_may_be_another_model_s_ends_the_output(#[case] fault: Fault) {
+    let mut desk = desk();
+    let (verify, _) = desk.leap();
+    assert_eq!(desk.tell(ActionId::WORLD, Event::Fault(fault)), [], "it answers nothing that was asked");
+    let end = summary(&desk.tell(verify, Event::Fault(fault)));
+    assert_eq!((end.finish, end.output_tokens, desk.text.as_str()), (None, 1, "a"));
+    let mut desk = self::desk();
+    let (verify, _) = desk.leap();
+    let on = rides_on(&desk.tell(verify, Event::Fault(Fault::Verify)));
+    assert_eq!(desk.token(on, 1), []);
+    let end = summary(&desk.tell(on, Event::Fault(fault)));
+    assert_eq!((end.finish, desk.text.as_str()), (None, "ab"));
+}
+
 #[test]
 fn a_pause_without_a_ride_is_sat_out() {
     let mut desk = desk();

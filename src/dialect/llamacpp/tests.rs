@@ -128,7 +128,7 @@ fn a_fan_out_is_an_array_of_prompts_with_the_fields_of_the_client() {
     assert_eq!((asked.calls[0].path, asked.nodes), ("/completion", 2));
     assert_eq!(
         std::str::from_utf8(&asked.calls[0].body).unwrap(),
-        r#"{"prompt":[[1,2,3],[1,2,3,4],[1,2,3,4,5]],"n_predict":1,"cache_prompt":true,"return_tokens":true,"stream":false,"response_fields":["index","tokens","stop_type","timings","generation_settings/stop"],"temperature":0.5,"logit_bias":{"7":-1.0}}"#
+        r#"{"prompt":[[1,2,3],[1,2,3,4],[1,2,3,4,5]],"n_predict":1,"cache_prompt":true,"return_tokens":true,"stream":false,"response_fields":["index","content","tokens","tokens_evaluated","stop_type","timings","generation_settings/stop"],"temperature":0.5,"logit_bias":{"7":-1.0}}"#
     );
 }
 
@@ -163,7 +163,7 @@ fn a_ride_is_asked_for_whole_and_ends_by_the_servers_word() {
     let call = LlamaCpp.ride(&engine(), &CONTEXT, &Sampling::default(), 8);
     assert_eq!(
         std::str::from_utf8(&call.body).unwrap(),
-        r#"{"prompt":[1,2,3],"n_predict":8,"cache_prompt":true,"return_tokens":true,"stream":false,"response_fields":["index","tokens","stop_type","timings","generation_settings/stop"]}"#
+        r#"{"prompt":[1,2,3],"n_predict":8,"cache_prompt":true,"return_tokens":true,"stream":false,"response_fields":["index","content","tokens","tokens_evaluated","stop_type","timings","generation_settings/stop"]}"#
     );
     let read = |kind: &str| {
         let event = json!({"index": 0, "tokens": [7, 0], "stop_type": kind, "timings": {"prompt_n": 1}});

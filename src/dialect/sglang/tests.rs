@@ -121,7 +121,10 @@ fn the_first_entry_is_passed_over_and_what_is_missing_stays_open() {
     let row = |first: u32, second: u32| json!([[-0.1, first, null], [-3.0, second, null]]);
     let verdict = rows(&json!([null, row(4, 7), row(6, 5)]));
     assert_eq!(verdict.computed, Some(3));
-    assert_eq!(verdict.rows, [Row::of(4), Row::of(6), Row { ends: true, ..Row::of(9) }]);
+    assert_eq!(
+        verdict.rows,
+        [Row::of(4), Row::of(6), Row { ends: true, text: Some("x".into()), ..Row::of(9) }]
+    );
     assert!(rows(&json!([null, row(4, 7)])).rows.is_empty());
     assert_eq!(rows(&json!([null, row(4, 7), [[-0.7, 5, null], [-0.7, 6, null]]])).rows, [Row::of(4)]);
     assert_eq!(rows(&json!([null, row(4, 7), row(0, 5)])).rows, [Row::of(4)], "the end is not decided here");

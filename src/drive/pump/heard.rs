@@ -16,6 +16,10 @@ impl Pump {
         let Some(id) = self.ride.as_ref().map(|ride| ride.id) else { return };
         let now = self.clock.now();
         match heard {
+            Heard::Chunk(event, _) if !event.is_null() && !self.calls.fits(&event) => {
+                self.changed();
+                self.session.handle(id, Event::Fault(Fault::Changed), now);
+            }
             Heard::Chunk(event, _) if self.first && many_choices(&event) => self.many(id, event).await,
             Heard::Chunk(event, chunk) => {
                 self.slot.record.heard();
@@ -47,13 +51,22 @@ impl Pump {
                 self.session.handle(id, Event::Fault(Fault::Ride), now);
             }
             Heard::Broken(fault, cause) => {
-                if fault == Fault::Silence {
-                    self.broken = Failure::WentSilent;
+                match fault {
+                    Fault::Silence => self.broken = Failure::WentSilent,
+                    Fault::Changed => self.broken = Failure::Changed,
+                    _ => {}
                 }
                 self.cause(cause);
                 self.session.handle(id, Event::Fault(fault), now);
             }
         }
+    }
+
+    /// An answer has come from another engine than the one that began: nothing of it is used.
+    pub(super) fn changed(&mut self) {
+        self.broken = Failure::Changed;
+        self.cause(Failure::Changed.to_string());
+        self.calls.changed();
     }
 
     /// Keeps why a ride broke off: the first cause and the last.
@@ -124,7 +137,9 @@ impl Pump {
             self.session.handle(id, Event::Prompt(prompt.clone()), now);
         }
         let known = self.session.prompt().len();
-        let other = chunk.prompt_count.is_some_and(|count| known > 0 && count as usize != known);
+        let by_usage = || chunk.usage.as_ref().and_then(prompt_tokens);
+        let told = chunk.prompt_count.map(u64::from).or_else(by_usage);
+        let other = told.is_some_and(|told| known > 0 && told != known as u64);
         if chunk.doubtful || other {
             self.session.handle(id, Event::Doubt, now);
         }
@@ -169,6 +184,10 @@ impl Pump {
             self.usage_whole = true;
         }
     }
+}
+
+fn prompt_tokens(usage: &Value) -> Option<u64> {
+    usage.get("prompt_tokens")?.as_u64()
 }
 
 fn choices(event: &Value) -> &[Value] {

@@ -12,6 +12,7 @@ use crate::dialect::recognise::{self, Told};
 use crate::dialect::{Answers, Dialect, Engine, Question};
 use crate::fleet::identity::{Asking, Epoch, Identity};
 use crate::fleet::rounds_seen::RoundsSeen;
+use crate::fleet::tie::Tie;
 use crate::fleet::{Fresh, Replica};
 use crate::http::body::{Body, BoxError};
 use crate::http::gather;
@@ -100,7 +101,10 @@ pub async fn ask(
     }
     let started = engine.started.unwrap_or(away);
     let same = |epoch: &Epoch| {
-        epoch.version == engine.version && epoch.model == engine.model && epoch.started == started
+        epoch.version == engine.version
+            && epoch.model == engine.model
+            && epoch.started == started
+            && epoch.weights == engine.weights
     };
     if let Some(before) = before.filter(|before| same(&before.epoch)) {
         return Ok(Arc::clone(before));
@@ -119,9 +123,11 @@ pub async fn ask(
         model: engine.model.clone(),
         version: engine.version.clone(),
         started,
+        weights: engine.weights.clone(),
         vocabulary: tokenizer.fingerprint().to_string(),
     };
     recognised.engine = engine.clone();
+    let tie = tie(&recognised);
     let (engine, tokenizer, recognised) = (Arc::new(engine), Arc::new(tokenizer), Arc::new(recognised));
     Ok(Arc::new(Identity {
         epoch,
@@ -129,12 +135,36 @@ pub async fn ask(
         tokenizer,
         rounds_seen: Arc::clone(rounds_seen),
         probe: None,
+        tie,
+        again: Arc::default(),
         recognised,
     }))
 }
 
+/// How a new connection shows that it leads to the process that was recognised, by the page with its start time. An
+/// engine that names its process in each answer need not be asked.
+fn tie(recognised: &Recognised) -> Option<Arc<Tie>> {
+    let Recognised { engine, answers, start_page, .. } = recognised;
+    let page = start_page.as_ref().filter(|_| engine.mark.is_none())?.clone();
+    let uri = page.parse().ok()?;
+    let (engine, answers) = (engine.clone(), answers.clone());
+    let names = move |body: Vec<u8>| {
+        let mut now = answers.clone();
+        now.add(&page, Told { status: 200, server: None, body });
+        engine.dialect.codec().engine(&now).is_ok_and(|now| is_same(&now, &engine))
+    };
+    Some(Arc::new(Tie::new(uri, names)))
+}
+
+/// Whether two answers are those of one process.
+fn is_same(now: &Engine, before: &Engine) -> bool {
+    let of = |engine: &Engine| (engine.started, engine.mark.clone(), engine.weights.clone(), engine.context);
+    now.version == before.version && now.model == before.model && of(now) == of(before)
+}
+
 /// Whether it still is the engine that it was, by those pages alone that it answered then: a known engine is not
-/// asked again what it refused, nor anything that makes it render or compute.
+/// asked again what it refused, nor anything that makes it render or compute. It is asked over a new connection: one
+/// that is open already leads to the process that it always led to.
 async fn still(replica: &Replica, before: &Identity, away: u64) -> Result<bool, Unknown> {
     let Recognised { engine, answers, start_page, .. } = &*before.recognised;
     let mut now = answers.clone();
@@ -143,14 +173,14 @@ async fn still(replica: &Replica, before: &Identity, away: u64) -> Result<bool, 
     if let Some(start) = start_page.as_ref().filter(|start| pages.iter().all(|page| page.path != **start)) {
         pages.push(Question { path: start.clone().into(), body: None });
     }
-    for page in pages {
-        now.add(&page.path, put(replica, &page, false).await?);
+    for (index, page) in pages.into_iter().enumerate() {
+        now.add(&page.path, put(replica, &page, index == 0).await?);
     }
-    Ok(engine.dialect.codec().engine(&now).is_ok_and(|now| {
-        let epoch = &before.epoch;
-        let same = now.version == epoch.version && now.model == epoch.model && now.context == engine.context;
-        same && now.started.unwrap_or(away) == epoch.started
-    }))
+    Ok(engine
+        .dialect
+        .codec()
+        .engine(&now)
+        .is_ok_and(|now| is_same(&now, engine) && now.started.unwrap_or(away) == before.epoch.started))
 }
 
 /// Which engine it is, and what it can do. `named`: plans that are used even where their first call may crash it.

@@ -91,7 +91,7 @@ pub(super) struct Watched {
     /// Wakes the prober: a probe is requested, whatever is configured.
     wanted: Notify,
     /// Wakes the asking, so that it is recognised at once.
-    again: Notify,
+    again: Arc<Notify>,
     /// It has been asked at least once.
     asked: AtomicBool,
     /// The reason that was logged last for relaying it or for its silence.
@@ -115,7 +115,7 @@ impl Watched {
             rounds_seen: Arc::default(),
             one: Mutex::default(),
             wanted: Notify::new(),
-            again: Notify::new(),
+            again: Arc::default(),
             asked: AtomicBool::new(false),
             said: Mutex::default(),
             left: CancellationToken::new(),
@@ -160,22 +160,28 @@ impl Watched {
     pub(super) async fn keep_asking(self: Arc<Self>, asked: impl Fn()) {
         let mut pace = Pace::default();
         let mut returns = self.replica.returns();
+        let mut noticed = false;
         loop {
-            let settled = self.refresh().await;
+            let settled = self.refresh(noticed).await;
             self.asked.store(true, Ordering::Release);
             asked();
             // The answer just received is no return.
             returns.borrow_and_update();
+            noticed = false;
             tokio::select! {
                 () = tokio::time::sleep(pace.after(settled)) => {}
                 Ok(()) = returns.changed() => pace.restart(),
-                () = self.again.notified() => pace.restart(),
+                () = self.again.notified() => {
+                    pace.restart();
+                    noticed = true;
+                }
             }
         }
     }
 
-    /// Asks once, and takes over the result.
-    async fn refresh(&self) -> Settled {
+    /// Asks once, and takes over the result. `noticed`: a request has met another process there, so that if this one is
+    /// still there, both may be.
+    async fn refresh(&self, noticed: bool) -> Settled {
         if self.asking.billed {
             return self.refresh_billed().await;
         }
@@ -185,6 +191,9 @@ impl Watched {
         let asked = match asked {
             Ok(identity) if before.as_ref().is_none_or(|before| before.epoch != identity.epoch) => {
                 self.shows_one(identity).await
+            }
+            Ok(identity) if noticed => {
+                ask::one_start(&self.replica, &identity.recognised).await.map(|_| identity)
             }
             asked => asked,
         };
@@ -201,7 +210,8 @@ impl Watched {
                     self.replica.set_dialect(identity.engine.dialect.name(), true);
                     self.rounds_seen.looked_at();
                     self.replica.forget_load();
-                    self.standing.store(Arc::new(Standing::Known(identity)));
+                    let identity = Identity { again: Arc::clone(&self.again), ..(*identity).clone() };
+                    self.standing.store(Arc::new(Standing::Known(Arc::new(identity))));
                 }
                 *self.said.lock() = None;
                 Settled::Known

@@ -1,6 +1,7 @@
 //! A replica is called: for a client's request, or besides.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::header::{AUTHORIZATION, HOST};
@@ -12,7 +13,8 @@ use super::{Auth, Fresh, RANK, Repeatable, Replica};
 use crate::fleet::error::{SendError, SendErrorKind, is_out_of_descriptors};
 use crate::fleet::health::{Failing, Outcome};
 use crate::fleet::link::{Answer, Link, Pool, Proof, Source, Stream, frame};
-use crate::http::body::{Body, BoxError};
+use crate::fleet::tie::Tie;
+use crate::http::body::{Body, BoxError, full};
 use crate::http::workers::lane;
 
 /// Pause between attempts to connect while no file descriptor is free.
@@ -55,7 +57,7 @@ impl Replica {
         if let Err(unanswered) = &sent {
             let kind = unanswered.kind();
             self.health.ended(match kind {
-                SendErrorKind::Request => Outcome::Undecided,
+                SendErrorKind::Request | SendErrorKind::Changed => Outcome::Undecided,
                 kind => Outcome::Failed(Failing::Call(kind), unanswered.error.to_string()),
             });
         }
@@ -156,6 +158,7 @@ impl Replica {
             let response = local.ask(request).await.map_err(Unanswered::lost)?;
             return Ok(Answer::response(response.map(Source::Here), None, busy, proof));
         }
+        let tie = request.extensions_mut().remove::<Arc<Tie>>();
         loop {
             let idle = idle(pool, request.extensions()).await;
             let reused = idle.is_some();
@@ -170,6 +173,22 @@ impl Replica {
                     }
                 },
             };
+            let asks = tie.as_ref().filter(|tie| !link.is_tied_to(tie));
+            let answered = reused || asks.is_some();
+            if let Some(tie) = asks {
+                link = match Box::pin(self.tied(link, tie)).await {
+                    Ok(link) => link,
+                    // It may lead to a process that is gone; a new one does not.
+                    Err(_) if reused => continue,
+                    Err(error) => {
+                        if matches!(error, SendError::Changed { .. }) {
+                            self.health.count(Failing::Call(SendErrorKind::Changed));
+                        }
+                        let unsent = Some(Box::new(request));
+                        return Err(Unanswered { error, unsent });
+                    }
+                };
+            }
             let mut error = match link.call(request).await {
                 Ok(mut response) => {
                     return match frame(&mut response, &mut link) {
@@ -185,11 +204,25 @@ impl Replica {
             request = match error.take_message() {
                 Some(unsent) if reused => unsent,
                 _ => {
-                    let error = SendError::of_call(&self.settings.name, error.error(), reused);
+                    let error = SendError::of_call(&self.settings.name, error.error(), answered);
                     return Err(Unanswered::lost(error));
                 }
             };
         }
+    }
+
+    /// The connection, once it has shown that it leads to the process that `tie` names.
+    async fn tied(&self, mut link: Link, tie: &Arc<Tie>) -> Result<Link, SendError> {
+        let untied = |detail: String| SendError::Untied { backend: self.settings.name.clone(), detail };
+        let mut question = Request::new(full(""));
+        *question.uri_mut() = self.target(tie.page())?;
+        self.sign(&mut question, Whose::Own);
+        let told = tokio::time::timeout(self.settings.connect_timeout, link.ask(question)).await;
+        let body = told.map_err(|_| untied("no answer in time".to_owned()))?.map_err(untied)?;
+        if !tie.names(body) {
+            return Err(SendError::Changed { backend: self.settings.name.clone() });
+        }
+        link.tie(tie).ok_or_else(|| untied("it is closed after an answer".to_owned()))
     }
 
     /// Connects, TLS included, within `connect_timeout`.

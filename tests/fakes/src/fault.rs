@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use serde_json::{Value, json};
 
 use super::http::Request;
 
@@ -22,6 +23,9 @@ pub enum Fault {
     CutAfter(usize),
     /// So many events and half of the next.
     HalfEventAfter(usize),
+    /// So many events and half of the next, and then what looks like the end. Of an answer that is no stream its first
+    /// half, whose end is the end of the connection.
+    HalfAsWhole(usize),
     /// So many events, and then one that is no JSON.
     GarbageAfter(usize),
     /// So many events, and then one that tells an error.
@@ -39,6 +43,51 @@ pub enum Fault {
     Kill,
     /// The true answer, so much later.
     Slow(Duration),
+    /// The true answer, and from it on other weights under the same name.
+    Reload,
+    /// The true answer, but that every id in it is the next one; texts are true.
+    ShiftedIds,
+    /// The true answer, but that it shows another prompt's ids; counts are true.
+    OtherPrompt,
+    /// The true answer, but that it counts one more token in the prompt.
+    OtherCount,
+}
+
+impl Fault {
+    /// Whether it falsifies answers.
+    pub fn doctors(&self) -> bool {
+        matches!(self, Self::ShiftedIds | Self::OtherPrompt | Self::OtherCount)
+    }
+
+    /// Falsifies an answer, if this is what the fault is.
+    pub fn doctor(&self, answer: &mut Value) {
+        match answer {
+            Value::Array(items) => items.iter_mut().for_each(|item| self.doctor(item)),
+            Value::Object(members) => {
+                for (name, value) in members.iter_mut() {
+                    match (self, name.as_str()) {
+                        (Self::ShiftedIds, "token_ids" | "tokens" | "output_ids") => shift(value),
+                        (Self::OtherPrompt, "prompt_token_ids") if value.is_array() => {
+                            *value = json!([1, 2, 3]);
+                        }
+                        (Self::OtherCount, "prompt_tokens" | "tokens_evaluated") => more(value),
+                        _ => self.doctor(value),
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+fn shift(ids: &mut Value) {
+    ids.as_array_mut().into_iter().flatten().for_each(more);
+}
+
+fn more(number: &mut Value) {
+    if let Some(one) = number.as_u64() {
+        *number = json!(one + 1);
+    }
 }
 
 /// Which calls.

@@ -117,8 +117,10 @@ pub struct House {
     tally: Mutex<Tally>,
     /// The tally at the last start: an engine's own counters begin there.
     base: Mutex<Tally>,
-    /// Seconds since 1970 of the last start.
+    /// Hundredths of a second from 1970 to the last start, as finely as Linux tells it.
     started: AtomicU64,
+    /// How often its weights have been replaced while it ran.
+    reloads: AtomicUsize,
     pub running: Arc<AtomicUsize>,
     waiting: AtomicUsize,
     seats: Arc<Semaphore>,
@@ -138,6 +140,7 @@ impl House {
             tally: Mutex::default(),
             base: Mutex::default(),
             started: AtomicU64::new(now()),
+            reloads: AtomicUsize::new(0),
             running: Arc::default(),
             waiting: AtomicUsize::new(0),
             seats: Arc::new(Semaphore::new(setup.max_running)),
@@ -160,8 +163,31 @@ impl House {
         counter(&self.tally.lock()) - counter(&self.base.lock())
     }
 
+    /// Hundredths of a second from 1970 to the last start.
     pub fn started(&self) -> u64 {
         self.started.load(Ordering::SeqCst)
+    }
+
+    /// It has been started then.
+    pub fn start_at(&self, hundredths: u64) {
+        self.started.store(hundredths, Ordering::SeqCst);
+    }
+
+    /// Other weights under the same name, in the same process.
+    pub fn reload(&self) {
+        self.reloads.fetch_add(1, Ordering::SeqCst);
+    }
+
+    pub fn reloads(&self) -> usize {
+        self.reloads.load(Ordering::SeqCst)
+    }
+
+    /// The version of the weights, as their operator has named it.
+    pub fn weight_version(&self) -> String {
+        match self.reloads() {
+            0 => "default".to_owned(),
+            reloads => format!("v{reloads}"),
+        }
     }
 
     /// Another process: a later start time, an empty cache, counters from zero, alive again.
@@ -284,5 +310,6 @@ impl Drop for Taken {
 }
 
 fn now() -> u64 {
-    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_secs()
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    since.as_millis() as u64 / 10
 }

@@ -158,6 +158,17 @@ impl Out {
 
     /// A whole answer.
     pub async fn whole(&mut self, status: u16, fields: &[(&str, &str)], body: &[u8]) -> Sent {
+        let doctored = self.doctored(body);
+        let body = doctored.as_deref().unwrap_or(body);
+        if matches!(self.fault, Some(Fault::HalfAsWhole(_))) {
+            let head = format!(
+                "HTTP/1.1 {status} {}\r\nconnection: close\r\ncontent-type: application/json\r\n\r\n",
+                word(status)
+            );
+            self.send(head.as_bytes()).await?;
+            self.send(&body[..body.len() / 2]).await?;
+            return Err(Gone);
+        }
         let mut head = format!("HTTP/1.1 {status} {}\r\ncontent-length: {}\r\n", word(status), body.len());
         for (name, value) in fields {
             head.extend([name, ": ", value, "\r\n"]);
@@ -197,7 +208,18 @@ impl Out {
 
     /// One server-sent event.
     pub async fn event(&mut self, data: impl std::fmt::Display) -> Sent {
+        let data = data.to_string();
+        let doctored = self.doctored(data.as_bytes());
+        let data = doctored.and_then(|data| String::from_utf8(data).ok()).unwrap_or(data);
         self.piece(format!("data: {data}\n\n").as_bytes()).await
+    }
+
+    /// A JSON answer with something wrong in it, if that is what is to happen to it.
+    fn doctored(&self, json: &[u8]) -> Option<Vec<u8>> {
+        let fault = self.fault.as_ref().filter(|fault| fault.doctors())?;
+        let mut answer: Value = serde_json::from_slice(json).ok()?;
+        fault.doctor(&mut answer);
+        Some(answer.to_string().into_bytes())
     }
 
     /// A piece of a stream in a chunk of its own: an event, a line, a comment.
@@ -210,6 +232,11 @@ impl Out {
             Some(Fault::HangAfter(after)) if at == after => std::future::pending().await,
             Some(Fault::HalfEventAfter(after)) if at == after => {
                 self.chunk(&bytes[..bytes.len() / 2]).await?;
+                Err(Gone)
+            }
+            Some(Fault::HalfAsWhole(after)) if at == after => {
+                self.chunk(&bytes[..bytes.len() / 2]).await?;
+                self.end().await?;
                 Err(Gone)
             }
             Some(Fault::GarbageAfter(after)) if at == after => {

@@ -40,7 +40,7 @@ mod words;
 
 pub use fault::{Fault, When};
 pub use house::{Defaults, House, Load, Pace, Setup, Tally};
-pub use server::{Alternating, Engine, Fake, Front};
+pub use server::{Alternating, Engine, Fake, Front, Switch};
 pub use toy::{Temper, Toy};
 
 /// A token id of the vocabulary.

@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use futures_util::future::BoxFuture;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -56,6 +58,10 @@ impl<E: Engine> Fake<E> {
     /// All connections end, and there are no new ones until it is revived.
     pub fn kill(&self) {
         self.state.send_modify(|state| *state |= 1);
+    }
+
+    pub fn is_down(&self) -> bool {
+        *self.state.borrow() % 2 == 1
     }
 
     /// Up again after a kill, as a new process.
@@ -173,6 +179,10 @@ async fn answer<E: Engine>(engine: &E, request: Request, out: &mut Out, state: &
             state.send_modify(|state| *state |= 1);
             Err(Gone)
         }
+        Some(Fault::Reload) => {
+            engine.house().reload();
+            engine.serve(request, out).await
+        }
         Some(Fault::Slow(by)) => {
             tokio::time::sleep(by).await;
             engine.serve(request, out).await
@@ -203,6 +213,104 @@ impl Front {
             }
         });
         Self { address, task }
+    }
+}
+
+/// One address before several servers, all of it at one of them. It goes over to the next where the one before has
+/// sent so many bytes.
+pub struct Switch {
+    pub address: SocketAddr,
+    state: Arc<Switching>,
+    task: JoinHandle<()>,
+}
+
+struct Switching {
+    targets: Vec<SocketAddr>,
+    /// The place of the target of new connections.
+    now: watch::Sender<usize>,
+    /// Bytes that the target may still send before the switch.
+    left: AtomicUsize,
+    /// Connections to the target before are cut; else they stay.
+    cuts: bool,
+}
+
+impl Switch {
+    #[allow(clippy::unused_async)] // as `start_at`
+    pub async fn before(targets: Vec<SocketAddr>, cuts: bool) -> Self {
+        let listener = bind(SocketAddr::from(([127, 0, 0, 1], 0)));
+        let address = listener.local_addr().unwrap();
+        let left = AtomicUsize::new(usize::MAX);
+        let state = Arc::new(Switching { targets, now: watch::Sender::new(0), left, cuts });
+        let shared = Arc::clone(&state);
+        let task = tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                tokio::spawn(Arc::clone(&shared).join(client));
+            }
+        });
+        Self { address, state, task }
+    }
+
+    /// Switches when so many more bytes have come from the target.
+    pub fn after(&self, bytes: usize) {
+        self.state.left.store(bytes, Ordering::SeqCst);
+    }
+
+    /// Whether it has switched.
+    pub fn has_switched(&self) -> bool {
+        *self.state.now.borrow() > 0
+    }
+}
+
+impl Switching {
+    async fn join(self: Arc<Self>, client: TcpStream) {
+        let mut changes = self.now.subscribe();
+        let place = *changes.borrow_and_update();
+        let Some(target) = self.targets.get(place) else { return };
+        let Ok(server) = TcpStream::connect(target).await else { return };
+        client.set_nodelay(true).unwrap();
+        let (mut client_in, mut client_out) = client.into_split();
+        let (mut server_in, mut server_out) = server.into_split();
+        let up = async { tokio::io::copy(&mut client_in, &mut server_out).await.map(drop) };
+        let down = self.pass(place, &mut server_in, &mut client_out);
+        tokio::select! {
+            _ = changes.changed(), if self.cuts => {}
+            _ = up => {}
+            _ = down => {}
+        }
+    }
+
+    /// Passes on what comes from the target; at the switch nothing more of it.
+    async fn pass(
+        &self,
+        place: usize,
+        from: &mut OwnedReadHalf,
+        to: &mut OwnedWriteHalf,
+    ) -> std::io::Result<()> {
+        let mut bytes = vec![0; 4096];
+        loop {
+            let count = from.read(&mut bytes).await?;
+            if count == 0 {
+                return Ok(());
+            }
+            let own = place == *self.now.borrow();
+            let left = self.left.load(Ordering::SeqCst);
+            if own && left <= count {
+                self.left.store(usize::MAX, Ordering::SeqCst);
+                self.now.send_modify(|now| *now += 1);
+                if self.cuts {
+                    return to.write_all(&bytes[..left]).await;
+                }
+            } else if own && left < usize::MAX {
+                self.left.fetch_sub(count, Ordering::SeqCst);
+            }
+            to.write_all(&bytes[..count]).await?;
+        }
+    }
+}
+
+impl Drop for Switch {
+    fn drop(&mut self) {
+        self.task.abort();
     }
 }
 

@@ -199,7 +199,7 @@ impl Sglang {
         let output: Vec<u32> = pieces.iter().skip(from).map(|piece| piece.token).collect();
         let text: String = pieces.iter().skip(from).map(|piece| piece.text.as_str()).collect();
         let mut meta = json!({"id": telling.id, "finish_reason": finish(sequence), "prompt_tokens": sequence.prompt,
-            "weight_version": "default", "total_retractions": 0, "completion_tokens": sequence.output().len(),
+            "weight_version": self.house.weight_version(), "total_retractions": 0, "completion_tokens": sequence.output().len(),
             "cached_tokens": sequence.cached, "e2e_latency": 0.01});
         if telling.logprobs {
             let inputs = self.input_logprobs(sequence, telling);

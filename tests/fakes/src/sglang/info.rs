@@ -20,7 +20,7 @@ impl Sglang {
 
     pub(super) fn model_info(&self) -> Value {
         json!({"model_path": self.house.setup.model, "tokenizer_path": self.house.setup.model, "is_generation": true,
-            "preferred_sampling_params": self.options.preferred, "weight_version": "default"})
+            "preferred_sampling_params": self.options.preferred, "weight_version": self.house.weight_version()})
     }
 
     pub(super) fn server_info(&self) -> Value {

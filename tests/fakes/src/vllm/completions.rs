@@ -250,7 +250,8 @@ impl Vllm {
         if self.minor() < 29 {
             return Value::Null;
         }
-        json!(format!("vllm-{}-{:08x}", self.options.version, self.house.setup.temper.seed as u32))
+        let model = self.house.setup.temper.seed as u32 ^ ((self.house.reloads() as u32) << 24);
+        json!(format!("vllm-{}-{model:08x}", self.options.version))
     }
 }
 

@@ -47,7 +47,7 @@ impl Vllm {
         let house = &self.house;
         let mut out = Exposition::default();
         let labels = format!("engine=\"0\",model_name=\"{}\"", house.setup.model);
-        out.gauge("process_start_time_seconds", "", house.started() as f64);
+        out.gauge("process_start_time_seconds", "", house.started() as f64 / 100.0);
         out.gauge("vllm:num_requests_running", &labels, format!("{:.1}", house.running() as f64));
         out.gauge("vllm:num_requests_waiting", &labels, format!("{:.1}", house.waiting() as f64));
         if self.minor() >= 29 {
@@ -63,7 +63,7 @@ impl Vllm {
         out.gauge("vllm:kv_cache_usage_perc", &labels, house.kv_usage());
         let mut counter = |name: &str, value: usize| {
             out.counter(&format!("vllm:{name}_total"), &labels, format!("{:.1}", value as f64));
-            out.gauge(&format!("vllm:{name}_created"), &labels, house.started() as f64);
+            out.gauge(&format!("vllm:{name}_created"), &labels, house.started() as f64 / 100.0);
         };
         counter("prefix_cache_queries", house.since_start(|tally| tally.prompt));
         counter("prefix_cache_hits", house.since_start(|tally| tally.cached));

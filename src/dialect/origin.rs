@@ -1,0 +1,109 @@
+//! What an answer says of where it comes from: the model, the engine's fingerprint, the version of the weights.
+//!
+//! All answers to one request have to come from the process that began it. Where two of them name different origins,
+//! another process, or another model in the same process, has answered.
+
+use serde::Deserialize;
+use serde_json::Value;
+
+/// The origin of one answer, or of all answers to a request so far, as far as they name it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Origin {
+    /// `model`, on OpenAI's routes only: on other routes engines write another name for the same model.
+    pub model: Option<String>,
+    /// `system_fingerprint`.
+    pub fingerprint: Option<String>,
+    /// `weight_version`.
+    pub weights: Option<String>,
+}
+
+impl Origin {
+    /// The origin that an event of a stream names.
+    pub fn of_event(event: &Value) -> Self {
+        Told::deserialize(event).map(Self::from).unwrap_or_default()
+    }
+
+    /// The origin that a whole answer names; of a list of answers, what its first member names.
+    pub fn of_body(body: &[u8]) -> Self {
+        let told = match body.trim_ascii_start().first() {
+            Some(b'[') => {
+                serde_json::from_slice::<Vec<Told>>(body).ok().and_then(|all| all.into_iter().next())
+            }
+            _ => serde_json::from_slice(body).ok(),
+        };
+        told.map(Self::from).unwrap_or_default()
+    }
+
+    /// Takes over what `other` names and this does not. False if they contradict each other; then nothing is taken.
+    pub fn join(&mut self, other: Self) -> bool {
+        let same =
+            |own: &Option<String>, other: &Option<String>| own.is_none() || other.is_none() || own == other;
+        let agrees = same(&self.model, &other.model)
+            && same(&self.fingerprint, &other.fingerprint)
+            && same(&self.weights, &other.weights);
+        if agrees {
+            let Self { model, fingerprint, weights } = other;
+            self.model = self.model.take().or(model);
+            self.fingerprint = self.fingerprint.take().or(fingerprint);
+            self.weights = self.weights.take().or(weights);
+        }
+        agrees
+    }
+}
+
+/// The members of an answer that name its origin.
+#[derive(Deserialize)]
+struct Told {
+    object: Option<String>,
+    model: Option<String>,
+    system_fingerprint: Option<String>,
+    metadata: Option<Weights>,
+    meta_info: Option<Weights>,
+}
+
+#[derive(Deserialize)]
+struct Weights {
+    weight_version: Option<String>,
+}
+
+impl From<Told> for Origin {
+    fn from(told: Told) -> Self {
+        let weights = [told.metadata, told.meta_info].into_iter().flatten().find_map(|at| at.weight_version);
+        let model = told.model.filter(|_| told.object.is_some());
+        Self { model, fingerprint: told.system_fingerprint, weights }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn origin(names: [Option<&str>; 3]) -> Origin {
+        let [model, fingerprint, weights] = names.map(|name| name.map(str::to_owned));
+        Origin { model, fingerprint, weights }
+    }
+
+    #[test]
+    fn answers_name_their_origin_where_each_engine_writes_it() {
+        let completion = json!({"object": "text_completion", "model": "m", "system_fingerprint": "fp_1",
+            "choices": [], "metadata": {"weight_version": "7"}});
+        assert_eq!(Origin::of_event(&completion), origin([Some("m"), Some("fp_1"), Some("7")]));
+        let own = json!({"model": "/models/m", "rows": [], "system_fingerprint": "fp_1"});
+        assert_eq!(Origin::of_body(own.to_string().as_bytes()), origin([None, Some("fp_1"), None]));
+        let sglang = br#" [{"text": "", "meta_info": {"weight_version": "7"}}, {"meta_info": {}}]"#;
+        assert_eq!(Origin::of_body(sglang), origin([None, None, Some("7")]));
+        assert_eq!(Origin::of_body(b"<html>"), Origin::default());
+        assert_eq!(Origin::of_body(br#"{"model": 4}"#), Origin::default());
+    }
+
+    #[test]
+    fn what_is_not_named_contradicts_nothing_and_what_differs_is_another_origin() {
+        let mut all = origin([Some("m"), None, None]);
+        assert!(all.join(Origin::default()));
+        assert!(all.join(origin([Some("m"), Some("a"), None])));
+        assert!(!all.join(origin([None, Some("b"), Some("7")])));
+        assert!(!all.join(origin([Some("n"), None, None])));
+        assert_eq!(all, origin([Some("m"), Some("a"), None]), "nothing is taken from another origin");
+    }
+}

@@ -1,0 +1,78 @@
+//! An answer that contradicts itself is not believed: the client gets the engine's own text all the same.
+
+use foretell::openai::Route;
+use serde_json::json;
+
+use super::contract::{PROMPTS, greedy, talkative};
+use super::house::{House, setup};
+use super::table::{Row, TABLE};
+use crate::client::Ask;
+use crate::fakes::{Fault, When};
+
+/// The calls of each engine that hold both ids and text, or both ids and counts.
+fn row(name: &str) -> &'static Row {
+    TABLE.iter().find(|row| row.name == name).unwrap()
+}
+
+async fn house(name: &str) -> (House, Ask) {
+    let house = House::build(row(name), setup(None)).await;
+    let prompt = talkative(&house, Route::Completions, PROMPTS[0]).await;
+    let ask = Ask::new(Route::Completions, true, greedy(&prompt, &json!({"ignore_eos": true})));
+    let (plain, through) = (house.direct(&ask).await, house.through(&ask).await);
+    assert_eq!(
+        (&through.plain, through.foretell()["path"].as_str()),
+        (&plain.plain, Some("speculated")),
+        "{name}"
+    );
+    (house, ask)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ids_that_are_not_those_of_the_text_are_a_fault_of_the_call() {
+    // A later ride of llama.cpp is a call of the same kind, of more tokens.
+    for (name, call) in [("vllm", ""), ("sglang", ""), ("llamacpp", "\"n_predict\":1,")] {
+        let (house, ask) = house(name).await;
+        let plain = house.direct(&ask).await;
+        let verify = When::path(house.row.verifies[0]).streamed(false).holding(call);
+        house.engine.house().faults.always(verify, Fault::ShiftedIds);
+        for stream in [true, false] {
+            let ask = Ask { stream, ..ask.clone() };
+            let got = house.through(&ask).await;
+            assert_eq!(got.plain.text, plain.plain.text, "{name}: {}", got.foretell());
+            assert_eq!(got.foretell()["accepted"], 0, "{name}: {}", got.foretell());
+        }
+        assert!(house.engine.house().faults.struck() > 0, "{name}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_answer_that_counts_another_prompt_is_a_fault_of_the_call() {
+    for name in ["vllm", "vllm-scale-out", "sglang", "llamacpp", "lmdeploy"] {
+        let (house, ask) = house(name).await;
+        let plain = house.direct(&ask).await;
+        let verify = When::path(house.row.verifies[0]).streamed(false);
+        house.engine.house().faults.always(verify, Fault::OtherCount);
+        let got = house.through(&ask).await;
+        assert_eq!(got.plain.text, plain.plain.text, "{name}: {}", got.foretell());
+        assert_eq!(got.foretell()["accepted"], 0, "{name}: {}", got.foretell());
+        assert!(house.engine.house().faults.struck() > 0, "{name}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ids_of_another_prompt_than_was_counted_are_not_gone_on_from() {
+    for name in ["vllm", "vllm-scale-out", "sglang"] {
+        let (house, ask) = house(name).await;
+        let plain = house.direct(&ask).await;
+        let first = When::path(Route::Completions.path()).streamed(true);
+        house.engine.house().faults.always(first, Fault::OtherPrompt);
+        let got = house.through(&ask).await;
+        assert_eq!(got.plain.text, plain.plain.text, "{name}: {}", got.foretell());
+        assert_eq!(
+            (&got.foretell()["path"], &got.foretell()["rounds"]),
+            (&json!("ridden"), &json!(0)),
+            "{name}"
+        );
+        assert!(house.engine.house().faults.struck() > 0, "{name}");
+    }
+}

@@ -1,0 +1,202 @@
+//! A session keeps to the process that it began on, whatever engine that is.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use foretell::app::Running;
+use foretell::lab::local;
+use foretell::openai::Route;
+use serde_json::{Value, json};
+
+use crate::client::{Ask, FORCED, events, get};
+use crate::fakes::sglang::{self, Sglang};
+use crate::fakes::vllm::{Options, Vllm};
+use crate::fakes::{Fake, Fault, Setup, Switch, Temper, When, toy};
+use crate::wire::{Message, PATIENCE, Wire};
+
+const SCORE: &str = "/inference/v1/generate";
+const COMPLETIONS: &str = "/v1/completions";
+const PROMPT: &str = "def area(width, height):\n    return width * height\n\n\ndef area(width, height):\n";
+/// Bytes of answers after which the address goes over: about where the answer begins, and within its rounds.
+const EARLY: usize = 1500;
+const LATE: usize = 6000;
+/// Some second, in hundredths.
+const SECOND: u64 = 176_392_581_300;
+
+fn setup(seed: u64) -> Setup {
+    let temper = Temper { seed, eos_every: None, ..Temper::default() };
+    Setup {
+        temper,
+        pace: crate::fakes::Pace { step: Duration::from_millis(1), ..Default::default() },
+        ..Setup::default()
+    }
+}
+
+async fn vllm(seed: u64, version: &'static str, scale_out: bool) -> Fake<Vllm> {
+    Fake::start(Vllm::new(Options { scale_out, setup: setup(seed), ..Options::of(version) })).await
+}
+
+async fn proxy(address: SocketAddr) -> Running {
+    let process = format!(
+        "version: 1\ntimeouts: {{ verify: 10s, pool_idle: 1m }}\nbackends:\n  - name: toy\n    replicas: [\"http://{address}\"]\n    \
+         models: [{{ id: toy, tokenizer: {} }}]\n    probe: {{ when: never }}\n    load: {{ every: 1h }}\n",
+        toy::folder().join("tokenizer.json").display(),
+    );
+    local::proxy(&process, &[FORCED]).await.unwrap()
+}
+
+fn ask(stream: bool, temperature: f64) -> Ask {
+    // Everything is said, so that no default of the server is in doubt and tails are scored.
+    let fields = json!({"prompt": PROMPT, "max_tokens": 120, "ignore_eos": true, "temperature": temperature,
+        "top_p": 1.0, "top_k": -1, "min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
+        "repetition_penalty": 1.0});
+    Ask::new(Route::Completions, stream, fields)
+}
+
+async fn asked(front: SocketAddr, ask: &Ask) -> Message {
+    let answer = async { Wire::connect(front).await.ask(ask.bytes("")).await };
+    tokio::time::timeout(PATIENCE, answer).await.expect("no hang")
+}
+
+/// The text of a stream, and the code of the error that ends it.
+fn read(message: &Message) -> (String, String) {
+    let events = events(message);
+    let text = events.iter().filter_map(|event| event["choices"][0]["text"].as_str()).collect();
+    (text, events.iter().filter_map(|event| event["error"]["code"].as_str()).collect())
+}
+
+/// Two engines that were started in the same second. Older versions tell no fingerprint: their connections do.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_engine_that_takes_over_the_address_is_noticed_by_its_start_time() {
+    for (version, scale_out) in [("0.29.0", true), ("0.22.0", false)] {
+        for (cuts, after) in [(true, EARLY), (true, LATE), (false, EARLY), (false, LATE)] {
+            let both = [vllm(1, version, scale_out).await, vllm(2, version, scale_out).await];
+            both[0].house.start_at(SECOND + 10);
+            both[1].house.start_at(SECOND + 20);
+            let switch = Switch::before(both.iter().map(|fake| fake.address).collect(), cuts).await;
+            let proxy = proxy(switch.address).await;
+            let front = proxy.gateway.addresses[0];
+            let plain = ask(true, 0.0).send(both[0].address, "").await.plain;
+            let other = ask(true, 0.0).send(both[1].address, "").await.plain;
+            assert_ne!(plain.text, other.text);
+            let undisturbed = ask(true, 0.0).send(front, "").await;
+            assert_eq!(
+                (&undisturbed.plain, undisturbed.foretell()["path"].as_str()),
+                (&plain, Some("speculated"))
+            );
+            switch.after(after);
+            let message = asked(front, &ask(true, 0.0)).await;
+            let what = format!("vLLM {version}, cut {cuts}, after {after}: {}", message.text());
+            assert!(switch.has_switched(), "{what}");
+            let (text, code) = read(&message);
+            // A connection that stays may bring all of it; before the first token the second engine begins anew.
+            if (text == plain.text && !cuts) || (text == other.text && after == EARLY) {
+                continue;
+            }
+            assert!(plain.text.starts_with(&text), "{what}");
+            assert_eq!(code, "backend_changed", "{what}");
+        }
+    }
+}
+
+/// A rolling update of one replica: the same model, another process.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_engine_that_is_started_again_is_not_gone_on_with() {
+    let fake = vllm(1, "0.29.0", true).await;
+    let proxy = proxy(fake.address).await;
+    let front = proxy.gateway.addresses[0];
+    assert_eq!(ask(true, 0.0).send(front, "").await.foretell()["path"], "speculated");
+    for (stream, status) in [(true, 200), (false, 502)] {
+        fake.house.faults.at(When::path(SCORE), 2, Fault::Kill);
+        let revive = async {
+            while !fake.is_down() {
+                tokio::task::yield_now().await;
+            }
+            fake.revive();
+        };
+        let ask = ask(stream, 0.0);
+        let (message, ()) = tokio::join!(asked(front, &ask), revive);
+        assert_eq!(message.head.status(), status, "{}", message.text());
+        let code = if stream {
+            read(&message).1
+        } else {
+            message.json()["error"]["code"].as_str().unwrap().to_owned()
+        };
+        assert!(["backend_changed", "backend_broke_off"].contains(&code.as_str()), "{code}");
+        let known =
+            async { while self::ask(true, 0.0).send(front, "").await.foretell()["path"] != "speculated" {} };
+        tokio::time::timeout(PATIENCE, known).await.expect("it is recognised again");
+    }
+}
+
+/// The same process, the same model id, other weights: the answers' own fields tell.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn weights_that_are_replaced_in_the_middle_are_noticed() {
+    let by_fingerprint = vllm(1, "0.33.0", false).await;
+    let by_version =
+        Fake::start(Sglang::new(sglang::Options { setup: setup(1), ..sglang::Options::default() })).await;
+    let houses = [&by_fingerprint.house, &by_version.house];
+    let addresses = [by_fingerprint.address, by_version.address];
+    let verifies = [When::path(COMPLETIONS).streamed(false), When::path("/generate")];
+    for ((house, address), verify) in houses.into_iter().zip(addresses).zip(verifies) {
+        let proxy = proxy(address).await;
+        let front = proxy.gateway.addresses[0];
+        let plain = ask(true, 0.0).send(address, "").await.plain;
+        let undisturbed = ask(true, 0.0).send(front, "").await;
+        assert_eq!(
+            (&undisturbed.plain, undisturbed.foretell()["path"].as_str()),
+            (&plain, Some("speculated"))
+        );
+        house.faults.at(verify, 2, Fault::Reload);
+        let message = asked(front, &ask(true, 0.0)).await;
+        assert_eq!(house.faults.struck(), 1);
+        let (text, code) = read(&message);
+        assert!(plain.text.starts_with(&text) && text != plain.text, "{text}");
+        assert_eq!(code, "backend_changed", "{}", message.text());
+    }
+}
+
+/// An engine that shows no start time: a connection that is lost ends what is speculated on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_engine_that_does_not_show_itself_is_not_gone_on_with_after_a_loss() {
+    let fake =
+        Fake::start(Sglang::new(sglang::Options { setup: setup(1), ..sglang::Options::default() })).await;
+    let proxy = proxy(fake.address).await;
+    let front = proxy.gateway.addresses[0];
+    let plain = ask(true, 0.0).send(fake.address, "").await.plain;
+    fake.house.faults.at(When::path("/generate"), 2, Fault::Reset);
+    let (text, code) = read(&asked(front, &ask(true, 0.0)).await);
+    assert!(plain.text.starts_with(&text) && text != plain.text, "{text}");
+    assert_eq!(code, "backend_broke_off");
+    // What has not been speculated on goes on.
+    fake.house.faults.at(When::path(COMPLETIONS).streamed(true), 0, Fault::CutAfter(5));
+    let (text, code) = read(&asked(front, &ask(true, 0.0)).await);
+    assert_eq!((text, code.as_str()), (plain.text, ""));
+}
+
+/// A connection is asked once. What goes over it again costs nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_that_is_used_again_is_not_asked_again() {
+    let fake = vllm(1, "0.29.0", true).await;
+    let proxy = proxy(fake.address).await;
+    let front = proxy.gateway.addresses[0];
+    let mut client = Wire::connect(front).await;
+    let ask = ask(true, 0.0);
+    let plain = "x-foretell: ride\r\n";
+    let _ = client.ask(ask.bytes(plain)).await;
+    let before = fake.house.tally();
+    let began = tokio::time::Instant::now();
+    for _ in 0..20 {
+        let message = client.ask(ask.bytes(plain)).await;
+        assert_eq!(message.head.status(), 200);
+    }
+    // Every five seconds the replica is asked who it is, on a new connection.
+    let asked = 1 + began.elapsed().as_secs() as usize / 5;
+    let after = fake.house.tally();
+    let opened = after.connections - before.connections;
+    assert!(opened <= asked, "{opened} connections");
+    let pages = after.calls_of("/metrics") - before.calls_of("/metrics");
+    assert!(pages <= 2 * asked, "{pages} pages for {opened} connections");
+    let told: Value = get(proxy.gateway.admin.unwrap(), "/api/replicas").await.json();
+    assert!(told.to_string().contains("vllm"), "{told}");
+}
