@@ -167,13 +167,11 @@ impl Codec for Sglang {
         bodies: &[Vec<u8>],
     ) -> Result<Verdict, Unreadable> {
         let body = shared::only(bodies)?;
-        match round.plan {
-            Plan::Score => score_verdict(engine, round, asked.nodes, body),
-            _ => {
-                let sent = shared::fan_out_tokens(round, asked.nodes);
-                shared::fan_out_verdict(asked.nodes + 1, sent, body)
-            }
+        if round.plan == Plan::Score {
+            return score_verdict(engine, round, asked.nodes, body);
         }
+        let sent = shared::fan_out_tokens(round, asked.nodes);
+        shared::fan_out_verdict(asked.nodes + 1, sent, body)
     }
 
     fn missing(&self, answers: &Answers, _: Plan) -> String {

@@ -185,14 +185,12 @@ impl Codec for Vllm {
         bodies: &[Vec<u8>],
     ) -> Result<Verdict, Unreadable> {
         let body = shared::only(bodies)?;
-        match round.plan {
-            Plan::Score => score_verdict(engine, round, asked.nodes, body),
-            _ => {
-                let sent = shared::fan_out_tokens(round, asked.nodes);
-                let verdict = shared::fan_out_verdict(asked.nodes + 1, sent, body)?;
-                Ok(shared_cache(round, asked.nodes, verdict))
-            }
+        if round.plan == Plan::Score {
+            return score_verdict(engine, round, asked.nodes, body);
         }
+        let sent = shared::fan_out_tokens(round, asked.nodes);
+        let verdict = shared::fan_out_verdict(asked.nodes + 1, sent, body)?;
+        Ok(shared_cache(round, asked.nodes, verdict))
     }
 
     /// The rows of cached tokens are uninitialised memory on the V1 runner. Where that holds a number that JSON

@@ -468,7 +468,8 @@ impl Proxy {
         let Declined { unsent, slot, why } = declined;
         let Unsent { mut head, body, replica } = unsent;
         let mut record = slot.into_record();
-        record.declined(why.reason, why.parameter);
+        let reason = why.reason;
+        record.declined(reason, why.parameter);
         let body = fit(&replica, &mut head, body, &self.shared.memory);
         let repeatable = Some(Replay::of(body.clone()));
         let fleet = Arc::clone(&self.shared.fleet);
