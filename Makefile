@@ -28,6 +28,8 @@ GRAFANA := $(CACHE)/grafana-tests
 SHORT   ?=
 ARGS    ?=
 TIMES   ?= 5
+SECONDS ?= 20
+TARGET  ?=
 CARGO_FEATURES ?=
 # Without the feature, ONNX Runtime is not needed.
 RUNTIME = $(if $(findstring --no-default-features,$(CARGO_FEATURES)),,$(ORT))
@@ -38,6 +40,7 @@ export ORT_DYLIB_PATH := $(ORT)
 .PHONY: help demo serve-demo quick test test-rust test-python test-page test-deploy test-docs test-grafana test-loaded build dist bench bench-control bench-crowd
 .PHONY: bench-ears bench-gamma bench-load bench-page bench-paced bench-relay bench-reload bench-scrape manifests models lint print-env clean dead-code
 .PHONY: engines test-engines demo-parts binary real-models bench-real reliability
+.PHONY: fuzz
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -70,6 +73,9 @@ test-page: build ## The status page in a headless Chromium (2 min; needs node; C
 
 test-loaded: $(RUNTIME) $(PYPATH)/.done ## Every Rust test, TIMES over, beside a load that takes every core
 	@tests/loaded.sh $(TIMES) $(CARGO_FEATURES)
+
+fuzz: ## Coverage-guided fuzzing, SECONDS of processor time for each target (TARGET=name; tests/fuzz/README.md)
+	@FORETELL_CACHE=$(CACHE) $(PYTHON) tests/fuzz/run.py --seconds $(SECONDS) $(addprefix --target ,$(TARGET))
 
 build: $(RUNTIME) binary ## The binary, built quickly
 

@@ -330,18 +330,23 @@ pub fn version<const COUNT: usize>(version: &str) -> Option<[u32; COUNT]> {
     Some(numbers)
 }
 
-/// The value of a metric in Prometheus' text format, summed over its labels; `None` if it is not there.
+/// The value of a metric in Prometheus' text format, summed over its labels; `None` if it is not there or no number.
 pub fn metric(exposition: &str, names: &[&str]) -> Option<f64> {
-    let mut sum = None;
-    for line in exposition.lines().filter(|line| !line.starts_with('#')) {
-        let name = line.split(['{', ' ']).next().unwrap_or_default();
-        if names.contains(&name)
-            && let Some(value) = line.rsplit(' ').next().and_then(|value| value.parse::<f64>().ok())
-        {
-            sum = Some(sum.unwrap_or(0.0) + value);
-        }
-    }
-    sum
+    let lines = exposition.lines().filter(|line| !line.starts_with('#'));
+    let values = lines.filter_map(|line| {
+        let (name, rest) = line.split_at(line.find(['{', ' '])?);
+        names.contains(&name).then(|| value(rest)).flatten()
+    });
+    values.reduce(|sum, value| sum + value).filter(|sum| sum.is_finite())
+}
+
+/// The value behind a metric's name: behind its labels, before a timestamp or an exemplar.
+fn value(rest: &str) -> Option<f64> {
+    let rest = match rest.strip_prefix('{') {
+        Some(labels) => labels.split_once("} ")?.1,
+        None => rest,
+    };
+    rest.split_ascii_whitespace().next()?.parse().ok()
 }
 
 /// When the process began, in microseconds of Unix time; `None` if it is not among the metrics. Two processes that began
@@ -428,6 +433,13 @@ mod tests {
         assert_eq!(metric(text, &["a:b"]), Some(5.0));
         assert_eq!(metric(text, &["new", "old_b"]), Some(1.0));
         assert_eq!(metric(text, &["none"]), None);
+        assert_eq!(
+            metric("a{b=\"c\"} 2 1700000000\na 1.5 # {d=\"e\"} 9", &["a"]),
+            Some(3.5),
+            "nothing behind a value"
+        );
+        assert_eq!(metric("a NaN\na 1\nb 1e308\nb 1e308", &["a"]), None);
+        assert_eq!(metric("a 1e308\na 1e308\n+Inf 1", &["a"]), None);
         assert_eq!(label(text, "info", "y").as_deref(), Some("z"));
     }
 }

@@ -15,6 +15,10 @@ use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
 use super::{TextError, read};
 
 const NAME: &str = "chat";
+/// Most steps of rendering: a template of 100 lines takes some ten a message.
+const STEPS: u64 = 10_000_000;
+/// Most spaces by which JSON is indented.
+const INDENT: usize = 16;
 
 /// The chat template of a model.
 #[derive(Debug)]
@@ -49,6 +53,7 @@ impl ChatTemplate {
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().map_err(wrong)?;
         environment.set_syntax(syntax);
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.set_fuel(Some(STEPS));
         environment.add_function("raise_exception", refuse);
         environment.add_filter("tojson", to_json);
         environment.add_template_owned(NAME, source).map_err(wrong)?;
@@ -118,6 +123,9 @@ fn to_json(value: Jinja, kwargs: Kwargs) -> Result<String, Error> {
     let indent: Option<usize> = kwargs.get("indent")?;
     // Sorting, escaping and separators are asked for by few templates; passing over them would be silent.
     kwargs.assert_all_used()?;
+    if indent.is_some_and(|indent| indent > INDENT) {
+        return Err(Error::new(ErrorKind::InvalidOperation, format!("indent is at most {INDENT}")));
+    }
     let mut out = Vec::new();
     let written = match indent {
         Some(indent) => {
@@ -184,6 +192,13 @@ mod tests {
     }
 
     #[test]
+    fn a_template_that_does_not_end_is_ended() {
+        let source = "{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9999) %}{% endfor %}{% endfor %}{% endfor %}";
+        let error = render(source, &json!([])).unwrap_err();
+        assert!(error.contains("fuel"), "{error}");
+    }
+
+    #[test]
     fn json_is_written_as_python_writes_it() {
         let messages = json!([{"role": "user", "content": "<a & 'b'>", "z": [1, {"a": null}]}]);
         assert_eq!(
@@ -192,6 +207,7 @@ mod tests {
         );
         assert_eq!(render("{{ [1] | tojson(indent=2) }}", &messages).unwrap(), "[\n  1\n]");
         assert!(render("{{ [1] | tojson(sort_keys=true) }}", &messages).is_err());
+        assert!(render("{{ [1] | tojson(indent=99999999999999) }}", &messages).is_err());
     }
 
     #[test]

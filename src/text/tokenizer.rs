@@ -11,6 +11,10 @@ use super::{TextError, read};
 use crate::draft::Spelling;
 use crate::units::TokenId;
 
+/// Most ids that a vocabulary may reach over; the largest of today reach over an eighth of it. What is kept of each id is
+/// kept in tables, so that a single id of four billion would be a table of that size.
+const IDS: usize = 1 << 22;
+
 /// A token of a text that was encoded, and where in it the token ends, bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
@@ -36,9 +40,13 @@ impl Tokenizer {
         Self::from_bytes(&read(if path.is_dir() { &inside } else { path })?)
     }
 
-    /// From the text of a `tokenizer.json`.
+    /// From the text of a `tokenizer.json`. The library panics at some that it does not understand, which is an error like
+    /// the others: a backend may hand out anything.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, TextError> {
-        tokenizers::Tokenizer::from_bytes(bytes).map_err(wrong).and_then(Self::new)
+        let read = std::panic::catch_unwind(|| tokenizers::Tokenizer::from_bytes(bytes));
+        read.map_err(|_| TextError::Tokenizer("the library cannot read it".to_owned()))?
+            .map_err(wrong)
+            .and_then(Self::new)
     }
 
     /// From a tokenizer that was built in memory. Truncation and padding are switched off: a prompt that is
@@ -49,6 +57,9 @@ impl Tokenizer {
         let vocabulary = inner.get_vocab(true);
         let fingerprint = Fingerprint::of(vocabulary.iter().map(|(token, &id)| (id, token.as_str())));
         let size = vocabulary.values().max().map_or(0, |&id| id as usize + 1);
+        if size > IDS {
+            return Err(TextError::Tokenizer(format!("a token has the id {}, more than {IDS}", size - 1)));
+        }
         let bytes = is_byte_level(inner.get_decoder()).then(|| Arc::new(ByteTable::new(&inner, size)));
         let mut added: Vec<TokenId> = inner.get_added_tokens_decoder().into_keys().collect();
         added.sort_unstable();

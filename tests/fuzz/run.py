@@ -1,0 +1,109 @@
+#!/usr/bin/env python3
+"""Builds the fuzz targets and runs each for so many seconds of processor time; exits 1 if an input fails.
+
+    tests/fuzz/run.py [--seconds 20] [--target NAME ...] [--minimise]
+
+What a run finds that reaches new code is kept in .cache/fuzz/corpus and is where the next one begins; an input that
+fails is kept in .cache/fuzz/failed.
+"""
+import argparse
+import json
+import os
+import pathlib
+import re
+import resource
+import shutil
+import subprocess
+import sys
+import time
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+CACHE = pathlib.Path(os.environ.get("FORETELL_CACHE", ROOT / ".cache")) / "fuzz"
+TARGETS = ["verify", "stream", "request", "tokenizer", "wire", "session", "snapshot", "exposition", "config", "admin"]
+# An input may take so many MiB and, on a busy machine, so many seconds; no target needs a tenth of either.
+LIMITS = ["-rss_limit_mb=512", "-malloc_limit_mb=256", "-timeout=10"]
+# Wall-clock seconds for one of processor time, on a machine that has others to serve.
+PATIENCE = 20
+
+
+def build(targets):
+    """The path of each target's program."""
+    command = ["cargo", "test", "--no-run", "--quiet", "--message-format=json", "--package", "foretell", "--package", "foretell-fakes",
+               "--package", "foretell-fuzz", "--features", "foretell-fuzz/engine"]
+    command += [word for target in targets for word in ("--test", target)]
+    environment = os.environ | {"RUSTC_WORKSPACE_WRAPPER": str(HERE / "rustc.sh")}
+    built = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+    if built.returncode:
+        for line in built.stdout.splitlines():
+            print(json.loads(line).get("message", {}).get("rendered", ""), file=sys.stderr)
+        sys.exit("the fuzz targets do not compile")
+    artefacts = [json.loads(line) for line in built.stdout.splitlines()]
+    found = {it["target"]["name"]: it["executable"] for it in artefacts if it.get("executable")}
+    return {target: found[target] for target in targets}
+
+
+def processor():
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def run(target, program, seconds):
+    """Runs a target; its row of the table, and the log of a failure."""
+    corpus, failed = CACHE / "corpus" / target, CACHE / "failed" / target
+    failed.mkdir(parents=True, exist_ok=True)
+    began, before = time.monotonic(), processor()
+    executions, seen, log = 0, (0, 0), ""
+    while (left := seconds - (processor() - before)) > 0 and time.monotonic() - began < PATIENCE * seconds:
+        command = [program, *LIMITS, f"-max_total_time={min(max(1, round(left)), 300)}", "-print_final_stats=1", "-max_len=8192",
+                   f"-artifact_prefix={failed}/", str(corpus)]
+        words = HERE / "words" / target
+        if words.exists():
+            command.insert(1, f"-dict={words}")
+        environment = os.environ | {"RUST_BACKTRACE": "0"}
+        done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment)
+        log = done.stderr.decode(errors="replace")
+        executions += sum(map(int, re.findall(r"number_of_executed_units: (\d+)", log)))
+        seen = max([seen, *((int(cov), int(ft)) for cov, ft in re.findall(r"cov: (\d+) ft: (\d+)", log))])
+        if done.returncode:
+            break
+    else:
+        log = ""
+    row = (target, executions, processor() - before, *seen, len(list(corpus.iterdir())))
+    return row, log
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=20, help="of processor time for each target")
+    parser.add_argument("--target", action="append", choices=TARGETS, help="all unless named")
+    parser.add_argument("--minimise", action="store_true", help="first drop inputs of the corpus that reach nothing of their own")
+    asked = parser.parse_args()
+    targets = asked.target or TARGETS
+    subprocess.run([HERE / "seeds.py", CACHE / "corpus"], check=True)
+    programs = build(targets)
+    bad = []
+    print("| target | executions | CPU minutes | edges | features | corpus |\n|---|---:|---:|---:|---:|---:|", flush=True)
+    for target in targets:
+        if asked.minimise:
+            minimise(target, programs[target])
+        (name, executions, used, edges, features, inputs), log = run(target, programs[target], asked.seconds)
+        print(f"| `{name}` | {executions:,} | {used / 60:.1f} | {edges:,} | {features:,} | {inputs:,} |", flush=True)
+        if log:
+            bad.append(name)
+            print("\n".join(log.splitlines()[-60:]), file=sys.stderr)
+    if bad:
+        sys.exit(f"failed: {', '.join(bad)}; the inputs are in {CACHE / 'failed'}")
+
+
+def minimise(target, program):
+    corpus, fewer = CACHE / "corpus" / target, CACHE / "corpus" / f"{target}.fewer"
+    shutil.rmtree(fewer, ignore_errors=True)
+    fewer.mkdir()
+    subprocess.run([program, *LIMITS, "-merge=1", fewer, corpus], check=True, stderr=subprocess.DEVNULL)
+    shutil.rmtree(corpus)
+    fewer.rename(corpus)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+//! What operators, clients and collectors say beside a request: questions to the admin API, control headers, tenants,
+//! networks, trace contexts.
+//!
+//! Input: a first byte says which; then the text, in parts.
+
+use std::net::IpAddr;
+
+use foretell::admin::{duration, explain};
+use foretell::config::process::{Tenant, TenantFallback};
+use foretell::config::values::{self, Network};
+use foretell::gateway::{route, tenant};
+use foretell::http::headers;
+use foretell::openai::control_header::{Control, GAMMA_MAX};
+use foretell::policy::Glob;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri};
+
+use crate::bytes::Bytes;
+
+/// Most bytes of an input.
+const MOST: usize = 16 << 10;
+
+/// Runs one input.
+pub fn run(input: &[u8]) {
+    if input.len() > MOST {
+        return;
+    }
+    let mut input = Bytes(input);
+    let choice = input.below(4);
+    let parts = input.bodies();
+    let text = |at: usize| parts.get(at).map(|part| String::from_utf8_lossy(part)).unwrap_or_default();
+    match choice {
+        0 => question(&text(0), parts.get(1).copied().unwrap_or_default(), &fields(&text(2))),
+        1 => words(&text(0), &text(1)),
+        2 => network(&text(0), &text(1)),
+        _ => passed_on(&fields(&text(0)), &text(1)),
+    }
+}
+
+/// Header fields, one per line.
+fn fields(text: &str) -> HeaderMap {
+    let field = |line: &str| {
+        let (name, value) = line.split_once(':')?;
+        let name: HeaderName = name.trim().parse().ok()?;
+        Some((name, HeaderValue::from_bytes(value.trim().as_bytes()).ok()?))
+    };
+    text.lines().take(64).filter_map(field).collect()
+}
+
+/// `POST /api/explain`.
+fn question(query: &str, body: &[u8], fields: &HeaderMap) {
+    let Ok(uri) = format!("/api/explain?{query}").parse::<Uri>() else { return };
+    let mut call = Request::builder().method(Method::POST).uri(uri).body(()).expect("a request");
+    *call.headers_mut() = fields.clone();
+    let (call, ()) = call.into_parts();
+    let Ok(asked) = explain::asked(&call, Some(body), 8 << 10) else { return };
+    let again = explain::Asked { route: Some(asked.route), peer: asked.peer, tenant: asked.tenant.clone() };
+    let uri: Uri = format!("/api/explain?{}", again.query()).parse().expect("a query is part of a URL");
+    let mut call = Request::builder().uri(uri).body(()).expect("a request").into_parts().0;
+    call.headers = HeaderMap::new();
+    let Ok(read) = explain::asked(&call, Some(body), 8 << 10) else {
+        panic!("{} is not read", again.query())
+    };
+    assert_eq!((read.route, read.peer, read.tenant), (asked.route, asked.peer, asked.tenant));
+    let _ = asked.body.is_some();
+}
+
+/// Values of control headers and parameters.
+fn words(text: &str, other: &str) {
+    match Control::parse(text) {
+        Ok(Control::Gamma(gamma)) => {
+            assert!((1..=GAMMA_MAX).contains(&gamma));
+            assert_eq!(Control::parse(&format!("gamma={gamma}")), Ok(Control::Gamma(gamma)));
+        }
+        Ok(Control::Off | Control::Ride) => {}
+        Err(error) => assert!(error.0.chars().count() <= 40),
+    }
+    assert_eq!(duration(text), values::duration(text), "one notion of a duration: {text:?}");
+    let _ = values::size(text);
+    let glob = Glob::new(text);
+    assert_eq!(glob.as_str(), text);
+    assert!(glob.matches(text) && (!glob.is_exact() || glob.matches(other) == (text == other)), "{text:?}");
+}
+
+/// Networks hold exactly the addresses that share their first bits.
+fn network(network: &str, address: &str) {
+    let (Ok(network), Ok(address)) = (network.parse::<Network>(), address.parse::<IpAddr>()) else { return };
+    let configured = Tenant {
+        header: Some("x-tenant".to_owned()),
+        trusted_peers: vec![network],
+        fallback: TenantFallback::None,
+    };
+    let mut fields = HeaderMap::new();
+    fields.insert("x-tenant", HeaderValue::from_static("a"));
+    let named = tenant::of(&configured, Some(address), &fields);
+    assert_eq!(named.is_some(), network.contains(address));
+    assert_eq!(network.contains(address), network.contains(address.to_canonical()));
+    assert_eq!(tenant::of(&configured, None, &fields), None);
+}
+
+/// Header fields on their way to a server, and what a client is known by.
+fn passed_on(fields: &HeaderMap, uri: &str) {
+    let configured = Tenant {
+        header: Some("x-tenant".to_owned()),
+        trusted_peers: Vec::new(),
+        fallback: TenantFallback::AuthorizationHash,
+    };
+    if let Some(tenant) = tenant::of(&configured, None, fields) {
+        assert!(tenant.len() == 16 && fields.contains_key("authorization"));
+    }
+    let mut passed = fields.clone();
+    let _ = headers::strip_hop_by_hop(&mut passed);
+    headers::strip_own(&mut passed);
+    for name in ["connection", "transfer-encoding", "x-foretell", "keep-alive", "proxy-connection"] {
+        assert!(!passed.contains_key(name), "{name} was passed on");
+    }
+    let _ = (route::is_encoded(fields), headers::takes_trailers(fields));
+    if let Ok(uri) = uri.parse::<Uri>() {
+        let _ = (route::candidate(&Method::POST, &uri), route::is_repeatable(&Method::POST, &uri));
+    }
+}

@@ -1,0 +1,92 @@
+//! What a server says of itself: lists of models, versions, metrics in Prometheus' text format.
+//!
+//! Input: dialect and statuses, then an answer to each question in the order in which they are asked; where there are no
+//! more, the last one. The questions end, and what comes out of the answers is sound.
+
+use foretell::dialect::recognise::{Answers, Question, Told, dialect_of, introduction_to};
+use foretell::dialect::{Dialect, shared};
+use foretell::words::Plan;
+
+use crate::bytes::Bytes;
+
+/// Most bytes of an input.
+const MOST: usize = 64 << 10;
+/// Rounds of questions after which they must have ended.
+const ROUNDS: usize = 16;
+
+/// Runs one input.
+pub fn run(input: &[u8]) {
+    if input.len() > MOST {
+        return;
+    }
+    let mut input = Bytes(input);
+    let hint = Some(input.one(&Dialect::ALL)).filter(|_| input.byte() & 1 > 0);
+    let statuses = u16::from(input.byte());
+    let bodies = input.bodies();
+    for body in &bodies {
+        text(&String::from_utf8_lossy(body));
+    }
+    let mut world = World { statuses, bodies: &bodies, asked: 0 };
+    let mut answers = Answers::default();
+    world.ask(introduction_to(hint), &mut answers);
+    let found = dialect_of(&answers);
+    assert_eq!(found, dialect_of(&answers));
+    for dialect in found.into_iter().chain(hint) {
+        engine(dialect, &mut world, answers.clone());
+    }
+}
+
+struct World<'a> {
+    statuses: u16,
+    bodies: &'a [&'a [u8]],
+    asked: usize,
+}
+
+impl World<'_> {
+    fn ask(&mut self, questions: Vec<Question>, answers: &mut Answers) {
+        for question in questions {
+            let at = self.asked.min(self.bodies.len() - 1);
+            let bad = self.statuses >> (self.asked % 8) & 1 > 0;
+            self.asked += 1;
+            let status = if bad { 404 } else { 200 };
+            answers.add(&question.path, Told { status, server: None, body: self.bodies[at].to_vec() });
+        }
+    }
+}
+
+fn engine(dialect: Dialect, world: &mut World<'_>, mut answers: Answers) {
+    let codec = dialect.codec();
+    for round in 0.. {
+        let questions = codec.questions(&answers);
+        if questions.is_empty() {
+            break;
+        }
+        assert!(round < ROUNDS, "{} goes on asking {questions:?}", dialect.name());
+        world.ask(questions, &mut answers);
+    }
+    for plan in Plan::ALL {
+        let _ = codec.missing(&answers, plan);
+    }
+    let Ok(engine) = codec.engine(&answers) else { return };
+    assert_eq!(engine.dialect, dialect);
+    assert!(engine.context.is_none_or(|context| context > 0), "a context of no tokens");
+    assert!(engine.block > 0, "a block of no tokens");
+    if let Some(defaults) = engine.defaults {
+        let values = [defaults.temperature, defaults.top_p, defaults.min_p, defaults.repetition_penalty];
+        assert!(values.iter().all(|value| value.is_finite()), "{values:?}");
+    }
+    let _ = codec.load_path(&engine);
+    let _ = codec.tokenize(&engine, "text");
+}
+
+/// A page of metrics.
+fn text(page: &str) {
+    for dialect in Dialect::ALL {
+        let Some(load) = dialect.codec().load(page) else { continue };
+        assert!(load.kv_usage.is_none_or(|usage| usage.is_finite() && usage >= 0.0), "{load:?}");
+    }
+    let _ = (shared::started(page), shared::label(page, "a:b", "c"), shared::version::<2>(page));
+    if let Some(value) = shared::metric(page, &["a:b"]) {
+        assert!(value.is_finite(), "{value}");
+    }
+}

@@ -1,0 +1,107 @@
+//! A client's body: judged, understood and sent on.
+//!
+//! Input: route and dialect, one byte each; then the body. What is eligible is read as the ordinary parser reads it; what
+//! goes to the server is what the client sent, but for the fields that Foretell adds.
+
+use foretell::dialect::{Dialect, Engine};
+use foretell::gateway::route::model_of;
+use foretell::openai::{Judgement, Request, Route, judge, parsed_bytes, understand, without_prediction};
+use serde_json::{Map, Value};
+
+use crate::bytes::Bytes;
+
+/// Most bytes of an input.
+const MOST: usize = 64 << 10;
+/// Fields of a request that a first ride sets.
+const SET: [&str; 4] = ["stream", "stream_options", "prediction", "seed"];
+
+/// Runs one input.
+pub fn run(input: &[u8]) {
+    if input.len() > MOST {
+        return;
+    }
+    let mut input = Bytes(input);
+    let route = input.one(&[Route::Completions, Route::Chat]);
+    let dialect = input.one(&Dialect::ALL);
+    let body = input.0;
+    let read: Option<Value> = serde_json::from_slice(body).ok();
+    strictly(route, body, read.as_ref());
+    less(body, read.as_ref());
+    match judge(route, body) {
+        Judgement::Eligible(request) => eligible(&request, body, read.as_ref(), dialect),
+        Judgement::Bypass { .. } => {
+            if let Some((_, findings)) = understand(route, body) {
+                assert!(findings.iter().any(|finding| finding.refused.is_some()));
+            }
+        }
+    }
+}
+
+/// What our parser takes, the ordinary one takes for the same, and it is no larger than was said before.
+fn strictly(route: Route, body: &[u8], read: Option<&Value>) {
+    let Some((request, _)) = understand(route, body) else { return };
+    assert_eq!(Some(&request.body), read.and_then(Value::as_object));
+    let held: usize = request.body.values().map(held).sum();
+    assert!(held <= parsed_bytes(body), "{held} > {}", parsed_bytes(body));
+}
+
+/// What a value takes on the heap.
+fn held(value: &Value) -> usize {
+    match value {
+        Value::Null | Value::Bool(_) | Value::Number(_) => 0,
+        Value::String(text) => text.len(),
+        Value::Array(items) => items.capacity() * size_of::<Value>() + items.iter().map(held).sum::<usize>(),
+        Value::Object(members) => {
+            let entry = size_of::<usize>() + size_of::<String>() + size_of::<Value>();
+            members.len() * entry
+                + members.iter().map(|(name, value)| name.len() + held(value)).sum::<usize>()
+        }
+    }
+}
+
+/// Without its prediction a body is the same but for that.
+fn less(body: &[u8], read: Option<&Value>) {
+    let Some(rest) = without_prediction(body) else { return };
+    let mut members = read.and_then(Value::as_object).expect("an object").clone();
+    members.shift_remove("prediction").expect("a prediction");
+    let rest: Map<String, Value> = serde_json::from_slice(&rest).expect("an object");
+    assert_eq!(rest, members);
+    assert_eq!(without_prediction(&serde_json::to_vec(&rest).unwrap()), None);
+}
+
+fn eligible(request: &Request, body: &[u8], read: Option<&Value>, dialect: Dialect) {
+    let members = read.and_then(Value::as_object).expect("what is eligible is an object");
+    assert_eq!(&request.body, members);
+    assert_eq!(members.get("model").and_then(Value::as_str), Some(request.model.as_str()));
+    assert_eq!(model_of(body).as_deref(), Some(request.model.as_str()));
+    assert_eq!(members.get("stream").and_then(Value::as_bool).unwrap_or(false), request.stream);
+    let sampling = &request.sampling;
+    let finite = [sampling.temperature, sampling.top_p, sampling.min_p, sampling.presence_penalty];
+    assert!(finite.iter().all(|value| value.is_finite()) && sampling.temperature >= 0.0, "{sampling:?}");
+    let engine = Engine { context: Some(2048), ..Engine::new(dialect, "m", "1.0") };
+    let (sampling, settled) = engine.sampling(request);
+    let _ = (
+        engine.refuses(request, &sampling),
+        engine.plans(request, &sampling, settled),
+        engine.limit(request),
+    );
+    sent(&engine, request);
+}
+
+/// The first ride carries every field of the client's that Foretell does not set.
+fn sent(engine: &Engine, request: &Request) {
+    let call = engine.first_ride(request, 7);
+    let sent: Value = serde_json::from_slice(&call.body).expect("a call is JSON");
+    if call.path != request.route.path() {
+        return;
+    }
+    for (name, value) in request.body.iter().filter(|(name, _)| !SET.contains(&name.as_str())) {
+        assert_eq!(sent.get(name), Some(value), "{name}");
+    }
+    if let (Some(seed), Some(sent)) = (request.body.get("seed"), sent.get("seed")) {
+        assert!(seed.is_null() || seed == sent, "the client's own seed");
+    }
+    if let Some(call) = engine.beside(request) {
+        assert!(serde_json::from_slice::<Value>(&call.body).is_ok(), "a call is JSON");
+    }
+}

@@ -1,0 +1,182 @@
+//! Files that carry what was learnt over a restart: costs and acceptance, and texts of earlier requests.
+//!
+//! Input: a first byte says which file; then its content, or changes to one that was written. What is taken can be used
+//! and is written again; the head and checksum of a file of texts are made here, since no input would guess them.
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use foretell::control::costs::Way;
+use foretell::control::{Class, Control, Forecast, Heat, Prospective, forecast};
+use foretell::draft::Source;
+use foretell::draft::memory::Limits;
+use foretell::draft::suffix::{Finder, Rules, Shape};
+use foretell::drive::memory::Memories;
+use foretell::http::memory::Memory;
+use foretell::observe::Observer;
+use foretell::units::Tick;
+use foretell::words::Plan;
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+
+use crate::bytes::Bytes;
+
+/// Most bytes of an input.
+const MOST: usize = 64 << 10;
+/// Most bytes that the memory of texts may hold.
+const HELD: usize = 1 << 20;
+
+/// Runs one input.
+pub fn run(input: &[u8]) {
+    if input.len() > MOST {
+        return;
+    }
+    let mut input = Bytes(input);
+    match input.below(4) {
+        0 => texts(&headed(input.0)),
+        1 => texts(input.0),
+        2 => serde_json::from_slice(input.0).ok().as_ref().map_or((), learnt),
+        _ => learnt(&changed(input)),
+    }
+}
+
+/// What was learnt of an engine.
+fn learnt(saved: &Value) {
+    for rest in [Duration::ZERO, Duration::from_secs(u64::MAX)] {
+        let Ok(control) = Control::restored(saved.clone(), rest) else { continue };
+        used(&control);
+        let Ok(again) = control.save(Tick(5_000_000)) else { continue };
+        let read: Value = serde_json::from_str(&again.to_string()).expect("what is written is JSON");
+        Control::restored(read, Duration::ZERO).expect("what is written is read again");
+    }
+}
+
+/// What was written of an engine, with some of its values replaced.
+fn changed(mut input: Bytes<'_>) -> Value {
+    let control = Control::new();
+    (0..8).for_each(|_| used(&control));
+    let mut saved = control.save(Tick(9_000_000)).expect("it can be written");
+    while !input.is_empty() {
+        replace(&mut saved, &mut input);
+    }
+    saved
+}
+
+/// Replaces what is found from here by a step for each level.
+fn replace(at: &mut Value, input: &mut Bytes<'_>) {
+    let step = usize::from(input.byte());
+    let inner = match at {
+        _ if step == 255 => None,
+        Value::Object(members) => {
+            let step = step % members.len().max(1);
+            members.values_mut().nth(step)
+        }
+        Value::Array(items) => {
+            let step = step % items.len().max(1);
+            items.get_mut(step)
+        }
+        _ => None,
+    };
+    match inner {
+        Some(inner) => replace(inner, input),
+        None => *at = hostile(input),
+    }
+}
+
+fn hostile(input: &mut Bytes<'_>) -> Value {
+    match input.below(16) {
+        0 => json!(0),
+        1 => json!(-1),
+        2 => json!(1e308),
+        3 => json!(-1e308),
+        4 => json!(u64::MAX),
+        5 => json!(i64::MIN),
+        6 => Value::Null,
+        7 => json!([]),
+        8 => json!({}),
+        9 => json!("x"),
+        10 => json!(true),
+        11 => json!(5e-324),
+        12 => json!(-0.0),
+        13 => json!(u32::MAX),
+        14 => json!(vec![0; input.below(256)]),
+        _ => json!(input.byte()),
+    }
+}
+
+/// Everything that a session asks of what was learnt, and teaches it.
+fn used(control: &Control) {
+    let _ = control.model("a model");
+    let mut now = Tick(2_000_000);
+    for temperature in [0.0, 1.0] {
+        let class = Class::new(Source::PromptLookup.into(), Heat::of(temperature), 0);
+        for plan in Plan::ALL {
+            let way = Way { plan, fallback: Some(Plan::FanOut), context: 1000 };
+            now = now.after(Duration::from_millis(20));
+            let asked = Prospective {
+                classes: &[class],
+                way,
+                margin: 0.1,
+                gap_most: f64::MAX,
+                acceptance_least: 0.1,
+                forced: false,
+            };
+            let foreseen: Forecast = control.with(|learnt| {
+                learnt.rode(0.02, 1, now);
+                learnt.costs.verified(way, 4, 0.05, now);
+                learnt.left(0.03, now);
+                learnt.output_ended(100);
+                let _ = learnt.expected_rest(10);
+                forecast(learnt, &asked, now)
+            });
+            let _ = foreseen;
+        }
+    }
+}
+
+/// The texts under the head that a file of them has.
+fn headed(body: &[u8]) -> Vec<u8> {
+    let digest = Sha256::digest(body).iter().fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    });
+    let mut file = format!("{{\"version\":1,\"saved\":4000000000,\"sha256\":\"{digest}\"}}\n").into_bytes();
+    file.extend_from_slice(body);
+    file
+}
+
+/// One memory serves all inputs: its thread is started once.
+fn memories() -> &'static Memories {
+    static MEMORIES: OnceLock<Memories> = OnceLock::new();
+    MEMORIES.get_or_init(|| {
+        let limits = Limits { bytes: HELD, ttl: Duration::from_hours(1) };
+        let observer = Arc::new(Observer::new().expect("metrics"));
+        Memories::start(limits, &Memory::new(1 << 30), observer, None).expect("a thread")
+    })
+}
+
+fn texts(content: &[u8]) {
+    let memories = memories();
+    let file = scratch();
+    std::fs::write(&file, content).expect("a file");
+    let Ok(read) = memories.load(&file) else { return };
+    let holdings = memories.holdings();
+    assert!(holdings.iter().map(|(_, held)| held.texts).sum::<usize>() <= read.max(1));
+    for (key, _) in &holdings {
+        let view = memories.view(key);
+        let finder = Finder::new(view.iter().map(|segment| segment.source()), &[1, 2, 3]);
+        let _ = finder.draft(&Rules::default(), Shape::Path);
+    }
+    let saved = memories.save(&file).expect("a file");
+    memories.clear(None).expect("the memory runs");
+    assert_eq!(memories.load(&file).ok(), Some(saved), "what is written is read again");
+    memories.clear(None).expect("the memory runs");
+    assert!(memories.holdings().is_empty());
+}
+
+/// A file of this process.
+pub fn scratch() -> PathBuf {
+    std::env::temp_dir().join(format!("foretell-fuzz-{}", std::process::id()))
+}

@@ -1,0 +1,73 @@
+//! An event stream of a backend, through the whole proxy, to the bytes that the client gets.
+//!
+//! Input: how it is asked, how the stream is cut, whether it breaks off; then the stream. A relayed stream arrives as it
+//! was sent; one that a session writes is the same however the backend's bytes were cut.
+
+use foretell::units::Dice;
+
+use crate::bytes::Bytes;
+use crate::origin::{Answer, World, post, world};
+
+/// Most bytes of an input.
+const MOST: usize = 16 << 10;
+
+/// Runs one input.
+pub fn run(input: &[u8]) {
+    if input.len() > MOST {
+        return;
+    }
+    let mut input = Bytes(input);
+    let chat = input.one(&[false, true]);
+    let whole = input.one(&[true, true, true, false]);
+    let streams = input.one(&[true, true, false]);
+    let seed = input.byte();
+    let sent = input.0;
+    let world = world("");
+    let ask = |control: &str, pieces: Vec<Vec<u8>>| asked(world, chat, streams, control, pieces, !whole);
+    let relayed = ask("off", vec![sent.to_vec()]);
+    if whole {
+        assert!(
+            relayed.whole && relayed.body == sent,
+            "relayed as {:?}",
+            String::from_utf8_lossy(&relayed.body)
+        );
+    }
+    let at_once = ask("ride", vec![sent.to_vec()]);
+    let cut = ask("ride", cut(sent, seed));
+    assert_eq!(shown(&at_once), shown(&cut), "cut otherwise, it reads otherwise");
+}
+
+fn shown(answer: &Answer) -> (bool, String) {
+    (answer.whole, String::from_utf8_lossy(&answer.body).into_owned())
+}
+
+fn cut(mut rest: &[u8], seed: u8) -> Vec<Vec<u8>> {
+    let mut dice = Dice::new(u64::from(seed));
+    let mut pieces = Vec::new();
+    while !rest.is_empty() {
+        let (piece, later) = rest.split_at(rest.len().min(1 + dice.below(1 + u64::from(seed)) as usize));
+        pieces.push(piece.to_vec());
+        rest = later;
+    }
+    pieces
+}
+
+fn asked(
+    world: &World,
+    chat: bool,
+    streams: bool,
+    control: &str,
+    pieces: Vec<Vec<u8>>,
+    broken: bool,
+) -> Answer {
+    world.answers(pieces, broken);
+    let (path, subject) = if chat {
+        ("/v1/chat/completions", r#""messages":[{"role":"user","content":"x"}]"#)
+    } else {
+        ("/v1/completions", r#""prompt":"x""#)
+    };
+    let body = format!(
+        r#"{{"model":"foretell-target",{subject},"temperature":0,"max_tokens":64,"stream":{streams}}}"#
+    );
+    post(world.proxy, path, &format!("x-foretell: {control}\r\n"), body.as_bytes())
+}

@@ -1,0 +1,89 @@
+//! A `tokenizer.json` and a chat template, which come with a model that anybody may have made.
+//!
+//! Input: a text, up to the separator; then a `tokenizer.json` or, where no brace begins it, a chat template. Whatever
+//! they say, loading and using them ends, and takes memory in proportion to the files.
+
+use std::panic;
+use std::sync::{Arc, Once};
+
+use foretell::session::Decode;
+use foretell::text::template::ChatTemplate;
+use foretell::text::tokenizer::Tokenizer;
+use serde_json::json;
+
+use crate::bytes::Bytes;
+
+/// Most bytes of an input.
+const MOST: usize = 256 << 10;
+/// Most bytes of the text that is encoded.
+const TEXT: usize = 512;
+
+/// Runs one input.
+pub fn run(input: &[u8]) {
+    if input.len() > MOST {
+        return;
+    }
+    quiet();
+    let parts = Bytes(input).bodies();
+    let Some((text, rest)) = parts.split_first() else { return };
+    let text: String = String::from_utf8_lossy(text).chars().take(TEXT).collect();
+    for file in rest {
+        if file.trim_ascii_start().starts_with(b"{\"") || file.trim_ascii_start().starts_with(b"{\n") {
+            tokenizer(file, &text);
+        } else {
+            template(&String::from_utf8_lossy(file), &text);
+        }
+    }
+}
+
+/// A panic of the library is no finding where it is caught, and fuzzing engines end the process at any panic.
+fn quiet() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let before = panic::take_hook();
+        panic::set_hook(Box::new(move |panicked| {
+            let inside = panicked.location().is_some_and(|place| place.file().contains("/tokenizers-"));
+            if !inside {
+                before(panicked);
+            }
+        }));
+    });
+}
+
+fn tokenizer(file: &[u8], text: &str) {
+    let Ok(tokenizer) = Tokenizer::from_bytes(file).map(Arc::new) else { return };
+    let _ = tokenizer.fingerprint();
+    for &id in tokenizer.added().iter().take(64) {
+        assert!(id < tokenizer.end(), "{id} is beyond the end {}", tokenizer.end());
+    }
+    for id in (0..64).chain([tokenizer.end().saturating_sub(1), tokenizer.end(), u32::MAX]) {
+        let _ = (tokenizer.spelling(id), tokenizer.token(id), tokenizer.is_special(id));
+    }
+    let Ok(ids) = tokenizer.encode(text, false) else { return };
+    assert!(ids.iter().all(|&id| id < tokenizer.end()), "an id that is no token");
+    let _ = tokenizer.encode(text, true);
+    if let Ok(pieces) = tokenizer.pieces(text) {
+        assert!(pieces.is_sorted_by_key(|piece| piece.end), "{pieces:?}");
+    }
+    for skip in [false, true] {
+        let mut detokenizer = tokenizer.detokenizer(&[], skip);
+        let mut said: String = ids.iter().map(|&id| detokenizer.push(id)).collect();
+        said.push_str(&detokenizer.flush());
+        let whole = tokenizer.decode(&ids, skip);
+        if tokenizer.is_byte_level() && whole.is_ok() {
+            assert_eq!(Ok(said), whole.map_err(|_| ()), "piece by piece as at once");
+        }
+    }
+}
+
+fn template(source: &str, text: &str) {
+    let Ok(template) = ChatTemplate::new(source.to_owned(), "<s>".into(), "</s>".into()) else { return };
+    let messages = json!([
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": [{"type": "text", "text": text}]},
+        {"role": "assistant", "content": text},
+    ]);
+    if let Ok(rendered) = template.render(&messages, true) {
+        assert_eq!(template.render(&messages, true).ok(), Some(rendered));
+    }
+}

@@ -1,0 +1,166 @@
+//! Answers to verify calls, to the calls beside a ride, and events of rides, read by every dialect.
+//!
+//! Input: dialect, plan, draft, sampling, one byte each; then bodies. What is read has to fit what was asked, twice the
+//! same, and a judge that gets it emits only what the answer holds.
+
+use foretell::dialect::{Beside, Context, Dialect, Engine, RideKind, Round};
+use foretell::draft::{Features, Node, Source, Tree, Vote};
+use foretell::openai::{Judgement, Request, Route, Sampling, judge};
+use foretell::session::accept::{Accept, Judge, Judged, Walk};
+use foretell::units::TokenId;
+use foretell::words::{Plan, Row, Verdict};
+use serde_json::Value;
+
+use crate::bytes::Bytes;
+
+/// Most bytes of an input.
+const MOST: usize = 64 << 10;
+const PROMPT: [TokenId; 5] = [1, 2, 3, 4, 5];
+
+/// Runs one input.
+pub fn run(input: &[u8]) {
+    if input.len() > MOST {
+        return;
+    }
+    let mut input = Bytes(input);
+    let dialect = input.one(&Dialect::ALL);
+    let plan = input.one(&Plan::ALL);
+    let engine = Engine {
+        plans: vec![plan],
+        block: 16,
+        lanes: Some(8),
+        context: Some(2048),
+        tells_cached: input.one(&[false, true]),
+        special: vec![0],
+        ..Engine::new(dialect, "m", "1.0")
+    };
+    let draft = draft(input.below(8));
+    let sampling = sampling(input.below(4));
+    let bodies: Vec<Vec<u8>> = input.bodies().into_iter().map(<[u8]>::to_vec).collect();
+    let context = Context::new("m", &PROMPT, &[6]);
+    let round =
+        Round { context, draft: &draft, sampling: &sampling, plan, weighs: sampling.temperature > 0.0 };
+    answers(&engine, &round, &bodies);
+    for body in &bodies {
+        beside(&engine, &round, body);
+        events(&engine, body);
+    }
+}
+
+fn draft(shape: usize) -> Tree {
+    let mut tree = Tree::default();
+    let parents: &[Option<usize>] = match shape {
+        0 => &[],
+        1 => &[None],
+        2 => &[None, Some(0)],
+        3 => &[None, Some(0), Some(1), Some(2)],
+        4 => &[None, None],
+        5 => &[None, None, Some(0), Some(1), Some(0)],
+        6 => &[None, Some(0), None, Some(2), Some(3), Some(3)],
+        _ => &[None, Some(0), Some(1), Some(2), Some(3), Some(4), Some(5), Some(6)],
+    };
+    for (at, &parent) in parents.iter().enumerate() {
+        tree.push(Node::new(7 + at as TokenId, parent, Vote::new(Source::Model, Features::default())));
+    }
+    tree
+}
+
+fn sampling(kind: usize) -> Sampling {
+    let plain = Sampling::default();
+    match kind {
+        0 => Sampling { temperature: 0.0, ..plain },
+        1 => Sampling { temperature: 0.7, top_k: Some(3), top_p: 0.9, ..plain },
+        2 => Sampling { temperature: 1e-3, top_k: Some(4), min_p: 0.05, ..plain },
+        _ => plain,
+    }
+}
+
+/// Reads the answers to the calls of a round.
+fn answers(engine: &Engine, round: &Round<'_>, bodies: &[Vec<u8>]) {
+    let Ok(asked) = engine.verify(round, 8 << 20) else { return };
+    for call in &asked.calls {
+        assert!(serde_json::from_slice::<Value>(&call.body).is_ok(), "a call is JSON");
+    }
+    let bodies: Vec<Vec<u8>> = bodies.iter().cycle().take(asked.calls.len()).cloned().collect();
+    let Ok(verdict) = engine.verdict(round, &asked, &bodies) else { return };
+    assert_eq!(engine.verdict(round, &asked, &bodies).as_ref(), Ok(&verdict), "read twice, it is the same");
+    assert!(verdict.rows.len() <= asked.nodes + 1, "{} rows for {} nodes", verdict.rows.len(), asked.nodes);
+    verdict.rows.iter().for_each(sound);
+    judged(round, &verdict);
+    if let Some(again) = engine.again(round, &asked) {
+        assert!(again.nodes <= asked.nodes);
+        let _ = engine.verdict(round, &again, &bodies);
+    }
+}
+
+/// Probabilities are probabilities.
+fn sound(row: &Row) {
+    let share = |p: f64| (0.0..=1.0 + 1e-6).contains(&p);
+    assert!(row.draft_p.is_none_or(share), "{row:?}");
+    assert!(row.entropy.is_none_or(|entropy| entropy.is_finite() && entropy >= 0.0), "{row:?}");
+    let Some(dist) = &row.dist else { return };
+    assert!(dist.top.iter().all(|entry| share(entry.1)), "{row:?}");
+    let sum: f64 = dist.top.iter().map(|entry| entry.1).sum();
+    assert!(sum <= 1.0 + 1e-6 && (!dist.complete || sum >= 1.0 - 1e-6), "{sum}: {row:?}");
+    assert!(dist.slack >= 0.0 && dist.slack.is_finite(), "{row:?}");
+}
+
+/// Emits only tokens of the answer, along a path of the draft.
+fn judged(round: &Round<'_>, verdict: &Verdict) {
+    let free = |_: &[TokenId]| true;
+    let put = Judged {
+        draft: round.draft,
+        verdict,
+        context: round.context.len(),
+        output: 1,
+        tolerance: 0.0,
+        coupled: false,
+        free: &free,
+    };
+    let accepted = Judge::new(Accept::default(), 7).walk(&put).expect("the verdict fits the draft");
+    assert!(accepted.tokens.len() <= accepted.nodes.len() + 1);
+    let mut place = None;
+    for (at, &token) in accepted.tokens.iter().enumerate() {
+        let row = &verdict.rows[place.map_or(0, |node: usize| node + 1)];
+        let drawn = row.dist.as_ref().is_some_and(|dist| dist.top.iter().any(|entry| entry.0 == token));
+        assert!(row.sample == Some(token) || (row.sample.is_none() && drawn), "{token} is not in {row:?}");
+        place = accepted.nodes.get(at).copied();
+        assert!(place.is_none_or(|node| round.draft.nodes()[node].token == token));
+    }
+}
+
+/// Reads an answer to every other call.
+fn beside(engine: &Engine, round: &Round<'_>, body: &[u8]) {
+    let codec = engine.dialect.codec();
+    for route in [Route::Completions, Route::Chat] {
+        if let Ok(Beside::Ask(call)) = engine.read_beside(&request(route), body) {
+            assert!(serde_json::from_slice::<Value>(&call.body).is_ok(), "a call is JSON");
+        }
+    }
+    let _ = codec.rows(round.context.len(), body);
+    let _ = codec.tokens(body);
+    for status in [200, 400, 500] {
+        let _ = codec.tells_nothing(round.plan, status, body);
+    }
+}
+
+/// Reads an event of a ride.
+fn events(engine: &Engine, body: &[u8]) {
+    let Ok(event) = serde_json::from_slice::<Value>(body) else { return };
+    for kind in [RideKind::First, RideKind::Later] {
+        let Ok(chunk) = engine.chunk(kind, &event) else { continue };
+        assert!(!chunk.ends || kind == RideKind::First || chunk.finish.is_some(), "{chunk:?}");
+        assert_eq!(engine.chunk(kind, &event), Ok(chunk));
+    }
+}
+
+fn request(route: Route) -> Request {
+    let body: &[u8] = match route {
+        Route::Completions => br#"{"model":"m","prompt":"x"}"#,
+        Route::Chat => br#"{"model":"m","messages":[{"role":"user","content":"x"}]}"#,
+    };
+    match judge(route, body) {
+        Judgement::Eligible(request) => *request,
+        Judgement::Bypass { reason, .. } => panic!("{}", reason.name()),
+    }
+}
