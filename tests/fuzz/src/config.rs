@@ -33,11 +33,15 @@ pub fn run(input: &[u8]) {
     let texts: Option<Vec<&str>> = parts.iter().map(|part| std::str::from_utf8(part).ok()).collect();
     let Some((process, policies)) = texts.as_deref().and_then(<[&str]>::split_first) else { return };
     let parsed = parse_all("p", process, &Nothing);
-    parsed.problems.iter().for_each(|problem| placed(problem, process));
+    for problem in &parsed.problems {
+        placed(problem, process);
+    }
     for policy in policies {
         if let Err(problems) = policy::parse("f", policy) {
             assert!(!problems.is_empty());
-            problems.iter().for_each(|problem| placed(problem, policy));
+            for problem in &problems {
+                placed(problem, policy);
+            }
         }
     }
     let _ = difference::refused("p", process, process).map(|refused| assert_eq!(refused, []));
