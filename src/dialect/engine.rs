@@ -62,6 +62,8 @@ pub struct Engine {
     pub model: String,
     /// Its version, as it reports it.
     pub version: String,
+    /// The version of its weights, which it names in answers; `None` if it does not.
+    pub weights: Option<String>,
     /// Unix seconds of its start; `None` if it does not report that.
     pub started: Option<u64>,
     /// Most tokens of prompt and output together; `None` if not known.
@@ -114,6 +116,7 @@ impl Engine {
             dialect,
             model: model.into(),
             version: version.into(),
+            weights: None,
             started: None,
             context: None,
             plans: Vec::new(),

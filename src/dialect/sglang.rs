@@ -42,8 +42,12 @@ const ENDS_FIRST: [u32; 3] = [0, 5, 18];
 /// The codec of SGLang.
 pub struct Sglang;
 
-const QUIRKS: Quirks =
-    Quirks { stop_field: Some("matched_stop"), stop_field_names_end: true, ..Quirks::COMMON };
+const QUIRKS: Quirks = Quirks {
+    stop_field: Some("matched_stop"),
+    stop_field_names_end: true,
+    usage_runs_alone: true,
+    ..Quirks::COMMON
+};
 
 impl Codec for Sglang {
     fn quirks(&self) -> &'static Quirks {
@@ -85,6 +89,7 @@ impl Codec for Sglang {
             rows: RowShape::Tail,
             lanes: Some(PROMPTS_MOST),
             speculates: info("/speculative_algorithm").is_some(),
+            weights: answers.word(SERVER_INFO, "/weight_version"),
             load_path: [LOADS, METRICS].into_iter().find(|path| answers.status(path) == Some(200)),
             ..Engine::new(Dialect::Sglang, model, version)
         })
@@ -133,6 +138,14 @@ impl Codec for Sglang {
 
     fn additive(&self, _: &Engine, request: &Request) -> Additive {
         Additive { usage: true, null_usage: true, ..Additive::of(request) }
+    }
+
+    /// Whole completions name the version of the weights (0.5.23, `serving_completions.py`); events do not.
+    fn last_members(&self, engine: &Engine, route: Route, whole: bool) -> Value {
+        match (route, whole, &engine.weights) {
+            (Route::Completions, true, Some(version)) => json!({ "metadata": { "weight_version": version } }),
+            _ => Value::Null,
+        }
     }
 
     fn ride(&self, _: &Engine, context: &Context<'_>, sampling: &Sampling, max_tokens: u32) -> Call {

@@ -15,6 +15,7 @@ use hyper::{Method, Request, Response, StatusCode};
 use crate::dialect::{Asked, Beside, Call, Context, Engine, Refusal, Round};
 use crate::draft::{Draft, Sampled};
 use crate::drive::exchange::Exchange;
+use crate::drive::manner::Manner;
 use crate::drive::run::Run;
 use crate::fleet::rounds_seen::RoundsSeen;
 use crate::fleet::{Answer, Fresh, Repeatable, Replica, SendError};
@@ -48,6 +49,8 @@ pub struct Common {
     pub weighs: bool,
     /// Size and time bounds.
     pub limits: CallLimits,
+    /// How the server writes its answers.
+    manner: Arc<Manner>,
 }
 
 /// Makes the calls of one session. Cheap to clone: the content is shared.
@@ -98,6 +101,7 @@ impl Calls {
                 sampling: run.sampling.clone(),
                 weighs: run.ruling.rules.accept.is_lossy() && run.sampling.temperature > 0.0,
                 limits: run.limits,
+                manner: Arc::clone(&run.manner),
             }),
             None,
         )
@@ -221,6 +225,7 @@ impl Calls {
             Err(Missed::Fault(fault)) => return Err(fault),
             Err(Missed::Nothing) => return Ok(Verdict { put: Some(made), ..Verdict::default() }),
         };
+        self.0.manner.reads(&bodies);
         let mut verdict = self.0.engine.verdict(put, asked, &bodies).map_err(|unreadable| {
             tracing::debug!(%unreadable, "verdict refused");
             Fault::Verify
