@@ -5,4 +5,4 @@ mod explained;
 mod house;
 mod law;
 mod parameters;
-mod table;
+pub mod table;
