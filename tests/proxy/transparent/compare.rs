@@ -37,6 +37,13 @@ const OWN: [&str; 9] = [
 /// Members whose values are pieces of a text.
 const JOINED: [&str; 5] = ["text", "content", "reasoning", "reasoning_content", "arguments"];
 
+impl Said {
+    /// Why it was not speculated on.
+    pub fn reason(&self) -> String {
+        self.message.head.get("x-foretell-reason").unwrap_or_default().to_owned()
+    }
+}
+
 pub fn said(message: Message, stream: bool) -> Said {
     let stream = stream && message.head.status() == 200;
     let trailer = message.trailers.iter().find_map(|line| line.strip_prefix("x-foretell-path: "));
