@@ -20,8 +20,9 @@ if ! cmp -s "$here/package-lock.json" "$to/package-lock.json" || [ ! -d "$to/nod
     || { rm -f "$to/package-lock.json"; tail -5 "$to/npm.log" >&2; fail "playwright-core cannot be had from npm"; }
 fi
 
-chromium() { command -v chromium || command -v chromium-browser || command -v google-chrome || ls "$to"/debian/usr/bin/chromium 2>/dev/null; }
-chromium >/dev/null && exit 0
+# Not named after a program: `command -v` would find the function.
+browser() { [ -n "$(type -P chromium chromium-browser google-chrome "$to/debian/usr/bin/chromium")" ]; }
+browser && exit 0
 command -v apt-get >/dev/null || fail "needs Chromium: install it, or set CHROMIUM to its path"
 if [ "$(id -u)" = 0 ]; then
   { apt-get update && apt-get install -y --no-install-recommends chromium; } >"$to/apt.log" 2>&1 \
@@ -33,4 +34,4 @@ else
     >"$to/apt.log" 2>&1 || { tail -5 "$to/apt.log" >&2; fail "Chromium cannot be had from Debian (package chromium)"; }
   for package in "$to"/packages/*.deb; do dpkg -x "$package" "$to/debian"; done
 fi
-chromium >/dev/null || fail "Chromium was fetched and is not there"
+browser || fail "Chromium was fetched and is not there"
