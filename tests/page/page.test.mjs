@@ -17,7 +17,9 @@ let browser;
 let serve;
 
 before(async () => {
-  [target, browser] = await Promise.all([startTarget(), launch()]);
+  // One after the other: a process that is started beside a failure keeps the tests from ending.
+  browser = await launch();
+  target = await startTarget();
   console.log(`Chromium ${browser.version()}`);
   serve = await Serve.start(target);
   const load = serve.load(3);
