@@ -3,6 +3,8 @@
     plain      the bundled target in 32 bits, for exactness
     house      the same with an operator's habits: repetition_penalty 1.05 and temperature 0.7 as server defaults,
                and on vLLM a reasoning parser that moves text out of `content`
+    parsers    vLLM with its own parsers, as people serve Qwen3: reasoning (qwen3) and tool calls (hermes); grammars hold
+               within reasoning too, so that a request can make any text that a parser is to take apart
     inflated   the same function at the cost of a bigger model (onnx/export/inflate.py), for speed
 
 Exports lie in the cache under models/engines and are made once; a model directory's name says how it was made.
@@ -29,8 +31,10 @@ CACHE = pathlib.Path(os.environ.get("FORETELL_CACHE", ROOT / ".cache"))
 MODELS = CACHE / "models" / "engines"
 NAME = "foretell-target"
 ENGINES = ("llama", "vllm")
-VARIANTS = ("plain", "house", "inflated")
+VARIANTS = ("plain", "house", "parsers", "inflated")
 HOUSE = {"repetition_penalty": 1.05, "temperature": 0.7}
+PARSERS = ("--reasoning-parser", "qwen3", "--enable-auto-tool-choice", "--tool-call-parser", "hermes",
+           "--structured-outputs-config", '{"enable_in_reasoning": true}')
 # found by measuring: a decode step of at least 60 ms on two cores (docs/engines.md)
 INFLATE = {"llama": (int(os.environ.get("LLAMA_DEPTH", "20")), int(os.environ.get("LLAMA_WIDTH", "4"))),
            "vllm": (int(os.environ.get("VLLM_DEPTH", "64")), int(os.environ.get("VLLM_WIDTH", "1")))}
@@ -78,6 +82,7 @@ def model(engine, variant="plain", source="target"):
     """What the engine is to load: a folder for vLLM, a file for llama-server."""
     depth, width = INFLATE[engine] if variant == "inflated" else (1, 1)
     form, kind = ("gguf", "f16" if variant == "inflated" else "f32") if engine == "llama" else ("safetensors", None)
+    variant = "plain" if variant == "parsers" else variant
     tail = f"{engine}-{variant}" if variant != "inflated" else f"{engine}-d{depth}-w{width}"
     folder = ROOT / "onnx/models" / source
 
@@ -139,6 +144,8 @@ def command(engine, variant, port, extra=()):
     argv = vllm_argv(place, port, "bfloat16" if variant == "inflated" else "float32")
     if variant == "house":
         argv += ["--reasoning-parser-plugin", str(HERE / "parser_plugin.py"), "--reasoning-parser", "first_line"]
+    if variant == "parsers":
+        argv += PARSERS
     return argv + list(extra), environment
 
 

@@ -273,6 +273,34 @@ def house(name, url, folder):
     r("house_chat_stream", "/v1/chat/completions", {**chat, "stream": True})
 
 
+# texts that the grammar of a request makes of any model
+THOUGHT = "Let me see[.]\\n</think>\\n\\nIt is an end of a line[.]"
+CALL = r'<tool_call>\n\{"name": "weather", "arguments": \{"city": "Oslo"\}\}\n</tool_call>'
+TOOL = {"name": "weather", "description": "Weather of a city.", "parameters": {
+    "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}
+
+
+def parsers(url, folder):
+    """What vLLM's parsers of reasoning and of tool calls make of a text: whole, streamed, with ids."""
+    chat = {**GREEDY, "messages": CHAT, "max_tokens": 90}
+    tools = {"tools": [{"type": "function", "function": TOOL}]}
+    usage = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    cases = {"cut": {"max_tokens": 8},
+             "thought": {"structured_outputs": {"regex": THOUGHT}},
+             "tools_unused": {**tools, "structured_outputs": {"regex": THOUGHT}},
+             "call": {**tools, "structured_outputs": {"regex": "I look[.]\\n</think>\\n\\nLook:\\n" + CALL}},
+             "calls": {**tools, "structured_outputs": {"regex": "I look[.]\\n</think>\\n\\n" + CALL + "\\n" + CALL}},
+             "named": {**tools, "tool_choice": {"type": "function", "function": {"name": "weather"}}},
+             "json": {"response_format": {"type": "json_schema", "json_schema": {"name": "w", "schema": {
+                 "type": "object", "properties": {"is": {"enum": [True]}}, "required": ["is"],
+                 "additionalProperties": False}}}}}
+    ways = {"": {}, "_ids": {"return_token_ids": True}, "_stream": {"stream": True},
+            "_stream_ids": {"stream": True, "return_token_ids": True}, "_stream_usage": {"stream": True, **usage}}
+    for case, fields in cases.items():
+        for way, more in ways.items():
+            record(folder, url, f"parsers_{case}{way}", "POST", "/v1/chat/completions", {**chat, **fields, **more})
+
+
 def main():
     for name in sys.argv[1:] or engine.ENGINES:
         folder = GOLDENS / {"llama": "llamacpp", "vllm": "vllm"}[name]
@@ -281,6 +309,9 @@ def main():
             {"llama": llama, "vllm": vllm}[name](server.url, folder)
         with engine.start(name, "house", engine.free_port(), log) as server:
             house(name, server.url, folder)
+        if name == "vllm":
+            with engine.start(name, "parsers", engine.free_port(), log) as server:
+                parsers(server.url, folder)
 
 
 if __name__ == "__main__":

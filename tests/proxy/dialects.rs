@@ -7,4 +7,4 @@ mod house;
 mod identity;
 mod law;
 mod parameters;
-mod table;
+pub mod table;

@@ -8,7 +8,7 @@ mod faults;
 mod here;
 mod house;
 mod middlebox;
-mod model;
+pub mod model;
 mod official_client;
 #[cfg(feature = "onnx")]
 mod onnx;

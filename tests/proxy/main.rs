@@ -19,3 +19,4 @@ mod reload;
 mod target;
 mod text_rides;
 mod traces;
+mod transparent;

@@ -3,5 +3,5 @@
 
 mod hosted;
 mod house;
-mod triton;
+pub mod triton;
 mod trtllm;

@@ -10,6 +10,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::cache::Cache;
 use super::fault::Faults;
+use super::http::Request;
 use super::toy::{Temper, Toy};
 
 /// How long things take; nothing takes time unless told.
@@ -88,6 +89,8 @@ pub struct Setup {
     pub blocks: usize,
     /// A reasoning parser moves what comes before this text to `reasoning_content`.
     pub reasoning_end: Option<String>,
+    /// A tool parser takes what comes after this text as the arguments of a call, if a request has tools.
+    pub tool_call: Option<String>,
 }
 
 impl Default for Setup {
@@ -102,6 +105,7 @@ impl Default for Setup {
             block: 16,
             blocks: 16_384,
             reasoning_end: None,
+            tool_call: None,
         }
     }
 }
@@ -115,6 +119,8 @@ pub struct House {
     pub pretend: Mutex<Load>,
     pub faults: Faults,
     tally: Mutex<Tally>,
+    /// Every request since they were last taken, once a test wants to see them.
+    requests: Mutex<Option<Vec<Request>>>,
     /// The tally at the last start: an engine's own counters begin there.
     base: Mutex<Tally>,
     /// Hundredths of a second from 1970 to the last start, as finely as Linux tells it.
@@ -138,6 +144,7 @@ impl House {
             pretend: Mutex::default(),
             faults: Faults::default(),
             tally: Mutex::default(),
+            requests: Mutex::default(),
             base: Mutex::default(),
             started: AtomicU64::new(now()),
             reloads: AtomicUsize::new(0),
@@ -156,6 +163,22 @@ impl House {
 
     pub fn note(&self, change: impl FnOnce(&mut Tally)) {
         change(&mut self.tally.lock());
+    }
+
+    /// From now on requests are kept as they came.
+    pub fn keep_requests(&self) {
+        self.requests.lock().get_or_insert_default();
+    }
+
+    /// The requests that have come since the last time.
+    pub fn take_requests(&self) -> Vec<Request> {
+        self.requests.lock().as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    pub(crate) fn came(&self, request: &Request) {
+        if let Some(requests) = self.requests.lock().as_mut() {
+            requests.push(request.clone());
+        }
     }
 
     /// A counter since the last start, as the engine itself shows it.

@@ -141,6 +141,7 @@ async fn converse<E: Engine>(stream: TcpStream, engine: Arc<E>, state: &watch::S
             }
             tally.bytes_in += request.body.len() as u64;
         });
+        house.came(&request);
         let last = request.get("connection").is_some_and(|value| value.eq_ignore_ascii_case("close"));
         out.begin(house.faults.note(&request));
         let before = out.bytes;

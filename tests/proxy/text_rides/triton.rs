@@ -10,14 +10,14 @@ use serde_json::{Value, json};
 use super::house::{Answer, Plain, ask, before, completion, front, metric};
 use crate::fakes::http::{Out, Request, Sent};
 use crate::fakes::triton::{Options, Triton};
-use crate::fakes::{Engine, Fake, House};
+use crate::fakes::{Engine, Fake, House, Setup};
 
 const COMPLETIONS: &str = "/v1/completions";
 const INFER: &str = "/v2/models/tensorrt_llm/infer";
 const TEXT: &str = "The cat sat on the mat. The cat sat on the hat. The cat";
 
 /// `ensemble`, `preprocessing` and streams of ids (`generate_stream`) beside the engine.
-struct Repository(Triton);
+pub struct Repository(Triton);
 
 impl Repository {
     async fn answer(&self, mut request: Request, out: &mut Out) -> Sent {
@@ -77,6 +77,11 @@ impl Engine for Repository {
     fn serve<'a>(&'a self, request: Request, out: &'a mut Out) -> BoxFuture<'a, Sent> {
         self.answer(request, out).boxed()
     }
+}
+
+/// Such a server.
+pub fn repository(setup: Setup) -> Repository {
+    Repository(Triton::new(Options { frontend: true, setup, ..Options::default() }))
 }
 
 async fn triton(change: impl FnOnce(&mut Options)) -> Fake<Repository> {

@@ -1,0 +1,112 @@
+//! Every engine, as it is started here.
+
+use std::time::Duration;
+
+use crate::dialects::table::{Server, Started, TABLE, start};
+use crate::fakes::{Setup, hosted, mlx, ollama, tgi, trtllm, vllm};
+use crate::text_rides::triton::repository;
+
+pub struct Engine {
+    pub name: &'static str,
+    pub start: fn(Setup) -> Started,
+    pub model: &'static str,
+    /// More lines of the backend in the process file.
+    pub backend: &'static str,
+    /// Header lines of every client.
+    pub fields: &'static str,
+    /// What requests have to say besides.
+    pub says: &'static str,
+    /// Some of its answers are speculated on.
+    pub speculates: bool,
+}
+
+const USUAL: Engine = Engine {
+    name: "",
+    start: |setup| row("vllm", setup),
+    model: "toy",
+    backend: "",
+    fields: "",
+    says: "{}",
+    speculates: true,
+};
+
+/// As the contracts of all dialects start it.
+fn row(name: &str, setup: Setup) -> Started {
+    let row = TABLE.iter().find(|row| row.name == name).expect("a row of that name");
+    (row.start)(setup)
+}
+
+/// Time to ask beside a plain request.
+fn slowly(mut setup: Setup) -> Setup {
+    setup.pace.step = setup.pace.step.max(Duration::from_millis(1));
+    setup
+}
+
+pub const ENGINES: [Engine; 11] = [
+    Engine {
+        name: "vllm",
+        start: |setup| {
+            let setup = Setup { block: 16, ..setup };
+            let options = vllm::Options { prompt_tokens_details: true, setup, ..vllm::Options::of("0.33.0") };
+            start(move || vllm::Vllm::new(options))
+        },
+        ..USUAL
+    },
+    Engine { name: "sglang", start: |setup| row("sglang", setup), ..USUAL },
+    Engine { name: "llamacpp", start: |setup| row("llamacpp", setup), ..USUAL },
+    Engine {
+        name: "tgi",
+        start: |setup| start(move || tgi::Tgi::new(tgi::Options { setup, ..tgi::Options::default() })),
+        backend: "    dialect: tgi\n",
+        speculates: false,
+        ..USUAL
+    },
+    Engine {
+        name: "trtllm",
+        start: |setup| {
+            let setup = slowly(Setup { blocks: 262_144, ..setup });
+            start(move || {
+                trtllm::Trtllm::new(trtllm::Options { perf_metrics: true, setup, ..trtllm::Options::default() })
+            })
+        },
+        ..USUAL
+    },
+    Engine {
+        name: "lmdeploy",
+        start: |setup| row("lmdeploy", setup),
+        says: r#"{"top_p": 1, "top_k": 0, "min_p": 0, "presence_penalty": 0, "frequency_penalty": 0}"#,
+        ..USUAL
+    },
+    Engine {
+        name: "triton",
+        start: |setup| start(move || repository(slowly(setup))),
+        model: "ensemble",
+        backend: "    plans: { allow: [native] }\n",
+        ..USUAL
+    },
+    Engine {
+        name: "mlx",
+        start: |setup| start(move || mlx::Mlx::new(mlx::Options { setup, ..mlx::Options::default() })),
+        backend: "    dialect: mlx\n",
+        speculates: false,
+        ..USUAL
+    },
+    Engine {
+        name: "ollama",
+        start: |setup| start(move || ollama::Ollama::new(ollama::Options { setup, ..ollama::Options::default() })),
+        backend: "    dialect: ollama\n",
+        speculates: false,
+        ..USUAL
+    },
+    Engine {
+        name: "openai",
+        start: |setup| start(move || hosted::Hosted::new(hosted::Options { setup, ..hosted::Options::default() })),
+        backend: "    dialect: openai\n",
+        fields: "authorization: Bearer sk-good\r\n",
+        speculates: false,
+        ..USUAL
+    },
+    Engine { name: "onnx", start: super::onnx::start, ..USUAL },
+];
+
+pub type Running = Box<dyn Server>;

@@ -1,0 +1,152 @@
+//! Every cell of one engine: asked direct, asked through the proxy in every mode, compared.
+
+use std::net::SocketAddr;
+
+use foretell::app;
+use foretell::openai::Route;
+
+use super::cases::{CASES, Case, body};
+use super::compare::{Said, first_difference, request_difference, said};
+use super::engines::{Engine, Running};
+use super::modes::{MODES, Mode};
+use crate::client::{panics, watch_panics};
+use crate::fakes::http::Request;
+use crate::fakes::{Setup, Temper};
+use crate::wire::{Message, PATIENCE, Wire, post};
+
+/// What came of it.
+#[derive(Default)]
+pub struct Told {
+    pub cells: usize,
+    pub speculated: usize,
+    /// Name of the cell, and the first difference.
+    pub different: Vec<(String, String)>,
+}
+
+/// One engine, and a proxy before it for every mode.
+struct Scene {
+    engine: &'static Engine,
+    server: Running,
+    proxies: Vec<(&'static Mode, app::Running)>,
+}
+
+pub async fn all(engine: &'static Engine) -> Told {
+    watch_panics();
+    let mut told = Told::default();
+    let (stop, parsed) = {
+        let plain = Scene::build(engine, setup()).await;
+        let text = plain.text(Route::Chat).await;
+        let stop = plain.text(Route::Completions).await;
+        plain.compare(false, &part(&stop, 2), &mut told).await;
+        (part(&stop, 2), Setup { reasoning_end: Some(part(&text, 3)), tool_call: Some(part_after(&text)), ..setup() })
+    };
+    let scene = Scene::build(engine, parsed).await;
+    scene.compare(true, &stop, &mut told).await;
+    told
+}
+
+/// Outputs end by themselves now and then.
+fn setup() -> Setup {
+    Setup { temper: Temper { eos_every: Some(60), ..Temper::default() }, ..Setup::default() }
+}
+
+/// Three characters of a text, from a fraction of it on.
+fn part(text: &str, fraction: usize) -> String {
+    text.chars().skip(text.chars().count() / fraction).take(3).collect()
+}
+
+/// Three characters of the later part of a text.
+fn part_after(text: &str) -> String {
+    text.chars().skip(text.chars().count() * 2 / 3).take(3).collect()
+}
+
+impl Scene {
+    async fn build(engine: &'static Engine, setup: Setup) -> Self {
+        let server = (engine.start)(setup).await;
+        let mut proxies = Vec::new();
+        for mode in &MODES {
+            proxies.push((mode, mode.before(server.address(), engine.backend).await));
+        }
+        server.house().keep_requests();
+        Self { engine, server, proxies }
+    }
+
+    /// What the engine says to the prompt, all of it.
+    async fn text(&self, route: Route) -> String {
+        let body = body(self.engine, route, false, &serde_json::json!({}));
+        let answer = self.ask(self.server.address(), route, "", &body).await;
+        let choice = &answer.json()["choices"][0];
+        choice["text"].as_str().or(choice["message"]["content"].as_str()).unwrap_or_default().to_owned()
+    }
+
+    async fn compare(&self, parsers: bool, stop: &str, told: &mut Told) {
+        for case in CASES.iter().filter(|case| case.parsers == parsers) {
+            for &route in case.routes {
+                for &stream in case.ways {
+                    self.cell(case, route, stream, stop, told).await;
+                }
+            }
+        }
+        self.leave().await;
+    }
+
+    async fn cell(&self, case: &Case, route: Route, stream: bool, stop: &str, told: &mut Told) {
+        let bytes = body(self.engine, route, stream, &(case.fields)(stop, route));
+        let own = self.server.address();
+        // The second time the cache is as warm as it will be for the others.
+        self.ask(own, route, "", &bytes).await;
+        self.server.house().take_requests();
+        let direct = said(self.ask(own, route, "", &bytes).await, stream);
+        let wanted = self.requests(route);
+        for (mode, proxy) in &self.proxies {
+            let message = self.ask(proxy.gateway.addresses[0], route, mode.fields, &bytes).await;
+            let through = said(message, stream);
+            let sent = self.requests(route);
+            told.cells += 1;
+            told.speculated += usize::from(through.speculated);
+            let difference = difference(mode, [&direct, &through], [&wanted, &sent]);
+            if let Some(difference) = difference {
+                let way = if stream { "streamed" } else { "whole" };
+                let cell = format!("{}/{}/{}/{}/{way}", self.engine.name, mode.name, case.name, route.name());
+                told.different.push((cell, difference));
+            }
+        }
+    }
+
+    async fn ask(&self, to: SocketAddr, route: Route, fields: &str, body: &[u8]) -> Message {
+        let fields = format!(
+            "content-type: application/json\r\naccept-encoding: gzip, br\r\nuser-agent: any/1\r\nte: trailers\r\n\
+             connection: te\r\nx-own: 1\r\n{}{fields}",
+            self.engine.fields
+        );
+        Wire::connect(to).await.ask(post(route.path(), &fields, body)).await
+    }
+
+    /// The requests that generate, since the last time.
+    fn requests(&self, route: Route) -> Vec<Request> {
+        let mut all = self.server.house().take_requests();
+        all.retain(|request| request.route() == ("POST", route.path()));
+        all
+    }
+
+    async fn leave(&self) {
+        let house = self.server.house();
+        let idle = async {
+            while house.running() > 0 {
+                tokio::task::yield_now().await;
+            }
+        };
+        assert!(tokio::time::timeout(PATIENCE, idle).await.is_ok(), "sequences still run");
+        assert_eq!(house.fatal(), Vec::<String>::new(), "{}", self.engine.name);
+        assert_eq!(panics(), Vec::<String>::new(), "panics");
+    }
+}
+
+/// The first difference of a cell; answers and requests are direct, then through.
+fn difference(mode: &Mode, said: [&Said; 2], requests: [&[Request]; 2]) -> Option<String> {
+    if mode.adds_nothing && said[1].speculated {
+        return Some("it was speculated on".to_owned());
+    }
+    let sent = mode.adds_nothing.then(|| request_difference(requests[0], requests[1])).flatten();
+    sent.into_iter().chain(first_difference(said[0], said[1])).reduce(|sent, got| format!("{sent}; {got}"))
+}
