@@ -101,6 +101,23 @@ impl Fields {
         Ok(self.read(name, "a valid dictionary of numbers", read)?.unwrap_or_default())
     }
 
+    /// What a grammar leaves of all texts: of a form other than text the fakes know one JSON object, and of regular
+    /// expressions those that one text alone fulfils.
+    pub fn grammar(&self, toy: &Toy) -> Result<Vec<TokenId>, Wrong> {
+        let format = self.object("response_format")?;
+        if let Some(regex) = self.object("structured_outputs")?.text("regex")? {
+            return Ok(toy.encode(&literal(&regex)));
+        }
+        let free = format.get("type").is_none_or(|of| of == "text");
+        Ok(if free { Vec::new() } else { toy.encode("{\"answer\": true}") })
+    }
+
+    /// Tools that the model may call.
+    pub fn tools(&self) -> bool {
+        let any = self.get("tools").and_then(Value::as_array).is_some_and(|tools| !tools.is_empty());
+        any && self.get("tool_choice").is_none_or(|choice| choice != "none")
+    }
+
     pub fn object(&self, name: &str) -> Result<Self, Wrong> {
         self.get(name).map_or_else(|| Ok(Self::default()), |value| Self::from(value, name))
     }
@@ -135,6 +152,16 @@ impl Fields {
         };
         self.read("prompt", want, read)?.ok_or(Wrong { field: "prompt".into(), want, got: "nothing".into() })
     }
+}
+
+/// The one text that a regular expression of escaped characters allows.
+fn literal(regex: &str) -> String {
+    let (mut text, mut rest) = (String::new(), regex.replace("[.]", ".").replace("\\n", "\n").into_bytes().into_iter());
+    while let Some(byte) = rest.next() {
+        let byte = if byte == b'\\' { rest.next().unwrap_or(byte) } else { byte };
+        text.push(char::from(byte));
+    }
+    text
 }
 
 pub fn ids(value: &Value) -> Option<Vec<TokenId>> {

@@ -11,7 +11,7 @@ use super::batch::{Batch, Reuse};
 use super::fields::{Fields, Wrong, outside};
 use super::house::{Defaults, House};
 use super::http::{Out, Sent};
-use super::openai::{Parting, created, id, reasoning};
+use super::openai::{Parsed, Parsers, Parting, created, id};
 use super::sample::{Noise, Pipeline, Sampling};
 use super::sequence::{Finish, Hold, Piece, Sequence};
 use super::toy::{Context, Row};
@@ -130,10 +130,12 @@ fn choice(form: &dyn Form, ask: &Ask, sequence: &Sequence, pieces: &[Piece]) -> 
     let text = format!("{}{}", sequence.text, sequence.tail(&house.toy));
     let mut choice = json!({"index": sequence.index});
     if ask.chat {
-        let (thought, said) = reasoning(&text, house.setup.reasoning_end.as_deref());
+        let parsers = Parsers::of(&house.setup, false);
+        let parsed = parsers.whole(&text);
+        let said = Some(parsed.said).filter(|_| parsed.answers);
         choice["message"] = json!({"role": "assistant", "content": said});
-        if thought.is_some() {
-            choice["message"]["reasoning_content"] = json!(thought);
+        if parsers.reasons() {
+            choice["message"]["reasoning_content"] = json!(parsed.thought);
         }
     } else {
         choice["text"] = json!(text);
@@ -145,8 +147,9 @@ fn choice(form: &dyn Form, ask: &Ask, sequence: &Sequence, pieces: &[Piece]) -> 
 }
 
 async fn stream(form: &dyn Form, ask: &Ask, batch: &mut Batch, out: &mut Out) -> Sent {
-    let marker = form.house().setup.reasoning_end.as_deref();
-    let mut partings: Vec<Parting> = batch.sequences.iter().map(|_| Parting::new(marker)).collect();
+    let parsers = Parsers::of(&form.house().setup, false);
+    let mut partings: Vec<Parting> =
+        batch.sequences.iter().map(|_| Parting::new(parsers.clone())).collect();
     let head = form.head(ask);
     let frame = |choices: Value| {
         let mut event = head.clone();
@@ -195,9 +198,12 @@ async fn stream(form: &dyn Form, ask: &Ask, batch: &mut Batch, out: &mut Out) ->
 fn delta(form: &dyn Form, ask: &Ask, sequence: &Sequence, piece: &Piece, parting: &mut Parting) -> Value {
     let mut choice = json!({"index": sequence.index});
     if ask.chat {
-        let (thought, said) = parting.push(&piece.text, piece.finish.is_some());
-        choice["delta"] =
-            if thought.is_empty() { json!({"content": said}) } else { json!({"reasoning_content": thought}) };
+        let Parsed { thought, said, .. } = parting.push(&piece.text, piece.finish.is_some());
+        choice["delta"] = match (thought.is_empty(), said.is_empty()) {
+            (true, _) => json!({"content": said}),
+            (false, true) => json!({"reasoning_content": thought}),
+            (false, false) => json!({"reasoning_content": thought, "content": said}),
+        };
     } else {
         choice["text"] = json!(piece.text);
     }

@@ -89,8 +89,8 @@ pub struct Setup {
     pub blocks: usize,
     /// A reasoning parser moves what comes before this text to `reasoning_content`.
     pub reasoning_end: Option<String>,
-    /// A tool parser takes what comes after this text as the arguments of a call, if a request has tools.
-    pub tool_call: Option<String>,
+    /// A tool parser takes what stands between these texts as the arguments of a call, if a request has tools.
+    pub tool_call: Option<(String, String)>,
 }
 
 impl Default for Setup {

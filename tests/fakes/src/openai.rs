@@ -4,6 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde_json::{Value, json};
 
+use super::house::Setup;
+
 /// A fresh id with a prefix.
 pub fn id(prefix: &str) -> String {
     static NEXT: AtomicU64 = AtomicU64::new(1);
@@ -15,38 +17,119 @@ pub fn created() -> u64 {
     std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
-/// A text parted by a reasoning parser: what comes before the marker, and what comes after it.
-pub fn reasoning(text: &str, marker: Option<&str>) -> (Option<String>, Option<String>) {
-    match marker.map(|marker| text.split_once(marker)) {
-        None => (None, Some(text.to_owned())),
-        Some(Some((thought, said))) => (Some(thought.to_owned()), Some(said.to_owned())),
-        // The end of the thought has not come: all of it is thought.
-        Some(None) => (Some(text.to_owned()), None),
+/// The texts by which an engine's parsers take an output apart; without them all of it is content.
+#[derive(Clone, Debug, Default)]
+pub struct Parsers {
+    reasoning_end: Option<String>,
+    tool_call: Option<(String, String)>,
+}
+
+/// What parsers make of an output, or of a piece of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Parsed {
+    pub thought: String,
+    pub said: String,
+    /// The arguments of a call.
+    pub call: Option<String>,
+    /// The call begins with this piece.
+    pub begins: bool,
+    /// The thought is over.
+    pub answers: bool,
+}
+
+impl Parsed {
+    pub fn is_nothing(&self) -> bool {
+        self.thought.is_empty() && self.said.is_empty() && self.call.is_none()
     }
 }
 
-/// Parts a streamed text as `reasoning` does: gives (thought, said) of every delta.
+impl Parsers {
+    /// Of a request that has tools, or has none.
+    pub fn of(setup: &Setup, tools: bool) -> Self {
+        let tool_call = setup.tool_call.clone().filter(|_| tools);
+        Self { reasoning_end: setup.reasoning_end.clone(), tool_call }
+    }
+
+    pub fn reasons(&self) -> bool {
+        self.reasoning_end.is_some()
+    }
+
+    pub fn any(&self) -> bool {
+        self.reasons() || self.tool_call.is_some()
+    }
+
+    pub fn whole(&self, text: &str) -> Parsed {
+        self.part(text, false)
+    }
+
+    /// While an output is open, what may begin a marker is held back.
+    fn part(&self, text: &str, open: bool) -> Parsed {
+        let mut parsed = Parsed { answers: true, ..Parsed::default() };
+        let mut rest = text;
+        if let Some(marker) = &self.reasoning_end {
+            let parted = rest.split_once(marker.as_str());
+            let thought = parted.map_or_else(|| released(rest, marker, open), |(thought, _)| thought);
+            thought.clone_into(&mut parsed.thought);
+            parsed.answers = parted.is_some();
+            let Some((_, said)) = parted else { return parsed };
+            rest = said;
+        }
+        if let Some((begin, end)) = &self.tool_call {
+            match rest.split_once(begin.as_str()) {
+                Some((said, call)) => {
+                    rest = said;
+                    let ended = call.split_once(end.as_str()).map(|(call, _)| call);
+                    parsed.call = Some(ended.unwrap_or_else(|| released(call, end, open)).to_owned());
+                }
+                None => rest = released(rest, begin, open),
+            }
+        }
+        rest.clone_into(&mut parsed.said);
+        parsed
+    }
+}
+
+fn released<'a>(text: &'a str, marker: &str, open: bool) -> &'a str {
+    let begins = |at: &usize| text.is_char_boundary(*at) && marker.starts_with(&text[*at..]);
+    let held = if open { (0..text.len()).find(begins) } else { None };
+    &text[..held.unwrap_or(text.len())]
+}
+
+/// Parts a streamed text: gives what every delta tells.
 pub struct Parting {
-    marker: Option<String>,
+    parsers: Parsers,
     seen: String,
-    told: (usize, usize),
+    told: Parsed,
+    /// Tokens of the thought.
+    pub thoughts: usize,
 }
 
 impl Parting {
-    pub fn new(marker: Option<&str>) -> Self {
-        Self { marker: marker.map(str::to_owned), seen: String::new(), told: (0, 0) }
+    pub fn new(parsers: Parsers) -> Self {
+        Self { parsers, seen: String::new(), told: Parsed::default(), thoughts: 0 }
     }
 
-    pub fn push(&mut self, text: &str, last: bool) -> (String, String) {
-        let Some(marker) = &self.marker else { return (String::new(), text.to_owned()) };
+    /// A call has begun.
+    pub fn called(&self) -> bool {
+        self.told.call.is_some()
+    }
+
+    pub fn push(&mut self, text: &str, last: bool) -> Parsed {
         self.seen.push_str(text);
-        let (thought, said) = self.seen.split_once(marker.as_str()).unwrap_or((&self.seen, ""));
-        let open = !last && !self.seen.contains(marker.as_str());
-        let begun = |at: &usize| thought.is_char_boundary(*at) && marker.starts_with(&thought[*at..]);
-        let held = if open { (0..thought.len()).find(begun).unwrap_or(thought.len()) } else { thought.len() };
-        let delta = (thought[self.told.0.min(held)..held].to_owned(), said[self.told.1..].to_owned());
-        self.told = (self.told.0.max(held), said.len());
-        delta
+        let all = self.parsers.part(&self.seen, !last);
+        let rest = |all: &str, told: &str| all.get(told.len()..).unwrap_or_default().to_owned();
+        let begins = all.call.is_some() && self.told.call.is_none();
+        let call = all.call.as_deref().map(|call| rest(call, self.told.call.as_deref().unwrap_or_default()));
+        let piece = Parsed {
+            thought: rest(&all.thought, &self.told.thought),
+            said: rest(&all.said, &self.told.said),
+            call: call.filter(|call| begins || !call.is_empty()),
+            begins,
+            answers: all.answers,
+        };
+        self.thoughts += usize::from(!piece.thought.is_empty());
+        self.told = all;
+        piece
     }
 }
 

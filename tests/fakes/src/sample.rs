@@ -141,6 +141,8 @@ pub struct Sampling {
     /// The end cannot be sampled at all.
     pub ban_eos: bool,
     pub skip_special: bool,
+    /// A grammar that allows this text alone; empty is no grammar.
+    pub only: Vec<TokenId>,
 }
 
 impl Sampling {
@@ -165,6 +167,7 @@ impl Sampling {
             ignore_eos: false,
             ban_eos: false,
             skip_special: true,
+            only: Vec::new(),
         }
     }
 
@@ -172,6 +175,9 @@ impl Sampling {
     /// were changed by bias and penalties.
     pub fn draw(&self, row: &Row, context: &Context, prompt: usize, eos: TokenId) -> (TokenId, Row) {
         let adjusted = self.adjust(row, context, prompt, eos);
+        if !self.only.is_empty() {
+            return (self.only.get(context.len() - prompt).copied().unwrap_or(eos), adjusted);
+        }
         if self.temperature <= 0.0 {
             return (adjusted.best(), adjusted);
         }

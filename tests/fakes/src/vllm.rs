@@ -83,12 +83,9 @@ impl Options {
 /// What vLLM can do and this fake cannot.
 const BEYOND: &[&str] = &[
     "bad_words",
-    "structured_outputs",
-    "response_format",
     "guided_json",
     "guided_regex",
     "guided_choice",
-    "tools",
     "best_of",
     "suffix",
     "use_beam_search",
@@ -223,12 +220,53 @@ impl Vllm {
         }
     }
 
-    fn usage(&self, prompt: usize, output: usize, cached: usize) -> Value {
+    /// Usage of a whole answer.
+    fn usage(&self, prompt: usize, output: usize, cached: usize, of: Of) -> Value {
         // Before 0.32 nothing cached is not told at all.
         let told = self.options.prompt_tokens_details && (cached > 0 || self.minor() >= 32);
-        let details = if told { json!({"cached_tokens": cached}) } else { Value::Null };
-        json!({"prompt_tokens": prompt, "total_tokens": prompt + output, "completion_tokens": output,
-            "prompt_tokens_details": details})
+        let mut details = if told { json!({"cached_tokens": cached}) } else { Value::Null };
+        if told && self.minor() >= 32 {
+            details["created_cache_tokens"] = if of == Of::Text { Value::Null } else { json!(0) };
+            details["multimodal_tokens"] = Value::Null;
+        }
+        let mut usage = json!({"prompt_tokens": prompt, "total_tokens": prompt + output, "completion_tokens": output,
+            "prompt_tokens_details": details});
+        if self.minor() >= 32 {
+            usage["completion_tokens_details"] = of.details();
+        }
+        usage
+    }
+
+    /// Usage at the end of a stream, where nothing is null.
+    fn last_usage(&self, prompt: usize, output: usize, cached: usize, of: Of) -> Value {
+        let mut usage = self.usage(prompt, output, cached, of);
+        bare(&mut usage);
+        usage
+    }
+}
+
+/// Whose usage: of a completion, or of a chat with so many tokens of reasoning, where a parser counts them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Of {
+    Text,
+    Chat(Option<usize>),
+}
+
+impl Of {
+    /// `completion_tokens_details`
+    fn details(self) -> Value {
+        match self {
+            Self::Chat(Some(thoughts)) => json!({"reasoning_tokens": thoughts}),
+            _ => Value::Null,
+        }
+    }
+}
+
+/// Takes out members that are null.
+fn bare(value: &mut Value) {
+    if let Value::Object(members) = value {
+        members.retain(|_, member| !member.is_null());
+        members.values_mut().for_each(bare);
     }
 }
 

@@ -38,7 +38,7 @@ pub async fn all(engine: &'static Engine) -> Told {
         let text = plain.text(Route::Chat).await;
         let stop = plain.text(Route::Completions).await;
         plain.compare(false, &part(&stop, 2), &mut told).await;
-        (part(&stop, 2), Setup { reasoning_end: Some(part(&text, 3)), tool_call: Some(part_after(&text)), ..setup() })
+        (part(&stop, 2), Setup { reasoning_end: Some(part(&text, 3)), tool_call: Some(call(&text)), ..setup() })
     };
     let scene = Scene::build(engine, parsed).await;
     scene.compare(true, &stop, &mut told).await;
@@ -55,9 +55,10 @@ fn part(text: &str, fraction: usize) -> String {
     text.chars().skip(text.chars().count() / fraction).take(3).collect()
 }
 
-/// Three characters of the later part of a text.
-fn part_after(text: &str) -> String {
-    text.chars().skip(text.chars().count() * 2 / 3).take(3).collect()
+/// What stands around a call: three characters of the later part of a text, and something that is not in it.
+fn call(text: &str) -> (String, String) {
+    let begin = text.chars().skip(text.chars().count() * 2 / 3).take(3).collect();
+    (begin, "</tool_call>".to_owned())
 }
 
 impl Scene {

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::super::fields::Fields;
 use super::super::http::{Gone, Out, Request, Sent};
-use super::super::openai::{Parting, created, id, reasoning};
+use super::super::openai::{Parsers, Parting, created, id};
 use super::super::sequence::{Finish, Piece, Sequence};
 use super::native::{Queue, Resumable, Wave, pinged, timings};
 use super::params::Params;
@@ -16,6 +16,7 @@ struct Head {
     id: String,
     created: u64,
     usage: bool,
+    parsers: Parsers,
 }
 
 impl Llama {
@@ -30,7 +31,8 @@ impl Llama {
             .object("stream_options")
             .and_then(|options| options.flag("include_usage"))
             .unwrap_or(false);
-        let head = Head { chat, id: id("chatcmpl"), created: created(), usage };
+        let parsers = Parsers::of(&self.house.setup, chat && fields.tools());
+        let head = Head { chat, id: id("chatcmpl"), created: created(), usage, parsers };
         let count = prompts.len() * params.n_cmpl;
         let queue = Self::queue(prompts, &params);
         if params.stream {
@@ -103,11 +105,16 @@ impl Llama {
         if !head.chat {
             return json!({"text": text, "index": sequence.index, "logprobs": logprobs, "finish_reason": reason});
         }
-        let (thought, said) = reasoning(&text, self.house.setup.reasoning_end.as_deref());
-        let mut message = json!({"role": "assistant", "content": said.unwrap_or_default()});
-        if let Some(thought) = thought {
-            message["reasoning_content"] = json!(thought);
+        let parsed = head.parsers.whole(&text);
+        let mut message = json!({"role": "assistant", "content": parsed.said});
+        if !parsed.thought.is_empty() {
+            message["reasoning_content"] = json!(parsed.thought);
         }
+        if let Some(arguments) = &parsed.call {
+            let function = json!({"name": "weather", "arguments": arguments});
+            message["tool_calls"] = json!([{"type": "function", "function": function, "id": id("call")}]);
+        }
+        let reason = ended(sequence, parsed.call.is_some());
         let mut choice = json!({"finish_reason": reason, "index": sequence.index, "message": message});
         if let Some(logprobs) = logprobs {
             choice["logprobs"] = logprobs;
@@ -126,9 +133,8 @@ impl Llama {
         out.stream("text/event-stream").await?;
         while !queue.is_empty() {
             let wave = self.launch(&mut queue, params).await;
-            let marker = self.house.setup.reasoning_end.as_deref();
             let mut partings: Vec<Parting> =
-                wave.batch.sequences.iter().map(|_| Parting::new(marker)).collect();
+                wave.batch.sequences.iter().map(|_| Parting::new(head.parsers.clone())).collect();
             let mut run = Resumable { wave: Some(wave), resumes };
             let wave = run.wave.as_mut().ok_or(Gone)?;
             loop {
@@ -148,7 +154,7 @@ impl Llama {
                         }
                     }
                     if piece.finish.is_some() {
-                        let mut ending = self.ending(head, wave, at);
+                        let mut ending = self.ending(head, wave, at, partings[at].called());
                         if params.verbose {
                             ending[0]["__verbose"] = self.last(wave, at, params, None);
                         }
@@ -186,12 +192,21 @@ impl Llama {
         if sequence.output().len() == 1 {
             deltas.push(json!({"role": "assistant", "content": null}));
         }
-        let (thought, said) = parting.push(&piece.text, piece.finish.is_some());
-        if !thought.is_empty() {
-            deltas.push(json!({"reasoning_content": thought}));
+        let parsed = parting.push(&piece.text, piece.finish.is_some());
+        if !parsed.thought.is_empty() {
+            deltas.push(json!({"reasoning_content": parsed.thought}));
         }
-        if !said.is_empty() {
-            deltas.push(json!({"content": said}));
+        if !parsed.said.is_empty() {
+            deltas.push(json!({"content": parsed.said}));
+        }
+        if let Some(arguments) = parsed.call {
+            let call = if parsed.begins {
+                json!({"index": 0, "id": id("call"), "type": "function",
+                    "function": {"name": "weather", "arguments": arguments}})
+            } else {
+                json!({"index": 0, "function": {"arguments": arguments}})
+            };
+            deltas.push(json!({"tool_calls": [call]}));
         }
         let last = deltas.len();
         let event = |(at, delta): (usize, Value)| {
@@ -204,9 +219,9 @@ impl Llama {
         deltas.into_iter().enumerate().map(event).collect()
     }
 
-    fn ending(&self, head: &Head, wave: &Wave, at: usize) -> Vec<Value> {
+    fn ending(&self, head: &Head, wave: &Wave, at: usize, called: bool) -> Vec<Value> {
         let sequence = &wave.batch.sequences[at];
-        let reason = sequence.finish.as_ref().map(Finish::reason);
+        let reason = ended(sequence, called);
         if !head.chat {
             let choice =
                 json!({"text": "", "index": sequence.index, "logprobs": null, "finish_reason": reason});
@@ -226,6 +241,14 @@ impl Llama {
             last["timings"] = timings(wave, at);
         }
         events
+    }
+}
+
+/// A text that ends by itself after a call ends because of it.
+fn ended(sequence: &Sequence, called: bool) -> Option<&'static str> {
+    match &sequence.finish {
+        Some(Finish::Eos) if called => Some("tool_calls"),
+        finish => finish.as_ref().map(Finish::reason),
     }
 }
 

@@ -11,8 +11,6 @@ use super::{Llama, Refusal};
 const BEYOND: &[&str] = &[
     "grammar",
     "json_schema",
-    "response_format",
-    "tools",
     "mirostat",
     "dry_multiplier",
     "xtc_probability",
@@ -82,6 +80,7 @@ impl Llama {
         if sampling.stop.is_empty() {
             sampling.stop.clone_from(&self.options.stop);
         }
+        sampling.only = fields.grammar(&self.house.toy)?;
         sampling.ban_eos = fields.flag("ignore_eos")?;
         let n_cmpl = int(&["n_cmpl", "n"])?.unwrap_or(1);
         if n_cmpl < 1 || n_cmpl as usize > self.options.slots {

@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use super::super::batch::{Batch, Reuse};
 use super::super::fields::{Fields, outside};
 use super::super::http::{Out, Request, Sent};
-use super::super::openai::{Parting, created, id, reasoning};
+use super::super::openai::{Parsed, Parsers, Parting, created, id};
 use super::super::sequence::{Finish, Hold, Piece, Sequence};
 use super::super::toy::Context;
 use super::params::renamed;
@@ -20,6 +20,8 @@ struct Asked {
     return_prompt: bool,
     usage: bool,
     continuous: bool,
+    parsers: Parsers,
+    tools: bool,
     stream: bool,
 }
 
@@ -39,14 +41,20 @@ impl Sglang {
             "json_schema",
             "regex",
             "ebnf",
-            "response_format",
-            "tools",
             "echo",
             "suffix",
             "best_of",
         ];
         if let Some(message) = fields.beyond(&beyond) {
             return Err(Refusal::openai(501, message));
+        }
+        let stream = fields.flag("stream")?;
+        for name in ["return_prompt_token_ids", "return_token_ids"] {
+            if chat && stream && fields.flag(name)? {
+                let message = format!("{name} is not supported with streaming on /v1/chat/completions. Please set \
+                    stream=false when using {name}=true.");
+                return Err(Refusal::openai(400, message));
+            }
         }
         let prompts =
             if chat { vec![self.chat_prompt(&fields)?] } else { fields.prompts(&self.house.toy)? };
@@ -73,7 +81,8 @@ impl Sglang {
             }
             let room = (self.house.setup.max_len - prompt.len()) as u64;
             let max = asked.unwrap_or(if chat { room } else { 16 }).min(room);
-            let (sampling, n) = self.sampling(&renamed(&fields, &defaults, Some(max)))?;
+            let (mut sampling, n) = self.sampling(&renamed(&fields, &defaults, Some(max)))?;
+            sampling.only = fields.grammar(&self.house.toy)?;
             choices = n;
             for _ in 0..n {
                 let context = Context::new(prompt);
@@ -91,7 +100,9 @@ impl Sglang {
             return_prompt: fields.flag("return_prompt_token_ids")? || fields.flag("return_token_ids")?,
             usage: options.flag("include_usage")?,
             continuous: options.flag("continuous_usage_stats")?,
-            stream: fields.flag("stream")?,
+            parsers: Parsers::of(&self.house.setup, chat && fields.tools()),
+            tools: chat && fields.tools(),
+            stream,
         })
     }
 
@@ -132,21 +143,25 @@ impl Sglang {
         let mut body = head("chat.completion");
         let told = batch.sequences.iter().zip(&all);
         body["choices"] = told.map(|(sequence, pieces)| self.choice(&asked, sequence, pieces)).collect();
-        body["usage"] = usage(&batch.sequences, asked.n, self.options.cache_report);
+        let thoughts = batch.sequences.iter().zip(&all).map(|(_, pieces)| counted(&asked, pieces)).sum();
+        body["usage"] = usage(&batch.sequences, asked.n, self.options.cache_report, thoughts);
+        body["metadata"] = json!({"weight_version": "default"});
         out.json(200, &body).await
     }
 
     fn choice(&self, asked: &Asked, sequence: &Sequence, pieces: &[Piece]) -> Value {
         let text = format!("{}{}", sequence.text, sequence.tail(&self.house.toy));
         let mut choice = json!({"index": sequence.index});
+        let mut reason = sequence.finish.as_ref().map(Finish::reason);
         if asked.chat {
-            let (thought, said) = reasoning(&text, self.house.setup.reasoning_end.as_deref());
-            choice["message"] = json!({"role": "assistant", "content": said, "reasoning_content": thought, "tool_calls": null});
+            let parsed = asked.parsers.whole(&text);
+            choice["message"] = message(&parsed);
+            reason = ending(sequence.finish.as_ref(), parsed.call.is_some());
         } else {
             choice["text"] = json!(text);
         }
         choice["logprobs"] = json!(asked.logprobs.map(|top| self.openai_logprobs(asked.chat, pieces, top)));
-        choice["finish_reason"] = json!(sequence.finish.as_ref().map(Finish::reason));
+        choice["finish_reason"] = json!(reason);
         choice["matched_stop"] = matched(sequence);
         let ids = if asked.chat { "response_token_ids" } else { "token_ids" };
         if asked.return_ids {
@@ -159,11 +174,11 @@ impl Sglang {
     }
 
     async fn stream(&self, asked: &Asked, batch: &mut Batch, head: Value, out: &mut Out) -> Sent {
-        let marker = self.house.setup.reasoning_end.as_deref();
-        let mut partings: Vec<Parting> = batch.sequences.iter().map(|_| Parting::new(marker)).collect();
-        let frame = |choices: Value| {
+        let mut partings: Vec<Parting> =
+            batch.sequences.iter().map(|_| Parting::new(asked.parsers.clone())).collect();
+        let frame = |choice: Value| {
             let mut event = head.clone();
-            event["choices"] = choices;
+            event["choices"] = json!([choice]);
             event
         };
         out.events().await?;
@@ -175,48 +190,59 @@ impl Sglang {
             for (at, mut piece) in pieces {
                 let sequence = &batch.sequences[at];
                 piece.text += &sequence.tail(&self.house.toy);
-                if asked.chat && sequence.output().len() == 1 {
-                    let delta = json!({"role": "assistant", "content": "", "reasoning_content": null, "tool_calls": null});
-                    out.event(frame(
-                        json!([{"index": at, "delta": delta, "logprobs": null, "finish_reason": null,
-                            "matched_stop": null}]),
-                    ))
-                    .await?;
+                let mut events = Vec::new();
+                if !asked.chat {
+                    let mut event = frame(self.text_choice(asked, sequence, &piece));
+                    event["usage"] = Value::Null;
+                    events.push(event);
+                } else {
+                    if sequence.output().len() == 1 {
+                        let delta = json!({"reasoning_content": null, "role": "assistant", "content": ""});
+                        out.event(frame(chat_choice(at, delta))).await?;
+                    }
+                    let parsed = partings[at].push(&piece.text, piece.finish.is_some());
+                    let logprobs = asked.logprobs.map(|top| self.openai_logprobs(true, std::slice::from_ref(&piece), top));
+                    events.extend(deltas(at, &parsed, logprobs, asked.tools).into_iter().map(|(choice, dumped)| {
+                        let mut event = frame(choice);
+                        if dumped {
+                            event["usage"] = Value::Null;
+                        }
+                        event
+                    }));
                 }
-                let mut event = frame(json!([self.delta(asked, sequence, &piece, &mut partings[at])]));
-                if asked.continuous {
-                    event["usage"] = usage(std::slice::from_ref(sequence), 1, false);
+                for mut event in events {
+                    if asked.continuous {
+                        event["usage"] = usage(std::slice::from_ref(sequence), 1, false, partings[at].thoughts);
+                    }
+                    out.event(event).await?;
                 }
-                out.event(event).await?;
             }
         }
+        // The ends of chats are told when all are there.
+        for sequence in batch.sequences.iter().filter(|_| asked.chat) {
+            let mut choice = chat_choice(sequence.index, json!({"reasoning_content": null}));
+            choice["finish_reason"] = json!(ending(sequence.finish.as_ref(), partings[sequence.index].called()));
+            choice["matched_stop"] = matched(sequence);
+            out.event(frame(choice)).await?;
+        }
         if asked.usage {
-            let mut event = frame(json!([]));
-            event["usage"] = usage(&batch.sequences, asked.n, self.options.cache_report);
+            let mut event = head.clone();
+            event["choices"] = json!([]);
+            let thoughts = partings.iter().map(|parting| parting.thoughts).sum();
+            event["usage"] = usage(&batch.sequences, asked.n, self.options.cache_report, thoughts);
             out.event(event).await?;
         }
         out.event("[DONE]").await?;
         out.end().await
     }
 
-    fn delta(&self, asked: &Asked, sequence: &Sequence, piece: &Piece, parting: &mut Parting) -> Value {
-        let mut choice = json!({"index": sequence.index});
-        if asked.chat {
-            let (thought, said) = parting.push(&piece.text, piece.finish.is_some());
-            choice["delta"] = if thought.is_empty() {
-                json!({"content": said, "reasoning_content": null})
-            } else {
-                json!({"content": null, "reasoning_content": thought})
-            };
-        } else {
-            choice["text"] = json!(piece.text);
-        }
+    fn text_choice(&self, asked: &Asked, sequence: &Sequence, piece: &Piece) -> Value {
         let one = std::slice::from_ref(piece);
-        choice["logprobs"] = json!(asked.logprobs.map(|top| self.openai_logprobs(asked.chat, one, top)));
-        choice["finish_reason"] = json!(piece.finish.as_ref().map(Finish::reason));
-        choice["matched_stop"] = matched(sequence);
+        let mut choice = json!({"index": sequence.index, "text": piece.text,
+            "logprobs": asked.logprobs.map(|top| self.openai_logprobs(false, one, top)),
+            "finish_reason": piece.finish.as_ref().map(Finish::reason), "matched_stop": matched(sequence)});
         if asked.return_ids {
-            choice[if asked.chat { "response_token_ids" } else { "token_ids" }] = json!([piece.token]);
+            choice["token_ids"] = json!([piece.token]);
         }
         if asked.return_prompt && sequence.output().len() == 1 {
             choice["prompt_token_ids"] = json!(&sequence.context.tokens()[..sequence.prompt]);
@@ -255,14 +281,80 @@ fn matched(sequence: &Sequence) -> Value {
     }
 }
 
+/// A whole message; texts are empty rather than null.
+fn message(parsed: &Parsed) -> Value {
+    let thought = Some(&parsed.thought).filter(|thought| !thought.is_empty());
+    let mut message = json!({"role": "assistant", "content": parsed.said, "reasoning_content": thought});
+    if let Some(arguments) = &parsed.call {
+        let function = json!({"name": "weather", "arguments": arguments});
+        message["tool_calls"] = json!([{"id": id("call"), "index": null, "type": "function", "function": function}]);
+    }
+    message
+}
+
+fn chat_choice(index: usize, delta: Value) -> Value {
+    json!({"index": index, "delta": delta, "logprobs": null, "finish_reason": null, "matched_stop": null})
+}
+
+/// The choices of the events that tell of a piece; nothing is told of no text. Where requests have tools another
+/// serialiser writes, which leaves nothing out, `usage` neither: those are marked.
+fn deltas(at: usize, parsed: &Parsed, logprobs: Option<Value>, tools: bool) -> Vec<(Value, bool)> {
+    let mut all = Vec::new();
+    if !parsed.thought.is_empty() {
+        all.push((chat_choice(at, json!({"reasoning_content": parsed.thought})), false));
+    }
+    let dumped = |content: Option<&str>| json!({"role": null, "content": content, "reasoning_content": null});
+    if !parsed.said.is_empty() && tools {
+        all.push((chat_choice(at, dumped(Some(&parsed.said))), true));
+    } else if !parsed.said.is_empty() {
+        all.push((chat_choice(at, json!({"reasoning_content": null, "content": parsed.said})), false));
+    }
+    if let Some(arguments) = &parsed.call {
+        let mut told = |id: Value, name: Value, arguments: &str| {
+            let function = json!({"name": name, "arguments": arguments});
+            let mut delta = dumped(None);
+            delta["tool_calls"] = json!([{"id": id, "index": 0, "type": "function", "function": function}]);
+            all.push((chat_choice(at, delta), true));
+        };
+        if parsed.begins {
+            told(json!(id("call")), json!("weather"), "");
+        }
+        if !arguments.is_empty() {
+            told(Value::Null, Value::Null, arguments);
+        }
+    }
+    if let Some((choice, _)) = all.first_mut() {
+        choice["logprobs"] = json!(logprobs);
+    }
+    all
+}
+
+/// A text that ends by itself after a call ends because of it.
+fn ending(finish: Option<&Finish>, called: bool) -> Option<&'static str> {
+    match finish {
+        Some(Finish::Eos) if called => Some("tool_calls"),
+        finish => finish.map(Finish::reason),
+    }
+}
+
+/// Tokens that a parser counts as reasoning.
+fn counted(asked: &Asked, pieces: &[Piece]) -> usize {
+    let mut parting = Parting::new(asked.parsers.clone());
+    pieces.iter().for_each(|piece| drop(parting.push(&piece.text, piece.finish.is_some())));
+    parting.thoughts
+}
+
 /// Every prompt counts once, however many choices it has.
-fn usage(sequences: &[Sequence], n: usize, details: bool) -> Value {
+fn usage(sequences: &[Sequence], n: usize, details: bool, thoughts: usize) -> Value {
     let prompt: usize = sequences.iter().step_by(n).map(|sequence| sequence.prompt).sum();
     let output: usize = sequences.iter().map(|sequence| sequence.output().len()).sum();
     let mut usage = json!({"prompt_tokens": prompt, "total_tokens": prompt + output, "completion_tokens": output,
-        "prompt_tokens_details": null, "reasoning_tokens": 0});
+        "prompt_tokens_details": null, "reasoning_tokens": thoughts, "completion_tokens_details": null});
+    if thoughts > 0 {
+        usage["completion_tokens_details"] = json!({"reasoning_tokens": thoughts});
+    }
     let cached: usize = sequences.iter().step_by(n).map(|sequence| sequence.cached).sum();
-    if details && cached > 0 {
+    if details {
         usage["prompt_tokens_details"] = json!({"cached_tokens": cached});
     }
     usage

@@ -1,16 +1,17 @@
-//! `/v1/chat/completions`: one prompt made by the template, one or more choices, and a reasoning parser if there is one.
+//! `/v1/chat/completions`: one prompt made by the template, one or more choices, and parsers of reasoning and
+//! of tool calls if there are some.
 
 use serde_json::{Value, json};
 
 use super::super::batch::{Batch, Reuse};
 use super::super::fields::Fields;
 use super::super::http::{Out, Request, Sent};
-use super::super::openai::{Parting, created, id, reasoning};
+use super::super::openai::{Parsed, Parsers, Parting, created, id};
 use super::super::sample::Sampling;
-use super::super::sequence::{Finish, Sequence};
+use super::super::sequence::{Finish, Piece, Sequence};
 use super::super::toy::Context;
 use super::completions::{Streaming, plain_usage, salt, sequences, stop_reason};
-use super::{Refusal, Vllm};
+use super::{Of, Refusal, Vllm};
 
 pub(super) struct Chat {
     pub prompt: Vec<u32>,
@@ -20,6 +21,7 @@ pub(super) struct Chat {
     logprobs: Option<usize>,
     prompt_logprobs: Option<usize>,
     return_ids: bool,
+    parsers: Parsers,
     stream: Streaming,
 }
 
@@ -60,7 +62,8 @@ impl Vllm {
     pub(super) fn chat_asked(&self, fields: &Fields) -> Result<Chat, Refusal> {
         let prompt = self.chat_prompt(fields)?;
         let asked = fields.uint("max_completion_tokens")?.or(fields.uint("max_tokens")?);
-        let sampling = self.openai_sampling(fields, self.room(prompt.len(), asked, None)?)?;
+        let mut sampling = self.openai_sampling(fields, self.room(prompt.len(), asked, None)?)?;
+        sampling.only = fields.grammar(&self.house.toy)?;
         let n = fields.uint("n")?.unwrap_or(1).max(1) as usize;
         if n > 1 && sampling.temperature == 0.0 {
             return Err(Refusal::about(format!("n must be 1 when using greedy sampling, got {n}."), "n"));
@@ -85,6 +88,7 @@ impl Vllm {
             logprobs: logprobs.then_some(top.unwrap_or(0)),
             prompt_logprobs: self.logprobs(fields, "prompt_logprobs")?,
             return_ids: fields.flag("return_token_ids")?,
+            parsers: Parsers::of(&self.house.setup, fields.tools()),
             stream: Streaming::of(fields)?,
         })
     }
@@ -92,35 +96,76 @@ impl Vllm {
     async fn whole_chat(&self, chat: Chat) -> Result<Value, Refusal> {
         let mut batch = Batch::begin(&self.house, chat.sequences(), chat.reuse()).await;
         let all = batch.finish().await;
-        let marker = self.house.setup.reasoning_end.as_deref();
-        let choice = |(sequence, pieces): (&Sequence, &Vec<_>)| {
-            let (thought, said) = reasoning(&sequence.text, marker);
-            let message = json!({"role": "assistant", "content": said, "refusal": null, "annotations": null,
-                "audio": null, "function_call": null});
-            let message =
-                thought.map_or_else(|| message.clone(), |thought| self.thought(&thought, message.clone()));
-            json!({"index": sequence.index, "message": message,
+        let mut thoughts = 0;
+        let mut choice = |(sequence, pieces): (&Sequence, &Vec<_>)| {
+            let parsed = chat.parsers.whole(&sequence.text);
+            thoughts += counted(&chat.parsers, pieces);
+            json!({"index": sequence.index, "message": self.message(&chat.parsers, &parsed),
                 "logprobs": chat.logprobs.map(|top| self.chat_logprobs(pieces, top)),
-                "finish_reason": sequence.finish.as_ref().map(Finish::reason),
+                "finish_reason": reason(sequence.finish.as_ref(), parsed.call.is_some()),
                 "stop_reason": stop_reason(sequence.finish.as_ref()),
                 "token_ids": chat.return_ids.then(|| sequence.output())})
         };
-        let choices: Vec<Value> = batch.sequences.iter().zip(&all).map(choice).collect();
+        let choices: Vec<Value> = batch.sequences.iter().zip(&all).map(&mut choice).collect();
+        let of = Of::Chat(chat.parsers.reasons().then_some(thoughts));
         let first = &batch.sequences[0];
         let rows = match chat.prompt_logprobs {
             Some(top) => self.prompt_rows(first, top, true)?,
             None => Value::Null,
         };
-        Ok(json!({"id": id("chatcmpl"), "object": "chat.completion", "created": created(),
+        let mut body = json!({"id": id("chatcmpl"), "object": "chat.completion", "created": created(),
             "model": self.house.setup.model, "choices": choices, "service_tier": null,
             "system_fingerprint": self.fingerprint(),
-            "usage": self.usage(chat.prompt.len(), batch.output_tokens(), first.cached),
+            "usage": self.usage(chat.prompt.len(), batch.output_tokens(), first.cached, of),
             "prompt_logprobs": rows, "prompt_token_ids": chat.return_ids.then_some(&chat.prompt), "prompt_text": null,
-            "kv_transfer_params": null}))
+            "kv_transfer_params": null});
+        self.newer(&mut body);
+        Ok(body)
+    }
+
+    /// A whole message; what there is of thought, text and call.
+    fn message(&self, parsers: &Parsers, parsed: &Parsed) -> Value {
+        let said = (!parsers.any() || !parsed.said.is_empty()).then_some(&parsed.said);
+        let mut message = json!({"role": "assistant", "content": said, "refusal": null, "annotations": null,
+            "audio": null, "function_call": null});
+        if let Some(arguments) = &parsed.call {
+            let function = json!({"name": "weather", "arguments": arguments});
+            message["tool_calls"] = json!([{"id": id("chatcmpl-tool"), "type": "function", "function": function}]);
+        }
+        if parsers.reasons() || self.minor() >= 32 {
+            self.thought(Some(&parsed.thought).filter(|thought| !thought.is_empty()), message)
+        } else {
+            message
+        }
+    }
+
+    /// What an event tells; none if parsers made nothing of it.
+    fn delta(&self, parsers: &Parsers, parsed: &Parsed) -> Option<Value> {
+        if parsed.is_nothing() {
+            return (!parsers.any()).then(|| json!({"content": ""}));
+        }
+        let mut delta = json!({});
+        if !parsed.thought.is_empty() {
+            delta = self.thought(Some(&parsed.thought), delta);
+        }
+        if !parsed.said.is_empty() || parsed.call.is_some() {
+            delta["content"] = json!(Some(&parsed.said).filter(|said| !said.is_empty()));
+        }
+        if let Some(arguments) = &parsed.call {
+            let mut call = json!({"index": 0, "function": {}});
+            if parsed.begins {
+                call = json!({"id": id("chatcmpl-tool"), "type": "function", "index": 0, "function": {"name": "weather"}});
+            }
+            if !arguments.is_empty() {
+                call["function"]["arguments"] = json!(arguments);
+            }
+            delta["tool_calls"] = json!([call]);
+        }
+        Some(delta)
     }
 
     /// A message or delta with a thought under the name that it has in this version.
-    fn thought(&self, thought: &str, mut message: Value) -> Value {
+    fn thought(&self, thought: Option<&String>, mut message: Value) -> Value {
         if self.minor() >= 15 {
             message["reasoning"] = json!(thought);
         }
@@ -138,7 +183,7 @@ impl Vllm {
         };
         let mut batch = Batch::begin(&self.house, chat.sequences(), chat.reuse()).await;
         let mut partings: Vec<Parting> =
-            batch.sequences.iter().map(|_| Parting::new(self.house.setup.reasoning_end.as_deref())).collect();
+            batch.sequences.iter().map(|_| Parting::new(chat.parsers.clone())).collect();
         out.events().await?;
         for at in 0..chat.n {
             let mut event =
@@ -147,7 +192,7 @@ impl Vllm {
             event["prompt_token_ids"] = json!(chat.return_ids.then_some(&chat.prompt));
             event["prompt_text"] = Value::Null;
             if chat.stream.continuous {
-                event["usage"] = plain_usage(chat.prompt.len(), 0);
+                event["usage"] = self.running_usage(chat.prompt.len(), 0, self.of(&chat, 0));
             }
             out.event(event).await?;
         }
@@ -157,16 +202,15 @@ impl Vllm {
                 break;
             }
             for (at, piece) in pieces {
-                let (thought, said) = partings[at].push(&piece.text, piece.finish.is_some());
-                let parsed = self.house.setup.reasoning_end.is_some();
-                let delta = match (thought.is_empty(), said.is_empty() && parsed) {
-                    (false, _) => self.thought(&thought, json!({"content": null})),
-                    (true, true) if piece.finish.is_none() => json!({}),
-                    (true, _) => json!({"content": said}),
+                let parsed = partings[at].push(&piece.text, piece.finish.is_some());
+                // Of what parsers make nothing there is no event, unless it has ids or an end to tell.
+                let delta = match self.delta(&chat.parsers, &parsed) {
+                    None if piece.finish.is_none() && !chat.return_ids => continue,
+                    delta => delta.unwrap_or_else(|| json!({})),
                 };
                 let mut choice = json!({"index": at, "delta": delta,
                     "logprobs": chat.logprobs.map(|top| self.chat_logprobs(std::slice::from_ref(&piece), top)),
-                    "finish_reason": piece.finish.as_ref().map(Finish::reason)});
+                    "finish_reason": reason(piece.finish.as_ref(), partings[at].called())});
                 if piece.finish.is_some() {
                     choice["stop_reason"] = stop_reason(piece.finish.as_ref());
                 }
@@ -176,14 +220,18 @@ impl Vllm {
                     event["system_fingerprint"] = self.fingerprint();
                 }
                 if chat.stream.continuous {
-                    event["usage"] = plain_usage(chat.prompt.len(), batch.sequences[at].output().len());
+                    let output = batch.sequences[at].output().len();
+                    let of = self.of(&chat, partings[at].thoughts);
+                    event["usage"] = self.running_usage(chat.prompt.len(), output, of);
                 }
                 out.event(event).await?;
             }
         }
         if chat.stream.usage {
             let mut event = frame(json!([]));
-            event["usage"] = self.usage(chat.prompt.len(), batch.output_tokens(), batch.sequences[0].cached);
+            let of = self.of(&chat, partings.iter().map(|parting| parting.thoughts).sum());
+            event["usage"] =
+                self.last_usage(chat.prompt.len(), batch.output_tokens(), batch.sequences[0].cached, of);
             if self.minor() >= 29 {
                 event["system_fingerprint"] = self.fingerprint();
             }
@@ -191,5 +239,33 @@ impl Vllm {
         }
         out.event("[DONE]").await?;
         out.end().await
+    }
+
+    fn of(&self, chat: &Chat, thoughts: usize) -> Of {
+        Of::Chat(chat.parsers.reasons().then_some(thoughts))
+    }
+
+    /// Usage so far, in an event.
+    fn running_usage(&self, prompt: usize, output: usize, of: Of) -> Value {
+        let mut usage = plain_usage(prompt, output);
+        if self.minor() >= 32 {
+            usage["completion_tokens_details"] = of.details();
+        }
+        usage
+    }
+}
+
+/// Tokens that a parser counts as reasoning.
+fn counted(parsers: &Parsers, pieces: &[Piece]) -> usize {
+    let mut parting = Parting::new(parsers.clone());
+    pieces.iter().for_each(|piece| drop(parting.push(&piece.text, piece.finish.is_some())));
+    parting.thoughts
+}
+
+/// A text that ends by itself after a call ends because of it.
+fn reason(finish: Option<&Finish>, called: bool) -> Option<&'static str> {
+    match finish {
+        Some(Finish::Eos) if called => Some("tool_calls"),
+        finish => finish.map(Finish::reason),
     }
 }

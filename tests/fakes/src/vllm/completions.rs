@@ -9,7 +9,7 @@ use super::super::openai::{created, id};
 use super::super::sample::{Noise, Sampling};
 use super::super::sequence::{Finish, Hold, Piece, Sequence};
 use super::super::toy::Context;
-use super::{Refusal, Vllm};
+use super::{Of, Refusal, Vllm};
 
 /// Most prompts of one call.
 const PROMPTS_MAX: usize = 1024;
@@ -182,12 +182,12 @@ impl Vllm {
         }
         // Of several prompts only the last one's cached tokens are told.
         let cached = batch.sequences.last().map_or(0, |sequence| sequence.cached);
-        let usage = self.usage(prompt_tokens(&batch.sequences, asked.n), batch.output_tokens(), cached);
-        Ok(
-            json!({"id": id("cmpl"), "object": "text_completion", "created": created(), "model": self.house.setup.model,
-            "choices": choices, "service_tier": null, "system_fingerprint": self.fingerprint(), "usage": usage,
-            "kv_transfer_params": null}),
-        )
+        let usage = self.usage(prompt_tokens(&batch.sequences, asked.n), batch.output_tokens(), cached, Of::Text);
+        let mut body = json!({"id": id("cmpl"), "object": "text_completion", "created": created(),
+            "model": self.house.setup.model, "choices": choices, "service_tier": null,
+            "system_fingerprint": self.fingerprint(), "usage": usage, "kv_transfer_params": null});
+        self.newer(&mut body);
+        Ok(body)
     }
 
     async fn stream_completion(&self, asked: Asked, out: &mut Out) -> Sent {
@@ -236,7 +236,7 @@ impl Vllm {
             let mut event = frame(json!([]));
             let cached = batch.sequences.first().map_or(0, |sequence| sequence.cached);
             event["usage"] =
-                self.usage(prompt_tokens(&batch.sequences, asked.n), batch.output_tokens(), cached);
+                self.last_usage(prompt_tokens(&batch.sequences, asked.n), batch.output_tokens(), cached, Of::Text);
             if self.minor() >= 29 {
                 event["system_fingerprint"] = self.fingerprint();
             }
@@ -244,6 +244,19 @@ impl Vllm {
         }
         out.event("[DONE]").await?;
         out.end().await
+    }
+
+    /// What whole answers of newer versions have besides, always null here.
+    pub(super) fn newer(&self, body: &mut Value) {
+        if self.minor() < 32 {
+            return;
+        }
+        for name in ["ec_transfer_params", "metrics"] {
+            body[name] = Value::Null;
+        }
+        for choice in body["choices"].as_array_mut().into_iter().flatten() {
+            choice["routed_experts"] = Value::Null;
+        }
     }
 
     pub(super) fn fingerprint(&self) -> Value {

@@ -10,7 +10,7 @@ use super::super::sample::Sampling;
 use super::super::sequence::{Finish, Hold, Piece, Sequence};
 use super::super::toy::Context;
 use super::completions::{only, salt, stop_reason};
-use super::{Refusal, Runner, Vllm};
+use super::{Of, Refusal, Runner, Vllm};
 
 struct Asked {
     id: String,
@@ -100,7 +100,7 @@ impl Vllm {
                 "kv_transfer_params": null}));
         }
         Ok(json!({"request_id": asked.id, "model": self.house.setup.model, "created": created(),
-            "usage": self.usage(sequence.prompt, sequence.output().len(), cached), "prompt_logprobs": rows,
+            "usage": self.usage(sequence.prompt, sequence.output().len(), cached, Of::Text), "prompt_logprobs": rows,
             "prompt_token_id_logprobs": null, "prompt_token_ids": null, "mm_placeholders": null, "metrics": null,
             "kv_transfer_params": null, "ec_transfer_params": null, "output_mode": "tokens", "choices": [choice]}))
     }

@@ -20,7 +20,7 @@ fn recorded(engine: &str) -> Vec<PathBuf> {
     files
 }
 
-/// What kind of value each field has. Lists have the shape of their first entry; null may be anything.
+/// What kind of value each field has. Lists have the shape of their first entry; null is a kind of its own.
 fn shape(value: &Value) -> Value {
     match value {
         Value::Object(fields)
@@ -31,7 +31,7 @@ fn shape(value: &Value) -> Value {
         Value::Object(fields) => {
             let mut sorted: Vec<(String, Value)> = fields
                 .iter()
-                .filter(|(name, value)| !value.is_null() && !DETAILS.contains(&name.as_str()))
+                .filter(|(name, _)| !DETAILS.contains(&name.as_str()))
                 .map(|(name, value)| (name.clone(), shape(value)))
                 .collect();
             sorted.sort_by(|a, b| a.0.cmp(&b.0));
@@ -49,10 +49,8 @@ fn shape(value: &Value) -> Value {
 
 /// Fields that no proxy needs and no fake has.
 const DETAILS: &[&str] = &[
-    "annotations",
     "chat_template_caps",
     "cors_proxy_enabled",
-    "created_cache_tokens",
     "media_marker",
     "meta",
     "permission",
@@ -115,7 +113,8 @@ async fn differences<E: Engine>(fake: &Fake<E>, golden: &Value) -> Option<String
     (want != got).then(|| format!("\n  want {want}\n  got  {got}"))
 }
 
-async fn check<E: Engine>(engine: &str, plain: Fake<E>, house: Fake<E>, other: &[&str]) {
+/// Each answer is asked of the first of these fakes whose name its own begins with.
+async fn check<E: Engine>(engine: &str, fakes: &[(&str, Fake<E>)], other: &[&str]) {
     let mut all = Vec::new();
     for file in recorded(engine) {
         let name = file.file_stem().unwrap().to_string_lossy().into_owned();
@@ -123,13 +122,16 @@ async fn check<E: Engine>(engine: &str, plain: Fake<E>, house: Fake<E>, other: &
             continue;
         }
         let golden: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
-        let fake = if name.starts_with("house") { &house } else { &plain };
+        let (_, fake) = fakes.iter().find(|(of, _)| name.starts_with(of)).unwrap();
         if let Some(difference) = differences(fake, &golden).await {
             all.push(format!("{name}: {difference}"));
         }
     }
     assert!(all.is_empty(), "{} differ\n{}", all.len(), all.join("\n"));
 }
+
+/// What comes before the arguments of a call.
+const CALL: &str = "<tool_call>\n{\"name\": \"weather\", \"arguments\": ";
 
 fn setup(setup: Setup, house: bool) -> Setup {
     let defaults = Defaults { temperature: Some(0.7), repetition_penalty: Some(1.05), ..Defaults::default() };
@@ -160,8 +162,28 @@ async fn vllm_answers_as_recorded() {
         "house_chat_stream",
         "house_chat_render",
         "house_chat_render_explicit",
+        // The fake calls one tool at most, and none because it has to.
+        "parsers_calls",
+        "parsers_calls_ids",
+        "parsers_calls_stream",
+        "parsers_calls_stream_ids",
+        "parsers_calls_stream_usage",
+        "parsers_named",
+        "parsers_named_ids",
+        "parsers_named_stream",
+        "parsers_named_stream_ids",
+        "parsers_named_stream_usage",
     ];
-    check("vllm", make(false).await, make(true).await, &by_text).await;
+    let parsers = async {
+        let mut options = vllm::Options::of("0.32.0");
+        (options.scale_out, options.prompt_tokens_details, options.max_logprobs) = (true, true, -1);
+        let tool_call = Some((CALL.to_owned(), "}\n</tool_call>".to_owned()));
+        let reasoning_end = Some("</think>".to_owned());
+        options.setup = Setup { reasoning_end, tool_call, ..setup(options.setup, false) };
+        Fake::start(Vllm::new(options)).await
+    };
+    let fakes = [("house", make(true).await), ("parsers", parsers.await), ("", make(false).await)];
+    check("vllm", &fakes, &by_text).await;
 }
 
 #[tokio::test]
@@ -177,5 +199,5 @@ async fn llama_server_answers_as_recorded() {
         Fake::start(Llama::new(options))
     };
     // What a slot shows depends on what it was used for before.
-    check("llamacpp", make(false).await, make(true).await, &["slots_full"]).await;
+    check("llamacpp", &[("house", make(true).await), ("", make(false).await)], &["slots_full"]).await;
 }
