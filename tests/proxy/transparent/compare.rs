@@ -22,16 +22,18 @@ const PROXYS: [&str; 8] = [
     "host", "x-request-id", "forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "traceparent", "via",
 ];
 /// Members whose values differ from run to run.
-const OWN: [&str; 7] = [
+const OWN: [&str; 9] = [
     "id",
     "created",
+    // Of the noise of a request that has none.
+    "seed",
     "prompt_ms",
     "prompt_per_token_ms",
     "prompt_per_second",
     "predicted_ms",
     "predicted_per_token_ms",
+    "predicted_per_second",
 ];
-const OWN_TOO: [&str; 1] = ["predicted_per_second"];
 /// Members whose values are pieces of a text.
 const JOINED: [&str; 5] = ["text", "content", "reasoning", "reasoning_content", "arguments"];
 
@@ -72,16 +74,19 @@ pub fn first_difference(direct: &Said, through: &Said) -> Option<String> {
         let fields = fields.filter(|(name, _)| !HOP_BY_HOP.contains(&name.as_str()) && !ours(name));
         fields.map(|(name, value)| format!("{name}: {value}")).collect()
     };
-    unequal("header", &fields(want), &fields(got)).or_else(|| {
-        if !through.speculated {
-            bytes("body", &masked(&want.body), &masked(&got.body))
-        } else if direct.stream {
-            let (want, got) = (events(want), events(got));
-            streams(&want, &got)
-        } else {
-            values(&own_cut(want.json()), &own_cut(got.json()), "")
-        }
-    })
+    let body = if !through.speculated {
+        bytes("body", &masked(&want.body), &masked(&got.body))
+    } else if direct.stream {
+        streams(&events(want), &events(got))
+    } else {
+        values(&own_cut(want.json()), &own_cut(got.json()), "speculated: ")
+    };
+    both(unequal("header", &fields(want), &fields(got)), body)
+}
+
+/// Both differences, if there are two.
+pub fn both(one: Option<String>, other: Option<String>) -> Option<String> {
+    one.into_iter().chain(other).reduce(|one, other| format!("{one}; {other}"))
 }
 
 fn unequal(what: &str, want: &BTreeSet<String>, got: &BTreeSet<String>) -> Option<String> {
@@ -102,7 +107,7 @@ fn bytes(what: &str, want: &[u8], got: &[u8]) -> Option<String> {
 /// The bytes with the values that differ from run to run blotted out.
 fn masked(bytes: &[u8]) -> Vec<u8> {
     let mut text = String::from_utf8_lossy(bytes).into_owned();
-    for name in OWN.iter().chain(&OWN_TOO) {
+    for name in OWN {
         let key = format!("\"{name}\":");
         let mut parts = text.split(key.as_str());
         let mut masked = parts.next().unwrap_or_default().to_owned();
@@ -165,13 +170,14 @@ fn streams(want: &[Value], got: &[Value]) -> Option<String> {
     };
     let (wanted, shown) = (kinds(want), kinds(got));
     if wanted != shown {
-        return Some(format!("kinds of events\n    want {wanted:?}\n    got  {shown:?}"));
+        return Some(format!("speculated: kinds of events\n    want {wanted:?}\n    got  {shown:?}"));
     }
     let shapes = |events: &[Value]| events.iter().map(|event| format!("{} {}", kind(event), shape(event))).collect();
-    unequal("shapes of events", &shapes(want), &shapes(got)).or_else(|| {
+    unequal("speculated: shapes of events", &shapes(want), &shapes(got)).or_else(|| {
         let idle = |events: &[Value]| events.iter().filter(|event| is_idle(event)).count();
         let more = idle(want) == 0 && idle(got) > 0;
-        more.then(|| format!("{} events that say nothing", idle(got))).or_else(|| values(&sum(want), &sum(got), ""))
+        let idle = more.then(|| format!("speculated: {} events that say nothing", idle(got)));
+        idle.or_else(|| values(&sum(want), &sum(got), "speculated: "))
     })
 }
 

@@ -18,6 +18,8 @@ pub struct Engine {
     pub says: &'static str,
     /// Some of its answers are speculated on.
     pub speculates: bool,
+    /// That it has cached something is told by the time that a call takes, and by nothing else.
+    pub felt: bool,
 }
 
 const USUAL: Engine = Engine {
@@ -28,6 +30,7 @@ const USUAL: Engine = Engine {
     fields: "",
     says: "{}",
     speculates: true,
+    felt: false,
 };
 
 /// As the contracts of all dialects start it.
@@ -52,7 +55,12 @@ pub const ENGINES: [Engine; 11] = [
         },
         ..USUAL
     },
-    Engine { name: "sglang", start: |setup| row("sglang", setup), ..USUAL },
+    Engine {
+        name: "sglang",
+        start: |setup| row("sglang", setup),
+        says: r#"{"top_p": 1, "top_k": -1, "min_p": 0, "repetition_penalty": 1}"#,
+        ..USUAL
+    },
     Engine { name: "llamacpp", start: |setup| row("llamacpp", setup), ..USUAL },
     Engine {
         name: "tgi",
@@ -75,6 +83,7 @@ pub const ENGINES: [Engine; 11] = [
         name: "lmdeploy",
         start: |setup| row("lmdeploy", setup),
         says: r#"{"top_p": 1, "top_k": 0, "min_p": 0, "presence_penalty": 0, "frequency_penalty": 0}"#,
+        felt: true,
         ..USUAL
     },
     Engine {

@@ -1,18 +1,22 @@
 //! Every cell of one engine: asked direct, asked through the proxy in every mode, compared.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use foretell::app;
 use foretell::openai::Route;
 
 use super::cases::{CASES, Case, body};
-use super::compare::{Said, first_difference, request_difference, said};
+use super::compare::{Said, both, first_difference, request_difference, said};
 use super::engines::{Engine, Running};
 use super::modes::{MODES, Mode};
 use crate::client::{panics, watch_panics};
 use crate::fakes::http::Request;
 use crate::fakes::{Setup, Temper};
 use crate::wire::{Message, PATIENCE, Wire, post};
+
+/// The time that a token takes where only times tell what was cached.
+const FELT: Duration = Duration::from_micros(200);
 
 /// What came of it.
 #[derive(Default)]
@@ -64,10 +68,16 @@ fn call(text: &str) -> (String, String) {
 impl Scene {
     async fn build(engine: &'static Engine, setup: Setup) -> Self {
         let server = (engine.start)(setup).await;
+        let pace = *server.house().pace.lock();
+        if engine.felt {
+            server.house().pace.lock().per_token = FELT;
+        }
         let mut proxies = Vec::new();
         for mode in &MODES {
             proxies.push((mode, mode.before(server.address(), engine.backend).await));
         }
+        // Who it is is known by now.
+        *server.house().pace.lock() = pace;
         server.house().keep_requests();
         Self { engine, server, proxies }
     }
@@ -149,5 +159,5 @@ fn difference(mode: &Mode, said: [&Said; 2], requests: [&[Request]; 2]) -> Optio
         return Some("it was speculated on".to_owned());
     }
     let sent = mode.adds_nothing.then(|| request_difference(requests[0], requests[1])).flatten();
-    sent.into_iter().chain(first_difference(said[0], said[1])).reduce(|sent, got| format!("{sent}; {got}"))
+    both(sent, first_difference(said[0], said[1]))
 }
