@@ -282,6 +282,8 @@ pub struct Quirks {
     pub usage_counts_end: bool,
     /// The route on which the last chunk of a stream brings usage that was not asked for.
     pub unasked_usage: Option<Route>,
+    /// Token ids that are asked for bring events whose delta is empty, which otherwise do not exist.
+    pub hollow_deltas: bool,
     /// The member in which the engine reports the time of an answer, at its end. No single call knows that of an
     /// output that leapt, so there it is left out.
     pub time_report: Option<&'static str>,
@@ -305,6 +307,7 @@ impl Quirks {
         stop_field_names_end: false,
         usage_counts_end: true,
         unasked_usage: None,
+        hollow_deltas: false,
         time_report: None,
         refuses_prediction: false,
         prompt_ids_need_count: false,
@@ -365,6 +368,11 @@ pub trait Codec: Sync {
     fn last_members(&self, route: Route, whole: bool) -> Value {
         let _ = (route, whole);
         Value::Null
+    }
+
+    /// Puts right what [`Codec::last_members`] cannot say of a whole answer.
+    fn complete(&self, answer: &mut Value) {
+        let _ = answer;
     }
 
     /// The call that brings the prompt's ids; `None` if the first ride brings them, or nothing can.

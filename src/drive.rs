@@ -17,6 +17,7 @@ mod head;
 #[cfg(feature = "onnx")]
 mod hearing;
 pub mod live;
+mod manner;
 pub mod memory;
 pub mod mode;
 mod pump;
@@ -26,6 +27,8 @@ pub mod ruling;
 mod run;
 mod sink;
 pub mod snapshot;
+mod tap;
+mod untouched;
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
@@ -34,11 +37,12 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::FutureExt;
 use parking_lot::Mutex;
+use tokio::sync::Semaphore;
 
 use crate::clock::Clock;
 #[cfg(feature = "onnx")]
 use crate::control::Passage;
-use crate::control::{Class, Control, Forecast, Imposed, Prospective, Shelf, Way, forecast};
+use crate::control::{Class, Control, Forecast, Imposed, Presence, Prospective, Shelf, Way, forecast};
 use crate::draft::memory::Key;
 use crate::draft::{self, LookupSpec, Spelling};
 use crate::drive::calls::CallLimits;
@@ -47,6 +51,7 @@ use crate::drive::drafters::Drafters;
 use crate::drive::drafters::Speaker;
 use crate::drive::drafting::{Drafting, Hearing};
 use crate::drive::exchange::{BoxFuture, Drive, Driven, Exchange};
+use crate::drive::manner::Manner;
 use crate::drive::memory::{Memories, Remembering};
 use crate::drive::ruling::{Passed, Rulebook};
 use crate::drive::run::Run;
@@ -54,19 +59,22 @@ use crate::fleet::Replica;
 use crate::fleet::identity::{Epoch, Identities, Identity, Standing};
 use crate::observe::Observer;
 use crate::observe::metrics::Stage;
-use crate::openai::Sampling;
+use crate::openai::{Route, Sampling};
 #[cfg(feature = "onnx")]
 use crate::policy::part::Speech;
 use crate::policy::{Bypass, Ruling};
 use crate::session::{Permission, Rules};
 #[cfg(feature = "onnx")]
 use crate::units::Dice;
-use crate::words::{BypassReason, Plan};
+use crate::words::{BypassReason, Plan, RideReason};
 
 /// Most epochs whose costs and acceptance are kept; the longest unused one makes room for a new one.
 const EPOCHS: usize = 1_024;
 /// An epoch without a request for this long may be dropped.
 const EPOCH_KEPT: Duration = Duration::from_hours(24);
+
+/// Answers on which drafters are scored at the same time, at most.
+const SCORING: usize = 4;
 
 /// What a [`Driver`] is built from.
 pub struct DriverSetup {
@@ -96,6 +104,12 @@ struct Inner {
     clock: Clock,
     /// What was learnt about each epoch, shared by its sessions.
     controls: Mutex<Shelf<Epoch, Arc<Control>>>,
+    /// The same of answers that passed unchanged, whose ids were made of their text: only projections rest on it.
+    observed: Mutex<Shelf<Epoch, Arc<Control>>>,
+    /// How the server of each epoch writes its answers.
+    manners: Mutex<Shelf<Epoch, Arc<Manner>>>,
+    /// Answers on which drafters are scored now; others are only counted meanwhile.
+    scoring: Arc<Semaphore>,
     /// The time for hearing several models on one text.
     #[cfg(feature = "onnx")]
     share: Arc<hearing::Share>,
@@ -104,11 +118,14 @@ struct Inner {
 impl Driver {
     /// A driver that has learnt nothing yet.
     pub fn new(setup: DriverSetup) -> Self {
-        let controls = Mutex::new(Shelf::new(EPOCHS, EPOCH_KEPT));
+        let shelf = || Mutex::new(Shelf::new(EPOCHS, EPOCH_KEPT));
         let inner = Inner {
             setup,
             clock: Clock::start(),
-            controls,
+            controls: shelf(),
+            observed: shelf(),
+            manners: Mutex::new(Shelf::new(EPOCHS, EPOCH_KEPT)),
+            scoring: Arc::new(Semaphore::new(SCORING)),
             #[cfg(feature = "onnx")]
             share: Arc::default(),
         };
@@ -128,7 +145,7 @@ impl Driver {
     ) -> Option<Forecast> {
         let standing = self.inner.setup.identities.standing(replica)?;
         let Standing::Known(identity) = &*standing else { return None };
-        let control = self.inner.control(identity, replica.name());
+        let control = self.inner.learnt_for(ruling, identity, replica.name());
         let rules = &ruling.rules;
         let heat = rules.heat(temperature);
         let drafters = ruling::drafters(ruling, &control);
@@ -162,7 +179,7 @@ impl Driver {
         if ruling.models.len() < 2 {
             return Vec::new();
         }
-        let control = self.inner.control(identity, replica.name());
+        let control = self.inner.learnt_for(ruling, identity, replica.name());
         let numbers: Vec<u8> = ruling.models.iter().map(|(name, _)| control.model(name)).collect();
         let hedge =
             control.with(|learnt| learnt.hedges.of(ruling.rules.heat(temperature), ruling.rules.kind));
@@ -185,9 +202,31 @@ impl Drive for Driver {
 }
 
 impl Inner {
+    /// What a request with this ruling learns from, and what is known for it.
+    fn learnt_for(&self, ruling: &Ruling, identity: &Identity, backend: &str) -> Arc<Control> {
+        let control = self.control(&self.controls, identity, backend);
+        if ruling.rules.permission.never().is_none() {
+            return control;
+        }
+        let observed = self.control(&self.observed, identity, backend);
+        // What calls cost is the same for both.
+        let costs = control.with(|learnt| learnt.costs.clone());
+        observed.with(|learnt| {
+            if costs.ride_token().is_some() || learnt.costs.ride_token().is_none() {
+                *learnt.costs = costs;
+            }
+        });
+        observed
+    }
+
     /// What is known of an engine, with what the operator and the probe have said of it.
-    fn control(&self, identity: &Identity, backend: &str) -> Arc<Control> {
-        let control = Arc::clone(self.controls.lock().get(&identity.epoch, self.clock.now()));
+    fn control(
+        &self,
+        shelf: &Mutex<Shelf<Epoch, Arc<Control>>>,
+        identity: &Identity,
+        backend: &str,
+    ) -> Arc<Control> {
+        let control = Arc::clone(shelf.lock().get(&identity.epoch, self.clock.now()));
         control.with(|learnt| {
             if let Some(imposed) = self.setup.costs.get(backend) {
                 learnt.impose(*imposed);
@@ -226,7 +265,22 @@ impl Inner {
         } else {
             ruling.sampling.clone()
         };
-        let control = self.control(&identity, backend);
+        let manner = Arc::clone(self.manners.lock().get(&identity.epoch, self.clock.now()));
+        if !identity.engine.dialect.codec().tells_ids(request.route)
+            && ruling.rules.permission == Permission::Leap
+        {
+            ruling.rules.permission = Permission::Ride(RideReason::NoDraft);
+        }
+        if manner.parses() && request.route == Route::Chat && ruling.rules.permission == Permission::Leap {
+            ruling.rules.permission = Permission::Ride(RideReason::Parser);
+        }
+        let control = self.learnt_for(&ruling, &identity, backend);
+        // A request that passes unchanged is one of the crowd beside those that leap.
+        let present = ruling
+            .rules
+            .permission
+            .never()
+            .map(|_| Presence::new(self.control(&self.controls, &identity, backend)));
         let observer = &exchange.shared.observer;
         let (mut drafting, hearing) = self.drafting(&mut ruling, &identity, &sampling, &control, observer);
         ruling.rules.drafts_ahead = drafting.goes_back();
@@ -254,6 +308,9 @@ impl Inner {
             limits,
             clock: self.clock,
             seed,
+            present,
+            scoring: Arc::clone(&self.scoring),
+            manner,
         })
     }
 }

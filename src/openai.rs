@@ -4,22 +4,27 @@
 
 pub mod answer;
 pub mod control_header;
+pub mod cut;
 pub mod eligibility;
 pub mod fields;
 pub mod json;
 pub mod messages;
 pub mod parameters;
 pub mod prediction;
+pub mod reading;
 pub mod request;
 pub mod sampling;
 pub mod sse;
+pub mod trim;
 pub mod usage;
 
-pub use answer::{Additive, Template, fill, strip};
+pub use answer::{Additive, Template, fill, order, strip};
 pub use control_header::Control;
 pub use eligibility::{Finding, Judgement, judge, refusal, understand};
 pub use json::parsed_bytes;
 pub use prediction::without_prediction;
+pub use reading::Reading;
 pub use request::{Api, Prompt, PromptSize, Request, Route};
 pub use sampling::{Defaults, Said, Sampling, SamplingField};
+pub use trim::Trim;
 pub use usage::{Leapt, Path, Usage};

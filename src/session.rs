@@ -113,6 +113,8 @@ pub enum Action {
     Cancel(ActionId),
     /// Send this to the client.
     Emit(Delta),
+    /// The first call brought this: a client that streams has it from the backend's own event.
+    Passed(Delta),
     /// Nothing more will come.
     Finish(Summary),
 }

@@ -104,7 +104,7 @@ impl Basis {
 }
 
 /// The measured costs of one replica.
-#[derive(Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Costs {
     /// How many requests the engine computes at present, and whether some of them ride beside one that leaps.
     #[serde(skip)]

@@ -127,7 +127,11 @@ fn sample(field: Field) -> Option<Value> {
         Field::Seed => json!(7),
         Field::Stop => json!(["END"]),
         Field::StopTokenIds => json!([100]),
-        Field::IncludeStop | Field::IgnoreEos | Field::IncludeUsage | Field::ReturnTokenIds => json!(true),
+        Field::IncludeStop
+        | Field::IgnoreEos
+        | Field::IncludeUsage
+        | Field::ContinuousUsage
+        | Field::ReturnTokenIds => json!(true),
         Field::MinTokens => json!(4),
         Field::StreamOptions => json!({ "include_usage": true }),
         Field::Prediction => json!({ "type": "content", "content": "hello there" }),
@@ -214,6 +218,12 @@ the mean of what outputs are charged), and each answer says what it was charged;
 
 An answer never holds tokens of two models: a request that is speculated on keeps to the process that it began on, and ends with an error
 where another one answers at the address ([faults](faults.md)).
+
+**What does not leap passes as it is.** A request that will not be speculated on (`mode: observe` and `off`, policies `shadow`,
+`ride` and `off`, `x-foretell: ride`, a bypass, a server that speculates itself) leaves and returns byte for byte. In `auto` a
+request may be asked for as a stream, with usage and token ids; what that adds is cut out of the bytes of its answer, and a JSON
+answer is built back with the engine's own fields. `usage.foretell` is in speculated answers only. Not known of a speculated
+answer before vLLM: `prompt_tokens_details`, which it reports at the end of its own stream only; it is null there.
 
 In a cell, `score`, `fan_out`, `tree` or `native` is the plan by which drafts are verified, `–` is a bypass with its reason: the
 request is passed on as it is; `rides`: the engine does not tell the ids of its tokens there. Two entries are temperature 0 / 0.8. The engines are met here with their metrics on, prefix

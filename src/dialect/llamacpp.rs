@@ -147,7 +147,7 @@ impl Codec for LlamaCpp {
             Route::Completions => (&["__verbose"], &[]),
             Route::Chat => (&["timings"], &["logprobs"]),
         };
-        Additive { usage: !request.include_usage, token_ids: true, members, choice }
+        Additive { usage: !request.include_usage, token_ids: true, members, choice, ..Additive::default() }
     }
 
     fn beside(&self, _: &Engine, request: &Request) -> Option<Call> {

@@ -54,6 +54,12 @@ impl Codec for Sglang {
         &QUIRKS
     }
 
+    /// A streamed chat brings its ids once, at its end, and is refused if it asks for them (0.5.23, `serving_chat.py`:
+    /// "return_prompt_token_ids is not supported with streaming").
+    fn tells_ids(&self, route: Route) -> bool {
+        route == Route::Completions
+    }
+
     fn questions(&self, answers: &Answers) -> Vec<Question> {
         answers.unasked(&[LOADS, METRICS])
     }
@@ -124,15 +130,14 @@ impl Codec for Sglang {
 
     fn first_ride(&self, _: &Engine, request: &Request, _: u64) -> Call {
         let mut body = shared::streamed(request, shared::continuous_usage());
-        body.insert("return_token_ids".into(), Value::Bool(true));
-        if request.route == Route::Chat {
-            body.insert("return_prompt_token_ids".into(), Value::Bool(true));
+        if self.tells_ids(request.route) {
+            body.insert("return_token_ids".into(), Value::Bool(true));
         }
         Call { path: request.route.path(), body: bytes(&body) }
     }
 
     fn additive(&self, _: &Engine, request: &Request) -> Additive {
-        Additive { usage: true, choice: &["response_token_ids"], ..Additive::of(request) }
+        Additive { usage: true, null_usage: true, ..Additive::of(request) }
     }
 
     fn ride(&self, _: &Engine, context: &Context<'_>, sampling: &Sampling, max_tokens: u32) -> Call {

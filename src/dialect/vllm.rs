@@ -28,7 +28,7 @@ use super::{
     Answers, Asked, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise, Question,
     Quirks, Refusal, RideKind, Round, RowShape, Unreadable, score,
 };
-use crate::openai::{Additive, Defaults, Request, Route, Sampling};
+use crate::openai::{Additive, Defaults, Request, Route, Sampling, order};
 use crate::session::Hold;
 use crate::units::TokenId;
 use crate::words::{BypassReason, Refused};
@@ -51,10 +51,56 @@ const SCORED: ([u32; 2], [u32; 2]) = ([0, 15], [0, 33]);
 /// The first version whose answers carry token ids.
 const TOKEN_IDS: [u32; 2] = [0, 11];
 
+/// The order of the fields of whole answers, of both routes.
+const ANSWER: [&str; 14] = [
+    "id",
+    "object",
+    "created",
+    "model",
+    "choices",
+    "service_tier",
+    "system_fingerprint",
+    "usage",
+    "prompt_logprobs",
+    "prompt_token_ids",
+    "prompt_text",
+    "kv_transfer_params",
+    "ec_transfer_params",
+    "metrics",
+];
+const CHOICE: [&str; 10] = [
+    "index",
+    "message",
+    "text",
+    "logprobs",
+    "finish_reason",
+    "stop_reason",
+    "token_ids",
+    "prompt_logprobs",
+    "prompt_token_ids",
+    "routed_experts",
+];
+const MESSAGE: [&str; 8] =
+    ["role", "content", "refusal", "annotations", "audio", "function_call", "tool_calls", "reasoning"];
+const USAGE: [&str; 5] = [
+    "prompt_tokens",
+    "total_tokens",
+    "completion_tokens",
+    "prompt_tokens_details",
+    "completion_tokens_details",
+];
+
 /// The codec of vLLM.
 pub struct Vllm;
 
-const QUIRKS: Quirks = Quirks { stop_hold: Hold::Longest, stop_field: Some("stop_reason"), ..Quirks::COMMON };
+/// With `return_token_ids` the chat route sends an event for every token, with an empty delta where its parsers make
+/// nothing of it (0.32, `chat_completion/serving.py`: `if delta_message is None`).
+const QUIRKS: Quirks = Quirks {
+    stop_hold: Hold::Longest,
+    stop_field: Some("stop_reason"),
+    hollow_deltas: true,
+    ..Quirks::COMMON
+};
 
 impl Codec for Vllm {
     fn quirks(&self) -> &'static Quirks {
@@ -140,22 +186,51 @@ impl Codec for Vllm {
     }
 
     fn additive(&self, _: &Engine, request: &Request) -> Additive {
-        Additive { usage: true, ..Additive::of(request) }
+        Additive { usage: true, nulls: true, ..Additive::of(request) }
     }
 
+    /// Whole answers are written with every field (`model_dump`), events only with those that were set (0.32,
+    /// `chat_completion/protocol.py` and `completion/protocol.py`).
     fn last_members(&self, route: Route, whole: bool) -> Value {
         let choice = match (route, whole) {
             (Route::Chat, true) => json!({
                 "message": { "refusal": null, "annotations": null, "audio": null, "function_call": null,
                     "reasoning": null },
-                "stop_reason": null,
+                "stop_reason": null, "token_ids": null, "routed_experts": null,
+            }),
+            (Route::Completions, true) => json!({
+                "stop_reason": null, "token_ids": null, "prompt_logprobs": null, "prompt_token_ids": null,
+                "routed_experts": null,
             }),
             (Route::Chat, false) => json!({ "stop_reason": null }),
-            (Route::Completions, _) => json!({}),
+            (Route::Completions, false) => json!({}),
         };
-        let tier = whole.then_some(("service_tier".to_owned(), Value::Null));
-        let choices = ("choices".to_owned(), json!([choice]));
-        Value::Object(tier.into_iter().chain([choices]).collect())
+        let mut members = json!({ "choices": [choice] });
+        if !whole {
+            return members;
+        }
+        let mut top = json!({
+            "service_tier": null, "system_fingerprint": null, "kv_transfer_params": null,
+            "ec_transfer_params": null, "metrics": null,
+            "usage": { "prompt_tokens_details": null, "completion_tokens_details": null },
+        });
+        if route == Route::Chat {
+            let chat = json!({ "prompt_logprobs": null, "prompt_token_ids": null, "prompt_text": null });
+            crate::openai::fill(&mut top, &chat);
+        }
+        crate::openai::fill(&mut members, &top);
+        members
+    }
+
+    /// The last event of a stream leaves out what is null within the details.
+    fn complete(&self, answer: &mut Value) {
+        if let Some(details @ Value::Object(_)) = answer.pointer_mut("/usage/prompt_tokens_details") {
+            crate::openai::fill(details, &json!({ "created_cache_tokens": null, "multimodal_tokens": null }));
+        }
+        order(answer.pointer_mut("/choices/0/message"), &MESSAGE);
+        order(answer.pointer_mut("/choices/0"), &CHOICE);
+        order(answer.pointer_mut("/usage"), &USAGE);
+        order(Some(answer), &ANSWER);
     }
 
     fn ride(&self, _: &Engine, context: &Context<'_>, sampling: &Sampling, max_tokens: u32) -> Call {

@@ -7,6 +7,8 @@ use super::sink::TRAILERS;
 use crate::http::headers;
 
 const POLICY: HeaderName = HeaderName::from_static("x-foretell-policy");
+/// Keeps a reverse proxy in front from buffering a stream.
+const ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 /// `x-foretell-path` of a stream: whether it leaps is not known yet when its head is sent.
 pub const ELIGIBLE: &str = "eligible";
 
@@ -53,15 +55,16 @@ fn without_body(fields: HeaderMap) -> HeaderMap {
 pub fn of_json(fields: HeaderMap) -> HeaderMap {
     let mut fields = without_body(fields);
     fields.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    // Servers send these with streams only.
+    for name in [header::CACHE_CONTROL, ACCEL_BUFFERING] {
+        fields.remove(name);
+    }
     fields
 }
 
 /// The header fields of a stream that is written here.
 pub fn of_stream(fields: HeaderMap, trailers: bool) -> HeaderMap {
     let mut fields = without_body(fields);
-    // Keeps reverse proxies in front from buffering the stream.
-    fields.entry("x-accel-buffering").or_insert(HeaderValue::from_static("no"));
-    fields.entry(header::CACHE_CONTROL).or_insert(HeaderValue::from_static("no-cache"));
     if trailers {
         fields.insert(header::TRAILER, HeaderValue::from_static(TRAILERS));
     }

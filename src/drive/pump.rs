@@ -23,6 +23,7 @@ use crate::drive::comparison::Drawn;
 use crate::drive::drafting::{Drafting, Hearing, Reply};
 use crate::drive::exchange::{Declined, Exchange, Shared, Slot, Unsent};
 use crate::drive::failure::Failure;
+use crate::drive::manner::Manner;
 use crate::drive::memory::Remembering;
 use crate::drive::recovery::IdRecovery;
 use crate::drive::ride::{Heard, Ride};
@@ -94,6 +95,7 @@ pub struct Pump {
     uncounted: bool,
     /// The group of its policy that the request was drawn into.
     drawn: Drawn,
+    manner: Arc<Manner>,
     remembering: Remembering,
     hearing: Option<Hearing>,
 }
@@ -141,6 +143,7 @@ impl Pump {
             held: None,
             uncounted: beside.is_some(),
             drafting: run.drafting,
+            manner: run.manner,
             remembering: run.remembering,
             hearing: run.hearing,
             drawn: run.drawn,
@@ -313,7 +316,12 @@ impl Pump {
                 }
                 Action::Cancel(target) => self.cancel(target),
                 // Recovered ids: their text has been sent already.
-                Action::Emit(delta) if self.untold && delta.text.is_empty() => {}
+                Action::Emit(delta) | Action::Passed(delta) if self.untold && delta.text.is_empty() => {}
+                Action::Passed(delta) => {
+                    self.slot.record.emitted();
+                    self.slot.record.wrote(&delta.text);
+                    self.sink.passed(delta).await?;
+                }
                 Action::Emit(delta) => {
                     self.slot.record.emitted();
                     self.slot.record.wrote(&delta.text);

@@ -27,6 +27,8 @@ const REST: Duration = Duration::from_secs(1);
 pub enum Heard {
     /// A token event: its JSON, and what the dialect reads in it.
     Chunk(Value, Box<Chunk>),
+    /// Bytes that say nothing, such as a comment.
+    Nothing,
     /// The stream is complete (`[DONE]`, or its end).
     End,
     /// It broke off, or cannot be read: the fault, and the cause in words for the operator.
@@ -61,6 +63,8 @@ pub struct Ride {
     count: Option<u32>,
     /// An incomplete character at the end of the output must be sent as U+FFFD.
     owed: bool,
+    /// The events read since they were last taken, as they came, with their data.
+    passing: Vec<(Vec<u8>, Value)>,
 }
 
 impl Ride {
@@ -68,7 +72,9 @@ impl Ride {
     /// last character that the engine leaves out of streams only.
     pub fn begun(id: ActionId, engine: Arc<Engine>, body: Answer, whole: bool) -> Self {
         let owed = whole && engine.drops_tail;
-        Self { owed, ..Self::new(id, engine, RideKind::First, u32::MAX, State::Reading(body)) }
+        let ride = Self::new(id, engine, RideKind::First, u32::MAX, State::Reading(body));
+        let decoder = if whole { ride.decoder.clone() } else { sse::Decoder::keeping(sse::EVENT_BYTES) };
+        Self { owed, decoder, ..ride }
     }
 
     /// A later ride of at most `asked` tokens, whose call is under way.
@@ -89,6 +95,7 @@ impl Ride {
             brought: 0,
             count: None,
             owed: false,
+            passing: Vec::new(),
         }
     }
 
@@ -99,11 +106,16 @@ impl Ride {
         tokio::spawn(tokio::time::timeout(REST, rest));
     }
 
+    /// The events read since this was last asked: their bytes, and their data. Empty where nobody streams.
+    pub fn passing(&mut self) -> Vec<(Vec<u8>, Value)> {
+        std::mem::take(&mut self.passing)
+    }
+
     /// The next event. Dropping the future loses nothing.
     pub async fn next(&mut self) -> Heard {
         loop {
             if let Some(event) = self.events.pop_front() {
-                match self.read(&event) {
+                match self.read(event) {
                     Some(heard) => return heard,
                     None => continue,
                 }
@@ -141,7 +153,7 @@ impl Ride {
                     None => {
                         let data = String::from_utf8_lossy(gathered).into_owned();
                         self.state = State::Closed;
-                        self.events.push_back(sse::Message { event: None, data });
+                        self.events.push_back(sse::Message { data, ..sse::Message::default() });
                     }
                 },
                 State::Closed => return std::future::pending().await,
@@ -150,16 +162,28 @@ impl Ride {
     }
 
     /// Interprets an event; `None` if that takes the next one.
-    fn read(&mut self, event: &sse::Message) -> Option<Heard> {
+    fn read(&mut self, event: sse::Message) -> Option<Heard> {
+        if event.is_comment {
+            self.passing.push((event.raw, Value::Null));
+            return Some(Heard::Nothing);
+        }
         if event.is_done() {
+            self.pass(event.raw, &Value::Null);
             return Some(self.end());
         }
         let Ok(value) = serde_json::from_str::<Value>(&event.data) else {
             return Some(self.broken(Fault::Ride, "an event of the stream is not JSON".to_owned()));
         };
+        self.pass(event.raw, &value);
         match self.engine.chunk(self.kind, &value) {
             Ok(chunk) => self.counted(value, Box::new(chunk)),
             Err(unreadable) => Some(self.broken(Fault::Ride, unreadable.to_string())),
+        }
+    }
+
+    fn pass(&mut self, raw: Vec<u8>, event: &Value) {
+        if !raw.is_empty() {
+            self.passing.push((raw, event.clone()));
         }
     }
 

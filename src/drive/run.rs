@@ -5,15 +5,17 @@ use std::time::Duration;
 
 use http::Response;
 use http_body_util::BodyExt;
+use tokio::sync::Semaphore;
 use tracing::Instrument;
 
 use super::again;
 use super::calls::{CallLimits, Calls};
 use super::comparison::Drawn;
 use super::drafting::{Drafting, Hearing};
-use super::exchange::{Driven, Exchange};
+use super::exchange::{Driven, Exchange, Slot};
 use super::failure::Failure;
 use super::head;
+use super::manner::Manner;
 use super::memory::Remembering;
 use super::pump::{Ended, Pump};
 use super::recovery::IdRecovery;
@@ -21,7 +23,7 @@ use super::ride::Ride;
 use super::ruling;
 use super::sink::Sink;
 use crate::clock::Clock;
-use crate::control::Control;
+use crate::control::{Control, Presence};
 use crate::dialect::MaxTokens;
 use crate::draft::LookupSpec;
 use crate::fleet::identity::Identity;
@@ -57,6 +59,12 @@ pub(super) struct Run {
     pub clock: Clock,
     /// The client's seed, else a fresh one.
     pub seed: u64,
+    /// Counts a request that passes unchanged among those that the engine computes.
+    pub present: Option<Presence>,
+    /// How the server writes its answers.
+    pub manner: Arc<Manner>,
+    /// Permits to score drafters on an answer that has passed unchanged.
+    pub scoring: Arc<Semaphore>,
 }
 
 impl Run {
@@ -71,6 +79,9 @@ impl Run {
         }
         if self.remembering.reads_others() {
             record.reads_others();
+        }
+        if let Some(reason) = self.ruling.rules.permission.never() {
+            return self.pass(exchange, reason).await;
         }
         let calls = Calls::new(&self, &exchange);
         let prediction = self.prediction(&exchange.request);
@@ -105,14 +116,18 @@ impl Run {
             exchange.head.extensions.insert(Fresh);
             return Err(exchange.decline(BypassReason::Fault));
         }
-        let failure = Failure::from(error);
+        Ok(self.failed(exchange.slot, &Failure::from(error)))
+    }
+
+    /// Answers with the error of a replica that could not be reached.
+    pub(super) fn failed(&self, mut slot: Slot, failure: &Failure) -> Response<Body> {
         let response = failure.response();
-        let record = &mut exchange.slot.record;
+        let record = &mut slot.record;
         record.status(response.status());
         record.unreachable(failure.to_string());
         record.end(false);
         let reason = BypassReason::Unreachable.name();
-        Ok(head::with(response, &self.ruling.name, Path::Bypassed.name(), Some(reason)))
+        head::with(response, &self.ruling.name, Path::Bypassed.name(), Some(reason))
     }
 
     /// Passes on an answer that is no stream, as a rule an error, unchanged.
@@ -179,14 +194,15 @@ impl Run {
         let ride = Ride::begun(id, Arc::clone(&self.identity.engine), body, !stream);
         let policy = self.ruling.name.clone();
         if stream {
-            let (sink, out) = Sink::stream(&exchange.request, &self.identity.engine, trailers);
+            let manner = Arc::clone(&self.manner);
+            let (sink, out) = Sink::stream(&exchange.request, &self.identity.engine, manner, trailers);
             let pump = Pump::new(self, exchange, calls, session, ride, sink);
             tokio::spawn(streamed(pump).in_current_span());
             let mut response = Response::new(out);
             *response.headers_mut() = head::of_stream(head.headers, trailers);
             return Ok(head::with(response, &policy, head::ELIGIBLE, None));
         }
-        let sink = Sink::whole(&exchange.request, &self.identity.engine);
+        let sink = Sink::whole(&exchange.request, &self.identity.engine, Arc::clone(&self.manner));
         let ended = Pump::new(self, exchange, calls, session, ride, sink).run().await;
         let ended = ended.map_err(|nothing| nothing.decline(BypassReason::Fault))?;
         Ok(whole(ended, head.headers, &policy))
@@ -224,7 +240,7 @@ impl Run {
         Some(IdRecovery::new(Arc::clone(&self.identity.tokenizer), *plan))
     }
 
-    fn start(&self, request: &Request) -> Start {
+    pub(super) fn start(&self, request: &Request) -> Start {
         let prompt: &[TokenId] = match &request.prompt {
             Prompt::Ids(ids) => ids,
             Prompt::Text(_) | Prompt::Messages(_) => &[],

@@ -3,6 +3,7 @@
 //! The text comes from the session alone; `id`, `created`, `model` and every other field come from the
 //! backend, so that a client (and its logs) cannot tell where a token was computed.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -14,14 +15,18 @@ use tokio::sync::mpsc;
 
 use crate::dialect::{Dialect, Engine};
 use crate::drive::failure::Failure;
+use crate::drive::manner::Manner;
 use crate::http::body::{Body, BoxError};
 use crate::http::headers;
 use crate::observe::Finished;
-use crate::openai::answer::{Additive, Template, fill, strip};
-use crate::openai::usage::{Counts, Leapt, Usage};
+use crate::openai::answer::{Additive, Template, fill};
+use crate::openai::trim::{self, Trim};
+use crate::openai::usage::{Counts, Leapt, Path, Usage};
 use crate::openai::{Request, Route, sse};
 use crate::session::{Delta, Finish, Stopped};
 
+/// Which configuration of the server has answered.
+const FINGERPRINT: &str = "system_fingerprint";
 /// The members of a choice in which engines name the stop text or token.
 const STOPS: [&str; 2] = ["stop_reason", "matched_stop"];
 /// Frames that may wait for a slow client before the backend is no longer read.
@@ -78,16 +83,30 @@ impl End {
         }
         let ended = matches!(self.stopped, Some(Stopped::TextEnd(_)));
         let uncounted = u32::from(ended && !counts_end && !self.own_count);
-        usage.to_value(u64::from(told.output_tokens.saturating_sub(uncounted)), Some(&leapt))
+        // An answer that stayed plain has nothing that the backend would not have sent.
+        let leapt = Some(&leapt).filter(|leapt| leapt.path == Path::Speculated);
+        usage.to_value(u64::from(told.output_tokens.saturating_sub(uncounted)), leapt)
     }
 }
 
 /// Writes the output to the client.
 pub struct Sink {
     route: Route,
+    /// The event that shapes those that are written here: the first one with text, else the first one.
+    seen: Option<Value>,
+    /// Made of `seen` when the first event is written.
     template: Option<Template>,
     frame: Option<PlainFrame>,
     additive: Additive,
+    trim: Trim,
+    /// Which of the last events of a stream have come from the backend.
+    passed: Ends,
+    /// The backend's own error event.
+    error: Option<Vec<u8>>,
+    /// What `system_fingerprint` the server sends at the end of its answers, if it is known.
+    manner: Arc<Manner>,
+    /// The client asked for usage on every event; the usage to count on from.
+    running: Option<Running>,
     dialect: Dialect,
     /// What the engine reported at the end of the first ride; `None` if that has not ended.
     own: Option<OwnEnd>,
@@ -96,15 +115,31 @@ pub struct Sink {
     usage_unasked: bool,
     /// Output that is not sent yet, so that the last piece can carry the finish reason.
     held: Option<Delta>,
-    /// Events of the engine are passed on unchanged, see [`Sink::verbatim`].
+    /// All events come from the backend, see [`Sink::verbatim`].
     verbatim: bool,
     /// Time that writing the last piece of output took, without waiting for the client.
     took: Option<Duration>,
     shape: Shape,
 }
 
+/// The last events of a stream.
+#[derive(Clone, Copy, Debug, Default)]
+struct Ends {
+    finish: bool,
+    usage: bool,
+    done: bool,
+}
+
+/// The usage of a stream so far.
+struct Running {
+    base: Option<Usage>,
+    tokens: u64,
+}
+
 /// What the engine reports at the end of its output.
 struct OwnEnd {
+    /// Why the output ended.
+    reason: String,
     /// The stop text or token, if the engine has a member for it.
     stop: Option<Value>,
     /// See [`crate::dialect::Quirks::time_report`].
@@ -122,27 +157,43 @@ pub struct Gone;
 
 impl Sink {
     /// An event stream: the sink, and the body to answer with.
-    pub fn stream(request: &Request, engine: &Engine, trailers: bool) -> (Self, Body) {
+    pub fn stream(request: &Request, engine: &Engine, manner: Arc<Manner>, trailers: bool) -> (Self, Body) {
         let (frames, out) = mpsc::channel(BACKLOG);
         let shape = Shape::Stream { frames, usage: request.include_usage, trailers };
         let body = StreamBody::new(futures_util::stream::unfold(out, |mut out| async move {
             out.recv().await.map(|frame| (frame, out))
         }));
-        (Self::new(request, engine, shape), BodyExt::boxed_unsync(body))
+        (Self::new(request, engine, manner, shape), BodyExt::boxed_unsync(body))
     }
 
     /// One JSON answer, written at the end.
-    pub fn whole(request: &Request, engine: &Engine) -> Self {
+    pub fn whole(request: &Request, engine: &Engine, manner: Arc<Manner>) -> Self {
         let shape = Shape::Whole { text: String::new(), tokens: Vec::new(), more: Map::new() };
-        Self::new(request, engine, shape)
+        Self::new(request, engine, manner, shape)
     }
 
-    fn new(request: &Request, engine: &Engine, shape: Shape) -> Self {
+    fn new(request: &Request, engine: &Engine, manner: Arc<Manner>, shape: Shape) -> Self {
+        let quirks = engine.dialect.quirks();
+        let own = engine.additive(request);
+        let runs = request.stream && request.include_usage && request.continuous_usage;
+        let additive = Additive { usage: own.usage && !runs, ..own };
         Self {
             route: request.route,
+            seen: None,
             template: None,
             frame: None,
-            additive: engine.additive(request),
+            additive,
+            trim: Trim {
+                additive,
+                include_usage: request.include_usage,
+                usage_at_end: quirks.unasked_usage == Some(request.route),
+                at_end: quirks.time_report,
+                hollow: quirks.hollow_deltas,
+            },
+            passed: Ends::default(),
+            error: None,
+            manner,
+            running: runs.then_some(Running { base: None, tokens: 0 }),
             dialect: engine.dialect,
             own: None,
             prediction: request.prediction.is_some(),
@@ -182,15 +233,55 @@ impl Sink {
         matches!(self.shape, Shape::Whole { .. })
     }
 
-    /// Passes an event of the engine on, less what only Foretell asked for. From then on all events must come here.
-    pub async fn verbatim(&mut self, event: &Value) -> Result<(), Gone> {
-        self.release().await?;
+    /// From now on all events come from the backend, to the end of the stream.
+    pub fn verbatim(&mut self) {
         self.verbatim = true;
-        let mut event = event.clone();
-        strip(&mut event, self.additive);
-        let empty = event.get("choices").and_then(Value::as_array).is_none_or(Vec::is_empty);
-        // An event that held nothing but the usage that Foretell asked for.
-        if empty && event.get("usage").is_none() { Ok(()) } else { self.event(&event).await }
+    }
+
+    /// Passes events of the backend on, less what only Foretell asked for. What they say at the end of a stream and the
+    /// client would have been told in another of them is moved there.
+    pub async fn pass(&mut self, events: Vec<(Vec<u8>, Value)>) -> Result<(), Gone> {
+        self.release().await?;
+        let mut moved: Vec<(&str, Value)> = Vec::new();
+        for (_, event) in events.iter().filter(|(_, event)| self.trim.is_ours(event) && is_usage(event)) {
+            let names = [Some(FINGERPRINT), self.dialect.quirks().time_report];
+            let told = names.into_iter().flatten().filter_map(|name| Some((name, event.get(name)?.clone())));
+            moved.extend(told.filter(|(_, value)| !value.is_null()));
+        }
+        for (raw, event) in events {
+            self.note(&event, &raw);
+            let Some(mut bytes) = (if event.is_null() { Some(raw) } else { self.trim.event(&raw, &event) })
+            else {
+                continue;
+            };
+            if event.pointer("/choices/0/finish_reason").is_some_and(Value::is_string) {
+                for (name, value) in moved.iter().filter(|(name, _)| event.get(*name).is_none()) {
+                    bytes = trim::appended(&bytes, name, value).unwrap_or(bytes);
+                }
+            }
+            self.send(Frame::data(bytes.into())).await?;
+        }
+        Ok(())
+    }
+
+    /// Notes which of the last events of a stream passes now.
+    fn note(&mut self, event: &Value, raw: &[u8]) {
+        if event.is_null() {
+            // No data but comments, or the end.
+            self.passed.done |= raw.windows(sse::DONE.len()).any(|part| part == sse::DONE.as_bytes());
+            return;
+        }
+        self.passed.finish |= event.pointer("/choices/0/finish_reason").is_some_and(Value::is_string);
+        self.passed.usage |= is_usage(event);
+        if let Some(running) = &mut self.running {
+            running.base = event.get("usage").and_then(Usage::from_backend).or(running.base.take());
+        }
+    }
+
+    /// Keeps the error event with which the backend has ended its stream, should that be the end of the answer.
+    pub fn keep_error(&mut self, events: Vec<(Vec<u8>, Value)>) {
+        let errors = |event: &Value| event.get("error").is_some_and(|error| !error.is_null());
+        self.error = events.into_iter().rev().find(|(_, event)| errors(event)).map(|(raw, _)| raw);
     }
 
     /// Passes bytes of an event stream on.
@@ -212,17 +303,30 @@ impl Sink {
         }
     }
 
-    /// Learns the shape of the answer from the backend's first event; sends a chat's opening event at once.
-    pub async fn first(&mut self, event: &Value) -> Result<(), Gone> {
+    /// Learns the shape of the answer from the backend's first events.
+    pub fn first(&mut self, event: &Value) {
         self.hear_end(event);
-        if self.template.is_some() {
-            return Ok(());
+        // The event with the role is shaped otherwise than those that follow, and is the one that a whole answer is like.
+        let opens = |event: &Value| event.pointer("/choices/0/delta/role").is_some();
+        let better = match &self.seen {
+            None => true,
+            Some(seen) => {
+                !self.is_whole() && opens(seen) && !opens(event) && event.pointer("/choices/0").is_some()
+            }
+        };
+        if better {
+            self.seen = Some(event.clone());
         }
-        self.template = Template::from_first_chunk(event, self.route, self.additive);
-        self.frame = self.template.as_ref().filter(|_| self.additive.token_ids).and_then(PlainFrame::of);
-        match opening(event, self.additive) {
-            Some(opening) if self.route == Route::Chat => self.event(&opening).await,
-            _ => Ok(()),
+    }
+
+    /// Makes the template, once an event has to be written here.
+    fn shaped(&mut self) {
+        if self.template.is_none()
+            && let Some(seen) = &self.seen
+        {
+            self.template = Template::from_first_chunk(seen, self.route, self.additive);
+            let same = self.additive.token_ids && self.running.is_none();
+            self.frame = self.template.as_ref().filter(|_| same).and_then(PlainFrame::of);
         }
     }
 
@@ -233,7 +337,11 @@ impl Sink {
             choice.filter(|choice| choice.get("finish_reason").is_some_and(Value::is_string))
         {
             let stop = STOPS.into_iter().find_map(|name| choice.get(name)).cloned();
-            self.own = Some(OwnEnd { stop, account: None });
+            let reason = choice.get("finish_reason").and_then(Value::as_str).unwrap_or_default().to_owned();
+            self.own = Some(OwnEnd { reason, stop, account: None });
+        }
+        if let Some(fingerprint) = event.get(FINGERPRINT) {
+            self.manner.says_fingerprint(fingerprint);
         }
         let account = self.dialect.quirks().time_report.and_then(|name| event.get(name));
         if let (Some(own), Some(account)) = (&mut self.own, account) {
@@ -247,6 +355,13 @@ impl Sink {
             self.own.as_ref().and_then(|own| own.account.as_ref()).zip(self.dialect.quirks().time_report);
         if let (Some((account, name)), Some(members)) = (told, answer.as_object_mut()) {
             members.insert(name.to_owned(), account.clone());
+        }
+    }
+
+    /// Adds the `system_fingerprint` that this server's answers have at their end.
+    fn say_fingerprint(&self, answer: &mut Value) {
+        if let (Some(fingerprint), Some(members)) = (self.manner.fingerprint(), answer.as_object_mut()) {
+            members.insert(FINGERPRINT.to_owned(), fingerprint);
         }
     }
 
@@ -270,23 +385,40 @@ impl Sink {
         Ok(())
     }
 
-    /// Passes on members of a chat's delta other than text; in a JSON answer, string pieces are concatenated.
-    pub async fn other(&mut self, delta: &Map<String, Value>) -> Result<(), Gone> {
-        self.release().await?;
-        if let Shape::Whole { more, .. } = &mut self.shape {
-            for (name, piece) in delta {
-                match (more.get_mut(name), piece) {
-                    (Some(Value::String(text)), Value::String(piece)) => text.push_str(piece),
-                    _ => {
-                        more.insert(name.clone(), piece.clone());
-                    }
+    /// Takes members of a chat's delta other than text for a JSON answer: string pieces are concatenated.
+    pub fn other(&mut self, delta: &Map<String, Value>) {
+        let Shape::Whole { more, .. } = &mut self.shape else { return };
+        for (name, piece) in delta {
+            match (more.get_mut(name), piece) {
+                (Some(Value::String(text)), Value::String(piece)) => text.push_str(piece),
+                _ => {
+                    more.insert(name.clone(), piece.clone());
                 }
             }
-            return Ok(());
         }
-        let Some(template) = &self.template else { return Ok(()) };
-        let chunk = template.other(delta);
-        self.event(&chunk).await
+    }
+
+    /// Takes a piece of output that a client who streams has from the backend's own event.
+    pub async fn passed(&mut self, delta: Delta) -> Result<(), Gone> {
+        if self.is_whole() {
+            return self.emit(delta).await;
+        }
+        self.counted(&delta);
+        Ok(())
+    }
+
+    fn counted(&mut self, delta: &Delta) {
+        if let Some(running) = &mut self.running {
+            running.tokens += delta.tokens.len() as u64;
+        }
+    }
+
+    /// The usage so far on an event, if the client asked for that.
+    fn say_running(&self, chunk: &mut Value) {
+        let Some(Running { base: Some(base), tokens }) = &self.running else { return };
+        if let Some(members) = chunk.as_object_mut() {
+            members.insert("usage".to_owned(), base.to_value(*tokens, None));
+        }
     }
 
     /// Sends what [`Sink::emit`] took.
@@ -304,10 +436,14 @@ impl Sink {
             return Ok(());
         }
         let begun = Instant::now();
+        self.shaped();
+        self.counted(&delta);
         let bytes = match (&self.frame, &self.template) {
             (Some(frame), _) => frame.around(&delta.text),
             (None, Some(template)) => {
-                sse::encode_json(&template.chunk(&delta.text, &delta.tokens, None)).into()
+                let mut chunk = template.chunk(&delta.text, &delta.tokens, None);
+                self.say_running(&mut chunk);
+                sse::encode_json(&chunk).into()
             }
             (None, None) => return Ok(()),
         };
@@ -324,26 +460,34 @@ impl Sink {
     /// trailers, each if it was asked for.
     pub async fn finish(mut self, end: &End, told: &Finished) -> Result<Option<Vec<u8>>, Gone> {
         let last = self.held.take().unwrap_or(Delta { tokens: Vec::new(), text: String::new() });
+        self.shaped();
         if self.is_whole() {
             self.write(last).await?;
             return Ok(self.whole_answer(end, told).and_then(|answer| serde_json::to_vec(&answer).ok()));
         }
-        if !self.verbatim {
+        let passed = self.passed;
+        if !self.verbatim && !passed.finish {
             self.finish_text(last, end, told).await?;
         }
         if !end.is_whole() {
-            self.event(&end.broken.body()).await?;
+            match self.error.take() {
+                Some(error) => self.send(Frame::data(error.into())).await?,
+                None => self.event(&end.broken.body()).await?,
+            }
         }
-        if !self.verbatim {
+        if !self.verbatim && !passed.usage {
             self.finish_usage(end, told).await?;
         }
-        self.send(Frame::data(sse::encode_done().into())).await?;
+        if !passed.done {
+            self.send(Frame::data(sse::encode_done().into())).await?;
+        }
         self.trailers(told).await?;
         Ok(None)
     }
 
     /// The event that ends the text of a stream.
     async fn finish_text(&mut self, last: Delta, end: &End, told: &Finished) -> Result<(), Gone> {
+        self.counted(&last);
         let Some(template) = &self.template else { return self.write(last).await };
         let wanted = self.tells_usage();
         let mut chunk = template.chunk(&last.text, &last.tokens, end.finish);
@@ -352,8 +496,10 @@ impl Sink {
         }
         fill(&mut chunk, &self.dialect.codec().last_members(self.route, false));
         self.say_stop(&mut chunk, end);
+        self.say_running(&mut chunk);
         if !wanted {
             self.say_account(&mut chunk);
+            self.say_fingerprint(&mut chunk);
         }
         self.event(&chunk).await
     }
@@ -363,6 +509,7 @@ impl Sink {
         let Some(template) = self.template.as_ref().filter(|_| self.tells_usage()) else { return Ok(()) };
         let mut chunk = template.usage_chunk(self.usage(end, told));
         self.say_account(&mut chunk);
+        self.say_fingerprint(&mut chunk);
         self.event(&chunk).await
     }
 
@@ -377,10 +524,21 @@ impl Sink {
     fn whole_answer(&self, end: &End, told: &Finished) -> Option<Value> {
         let Shape::Whole { text, tokens, more } = &self.shape else { return None };
         let mut answer = self.template.as_ref()?.whole(text, tokens, end.finish, self.usage(end, told));
+        self.say_fingerprint(&mut answer);
         fill(&mut answer, &self.dialect.codec().last_members(self.route, true));
+        self.dialect.codec().complete(&mut answer);
+        if let (Some(own), Some(choice)) =
+            (&self.own, answer.pointer_mut("/choices/0").and_then(Value::as_object_mut))
+        {
+            choice.insert("finish_reason".to_owned(), json!(own.reason));
+        }
         let message = answer.pointer_mut("/choices/0/message").and_then(Value::as_object_mut);
         if let Some(message) = message {
             message.extend(more.clone());
+            // Where a parser of the server's has taken all of it, there is no text at all.
+            if text.is_empty() && !more.is_empty() {
+                message.insert("content".to_owned(), Value::Null);
+            }
         }
         self.say_stop(&mut answer, end);
         self.say_account(&mut answer);
@@ -430,26 +588,17 @@ impl PlainFrame {
     }
 }
 
-/// The opening event of a chat, with the role and an empty text; `None` if `event` has no role.
-fn opening(event: &Value, additive: Additive) -> Option<Value> {
-    let mut event = event.clone();
-    strip(&mut event, additive);
-    let delta = event.get_mut("choices")?.get_mut(0)?.get_mut("delta")?.as_object_mut()?;
-    delta.get("role")?;
-    delta.insert("content".to_owned(), json!(""));
-    let choice = event.get_mut("choices")?.get_mut(0)?.as_object_mut()?;
-    choice.insert("finish_reason".to_owned(), Value::Null);
-    // The ids come with their text.
-    if let Some(ids) = choice.get_mut("token_ids") {
-        *ids = json!([]);
-    }
-    Some(event)
+/// Whether an event holds usage and no choice.
+fn is_usage(event: &Value) -> bool {
+    let empty = event.get("choices").and_then(Value::as_array).is_some_and(Vec::is_empty);
+    empty && event.get("usage").is_some_and(Value::is_object)
 }
 
 /// The names that a stream declares in `Trailer`.
 pub const TRAILERS: &str = "x-foretell-path, x-foretell-reason, x-foretell-accepted, x-foretell-drift";
 
-fn trailer_fields(told: &Finished) -> HeaderMap {
+/// The trailers of an answer of which this is told.
+pub fn trailer_fields(told: &Finished) -> HeaderMap {
     let mut fields = HeaderMap::new();
     fields.insert(headers::PATH, HeaderValue::from_static(told.path.name()));
     if let Some(reason) = told.reason {

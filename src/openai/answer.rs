@@ -21,6 +21,10 @@ pub struct Additive {
     pub members: &'static [&'static str],
     /// Members of its choices that are there only because Foretell asked for them.
     pub choice: &'static [&'static str],
+    /// Where token ids were not asked for, their members are there and null.
+    pub nulls: bool,
+    /// Where usage was not asked for, its member is there and null.
+    pub null_usage: bool,
 }
 
 impl Additive {
@@ -30,16 +34,21 @@ impl Additive {
     }
 }
 
-const TOKEN_IDS: [&str; 2] = ["token_ids", "prompt_token_ids"];
+/// The names of token ids in a choice.
+pub(super) const TOKEN_IDS: [&str; 2] = ["token_ids", "prompt_token_ids"];
 
 /// Takes the additive fields out of a chunk or an answer of the backend.
 pub fn strip(answer: &mut Value, additive: Additive) {
     let Some(members) = answer.as_object_mut() else { return };
-    if additive.usage {
-        members.shift_remove("usage");
+    match members.get_mut("usage") {
+        Some(usage) if additive.usage && additive.null_usage => *usage = Value::Null,
+        Some(_) if additive.usage => {
+            members.shift_remove("usage");
+        }
+        _ => {}
     }
     if additive.token_ids {
-        members.shift_remove("prompt_token_ids");
+        absent(members, "prompt_token_ids", additive);
     }
     for name in additive.members {
         members.shift_remove(*name);
@@ -48,12 +57,21 @@ pub fn strip(answer: &mut Value, additive: Additive) {
         let Some(choice) = choice.as_object_mut() else { continue };
         if additive.token_ids {
             for name in TOKEN_IDS {
-                choice.shift_remove(name);
+                absent(choice, name, additive);
             }
         }
         for name in additive.choice {
             choice.shift_remove(*name);
         }
+    }
+}
+
+/// Takes a member out as it is where it was not asked for.
+fn absent(members: &mut Map<String, Value>, name: &str, additive: Additive) {
+    if !additive.nulls {
+        members.shift_remove(name);
+    } else if let Some(value) = members.get_mut(name) {
+        *value = Value::Null;
     }
 }
 
@@ -76,6 +94,17 @@ pub fn fill(answer: &mut Value, missing: &Value) {
         }
         _ => {}
     }
+}
+
+/// Puts the members of an object into the order of these names; others follow as they stood.
+pub fn order(object: Option<&mut Value>, names: &[&str]) {
+    let Some(members) = object.and_then(Value::as_object_mut) else { return };
+    let mut ordered = Map::with_capacity(members.len());
+    for name in names {
+        ordered.extend(members.shift_remove_entry(*name));
+    }
+    ordered.extend(std::mem::take(members));
+    *members = ordered;
 }
 
 /// The shape of every later chunk, and of the whole answer.
@@ -209,7 +238,8 @@ mod tests {
                 "finish_reason": null}], "prompt_token_ids": [1, 2]})
     }
 
-    const ALL: Additive = Additive { usage: true, token_ids: true, members: &[], choice: &[] };
+    const ALL: Additive =
+        Additive { usage: true, token_ids: true, members: &[], choice: &[], nulls: false, null_usage: false };
 
     #[test]
     fn a_chunk_differs_from_the_first_only_where_it_must() {

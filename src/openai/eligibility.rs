@@ -122,6 +122,7 @@ fn blank(route: Route) -> Request {
         include_stop: false,
         stream: false,
         include_usage: false,
+        continuous_usage: false,
         return_token_ids: false,
         prediction: None,
         body: Map::new(),

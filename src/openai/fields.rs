@@ -51,6 +51,7 @@ pub fn read(field: Field, value: &Value, request: &mut Request) -> Result<(), R>
             value.as_object().ok_or(R::Parameter)?;
         }
         Field::IncludeUsage => request.include_usage = boolean(value)?,
+        Field::ContinuousUsage => request.continuous_usage = boolean(value)?,
         Field::ReturnTokenIds => request.return_token_ids = boolean(value)?,
         Field::Prediction => request.prediction = Some(prediction(value)?),
         Field::Choices => choices(value)?,

@@ -91,6 +91,8 @@ pub enum Field {
     Stream,
     StreamOptions,
     IncludeUsage,
+    /// `stream_options.continuous_usage_stats`
+    ContinuousUsage,
     ReturnTokenIds,
     Prediction,
     /// One choice is carried, several are not.
@@ -276,7 +278,7 @@ pub static TABLE: &[Parameter] = &[
     row("ignore_eos", Both, Vllm, Carried(Field::IgnoreEos)),
     row("min_tokens", Both, Vllm, Carried(Field::MinTokens)),
     row("return_token_ids", Both, Vllm, Carried(Field::ReturnTokenIds)),
-    row("stream_options.continuous_usage_stats", Both, Vllm, Neutral(FALSE, R::Parameter)),
+    row("stream_options.continuous_usage_stats", Both, Vllm, Carried(Field::ContinuousUsage)),
     row("use_beam_search", Both, Vllm, Neutral(FALSE, R::Choices)),
     row("length_penalty", Both, Vllm, Neutral(ONE, R::Choices)),
     row("early_stopping", Both, Vllm, Neutral(FALSE, R::Choices)),

@@ -112,6 +112,8 @@ pub struct Request {
     pub stream: bool,
     /// Whether the client's stream ends with a usage chunk (`stream_options.include_usage`).
     pub include_usage: bool,
+    /// Usage is wanted on every event of the stream, too (`stream_options.continuous_usage_stats`).
+    pub continuous_usage: bool,
     /// The client asked for `return_token_ids`, so they are not stripped from its answer.
     pub return_token_ids: bool,
     /// The client's own predicted output; `None` if it sent none.

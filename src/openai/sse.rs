@@ -16,6 +16,10 @@ pub struct Message {
     pub event: Option<String>,
     /// Its `data` lines, joined by line feeds.
     pub data: String,
+    /// All its bytes as they came, comments and blank line included; empty unless the reader keeps them.
+    pub raw: Vec<u8>,
+    /// It holds comments only. Told by readers that keep bytes.
+    pub is_comment: bool,
 }
 
 impl Message {
@@ -44,6 +48,8 @@ pub struct Decoder {
     after_cr: bool,
     first_line: bool,
     limit: usize,
+    /// The bytes of the event so far, if they are kept.
+    raw: Option<Vec<u8>>,
 }
 
 impl Default for Decoder {
@@ -63,7 +69,13 @@ impl Decoder {
             after_cr: false,
             first_line: true,
             limit,
+            raw: None,
         }
+    }
+
+    /// As [`Self::new`]; it keeps the bytes of the events, and tells of comments.
+    pub fn keeping(limit: usize) -> Self {
+        Self { raw: Some(Vec::new()), ..Self::new(limit) }
     }
 
     /// Takes the next bytes and returns the events that they complete.
@@ -73,21 +85,38 @@ impl Decoder {
     pub fn push(&mut self, mut bytes: &[u8]) -> Result<Vec<Message>, TooLong> {
         let mut messages = Vec::new();
         if self.after_cr && !bytes.is_empty() {
-            bytes = bytes.strip_prefix(b"\n").unwrap_or(bytes);
+            if let Some(rest) = bytes.strip_prefix(b"\n") {
+                self.keep(b"\n")?;
+                bytes = rest;
+            }
             self.after_cr = false;
         }
         while let Some(end) = bytes.iter().position(|&byte| byte == b'\n' || byte == b'\r') {
             let (line, rest) = bytes.split_at(end);
-            self.hold(line)?;
-            messages.extend(self.end_line());
-            bytes = match rest {
+            let after = match rest {
                 [b'\r', b'\n', after @ ..] | [_, after @ ..] => after,
                 [] => rest,
             };
+            self.hold(line)?;
+            self.keep(bytes.get(..bytes.len() - after.len()).unwrap_or_default())?;
+            messages.extend(self.end_line());
+            bytes = after;
             self.after_cr = rest == b"\r";
         }
         self.hold(bytes)?;
+        self.keep(bytes)?;
         Ok(messages)
+    }
+
+    /// Keeps bytes as they came. Comments are bounded here, lines of data in [`Self::hold`].
+    fn keep(&mut self, bytes: &[u8]) -> Result<(), TooLong> {
+        let limit = self.limit;
+        let Some(raw) = &mut self.raw else { return Ok(()) };
+        if raw.len() + bytes.len() > limit.saturating_mul(2) {
+            return Err(TooLong { limit });
+        }
+        raw.extend_from_slice(bytes);
+        Ok(())
     }
 
     /// Whether nothing is held: a stream that ends elsewhere was cut short.
@@ -132,8 +161,14 @@ impl Decoder {
     fn end_event(&mut self) -> Option<Message> {
         let event = self.event.take();
         let data = std::mem::take(&mut self.data);
-        std::mem::take(&mut self.has_data)
-            .then(|| Message { event, data: String::from_utf8_lossy(&data).into_owned() })
+        let raw = self.raw.as_mut().map(std::mem::take).unwrap_or_default();
+        let has_data = std::mem::take(&mut self.has_data);
+        (has_data || !raw.is_empty()).then(|| Message {
+            event,
+            data: String::from_utf8_lossy(&data).into_owned(),
+            raw,
+            is_comment: !has_data,
+        })
     }
 }
 
@@ -170,7 +205,7 @@ mod tests {
     }
 
     fn data(text: &str) -> Message {
-        Message { event: None, data: text.to_owned() }
+        Message { data: text.to_owned(), ..Message::default() }
     }
 
     #[test]
@@ -184,7 +219,7 @@ mod tests {
     #[test]
     fn comments_and_events_without_data_are_passed_over() {
         assert_eq!(read(b": keep-alive\n\nevent: x\nid: 7\n\ndata\n\n"), [data("")]);
-        let named = Message { event: Some("error".to_owned()), data: "{}".to_owned() };
+        let named = Message { event: Some("error".to_owned()), ..data("{}") };
         assert_eq!(read(b"\xEF\xBB\xBFevent: error\ndata: {}\n\n"), [named]);
     }
 

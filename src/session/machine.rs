@@ -284,6 +284,11 @@ impl<W: Walk> Session<W> {
     }
 
     fn emit(&mut self, delta: Delta) {
+        self.brought(delta, Action::Emit);
+    }
+
+    /// Notes that output goes out, by this action.
+    fn brought(&mut self, delta: Delta, by: fn(Delta) -> Action) {
         let tokens = self.output.tokens().len();
         self.summary.output_tokens = tokens as u32;
         if !delta.tokens.is_empty() {
@@ -291,7 +296,7 @@ impl<W: Walk> Session<W> {
             self.paced = Some((first, begun, self.now));
         }
         if !delta.tokens.is_empty() || !delta.text.is_empty() {
-            self.act(Action::Emit(delta));
+            self.act(by(delta));
         }
     }
 }

@@ -97,6 +97,17 @@ pub enum Permission {
     Ride(RideReason),
 }
 
+impl Permission {
+    /// Why the request will not leap, whatever is measured meanwhile, so that it passes unchanged. `None` if it may,
+    /// and if only the comparison with the control group is against it now.
+    pub fn never(self) -> Option<RideReason> {
+        match self {
+            Self::Leap | Self::Shadow(RideReason::GateLatency) => None,
+            Self::Shadow(reason) | Self::Ride(reason) => Some(reason),
+        }
+    }
+}
+
 /// What policy, replica and client allow.
 #[derive(Clone, Debug)]
 pub struct Rules {

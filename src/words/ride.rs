@@ -35,6 +35,8 @@ pub enum RideReason {
     Shadow,
     /// A control window: a few tokens are ridden so that the pace of riding is measured again.
     Switchback,
+    /// A parser of the server's takes reasoning or tool calls out of its chats.
+    Parser,
     /// No drafter had a proposal.
     NoDraft,
     /// A drafter or verify call failed.
@@ -47,7 +49,7 @@ pub enum RideReason {
 
 impl RideReason {
     /// Every reason, in the order of the documentation.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 21] = [
         Self::Holdback,
         Self::Observe,
         Self::NoGain,
@@ -64,6 +66,7 @@ impl RideReason {
         Self::Policy,
         Self::Shadow,
         Self::Switchback,
+        Self::Parser,
         Self::NoDraft,
         Self::VerifyFault,
         Self::RetryAfter,
@@ -89,6 +92,7 @@ impl RideReason {
             Self::Policy => "policy",
             Self::Shadow => "shadow",
             Self::Switchback => "switchback",
+            Self::Parser => "parser",
             Self::NoDraft => "no_draft",
             Self::VerifyFault => "verify_fault",
             Self::RetryAfter => "retry_after",
@@ -115,6 +119,7 @@ impl RideReason {
             Self::Policy => "the policy says ride",
             Self::Shadow => "the policy says shadow",
             Self::Switchback => "the replica is in a control window",
+            Self::Parser => "the server parses its chats: it takes reasoning or tool calls out of their text",
             Self::NoDraft => "no drafter has a proposal",
             Self::VerifyFault => "a drafter or a verify call failed",
             Self::RetryAfter => "the server asked for a pause",

@@ -105,6 +105,7 @@ pub struct Answer {
     pub usage: Value,
     pub ids: Vec<u32>,
     pub prompt_ids: Vec<u32>,
+    told: Value,
     pub message: Message,
 }
 
@@ -137,12 +138,31 @@ impl Answer {
         }
         plain.completion_tokens = usage["completion_tokens"].as_u64().unwrap_or(u64::MAX);
         plain.prompt_tokens = usage["prompt_tokens"].as_u64().unwrap_or(u64::MAX);
-        Self { plain, usage, ids, prompt_ids, message }
+        let told = told(&usage, &message);
+        Self { plain, usage, ids, prompt_ids, told, message }
     }
 
+    /// How it went: by its usage where it was speculated on, else by its header fields or trailers.
     pub fn foretell(&self) -> &Value {
-        &self.usage["foretell"]
+        &self.told
     }
+}
+
+fn told(usage: &Value, message: &Message) -> Value {
+    if usage["foretell"].is_object() {
+        return usage["foretell"].clone();
+    }
+    let trailer = |name: &str| {
+        let mut lines = message.trailers.iter().filter_map(|line| line.split_once(": "));
+        lines.find_map(|(found, value)| (found == name).then_some(value))
+    };
+    let field = |name: &str| trailer(name).or(message.head.get(name));
+    let path = match field("x-foretell-path") {
+        Some("eligible") | Some("ridden") => "ridden",
+        _ => return Value::Null,
+    };
+    json!({"path": path, "reason": field("x-foretell-reason"), "policy": field("x-foretell-policy"), "rounds": 0,
+        "drafted": 0, "accepted": 0, "drift": {"tv": 0.0, "rate": 0.0, "substitutions": 0}})
 }
 
 fn numbers(value: &Value) -> Vec<u32> {

@@ -60,7 +60,7 @@ impl House {
 
     async fn ask_with(&self, through: bool, stream: bool, fields: &str) -> Message {
         let to = if through { self.proxy.gateway.addresses[0] } else { self.engine.address };
-        let fields = format!("content-type: application/json\r\n{fields}");
+        let fields = format!("content-type: application/json\r\nte: trailers\r\n{fields}");
         let request = post(COMPLETIONS, &fields, Self::body(stream).to_string().as_bytes());
         let answer = async { Wire::connect(to).await.ask(request).await };
         tokio::time::timeout(PATIENCE, answer).await.expect("no hang")
@@ -112,6 +112,15 @@ fn read(message: &Message) -> Got {
         if let Some(code) = event["error"]["code"].as_str() {
             code.clone_into(&mut got.error);
         }
+    }
+    // An answer that stayed plain says nothing of it in its usage.
+    let trailer = |name: &str| {
+        let mut lines = message.trailers.iter().filter_map(|line| line.split_once(": "));
+        lines.find_map(|(found, value)| (found == name).then_some(value)).or(message.head.get(name))
+    };
+    if got.path.is_empty() && got.error.is_empty() {
+        trailer("x-foretell-path").unwrap_or_default().clone_into(&mut got.path);
+        trailer("x-foretell-reason").unwrap_or_default().clone_into(&mut got.reason);
     }
     got
 }

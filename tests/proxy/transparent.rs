@@ -21,7 +21,8 @@ const KNOWN: &[&str] = &[];
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_differs_before(
     #[values(
-        "vllm", "sglang", "llamacpp", "tgi", "trtllm", "lmdeploy", "triton", "mlx", "ollama", "openai", "onnx"
+        "vllm", "sglang", "llamacpp", "tgi", "trtllm", "lmdeploy", "triton", "mlx", "ollama", "openai",
+        "onnx"
     )]
     name: &str,
 ) {
@@ -32,13 +33,19 @@ async fn nothing_differs_before(
     let list: Vec<String> = new.iter().map(|(cell, what)| format!("{cell}: {what}")).collect();
     assert!(list.is_empty(), "{} of {} cells differ\n{}", list.len(), told.cells, list.join("\n"));
     for cell in KNOWN.iter().filter(|cell| cell.starts_with(name)) {
-        assert!(known.iter().any(|(differs, _)| differs.contains(cell)), "{cell} is mended: take it out of KNOWN");
+        assert!(
+            known.iter().any(|(differs, _)| differs.contains(cell)),
+            "{cell} is mended: take it out of KNOWN"
+        );
     }
     assert_eq!(told.speculated > 0, engine.speculates, "{} answers were speculated on", told.speculated);
 }
 
 #[test]
 fn every_engine_is_asked() {
-    let asked = ["vllm", "sglang", "llamacpp", "tgi", "trtllm", "lmdeploy", "triton", "mlx", "ollama", "openai", "onnx"];
+    let asked = [
+        "vllm", "sglang", "llamacpp", "tgi", "trtllm", "lmdeploy", "triton", "mlx", "ollama", "openai",
+        "onnx",
+    ];
     assert_eq!(ENGINES.iter().map(|engine| engine.name).collect::<Vec<_>>(), asked);
 }

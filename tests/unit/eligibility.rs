@@ -72,6 +72,7 @@ fn samples(field: Field) -> (Value, Value, R) {
         | Field::IgnoreEos
         | Field::Stream
         | Field::IncludeUsage
+        | Field::ContinuousUsage
         | Field::ReturnTokenIds => (json!(true), json!("true"), R::Parameter),
         Field::Prediction => {
             (json!({"type": "content", "content": "x"}), json!({"type": "other"}), R::Parameter)

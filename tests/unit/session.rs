@@ -69,7 +69,7 @@ impl Desk {
         let mut asked = Vec::new();
         while let Some((id, action)) = self.session.poll() {
             match action {
-                Action::Emit(delta) => {
+                Action::Emit(delta) | Action::Passed(delta) => {
                     self.text.push_str(&delta.text);
                     self.tokens.extend(delta.tokens);
                 }

@@ -6,7 +6,7 @@ use crate::control::belief::Belief;
 use crate::units::Tick;
 
 /// The times of every model drafter, by its number.
-#[derive(Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Drafts(Vec<Times>);
 
 /// The measured times of one model drafter.

@@ -44,7 +44,7 @@ impl Moments {
 }
 
 /// Seconds for each node or drafted token more, by crowd.
-#[derive(Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Joint {
     crowds: [Moments; SIZES],
 }

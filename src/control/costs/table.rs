@@ -65,7 +65,7 @@ fn waits(here: bool, there: bool, token: f64) -> f64 {
 }
 
 /// Seconds of verify calls.
-#[derive(Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Verify {
     #[serde(with = "crate::control::pairs")]
     tables: BTreeMap<Place, Table>,
@@ -160,7 +160,7 @@ impl Verify {
 }
 
 /// Seconds of a verify call in one place, by draft nodes.
-#[derive(Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Table {
     /// By number of nodes; empty before the first.
     means: Vec<Belief>,

@@ -6,9 +6,12 @@ use serde_json::Value;
 
 use super::{Pump, WORLD};
 use crate::drive::failure::Failure;
-use crate::drive::ride::Heard;
+use crate::drive::ride::{Heard, Ride};
 use crate::drive::sink::Gone;
 use crate::session::{ActionId, Event, Fault, Finish, Tail};
+
+/// How long the events that follow the end of an output are waited for.
+const LAST: Duration = Duration::from_secs(1);
 
 impl Pump {
     /// Passes on what the ride under way has brought.
@@ -16,6 +19,12 @@ impl Pump {
         let Some(id) = self.ride.as_ref().map(|ride| ride.id) else { return };
         let now = self.clock.now();
         match heard {
+            Heard::Nothing => {
+                let events = self.passing();
+                if self.sink.pass(events).await.is_err() {
+                    self.session.handle(WORLD, Event::ClientGone, now);
+                }
+            }
             Heard::Chunk(event, _) if !event.is_null() && !self.calls.fits(&event) => {
                 self.changed();
                 self.session.handle(id, Event::Fault(Fault::Changed), now);
@@ -29,7 +38,7 @@ impl Pump {
                 }
                 self.first_only(id, &chunk);
                 if !chunk.tokens.is_empty() || !chunk.text.is_empty() {
-                    let ended = chunk.finish.as_deref().map(finish);
+                    let ended = chunk.finish.as_deref().map(|reason| self.ended(reason));
                     let tail = match (&ended, chunk.ends) {
                         (None, _) => Tail::Open,
                         (Some(_), true) => Tail::Stop,
@@ -41,7 +50,7 @@ impl Pump {
                     self.handle(id, Event::Token { tokens: chunk.tokens, text: chunk.text, tail }, now);
                     self.end_if(id, ended);
                 } else if let Some(reason) = chunk.finish.as_deref() {
-                    let ended = finish(reason);
+                    let ended = self.ended(reason);
                     self.read_usage().await;
                     self.end_if(id, Some(ended));
                 }
@@ -51,6 +60,8 @@ impl Pump {
                 self.session.handle(id, Event::Fault(Fault::Ride), now);
             }
             Heard::Broken(fault, cause) => {
+                let events = self.passing();
+                self.sink.keep_error(events);
                 match fault {
                     Fault::Silence => self.broken = Failure::WentSilent,
                     Fault::Changed => self.broken = Failure::Changed,
@@ -83,7 +94,8 @@ impl Pump {
             self.broken = Failure::ManyChoices;
             return self.session.handle(id, Event::ClientGone, self.clock.now());
         }
-        let passed = self.pass(event).await;
+        self.sink.verbatim();
+        let passed = self.pass(&event).await;
         let event = match passed {
             Ok(true) => Event::RideEnded(Finish::Stop),
             Ok(false) => Event::Fault(Fault::Ride),
@@ -93,22 +105,29 @@ impl Pump {
     }
 
     /// Passes on `event` and all that follow. Returns whether the engine has sent a finish reason.
-    async fn pass(&mut self, event: Value) -> Result<bool, Gone> {
+    async fn pass(&mut self, event: &Value) -> Result<bool, Gone> {
         self.unsent = None;
         let Some(ride) = &mut self.ride else { return Ok(false) };
         let hung_up = self.sink.hung_up();
-        let mut ended = says_end(&event);
-        self.sink.verbatim(&event).await?;
+        let mut ended = says_end(event);
+        self.sink.pass(ride.passing()).await?;
         self.slot.record.emitted();
         let rest = async {
             loop {
                 match ride.next().await {
                     Heard::Chunk(event, _) => {
                         ended |= says_end(&event);
-                        self.sink.verbatim(&event).await?;
+                        self.sink.pass(ride.passing()).await?;
                     }
-                    Heard::End => return Ok(ended),
-                    Heard::Broken(..) => return Ok(false),
+                    Heard::Nothing => self.sink.pass(ride.passing()).await?,
+                    Heard::End => {
+                        self.sink.pass(ride.passing()).await?;
+                        return Ok(ended);
+                    }
+                    Heard::Broken(..) => {
+                        self.sink.keep_error(ride.passing());
+                        return Ok(false);
+                    }
                 }
             }
         };
@@ -118,13 +137,62 @@ impl Pump {
         }
     }
 
-    /// Passes on what an event of the first ride holds besides text and tokens.
+    /// The events that the ride under way has brought since this was last asked.
+    fn passing(&mut self) -> Vec<(Vec<u8>, Value)> {
+        self.ride.as_mut().map(Ride::passing).unwrap_or_default()
+    }
+
+    /// Passes on an event of the first ride: to a client that streams as it came, with those that follow the end of the
+    /// output; for a JSON answer, what it holds besides text and tokens.
     async fn passed_on(&mut self, event: &Value, chunk: &crate::dialect::Chunk) -> Result<(), Gone> {
-        self.sink.first(event).await?;
+        self.sink.first(event);
         if let Some(after) = &chunk.after {
             self.sink.hear_end(after);
         }
-        if chunk.more.is_empty() { Ok(()) } else { self.sink.other(&chunk.more).await }
+        if !chunk.more.is_empty() {
+            self.manner.has_parsed();
+            self.sink.other(&chunk.more);
+        }
+        if self.sink.is_whole() {
+            return Ok(());
+        }
+        let mut events = self.passing();
+        if chunk.finish.is_some() {
+            events.extend(self.rest().await);
+        }
+        self.sink.pass(events).await
+    }
+
+    /// Why the output has ended. The first ride is the client's own request: its end is the answer's, for whatever reason.
+    fn ended(&self, reason: &str) -> Result<Finish, Fault> {
+        finish(reason).or(if self.first { Ok(Finish::Stop) } else { Err(Fault::Ride) })
+    }
+
+    /// The events that follow the end of the output in a stream, waited for up to a second.
+    async fn rest(&mut self) -> Vec<(Vec<u8>, Value)> {
+        let mut events = Vec::new();
+        let (Some(ride), sink) = (&mut self.ride, &mut self.sink) else { return events };
+        let mut usage = None;
+        let rest = async {
+            loop {
+                let heard = ride.next().await;
+                events.extend(ride.passing());
+                match heard {
+                    Heard::Chunk(event, chunk) => {
+                        sink.hear_end(&event);
+                        usage = chunk.usage.or(usage.take());
+                    }
+                    Heard::Nothing => {}
+                    Heard::End | Heard::Broken(..) => return,
+                }
+            }
+        };
+        // The numbers can be counted here too, so the end of the answer is not held up for long.
+        let _ = tokio::time::timeout(LAST, rest).await;
+        if usage.is_some() {
+            (self.usage, self.usage_whole) = (usage, true);
+        }
+        events
     }
 
     /// Takes what only the first ride reports: ids of the prompt, usage, and whether ids can be trusted.
@@ -144,7 +212,7 @@ impl Pump {
             self.session.handle(id, Event::Doubt, now);
         }
         self.counted = chunk.count.or(self.counted);
-        if chunk.usage.is_some() {
+        if chunk.usage.is_some() && !self.usage_whole {
             self.usage.clone_from(&chunk.usage);
             self.usage_whole = chunk.finish.is_some();
             self.count_prompt(id);
@@ -163,9 +231,9 @@ impl Pump {
         }
     }
 
-    /// Waits up to a second for the usage that a first ride brings after `finish_reason`.
+    /// Waits up to a second for the usage that a first ride brings after `finish_reason`, for a JSON answer.
     async fn read_usage(&mut self) {
-        if !self.first {
+        if !self.first || !self.sink.is_whole() {
             return;
         }
         let (Some(ride), sink) = (&mut self.ride, &mut self.sink) else { return };
@@ -179,7 +247,7 @@ impl Pump {
             None
         };
         // The numbers can be counted here too, so the end of the answer is not held up for long.
-        if let Ok(Some(usage)) = tokio::time::timeout(Duration::from_secs(1), rest).await {
+        if let Ok(Some(usage)) = tokio::time::timeout(LAST, rest).await {
             self.usage = Some(usage);
             self.usage_whole = true;
         }

@@ -75,6 +75,7 @@ fn holds_when_forced(gate: RideReason) -> bool {
         RideReason::GateHealth
         | RideReason::GateMemory
         | RideReason::BackendSpeculates
+        | RideReason::Parser
         | RideReason::ContextTooLong
         | RideReason::VerifyFault
         | RideReason::RetryAfter

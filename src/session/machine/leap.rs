@@ -207,6 +207,7 @@ impl<W: Walk> Session<W> {
             self.drop_calls();
             return self.verify_by(place + 1, draft, modelled, now, now);
         }
+        self.watch_marks(&accepted.tokens);
         self.pilot.hear(&draft, verdict, self.output.tokens());
         let delta = self.output.extend(&accepted.tokens, accepted.ends);
         let kept = accepted.nodes.len().min(delta.tokens.len());

@@ -59,15 +59,14 @@ impl<W: Walk> Session<W> {
         let from = self.output.tokens().len();
         let count = tokens.len();
         let ride = self.timed(ride, count, now);
-        let delta = if ride.first {
-            if tokens.iter().any(|&token| self.is_mark(token)) {
-                self.doubts(Doubted::Output);
-            }
-            self.output.ride(tokens, text)
+        self.watch_marks(&tokens);
+        if ride.first {
+            let delta = self.output.ride(tokens, text);
+            self.brought(delta, Action::Passed);
         } else {
-            self.output.extend(&tokens, tail == Tail::Stop)
-        };
-        self.emit(delta);
+            let delta = self.output.extend(&tokens, tail == Tail::Stop);
+            self.emit(delta);
+        }
         if count == 0 {
             return;
         }
@@ -95,6 +94,14 @@ impl<W: Walk> Session<W> {
                 self.pilot.enter(now);
                 self.leap(step, now, now);
             }
+        }
+    }
+
+    /// Ends leaping for good where one of these tokens has a meaning of its own: what a parser of the backend's would
+    /// make of the tokens behind it is not known by their ids.
+    pub(super) fn watch_marks(&mut self, tokens: &[TokenId]) {
+        if tokens.iter().any(|&token| self.is_mark(token)) {
+            self.doubts(Doubted::Output);
         }
     }
 

@@ -156,7 +156,8 @@ impl Fields {
 
 /// The one text that a regular expression of escaped characters allows.
 fn literal(regex: &str) -> String {
-    let (mut text, mut rest) = (String::new(), regex.replace("[.]", ".").replace("\\n", "\n").into_bytes().into_iter());
+    let (mut text, mut rest) =
+        (String::new(), regex.replace("[.]", ".").replace("\\n", "\n").into_bytes().into_iter());
     while let Some(byte) = rest.next() {
         let byte = if byte == b'\\' { rest.next().unwrap_or(byte) } else { byte };
         text.push(char::from(byte));

@@ -148,8 +148,7 @@ fn choice(form: &dyn Form, ask: &Ask, sequence: &Sequence, pieces: &[Piece]) -> 
 
 async fn stream(form: &dyn Form, ask: &Ask, batch: &mut Batch, out: &mut Out) -> Sent {
     let parsers = Parsers::of(&form.house().setup, false);
-    let mut partings: Vec<Parting> =
-        batch.sequences.iter().map(|_| Parting::new(parsers.clone())).collect();
+    let mut partings: Vec<Parting> = batch.sequences.iter().map(|_| Parting::new(parsers.clone())).collect();
     let head = form.head(ask);
     let frame = |choices: Value| {
         let mut event = head.clone();

@@ -85,6 +85,7 @@ fn carried(field: Field, said: &Said) -> Vec<Setting> {
         | Field::IgnoreEos
         | Field::Stream
         | Field::IncludeUsage
+        | Field::ContinuousUsage
         | Field::ReturnTokenIds => all(vec![json!(true), json!(false)]),
         Field::MinTokens => all(vec![json!(20), json!(0)]),
         Field::StreamOptions => all(vec![json!({})]),

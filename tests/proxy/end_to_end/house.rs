@@ -94,7 +94,7 @@ impl House {
 
     /// What the client gets.
     pub async fn through(&self, ask: &Ask, id: &str) -> Answer {
-        ask.send(self.front(), &format!("x-request-id: {id}\r\n")).await
+        ask.send(self.front(), &format!("te: trailers\r\nx-request-id: {id}\r\n")).await
     }
 
     /// The value of one line of the proxy's metrics, 0 if it is not there.

@@ -49,6 +49,11 @@ pub fn speculating() -> BoxFuture<'static, Engines> {
     async { only(vllm(|options| options.speculates = true).await) }.boxed()
 }
 
+/// One that takes reasoning out of its chats, and sees no end of it.
+pub fn parsing() -> BoxFuture<'static, Engines> {
+    async { only(vllm(|options| options.setup.reasoning_end = Some("</think>".to_owned())).await) }.boxed()
+}
+
 /// Two replicas.
 pub fn two() -> BoxFuture<'static, Engines> {
     async {

@@ -8,7 +8,7 @@ use futures_util::future::BoxFuture;
 use serde_json::json;
 
 use super::engines;
-use super::scene::{COMPLETIONS, FORCED, PLAIN, Scene, Stage, completion, misleading, play, prompt};
+use super::scene::{COMPLETIONS, FORCED, PLAIN, Scene, Stage, chat, completion, misleading, play, prompt};
 use super::told::Ask;
 use crate::fakes::toy::{Context, Toy};
 use crate::fakes::{Fault, Load, Temper, When};
@@ -48,6 +48,13 @@ fn scene(reason: RideReason) -> Scene {
             before: |_| tokio::time::sleep(Duration::from_millis(50)).boxed(),
             tries: 400,
             ask: ending(),
+            ..plain
+        },
+        // The first chat shows that there is a parser; the next one passes as it is.
+        RideReason::Parser => Scene {
+            engines: engines::parsing,
+            ask: chat(&json!("Go on."), &json!({"max_tokens": 8})),
+            tries: 3,
             ..plain
         },
         // Without a prediction its drafter proposes nothing.

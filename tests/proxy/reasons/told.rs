@@ -86,7 +86,11 @@ impl Told {
             return assert_eq!(self.foretell(), Value::Null, "{self:?}");
         }
         let foretell = self.foretell();
-        assert_eq!((&foretell["path"], &foretell["reason"]), (&json!(path), &json!(reason)), "{self:?}");
+        if path == "speculated" {
+            assert_eq!((&foretell["path"], &foretell["reason"]), (&json!(path), &json!(reason)), "{self:?}");
+        } else {
+            assert_eq!(foretell, Value::Null, "an answer that stayed plain is the backend's own: {self:?}");
+        }
         if self.stream {
             assert_eq!(heads, (Some("eligible"), None), "{self:?}");
             let trailers = (self.trailer("x-foretell-path"), self.trailer("x-foretell-reason"));

@@ -50,7 +50,12 @@ impl Answer {
 
     /// How it went, where the answer says so.
     pub fn path(&self) -> &str {
-        self.usage["foretell"]["path"].as_str().unwrap_or_else(|| self.field("x-foretell-path"))
+        let by_head = || match self.field("x-foretell-path") {
+            // A stream whose usage says nothing of it was not speculated on.
+            "eligible" => "ridden",
+            path => path,
+        };
+        self.usage["foretell"]["path"].as_str().unwrap_or_else(by_head)
     }
 }
 

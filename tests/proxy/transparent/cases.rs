@@ -40,14 +40,28 @@ pub const CASES: [Case; 15] = [
     Case { ways: STREAMED, ..case("no usage", |_, _| json!({"stream_options": {"include_usage": false}})) },
     Case {
         ways: STREAMED,
-        ..case("continuous", |_, _| json!({"stream_options": {"include_usage": true, "continuous_usage_stats": true}}))
+        ..case(
+            "continuous",
+            |_, _| json!({"stream_options": {"include_usage": true, "continuous_usage_stats": true}}),
+        )
     },
-    Case { routes: CHAT, ..case("response_format", |_, _| json!({"response_format": {"type": "json_object"}})) },
+    Case {
+        routes: CHAT,
+        ..case("response_format", |_, _| json!({"response_format": {"type": "json_object"}}))
+    },
     case("error", |_, _| json!({"temperature": -1})),
     case("wrong type", |_, _| json!({"max_tokens": "many"})),
     Case { parsers: true, ..case("parsers", |_, _| json!({})) },
-    Case { parsers: true, ways: STREAMED, ..case("parsers usage", |_, _| json!({"stream_options": {"include_usage": true}})) },
-    Case { parsers: true, routes: CHAT, ..case("tools", |_, _| json!({"tools": [weather()], "tool_choice": "auto"})) },
+    Case {
+        parsers: true,
+        ways: STREAMED,
+        ..case("parsers usage", |_, _| json!({"stream_options": {"include_usage": true}}))
+    },
+    Case {
+        parsers: true,
+        routes: CHAT,
+        ..case("tools", |_, _| json!({"tools": [weather()], "tool_choice": "auto"}))
+    },
 ];
 
 fn weather() -> Value {

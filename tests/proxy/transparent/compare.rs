@@ -15,11 +15,26 @@ pub struct Said {
 }
 
 /// Header fields that end at the next hop.
-const HOP_BY_HOP: [&str; 8] =
-    ["connection", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade", "proxy-authorization", "proxy-connection"];
+const HOP_BY_HOP: [&str; 8] = [
+    "connection",
+    "keep-alive",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+    "proxy-authorization",
+    "proxy-connection",
+];
 /// Header fields of a request that a proxy has of its own.
 const PROXYS: [&str; 8] = [
-    "host", "x-request-id", "forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "traceparent", "via",
+    "host",
+    "x-request-id",
+    "forwarded",
+    "x-forwarded-for",
+    "x-forwarded-host",
+    "x-forwarded-proto",
+    "traceparent",
+    "via",
 ];
 /// Members whose values differ from run to run.
 const OWN: [&str; 9] = [
@@ -51,7 +66,9 @@ pub fn request_difference(direct: &[Request], through: &[Request]) -> Option<Str
     };
     let fields = |request: &Request| -> BTreeSet<String> {
         let names = request.fields.iter().filter(|(name, _)| {
-            !HOP_BY_HOP.contains(&name.as_str()) && !PROXYS.contains(&name.as_str()) && !name.starts_with("x-foretell")
+            !HOP_BY_HOP.contains(&name.as_str())
+                && !PROXYS.contains(&name.as_str())
+                && !name.starts_with("x-foretell")
         });
         names.map(|(name, value)| format!("{name}: {value}")).collect()
     };
@@ -90,7 +107,8 @@ pub fn both(one: Option<String>, other: Option<String>) -> Option<String> {
 }
 
 fn unequal(what: &str, want: &BTreeSet<String>, got: &BTreeSet<String>) -> Option<String> {
-    let list = |a: &BTreeSet<String>, b: &BTreeSet<String>| a.difference(b).cloned().collect::<Vec<_>>().join(", ");
+    let list =
+        |a: &BTreeSet<String>, b: &BTreeSet<String>| a.difference(b).cloned().collect::<Vec<_>>().join(", ");
     (want != got).then(|| format!("{what}: lacks [{}], has [{}]", list(want, got), list(got, want)))
 }
 
@@ -124,9 +142,9 @@ fn masked(bytes: &[u8]) -> Vec<u8> {
 fn own_cut(mut value: Value) -> Value {
     match &mut value {
         Value::Object(members) => {
-            let kept = std::mem::take(members).into_iter().filter(|(name, _)| {
-                !OWN.contains(&name.as_str()) && name != "foretell" && name != "timings"
-            });
+            let kept = std::mem::take(members)
+                .into_iter()
+                .filter(|(name, _)| !OWN.contains(&name.as_str()) && name != "foretell" && name != "timings");
             *members = kept.map(|(name, value)| (name, own_cut(value))).collect();
         }
         Value::Array(list) => list.iter_mut().for_each(|entry| *entry = own_cut(entry.take())),
@@ -140,7 +158,8 @@ fn values(want: &Value, got: &Value, at: &str) -> Option<String> {
     match (want, got) {
         (Value::Object(a), Value::Object(b)) => {
             let names = |of: &Map<String, Value>| of.keys().cloned().collect::<BTreeSet<String>>();
-            let inside = || a.iter().find_map(|(name, value)| values(value, &b[name], &format!("{at}.{name}")));
+            let inside =
+                || a.iter().find_map(|(name, value)| values(value, &b[name], &format!("{at}.{name}")));
             unequal(&format!("members of {at}"), &names(a), &names(b)).or_else(inside)
         }
         (Value::Array(a), Value::Array(b)) if a.len() == b.len() => {
@@ -155,10 +174,12 @@ fn events(message: &Message) -> Vec<Value> {
     let text = message.text();
     let parts = text.split("\n\n").filter(|event| !event.is_empty());
     // What is no JSON (a comment, the end) is kept as it is.
-    parts.map(|event| {
-        let data = event.strip_prefix("data:").map(str::trim);
-        data.and_then(|data| serde_json::from_str(data).ok()).map_or_else(|| Value::from(event), own_cut)
-    }).collect()
+    parts
+        .map(|event| {
+            let data = event.strip_prefix("data:").map(str::trim);
+            data.and_then(|data| serde_json::from_str(data).ok()).map_or_else(|| Value::from(event), own_cut)
+        })
+        .collect()
 }
 
 /// What a stream adds up to, and which kinds of events in which order make it up.
@@ -172,7 +193,8 @@ fn streams(want: &[Value], got: &[Value]) -> Option<String> {
     if wanted != shown {
         return Some(format!("speculated: kinds of events\n    want {wanted:?}\n    got  {shown:?}"));
     }
-    let shapes = |events: &[Value]| events.iter().map(|event| format!("{} {}", kind(event), shape(event))).collect();
+    let shapes =
+        |events: &[Value]| events.iter().map(|event| format!("{} {}", kind(event), shape(event))).collect();
     unequal("speculated: shapes of events", &shapes(want), &shapes(got)).or_else(|| {
         let idle = |events: &[Value]| events.iter().filter(|event| is_idle(event)).count();
         let more = idle(want) == 0 && idle(got) > 0;
@@ -183,7 +205,10 @@ fn streams(want: &[Value], got: &[Value]) -> Option<String> {
 
 /// An event that has a choice and tells neither text nor an end.
 fn is_idle(event: &Value) -> bool {
-    kind(event) == "content" && [&event["choices"][0]["text"], &event["choices"][0]["delta"]["content"]].iter().all(|text| text.as_str().is_none_or(str::is_empty))
+    kind(event) == "content"
+        && [&event["choices"][0]["text"], &event["choices"][0]["delta"]["content"]]
+            .iter()
+            .all(|text| text.as_str().is_none_or(str::is_empty))
 }
 
 fn kind(event: &Value) -> String {
@@ -206,7 +231,8 @@ fn kind(event: &Value) -> String {
 fn shape(value: &Value) -> String {
     match value {
         Value::Object(members) => {
-            let mut all: Vec<String> = members.iter().map(|(name, value)| format!("{name}:{}", shape(value))).collect();
+            let mut all: Vec<String> =
+                members.iter().map(|(name, value)| format!("{name}:{}", shape(value))).collect();
             all.sort();
             format!("{{{}}}", all.join(","))
         }
@@ -229,17 +255,21 @@ fn add(sum: &mut Value, value: &Value, name: &str) {
     match (&mut *sum, value) {
         (_, Value::Null) => {}
         (Value::Object(members), Value::Object(more)) => {
-            more.iter().for_each(|(name, value)| add(members.entry(name.clone()).or_insert(Value::Null), value, name));
+            more.iter().for_each(|(name, value)| {
+                add(members.entry(name.clone()).or_insert(Value::Null), value, name)
+            });
         }
         (Value::Null, Value::Object(more)) => {
             let mut members = Value::Object(Map::new());
             more.iter().for_each(|(name, value)| add(&mut members[name.as_str()], value, name));
             *sum = members;
         }
-        (Value::Array(list), Value::Array(more)) if name == "choices" => match (list.first_mut(), more.first()) {
-            (Some(one), Some(other)) => add(one, other, ""),
-            _ => list.extend(more.iter().cloned()),
-        },
+        (Value::Array(list), Value::Array(more)) if name == "choices" => {
+            match (list.first_mut(), more.first()) {
+                (Some(one), Some(other)) => add(one, other, ""),
+                _ => list.extend(more.iter().cloned()),
+            }
+        }
         (Value::Array(list), Value::Array(more)) => list.extend(more.iter().cloned()),
         (Value::String(text), Value::String(more)) if JOINED.contains(&name) => text.push_str(more),
         (_, value) => *sum = value.clone(),

@@ -74,7 +74,11 @@ pub const ENGINES: [Engine; 11] = [
         start: |setup| {
             let setup = slowly(Setup { blocks: 262_144, ..setup });
             start(move || {
-                trtllm::Trtllm::new(trtllm::Options { perf_metrics: true, setup, ..trtllm::Options::default() })
+                trtllm::Trtllm::new(trtllm::Options {
+                    perf_metrics: true,
+                    setup,
+                    ..trtllm::Options::default()
+                })
             })
         },
         ..USUAL
@@ -102,14 +106,18 @@ pub const ENGINES: [Engine; 11] = [
     },
     Engine {
         name: "ollama",
-        start: |setup| start(move || ollama::Ollama::new(ollama::Options { setup, ..ollama::Options::default() })),
+        start: |setup| {
+            start(move || ollama::Ollama::new(ollama::Options { setup, ..ollama::Options::default() }))
+        },
         backend: "    dialect: ollama\n",
         speculates: false,
         ..USUAL
     },
     Engine {
         name: "openai",
-        start: |setup| start(move || hosted::Hosted::new(hosted::Options { setup, ..hosted::Options::default() })),
+        start: |setup| {
+            start(move || hosted::Hosted::new(hosted::Options { setup, ..hosted::Options::default() }))
+        },
         backend: "    dialect: openai\n",
         fields: "authorization: Bearer sk-good\r\n",
         speculates: false,

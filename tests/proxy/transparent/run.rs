@@ -42,7 +42,10 @@ pub async fn all(engine: &'static Engine) -> Told {
         let text = plain.text(Route::Chat).await;
         let stop = plain.text(Route::Completions).await;
         plain.compare(false, &part(&stop, 2), &mut told).await;
-        (part(&stop, 2), Setup { reasoning_end: Some(part(&text, 3)), tool_call: Some(call(&text)), ..setup() })
+        (
+            part(&stop, 2),
+            Setup { reasoning_end: Some(part(&text, 3)), tool_call: Some(call(&text)), ..setup() },
+        )
     };
     let scene = Scene::build(engine, parsed).await;
     scene.compare(true, &stop, &mut told).await;

@@ -285,7 +285,7 @@ impl World<'_> {
                 self.calls += 1;
             }
             Action::Cancel(gone) => self.drop_action(gone),
-            Action::Emit(delta) => {
+            Action::Emit(delta) | Action::Passed(delta) => {
                 self.client.text.push_str(&delta.text);
                 let lost = usize::from(hooks.wrong.lossy && delta.tokens.len() > 1);
                 self.client.tokens.extend(&delta.tokens[..delta.tokens.len() - lost]);

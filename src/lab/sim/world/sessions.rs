@@ -65,7 +65,7 @@ impl World {
                 }
                 Action::Shadow { from } => self.ask(number, &mut request, id, What::Shadow(from)),
                 Action::Cancel(gone) => self.cancel(number, &mut request, gone),
-                Action::Emit(delta) => {
+                Action::Emit(delta) | Action::Passed(delta) => {
                     let place = request.done;
                     let end = place + delta.tokens.len();
                     if request.script.output.get(place..end) != Some(delta.tokens.as_slice()) {

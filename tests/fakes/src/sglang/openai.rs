@@ -36,23 +36,17 @@ impl Sglang {
 
     fn open(&self, request: &Request, chat: bool) -> Result<Asked, Refusal> {
         let fields = Fields::of(request)?;
-        let beyond = [
-            "stop_regex",
-            "json_schema",
-            "regex",
-            "ebnf",
-            "echo",
-            "suffix",
-            "best_of",
-        ];
+        let beyond = ["stop_regex", "json_schema", "regex", "ebnf", "echo", "suffix", "best_of"];
         if let Some(message) = fields.beyond(&beyond) {
             return Err(Refusal::openai(501, message));
         }
         let stream = fields.flag("stream")?;
         for name in ["return_prompt_token_ids", "return_token_ids"] {
             if chat && stream && fields.flag(name)? {
-                let message = format!("{name} is not supported with streaming on /v1/chat/completions. Please set \
-                    stream=false when using {name}=true.");
+                let message = format!(
+                    "{name} is not supported with streaming on /v1/chat/completions. Please set \
+                    stream=false when using {name}=true."
+                );
                 return Err(Refusal::openai(400, message));
             }
         }
@@ -201,18 +195,23 @@ impl Sglang {
                         out.event(frame(chat_choice(at, delta))).await?;
                     }
                     let parsed = partings[at].push(&piece.text, piece.finish.is_some());
-                    let logprobs = asked.logprobs.map(|top| self.openai_logprobs(true, std::slice::from_ref(&piece), top));
-                    events.extend(deltas(at, &parsed, logprobs, asked.tools).into_iter().map(|(choice, dumped)| {
-                        let mut event = frame(choice);
-                        if dumped {
-                            event["usage"] = Value::Null;
-                        }
-                        event
-                    }));
+                    let logprobs = asked
+                        .logprobs
+                        .map(|top| self.openai_logprobs(true, std::slice::from_ref(&piece), top));
+                    events.extend(deltas(at, &parsed, logprobs, asked.tools).into_iter().map(
+                        |(choice, dumped)| {
+                            let mut event = frame(choice);
+                            if dumped {
+                                event["usage"] = Value::Null;
+                            }
+                            event
+                        },
+                    ));
                 }
                 for mut event in events {
                     if asked.continuous {
-                        event["usage"] = usage(std::slice::from_ref(sequence), 1, false, partings[at].thoughts);
+                        event["usage"] =
+                            usage(std::slice::from_ref(sequence), 1, false, partings[at].thoughts);
                     }
                     out.event(event).await?;
                 }
@@ -221,7 +220,8 @@ impl Sglang {
         // The ends of chats are told when all are there.
         for sequence in batch.sequences.iter().filter(|_| asked.chat) {
             let mut choice = chat_choice(sequence.index, json!({"reasoning_content": null}));
-            choice["finish_reason"] = json!(ending(sequence.finish.as_ref(), partings[sequence.index].called()));
+            choice["finish_reason"] =
+                json!(ending(sequence.finish.as_ref(), partings[sequence.index].called()));
             choice["matched_stop"] = matched(sequence);
             out.event(frame(choice)).await?;
         }
@@ -287,7 +287,8 @@ fn message(parsed: &Parsed) -> Value {
     let mut message = json!({"role": "assistant", "content": parsed.said, "reasoning_content": thought});
     if let Some(arguments) = &parsed.call {
         let function = json!({"name": "weather", "arguments": arguments});
-        message["tool_calls"] = json!([{"id": id("call"), "index": null, "type": "function", "function": function}]);
+        message["tool_calls"] =
+            json!([{"id": id("call"), "index": null, "type": "function", "function": function}]);
     }
     message
 }

@@ -130,7 +130,8 @@ impl Vllm {
             "audio": null, "function_call": null});
         if let Some(arguments) = &parsed.call {
             let function = json!({"name": "weather", "arguments": arguments});
-            message["tool_calls"] = json!([{"id": id("chatcmpl-tool"), "type": "function", "function": function}]);
+            message["tool_calls"] =
+                json!([{"id": id("chatcmpl-tool"), "type": "function", "function": function}]);
         }
         if parsers.reasons() || self.minor() >= 32 {
             self.thought(Some(&parsed.thought).filter(|thought| !thought.is_empty()), message)

@@ -182,7 +182,8 @@ impl Vllm {
         }
         // Of several prompts only the last one's cached tokens are told.
         let cached = batch.sequences.last().map_or(0, |sequence| sequence.cached);
-        let usage = self.usage(prompt_tokens(&batch.sequences, asked.n), batch.output_tokens(), cached, Of::Text);
+        let usage =
+            self.usage(prompt_tokens(&batch.sequences, asked.n), batch.output_tokens(), cached, Of::Text);
         let mut body = json!({"id": id("cmpl"), "object": "text_completion", "created": created(),
             "model": self.house.setup.model, "choices": choices, "service_tier": null,
             "system_fingerprint": self.fingerprint(), "usage": usage, "kv_transfer_params": null});
@@ -235,8 +236,12 @@ impl Vllm {
         if asked.stream.usage {
             let mut event = frame(json!([]));
             let cached = batch.sequences.first().map_or(0, |sequence| sequence.cached);
-            event["usage"] =
-                self.last_usage(prompt_tokens(&batch.sequences, asked.n), batch.output_tokens(), cached, Of::Text);
+            event["usage"] = self.last_usage(
+                prompt_tokens(&batch.sequences, asked.n),
+                batch.output_tokens(),
+                cached,
+                Of::Text,
+            );
             if self.minor() >= 29 {
                 event["system_fingerprint"] = self.fingerprint();
             }

@@ -1,0 +1,39 @@
+//! How a server writes its answers, as far as its answers have shown.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::Mutex;
+use serde_json::Value;
+
+/// What the answers of one epoch have shown, shared by its requests.
+#[derive(Debug, Default)]
+pub struct Manner {
+    fingerprint: Mutex<Option<Value>>,
+    parses: AtomicBool,
+}
+
+impl Manner {
+    /// The `system_fingerprint` that its last answers had; `None` if they had none.
+    pub fn fingerprint(&self) -> Option<Value> {
+        self.fingerprint.lock().clone()
+    }
+
+    /// An answer had this `system_fingerprint`.
+    pub fn says_fingerprint(&self, fingerprint: &Value) {
+        let mut known = self.fingerprint.lock();
+        if known.as_ref() != Some(fingerprint) {
+            *known = Some(fingerprint.clone());
+        }
+    }
+
+    /// Whether a parser has taken something out of the text of a chat. From then on, a mark that the model writes may
+    /// mean that what follows is no text, so that no chat can be continued here by its tokens.
+    pub fn parses(&self) -> bool {
+        self.parses.load(Ordering::Relaxed)
+    }
+
+    /// A chat's answer had reasoning or tool calls beside its text.
+    pub fn has_parsed(&self) {
+        self.parses.store(true, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,81 @@
+//! What an answer, or one event of a stream, says: its text and its counts, for a reader that changes nothing.
+
+use serde_json::Value;
+
+/// What was read of an answer or an event.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Reading<'a> {
+    /// Text of its choice: the content, or the text of a completion.
+    pub text: &'a str,
+    /// Reasoning that a parser of the server's has taken out of the text.
+    pub reasoning: &'a str,
+    /// The choice holds something else than text, such as tool calls or log-probabilities.
+    pub other: bool,
+    /// Why the output ended; `None` while it goes on.
+    pub finish: Option<&'a str>,
+    /// Tokens of prompt and output, as the server counts them.
+    pub usage: Option<(u64, u64)>,
+}
+
+/// The names of reasoning in a chat's message or delta.
+const REASONING: [&str; 2] = ["reasoning", "reasoning_content"];
+
+impl<'a> Reading<'a> {
+    /// Reads a whole answer, or the data of one event.
+    pub fn of(answer: &'a Value) -> Self {
+        let usage = answer.get("usage").and_then(|usage| {
+            Some((usage.get("prompt_tokens")?.as_u64()?, usage.get("completion_tokens")?.as_u64()?))
+        });
+        let Some(choice) = answer.pointer("/choices/0") else { return Self { usage, ..Self::default() } };
+        let message = choice.get("delta").or_else(|| choice.get("message"));
+        let text = message.map_or_else(|| choice.get("text"), |message| message.get("content"));
+        let member = |name: &str| message.and_then(|message| message.get(name)).and_then(Value::as_str);
+        let members = message.and_then(Value::as_object).into_iter().flatten();
+        let mut foreign = members.filter(|(name, _)| !matches!(name.as_str(), "role" | "content"));
+        Self {
+            text: text.and_then(Value::as_str).unwrap_or_default(),
+            reasoning: REASONING.into_iter().find_map(member).unwrap_or_default(),
+            other: foreign.any(|(_, value)| !is_nothing(value)),
+            finish: choice.get("finish_reason").and_then(Value::as_str),
+            usage,
+        }
+    }
+}
+
+/// Whether a member says nothing: null, or an empty list or text.
+fn is_nothing(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Array(items) => items.is_empty(),
+        Value::String(text) => text.is_empty(),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn events_and_answers_of_both_routes_read_alike() {
+        let chunk = json!({"choices": [{"delta": {"role": "assistant", "content": "a"}}]});
+        let whole = json!({"choices": [{"message": {"role": "assistant", "content": "a", "tool_calls": [],
+            "reasoning": null}}]});
+        let completion = json!({"choices": [{"text": "a"}]});
+        for answer in [chunk, whole, completion] {
+            assert_eq!(Reading::of(&answer), Reading { text: "a", ..Reading::default() });
+        }
+    }
+
+    #[test]
+    fn what_is_no_text_is_told_apart() {
+        let thinks = json!({"choices": [{"delta": {"reasoning": "hm", "content": null}}]});
+        assert_eq!(Reading::of(&thinks), Reading { reasoning: "hm", other: true, ..Reading::default() });
+        let last = json!({"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 5}});
+        assert_eq!(Reading::of(&last), Reading { usage: Some((3, 5)), ..Reading::default() });
+        let ends = json!({"choices": [{"text": "", "finish_reason": "stop"}]});
+        assert_eq!(Reading::of(&ends), Reading { finish: Some("stop"), ..Reading::default() });
+    }
+}

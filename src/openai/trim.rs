@@ -1,0 +1,164 @@
+//! Events of an answer that stays plain: their bytes, less what is there only because Foretell asked for it.
+
+use serde_json::Value;
+
+use super::answer::{Additive, TOKEN_IDS, strip};
+use super::cut::{self, Edit};
+use super::sse;
+
+/// What is taken out of the events of one request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Trim {
+    /// What was asked for beyond the client's request.
+    pub additive: Additive,
+    /// The client asked for the usage of its stream.
+    pub include_usage: bool,
+    /// Where the client asked for no usage, the event with the finish reason brings it all the same.
+    pub usage_at_end: bool,
+    /// A member that the last event of every stream has; events before it have it only because it was asked for.
+    pub at_end: Option<&'static str>,
+    /// Ids that are asked for bring events whose delta is empty.
+    pub hollow: bool,
+}
+
+impl Trim {
+    /// The bytes `raw` of an event with this data, for the client; `None` if the client would not get the event.
+    pub fn event(&self, raw: &[u8], event: &Value) -> Option<Vec<u8>> {
+        if self.is_ours(event) {
+            return None;
+        }
+        let ends = finishes(event) || choices(event).is_empty();
+        let whole = |name: &str| match name {
+            "usage" if self.cuts_usage(event) && self.additive.null_usage => Edit::Null,
+            "usage" if self.cuts_usage(event) => Edit::Drop,
+            "prompt_token_ids" if self.additive.token_ids => self.absent(),
+            name if ends && self.at_end == Some(name) => Edit::Keep,
+            name if self.additive.members.contains(&name) => Edit::Drop,
+            _ => Edit::Keep,
+        };
+        let choice = |name: &str| match name {
+            name if self.additive.token_ids && TOKEN_IDS.contains(&name) => self.absent(),
+            name if self.additive.choice.contains(&name) => Edit::Drop,
+            _ => Edit::Keep,
+        };
+        Some(data_of(raw, |json| cut::edited(json, whole, choice)).unwrap_or_else(|| {
+            let mut event = event.clone();
+            strip(&mut event, self.additive);
+            sse::encode_json(&event)
+        }))
+    }
+
+    /// Whether an event exists only because of what was asked for.
+    pub fn is_ours(&self, event: &Value) -> bool {
+        let choices = choices(event);
+        let Some(choice) = choices.first() else {
+            let usage = event.get("usage").is_some_and(Value::is_object);
+            return usage && self.asked_usage() && !self.include_usage;
+        };
+        let empty = choice.get("delta").and_then(Value::as_object).is_some_and(serde_json::Map::is_empty);
+        self.hollow && self.additive.token_ids && empty && choices.len() == 1 && !finishes(event)
+    }
+
+    fn asked_usage(&self) -> bool {
+        self.additive.usage
+    }
+
+    fn cuts_usage(&self, event: &Value) -> bool {
+        let of_its_own = finishes(event) && self.usage_at_end && !self.include_usage;
+        self.asked_usage() && !choices(event).is_empty() && !of_its_own
+    }
+
+    fn absent(&self) -> Edit {
+        if self.additive.nulls { Edit::Null } else { Edit::Drop }
+    }
+}
+
+/// The event with these bytes, and one more member in its data.
+pub fn appended(raw: &[u8], name: &str, value: &Value) -> Option<Vec<u8>> {
+    data_of(raw, |json| cut::appended(json, name, value))
+}
+
+/// The bytes of an event with its data changed; `None` if the data is not one line of JSON.
+fn data_of(raw: &[u8], change: impl Fn(&str) -> Option<String>) -> Option<Vec<u8>> {
+    let text = std::str::from_utf8(raw).ok()?;
+    let mut found = None;
+    let mut at = 0;
+    for line in text.split_inclusive(['\n', '\r']) {
+        if line.starts_with("data:") && found.replace(at).is_some() {
+            return None;
+        }
+        at += line.len();
+    }
+    let begin = found? + "data:".len();
+    let line = text.get(begin..)?;
+    let json = line.split(['\n', '\r']).next()?;
+    let space = json.len() - json.trim_start().len();
+    let (json, begin) = (json.get(space..)?, begin + space);
+    let changed = change(json)?;
+    Some([text.get(..begin)?, &changed, text.get(begin + json.len()..)?].concat().into_bytes())
+}
+
+fn choices(event: &Value) -> &[Value] {
+    event.get("choices").and_then(Value::as_array).map_or(&[], Vec::as_slice)
+}
+
+fn finishes(event: &Value) -> bool {
+    choices(event).iter().any(|choice| choice.get("finish_reason").is_some_and(Value::is_string))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn trimmed(trim: Trim, data: &str) -> Option<String> {
+        let event = serde_json::from_str(data).unwrap();
+        let raw = format!(": a comment\ndata: {data}\n\n");
+        let bytes = trim.event(raw.as_bytes(), &event)?;
+        let text = String::from_utf8(bytes).unwrap();
+        Some(text.strip_prefix(": a comment\ndata: ").unwrap().strip_suffix("\n\n").unwrap().to_owned())
+    }
+
+    const VLLM: Trim = Trim {
+        additive: Additive {
+            usage: true,
+            token_ids: true,
+            members: &[],
+            choice: &[],
+            nulls: true,
+            null_usage: false,
+        },
+        include_usage: false,
+        usage_at_end: false,
+        at_end: None,
+        hollow: true,
+    };
+
+    #[test]
+    fn what_vllm_writes_only_when_asked_goes_and_the_rest_stays_to_the_byte() {
+        let asked = r#"{"id":"c","choices":[{"index":0,"delta":{"reasoning":"x"},"logprobs":null,"finish_reason":null,"token_ids":[9]}],"usage":{"prompt_tokens":1}}"#;
+        let plain = r#"{"id":"c","choices":[{"index":0,"delta":{"reasoning":"x"},"logprobs":null,"finish_reason":null,"token_ids":null}]}"#;
+        assert_eq!(trimmed(VLLM, asked).unwrap(), plain);
+        let hollow = r#"{"choices":[{"delta":{},"finish_reason":null,"token_ids":[33]}]}"#;
+        assert_eq!(trimmed(VLLM, hollow), None);
+        let last = r#"{"choices":[{"delta":{},"finish_reason":"stop","token_ids":[33]}]}"#;
+        assert_eq!(trimmed(VLLM, last).unwrap(), last.replace("[33]", "null"));
+    }
+
+    #[test]
+    fn the_event_with_the_usage_goes_unless_the_client_asked_for_it() {
+        let usage = r#"{"choices":[],"usage":{"prompt_tokens":1}}"#;
+        assert_eq!(trimmed(VLLM, usage), None);
+        assert_eq!(trimmed(Trim { include_usage: true, ..VLLM }, usage).unwrap(), usage);
+        let own = Trim { additive: Additive { usage: false, ..VLLM.additive }, ..VLLM };
+        assert_eq!(trimmed(own, usage).unwrap(), usage, "nobody asked: it is the server's own");
+    }
+
+    #[test]
+    fn a_member_can_be_moved_to_the_event_that_is_last_for_the_client() {
+        let raw = b"data: {\"a\":1}\r\n\r\n";
+        assert_eq!(appended(raw, "b", &json!("c")).unwrap(), b"data: {\"a\":1,\"b\":\"c\"}\r\n\r\n");
+        assert_eq!(appended(b"data: {\ndata: }\n\n", "b", &json!(1)), None);
+    }
+}
