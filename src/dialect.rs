@@ -282,6 +282,12 @@ pub struct Quirks {
     pub usage_counts_end: bool,
     /// The route on which the last chunk of a stream brings usage that was not asked for.
     pub unasked_usage: Option<Route>,
+    /// Routes whose streams have no event for usage, though the client asks for it.
+    pub no_usage_event: &'static [Route],
+    /// `continuous_usage_stats` puts usage on every event even without `include_usage`.
+    pub usage_runs_alone: bool,
+    /// The last event of a chat's text has an empty delta.
+    pub bare_end: bool,
     /// Token ids that are asked for bring events whose delta is empty, which otherwise do not exist.
     pub hollow_deltas: bool,
     /// The member in which the engine reports the time of an answer, at its end. No single call knows that of an
@@ -307,6 +313,9 @@ impl Quirks {
         stop_field_names_end: false,
         usage_counts_end: true,
         unasked_usage: None,
+        no_usage_event: &[],
+        usage_runs_alone: false,
+        bare_end: false,
         hollow_deltas: false,
         time_report: None,
         refuses_prediction: false,
@@ -365,8 +374,8 @@ pub trait Codec: Sync {
     /// Members that this engine puts into a whole answer, or (`whole` is false) into the last chunk of a stream,
     /// and not into the first chunk, by which all else is shaped; each with the value that it has if it does not
     /// apply. See [`crate::openai::fill`].
-    fn last_members(&self, route: Route, whole: bool) -> Value {
-        let _ = (route, whole);
+    fn last_members(&self, engine: &Engine, route: Route, whole: bool) -> Value {
+        let _ = (engine, route, whole);
         Value::Null
     }
 

@@ -23,7 +23,7 @@ use super::{
     Answers, Asked, Beside, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise,
     Question, Quirks, Refusal, RideKind, Round, Unreadable,
 };
-use crate::openai::{Additive, Defaults, Prompt, Request, Route, Sampling};
+use crate::openai::{Additive, Defaults, Prompt, Request, Route, Sampling, order};
 use crate::session::StopOrder;
 use crate::units::TokenId;
 use crate::words::{BypassReason, Refused};
@@ -53,6 +53,8 @@ pub struct LlamaCpp;
 const QUIRKS: Quirks = Quirks {
     stop_order: StopOrder::FirstBegun,
     unasked_usage: Some(Route::Completions),
+    no_usage_event: &[Route::Completions],
+    bare_end: true,
     time_report: Some("timings"),
     ..Quirks::COMMON
 };
@@ -148,6 +150,13 @@ impl Codec for LlamaCpp {
             Route::Chat => (&["timings"], &["logprobs"]),
         };
         Additive { usage: !request.include_usage, token_ids: true, members, choice, ..Additive::default() }
+    }
+
+    /// A chat's choice is written in alphabetical order, as its objects are; an event's has it already.
+    fn complete(&self, answer: &mut Value) {
+        if answer.pointer("/choices/0/message").is_some() {
+            order(answer.pointer_mut("/choices/0"), &["finish_reason", "index", "message"]);
+        }
     }
 
     fn beside(&self, _: &Engine, request: &Request) -> Option<Call> {

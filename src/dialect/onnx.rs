@@ -98,6 +98,14 @@ impl Codec for Onnx {
         Additive { usage: true, ..Additive::of(request) }
     }
 
+    /// The seed stands last in a choice, behind the ids.
+    fn complete(&self, answer: &mut Value) {
+        let Some(choice) = answer.pointer_mut("/choices/0").and_then(Value::as_object_mut) else { return };
+        if let Some((name, seed)) = choice.shift_remove_entry("seed") {
+            choice.insert(name, seed);
+        }
+    }
+
     fn ride(&self, _: &Engine, context: &Context<'_>, sampling: &Sampling, max_tokens: u32) -> Call {
         let mut fields = fields(sampling);
         fields.insert("generated".into(), vec![context.output.len()].into());

@@ -46,6 +46,7 @@ const QUIRKS: Quirks = Quirks {
     stop_field: Some("matched_stop"),
     stop_field_names_end: true,
     tidies_text: true,
+    usage_runs_alone: true,
     ..Quirks::COMMON
 };
 
@@ -81,7 +82,6 @@ impl Codec for Sglang {
         let openai = answers.word(SERVER_INFO, "/sampling_defaults").as_deref() == Some("openai");
         Ok(Engine {
             context: usize::try_from(context).ok(),
-            weights: answers.word(SERVER_INFO, "/weight_version"),
             plans,
             defaults: (openai && !preferred).then_some(Defaults::OPENAI),
             own_defaults: preferred,
@@ -90,6 +90,7 @@ impl Codec for Sglang {
             rows: RowShape::Tail,
             lanes: Some(PROMPTS_MOST),
             speculates: info("/speculative_algorithm").is_some(),
+            weights: answers.word(SERVER_INFO, "/weight_version"),
             load_path: [LOADS, METRICS].into_iter().find(|path| answers.status(path) == Some(200)),
             ..Engine::new(Dialect::Sglang, model, version)
         })
@@ -138,6 +139,14 @@ impl Codec for Sglang {
 
     fn additive(&self, _: &Engine, request: &Request) -> Additive {
         Additive { usage: true, null_usage: true, ..Additive::of(request) }
+    }
+
+    /// Whole completions name the version of the weights (0.5.23, `serving_completions.py`); events do not.
+    fn last_members(&self, engine: &Engine, route: Route, whole: bool) -> Value {
+        match (route, whole, &engine.weights) {
+            (Route::Completions, true, Some(version)) => json!({ "metadata": { "weight_version": version } }),
+            _ => Value::Null,
+        }
     }
 
     fn ride(&self, _: &Engine, context: &Context<'_>, sampling: &Sampling, max_tokens: u32) -> Call {

@@ -45,7 +45,8 @@ const DRAFT_MOST: usize = 10;
 /// The codec of Triton.
 pub struct Triton;
 
-const QUIRKS: Quirks = Quirks { ride_ids: false, ..Quirks::COMMON };
+const QUIRKS: Quirks =
+    Quirks { ride_ids: false, no_usage_event: &[Route::Completions, Route::Chat], ..Quirks::COMMON };
 
 impl Codec for Triton {
     fn quirks(&self) -> &'static Quirks {

@@ -103,7 +103,15 @@ impl Codec for TrtLlm {
     }
 
     fn additive(&self, _: &Engine, request: &Request) -> Additive {
-        Additive { usage: true, ..Additive::of(request) }
+        Additive { usage: true, nulls: true, ..Additive::of(request) }
+    }
+
+    /// A whole completion has a member that events lack (1.2, `openai_protocol.py`).
+    fn last_members(&self, _: &Engine, route: Route, whole: bool) -> Value {
+        match (route, whole) {
+            (Route::Completions, true) => json!({ "choices": [{ "context_logits": null }] }),
+            _ => Value::Null,
+        }
     }
 
     fn beside(&self, _: &Engine, request: &Request) -> Option<Call> {

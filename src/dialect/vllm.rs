@@ -191,7 +191,7 @@ impl Codec for Vllm {
 
     /// Whole answers are written with every field (`model_dump`), events only with those that were set (0.32,
     /// `chat_completion/protocol.py` and `completion/protocol.py`).
-    fn last_members(&self, route: Route, whole: bool) -> Value {
+    fn last_members(&self, _: &Engine, route: Route, whole: bool) -> Value {
         let choice = match (route, whole) {
             (Route::Chat, true) => json!({
                 "message": { "refusal": null, "annotations": null, "audio": null, "function_call": null,

@@ -18,6 +18,7 @@ use tokio::sync::Notify;
 use crate::dialect::{Asked, Beside, Call, Context, Engine, Origin, Refusal, Round};
 use crate::draft::{Draft, Sampled};
 use crate::drive::exchange::Exchange;
+use crate::drive::manner::Manner;
 use crate::drive::run::Run;
 use crate::fleet::identity::Identity;
 use crate::fleet::rounds_seen::RoundsSeen;
@@ -59,6 +60,8 @@ pub struct Common {
     pub limits: CallLimits,
     /// The process that all calls must reach.
     pub process: Process,
+    /// How the server writes its answers.
+    manner: Arc<Manner>,
 }
 
 /// The process that a session began on.
@@ -131,6 +134,7 @@ impl Calls {
                 weighs: run.ruling.rules.accept.is_lossy() && run.sampling.temperature > 0.0,
                 limits: run.limits,
                 process: Process::of(&run.identity),
+                manner: Arc::clone(&run.manner),
             }),
             None,
         )
@@ -318,6 +322,7 @@ impl Calls {
             Err(Missed::Fault(fault)) => return Err(fault),
             Err(Missed::Nothing) => return Ok(Verdict { put: Some(made), ..Verdict::default() }),
         };
+        self.0.manner.reads(&bodies);
         let mut verdict = self.0.engine.verdict(put, asked, &bodies).map_err(|unreadable| {
             tracing::debug!(%unreadable, "verdict refused");
             Fault::Verify

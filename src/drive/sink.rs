@@ -108,6 +108,8 @@ pub struct Sink {
     /// The client asked for usage on every event; the usage to count on from.
     running: Option<Running>,
     dialect: Dialect,
+    /// See [`crate::dialect::Codec::last_members`].
+    last: Value,
     /// What the engine reported at the end of the first ride; `None` if that has not ended.
     own: Option<OwnEnd>,
     prediction: bool,
@@ -175,7 +177,8 @@ impl Sink {
     fn new(request: &Request, engine: &Engine, manner: Arc<Manner>, shape: Shape) -> Self {
         let quirks = engine.dialect.quirks();
         let own = engine.additive(request);
-        let runs = request.stream && request.include_usage && request.continuous_usage;
+        let runs =
+            request.stream && request.continuous_usage && (request.include_usage || quirks.usage_runs_alone);
         let additive = Additive { usage: own.usage && !runs, ..own };
         Self {
             route: request.route,
@@ -195,6 +198,7 @@ impl Sink {
             manner,
             running: runs.then_some(Running { base: None, tokens: 0 }),
             dialect: engine.dialect,
+            last: engine.dialect.codec().last_members(engine, request.route, !request.stream),
             own: None,
             prediction: request.prediction.is_some(),
             usage_unasked: engine.dialect.quirks().unasked_usage == Some(request.route),
@@ -486,15 +490,23 @@ impl Sink {
     }
 
     /// The event that ends the text of a stream.
-    async fn finish_text(&mut self, last: Delta, end: &End, told: &Finished) -> Result<(), Gone> {
+    async fn finish_text(&mut self, mut last: Delta, end: &End, told: &Finished) -> Result<(), Gone> {
+        let bare = self.dialect.quirks().bare_end && self.route == Route::Chat;
+        if bare && !last.text.is_empty() {
+            self.write(std::mem::replace(&mut last, Delta { tokens: Vec::new(), text: String::new() }))
+                .await?;
+        }
         self.counted(&last);
         let Some(template) = &self.template else { return self.write(last).await };
         let wanted = self.tells_usage();
         let mut chunk = template.chunk(&last.text, &last.tokens, end.finish);
+        if let Some(delta) = chunk.pointer_mut("/choices/0/delta").filter(|_| bare) {
+            *delta = json!({});
+        }
         if self.usage_unasked && !wanted {
             fill(&mut chunk, &json!({ "usage": end.plain_usage(told) }));
         }
-        fill(&mut chunk, &self.dialect.codec().last_members(self.route, false));
+        fill(&mut chunk, &self.last);
         self.say_stop(&mut chunk, end);
         self.say_running(&mut chunk);
         if !wanted {
@@ -514,7 +526,8 @@ impl Sink {
     }
 
     fn tells_usage(&self) -> bool {
-        matches!(self.shape, Shape::Stream { usage: true, .. })
+        let told = !self.dialect.quirks().no_usage_event.contains(&self.route);
+        told && matches!(self.shape, Shape::Stream { usage: true, .. })
     }
 
     fn usage(&self, end: &End, told: &Finished) -> Value {
@@ -525,7 +538,7 @@ impl Sink {
         let Shape::Whole { text, tokens, more } = &self.shape else { return None };
         let mut answer = self.template.as_ref()?.whole(text, tokens, end.finish, self.usage(end, told));
         self.say_fingerprint(&mut answer);
-        fill(&mut answer, &self.dialect.codec().last_members(self.route, true));
+        fill(&mut answer, &self.last);
         self.dialect.codec().complete(&mut answer);
         if let (Some(own), Some(choice)) =
             (&self.own, answer.pointer_mut("/choices/0").and_then(Value::as_object_mut))

@@ -38,7 +38,13 @@ async fn nothing_differs_before(
             "{cell} is mended: take it out of KNOWN"
         );
     }
-    assert_eq!(told.speculated > 0, engine.speculates, "{} answers were speculated on", told.speculated);
+    assert_eq!(
+        told.speculated > 0,
+        engine.speculates,
+        "{} answers were speculated on: {:?}",
+        told.speculated,
+        told.paths
+    );
 }
 
 #[test]

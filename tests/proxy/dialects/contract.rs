@@ -123,7 +123,7 @@ async fn every_end_of_a_text_is_the_engines_own() {
 async fn what_stopped_a_leapt_text_is_named_as_the_engine_names_it() {
     for row in TABLE.iter().filter(|row| row.dialect == "sglang") {
         let house = House::build(row, setup(Some(30))).await;
-        for route in [Route::Completions, Route::Chat] {
+        for &route in row.leaps {
             let prompt = talkative(&house, route, PROMPTS[0]).await;
             let plain = async |more: Value| {
                 let [ask, _] = both(route, &greedy(&prompt, &more));

@@ -108,6 +108,8 @@ pub const TABLE: &[Row] = &[
         seeds: Seeds::Ignored,
         pipeline: Pipeline::SGLANG,
         verifies: &["/generate"],
+        // A streamed chat is refused if it asks for ids.
+        leaps: &[Route::Completions],
         ..USUAL
     },
     Row {
@@ -117,6 +119,8 @@ pub const TABLE: &[Row] = &[
         seeds: Seeds::Kept,
         pipeline: Pipeline::SGLANG,
         verifies: &["/generate"],
+        // A streamed chat is refused if it asks for ids.
+        leaps: &[Route::Completions],
         ..USUAL
     },
     Row {

@@ -52,6 +52,18 @@ const OWN: [&str; 9] = [
 /// Members whose values are pieces of a text.
 const JOINED: [&str; 5] = ["text", "content", "reasoning", "reasoning_content", "arguments"];
 
+impl Said {
+    /// Path and reason, as the answer tells them.
+    pub fn path(&self) -> String {
+        let field = |name: &str| {
+            let of_trailer = |line: &String| line.strip_prefix(&format!("{name}: ")).map(ToOwned::to_owned);
+            let trailer = self.message.trailers.iter().find_map(of_trailer);
+            trailer.or(self.message.head.get(name).map(ToOwned::to_owned)).unwrap_or_default()
+        };
+        format!("{} {}", field("x-foretell-path"), field("x-foretell-reason"))
+    }
+}
+
 pub fn said(message: Message, stream: bool) -> Said {
     let stream = stream && message.head.status() == 200;
     let trailer = message.trailers.iter().find_map(|line| line.strip_prefix("x-foretell-path: "));

@@ -1,5 +1,6 @@
 //! Every cell of one engine: asked direct, asked through the proxy in every mode, compared.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -23,6 +24,8 @@ const FELT: Duration = Duration::from_micros(200);
 pub struct Told {
     pub cells: usize,
     pub speculated: usize,
+    /// How answers were made in the mode that speculates, for the report.
+    pub paths: BTreeSet<String>,
     /// Name of the cell, and the first difference.
     pub different: Vec<(String, String)>,
 }
@@ -118,6 +121,9 @@ impl Scene {
             let sent = self.requests(route);
             told.cells += 1;
             told.speculated += usize::from(through.speculated);
+            if mode.name == "forced" {
+                told.paths.insert(through.path());
+            }
             let difference = difference(mode, [&direct, &through], [&wanted, &sent]);
             if let Some(difference) = difference {
                 let way = if stream { "streamed" } else { "whole" };
