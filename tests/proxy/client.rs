@@ -12,6 +12,11 @@ use crate::wire::{Message, Wire, post};
 pub const FORCED: &str = "version: 1\nname: forced\ndrafters: [{ kind: prompt_lookup, ngram: { min: 1, max: 8 } }]\n\
     gamma: { max: 8, fixed: 4 }\n";
 
+/// A policy whose requests all stay plain, as the control group of one that speculates: what is asked of the server is asked,
+/// and a first call that breaks off is gone on with.
+pub const HELD_BACK: &str = "version: 1\nname: held\ndrafters: [{ kind: prompt_lookup, ngram: { min: 1, max: 8 } }]\n\
+    gamma: { max: 8 }\nholdback: { start: 1, floor: 1 }\n";
+
 /// The value of a series, or the sum of all series of a metric that is named without labels.
 pub async fn metric(address: SocketAddr, name: &str) -> f64 {
     let page = get(address, "/metrics").await.text();

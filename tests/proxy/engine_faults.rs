@@ -2,6 +2,7 @@
 //! the real proxy. No hang, no panic, and never a wrong token: the text is that of the engine alone, or the
 //! client is told that it broke off.
 
+use crate::client::HELD_BACK;
 use std::time::Duration;
 
 use foretell::app::Running;
@@ -30,6 +31,10 @@ struct House {
 
 impl House {
     async fn build() -> Self {
+        Self::under(FORCED).await
+    }
+
+    async fn under(policy: &str) -> Self {
         let options = Options { scale_out: true, ..Options::of("0.29.0") };
         let engine = Fake::start(Vllm::new(options)).await;
         let root = env!("CARGO_MANIFEST_DIR");
@@ -38,7 +43,7 @@ impl House {
              models: [{{ id: toy, tokenizer: {root}/onnx/models/target }}]\n    probe: {{ when: never }}\n",
             engine.url()
         );
-        let proxy = local::proxy_with(&process, &[FORCED], Drafters::default()).await.unwrap();
+        let proxy = local::proxy_with(&process, &[policy], Drafters::default()).await.unwrap();
         Self { engine, proxy }
     }
 
@@ -316,12 +321,12 @@ async fn an_engine_that_goes_silent_again_and_again_is_given_up_and_said_so() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_ride_on_which_nothing_comes_is_left_and_the_text_goes_on() {
-    let house = House::build().await;
+    let house = House::under(HELD_BACK).await;
     for (stream, count) in [(true, "1"), (false, "2")] {
         let plain = read(&house.ask(false, stream).await);
         house.engine.house.faults.clear();
         house.engine.house.faults.at(first(), 0, Fault::HangAfter(5));
-        let got = read(&house.ask_with(true, stream, "x-foretell: ride\r\n").await);
+        let got = read(&house.ask(true, stream).await);
         assert_eq!((got.text, got.finish, got.path.as_str()), (plain.text, plain.finish, "ridden"));
         assert_eq!(house.silences().await, count);
     }

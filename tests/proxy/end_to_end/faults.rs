@@ -1,5 +1,6 @@
 //! Whatever a drafter or a verify call does wrong, in whatever state the session is: 200, and the plain text.
 
+use crate::client::HELD_BACK;
 use std::time::{Duration, Instant};
 
 use foretell::openai::Route;
@@ -133,7 +134,7 @@ async fn all_as_plain(house: &House, cases: Vec<Case>) -> Vec<(String, String)> 
     let wrong = &Mutex::new(Vec::new());
     let mut told = stream::iter(cases.into_iter().map(|case| async move {
         house.middlebox.fate(&case.id, case.fate.clone());
-        let fields = format!("x-request-id: {}\r\n{}", case.id, case.header);
+        let fields = format!("te: trailers\r\nx-request-id: {}\r\n{}", case.id, case.header);
         let answer = case.ask.send(house.front(), &fields).await;
         let calls = house.middlebox.seen(&case.id);
         let struck = house.middlebox.struck(&case.id);
@@ -319,7 +320,7 @@ async fn many_faults_in_one_request_end_in_the_plain_text() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_first_ride_that_breaks_off_goes_on_by_ids() {
-    let house = House::build(Plan::default()).await;
+    let house = House::build(Plan { policies: &[HELD_BACK], ..Plan::default() }).await;
     let mut cases = Vec::new();
     for route in [Route::Completions, Route::Chat] {
         for state in states(&house, route).await {
@@ -331,14 +332,7 @@ async fn a_first_ride_that_breaks_off_goes_on_by_ids() {
                     let id = format!("{}.{stream}.{}.{fault:?}", route.name(), state.name).replace(' ', "_");
                     let fate = Fate::at(Kind::First, 0, fault);
                     let (ask, plain) = (ask.clone(), plain.clone());
-                    cases.push(Case {
-                        id,
-                        ask,
-                        header: "x-foretell: ride\r\n",
-                        plain,
-                        fate,
-                        strikes: Some(1),
-                    });
+                    cases.push(Case { id, ask, header: "", plain, fate, strikes: Some(1) });
                 }
             }
         }

@@ -1,5 +1,7 @@
 //! Alarms: drafts that used to be accepted are refused, and outputs repeat themselves.
 
+use std::time::Duration;
+
 use foretell::openai::Route;
 use serde_json::{Value, json};
 
@@ -8,6 +10,7 @@ use crate::client::{Ask, metric};
 use crate::fakes::Pace;
 use crate::reasons::proxy::Proxy;
 use crate::reasons::scene::misleading;
+use crate::wire::PATIENCE;
 
 async fn alarms(proxy: &Proxy) -> (u32, u32) {
     let count = async |kind: &str| {
@@ -17,8 +20,16 @@ async fn alarms(proxy: &Proxy) -> (u32, u32) {
 }
 
 async fn complete(proxy: &Proxy, fields: Value) -> Value {
+    let before = metric(proxy.admin, "foretell_requests_total").await;
     let answer = Ask::new(Route::Completions, false, fields).send(proxy.front, "").await;
     assert_eq!(answer.plain.status, 200, "{}", answer.message.text());
+    // What has passed unchanged is read once the client has it.
+    let recorded = async {
+        while metric(proxy.admin, "foretell_requests_total").await < before + 1.0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, recorded).await.expect("it is recorded");
     answer.foretell().clone()
 }
 
@@ -57,7 +68,7 @@ async fn a_collapse_of_acceptance_is_told_once_and_ordinary_text_raises_no_alarm
 async fn outputs_that_repeat_themselves_are_told_whether_they_leap_or_ride() {
     let engine = engine(Pace::default()).await;
     let again = |tokens: u32| json!({"prompt": [100, 101, 102], "max_tokens": tokens, "temperature": 0, "logit_bias": {"150": 100}});
-    for (plain, path) in [(forced("own"), "speculated"), (policy("own", "mode: ride"), "ridden")] {
+    for (plain, path) in [(forced("own"), "speculated"), (policy("own", "mode: shadow"), "ridden")] {
         let proxy = before(&engine, "", "", &plain).await;
         assert_eq!(complete(&proxy, again(200)).await["path"], path);
         assert_eq!(alarms(&proxy).await, (0, 1), "{path}");

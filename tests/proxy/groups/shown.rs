@@ -52,12 +52,21 @@ async fn requests_are_in_one_group_or_the_other_and_those_held_back_say_so() {
 /// Sends requests until what they would have gained is shown; they ride, and nothing else is sent. Returns how many.
 async fn ridden(engine: &Fake<Vllm>, proxy: &Proxy, reason: &str, rests_on: &str) -> u32 {
     let before = engine.house.tally();
-    let mut sent = 0;
+    let recorded = async || metric(proxy.admin, "foretell_requests_total").await;
+    let (mut sent, mut known) = (0, recorded().await);
     while compared(proxy).await["would_have_gained"]["rests_on"] != rests_on {
         assert!(sent < 400, "{}", compared(proxy).await);
         let answers = send(engine, proxy, sent..sent + 16).await;
         assert_eq!(reasons(&answers), [(reason.to_owned(), 16)].into());
         sent += 16;
+        // Drafters are scored once the client has its answer.
+        known += 16.0;
+        let scored = async {
+            while recorded().await < known {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, scored).await.expect("all are recorded");
     }
     let after = engine.house.tally();
     // Each request was sent a second time, to compare.
