@@ -14,8 +14,28 @@ use rstest::rstest;
 
 use self::engines::ENGINES;
 
-/// Cells that still differ, by the end of their name: each has to be taken out when it is mended.
-const KNOWN: &[&str] = &[];
+/// A difference that still stands; it has to be taken out once it is gone.
+struct Known {
+    /// The beginning of the names of its cells.
+    cells: &'static str,
+    /// A part of what is told of each.
+    what: &'static str,
+}
+
+impl Known {
+    fn covers(&self, (cell, what): &(String, String)) -> bool {
+        cell.starts_with(self.cells) && what.contains(self.what)
+    }
+}
+
+const KNOWN: &[Known] = &[
+    // The first call is left before the server tells what it had cached of the prompt: only its last event does.
+    Known { cells: "vllm/forced/", what: "prompt_tokens_details" },
+    Known { cells: "trtllm/forced/", what: "prompt_tokens_details" },
+    Known { cells: "llamacpp/forced/", what: "prompt_tokens_details" },
+    // Reasoning is counted in whole completions only, and the first call is a stream.
+    Known { cells: "sglang/", what: "reasoning_tokens" },
+];
 
 #[rstest]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -28,15 +48,13 @@ async fn nothing_differs_before(
 ) {
     let engine = ENGINES.iter().find(|engine| engine.name == name).expect("an engine of that name");
     let told = run::all(engine).await;
-    let is_known = |cell: &str| KNOWN.iter().any(|known| cell.contains(known));
-    let (known, new): (Vec<_>, Vec<_>) = told.different.iter().partition(|(cell, _)| is_known(cell));
+    let (known, new): (Vec<_>, Vec<_>) =
+        told.different.iter().partition(|cell| KNOWN.iter().any(|one| one.covers(cell)));
     let list: Vec<String> = new.iter().map(|(cell, what)| format!("{cell}: {what}")).collect();
     assert!(list.is_empty(), "{} of {} cells differ\n{}", list.len(), told.cells, list.join("\n"));
-    for cell in KNOWN.iter().filter(|cell| cell.starts_with(name)) {
-        assert!(
-            known.iter().any(|(differs, _)| differs.contains(cell)),
-            "{cell} is mended: take it out of KNOWN"
-        );
+    for one in KNOWN.iter().filter(|one| one.cells.starts_with(&format!("{name}/"))) {
+        let still = known.iter().any(|cell| one.covers(cell));
+        assert!(still, "{} of {} is mended: take it out of KNOWN", one.what, one.cells);
     }
     assert_eq!(
         told.speculated > 0,
