@@ -24,7 +24,7 @@ import engine as engines
 import exact
 import record
 
-TURNS = 12
+TURNS = 40
 OFF, OBSERVE = "mode: off\n", "mode: observe\n"
 PLAIN = exact.FORCED.replace("gamma: { fixed: 4 }", "gamma: { max: 4 }")
 # name: lines of the process file, policy, header fields
@@ -142,8 +142,9 @@ def add(total, value):
         if isinstance(inner, dict) and isinstance(known, dict):
             add(known, inner)
         elif name in ("choices", "tool_calls") and known:
-            for at, one in enumerate(inner):
-                add(known[at], one)
+            for one in inner or ():
+                at = next((i for i, other in enumerate(known) if other["index"] == one["index"]), None)
+                known.append(one) if at is None else add(known[at], one)
         elif isinstance(inner, list) and isinstance(known, list):
             total[name] = known + inner
         elif name in JOINED and isinstance(known, str) and isinstance(inner, str):
@@ -186,7 +187,7 @@ def by_client(url, body, fields):
                                                      extra_body=more))
     total = {}
     for chunk in chunks:
-        add(total, cut(chunk.model_dump()))
+        add(total, cut(chunk.model_dump(exclude_unset=True)))
     return len(chunks), json.dumps(total, sort_keys=True)
 
 

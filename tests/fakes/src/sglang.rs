@@ -31,6 +31,8 @@ pub struct Options {
     pub cache_report: bool,
     /// `--sampling-defaults`: `model` gives the chat route what the model's files say, `openai` does not.
     pub sampling_defaults: &'static str,
+    /// Streamed chats tell ids. 0.5.23 refuses such a request; this is a server that one day does not.
+    pub chat_ids: bool,
     /// `--speculative-algorithm`
     pub speculative: Option<&'static str>,
     /// The block of the setup is the page size; 0 is `--disable-radix-cache`.
@@ -46,6 +48,7 @@ impl Default for Options {
             preferred: Value::Null,
             cache_report: false,
             sampling_defaults: "model",
+            chat_ids: true,
             speculative: None,
             setup: Setup { block: 1, blocks: 262_144, ..Setup::default() },
         }

@@ -53,14 +53,9 @@ const OWN: [&str; 9] = [
 const JOINED: [&str; 5] = ["text", "content", "reasoning", "reasoning_content", "arguments"];
 
 impl Said {
-    /// Path and reason, as the answer tells them.
-    pub fn path(&self) -> String {
-        let field = |name: &str| {
-            let of_trailer = |line: &String| line.strip_prefix(&format!("{name}: ")).map(ToOwned::to_owned);
-            let trailer = self.message.trailers.iter().find_map(of_trailer);
-            trailer.or(self.message.head.get(name).map(ToOwned::to_owned)).unwrap_or_default()
-        };
-        format!("{} {}", field("x-foretell-path"), field("x-foretell-reason"))
+    /// Why it was not speculated on.
+    pub fn reason(&self) -> String {
+        self.message.head.get("x-foretell-reason").unwrap_or_default().to_owned()
     }
 }
 

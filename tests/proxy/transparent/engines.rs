@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::dialects::table::{Server, Started, TABLE, start};
-use crate::fakes::{Setup, hosted, mlx, ollama, tgi, trtllm, vllm};
+use crate::fakes::{Setup, hosted, mlx, ollama, sglang, tgi, trtllm, vllm};
 use crate::text_rides::triton::repository;
 
 pub struct Engine {
@@ -57,7 +57,11 @@ pub const ENGINES: [Engine; 11] = [
     },
     Engine {
         name: "sglang",
-        start: |setup| row("sglang", setup),
+        start: |setup| {
+            let plain = sglang::Options::default();
+            let setup = Setup { block: 1, blocks: plain.setup.blocks, ..setup };
+            start(move || sglang::Sglang::new(sglang::Options { chat_ids: false, setup, ..plain }))
+        },
         says: r#"{"top_p": 1, "top_k": -1, "min_p": 0, "repetition_penalty": 1}"#,
         ..USUAL
     },
@@ -86,7 +90,8 @@ pub const ENGINES: [Engine; 11] = [
     Engine {
         name: "lmdeploy",
         start: |setup| row("lmdeploy", setup),
-        says: r#"{"top_p": 1, "top_k": 0, "min_p": 0, "presence_penalty": 0, "frequency_penalty": 0}"#,
+        says: r#"{"top_p": 1, "top_k": 0, "min_p": 0, "presence_penalty": 0, "frequency_penalty": 0,
+            "repetition_penalty": 1}"#,
         felt: true,
         ..USUAL
     },

@@ -42,11 +42,9 @@ impl Sglang {
         }
         let stream = fields.flag("stream")?;
         for name in ["return_prompt_token_ids", "return_token_ids"] {
-            if chat && stream && fields.flag(name)? {
-                let message = format!(
-                    "{name} is not supported with streaming on /v1/chat/completions. Please set \
-                    stream=false when using {name}=true."
-                );
+            if chat && stream && !self.options.chat_ids && fields.flag(name)? {
+                let message = format!("{name} is not supported with streaming on /v1/chat/completions. Please set \
+                    stream=false when using {name}=true.");
                 return Err(Refusal::openai(400, message));
             }
         }
@@ -195,18 +193,21 @@ impl Sglang {
                         out.event(frame(chat_choice(at, delta))).await?;
                     }
                     let parsed = partings[at].push(&piece.text, piece.finish.is_some());
-                    let logprobs = asked
-                        .logprobs
-                        .map(|top| self.openai_logprobs(true, std::slice::from_ref(&piece), top));
-                    events.extend(deltas(at, &parsed, logprobs, asked.tools).into_iter().map(
-                        |(choice, dumped)| {
-                            let mut event = frame(choice);
-                            if dumped {
-                                event["usage"] = Value::Null;
-                            }
-                            event
-                        },
-                    ));
+                    let logprobs = asked.logprobs.map(|top| self.openai_logprobs(true, std::slice::from_ref(&piece), top));
+                    events.extend(deltas(at, &parsed, logprobs, asked.tools).into_iter().map(|(choice, dumped)| {
+                        let mut event = frame(choice);
+                        if dumped {
+                            event["usage"] = Value::Null;
+                        }
+                        event
+                    }));
+                    if asked.return_ids {
+                        let nothing = json!({"reasoning_content": null, "content": ""});
+                        if events.is_empty() {
+                            events.push(frame(chat_choice(at, nothing)));
+                        }
+                        tell_ids(&mut events, asked, sequence, &piece);
+                    }
                 }
                 for mut event in events {
                     if asked.continuous {
@@ -278,6 +279,15 @@ fn matched(sequence: &Sequence) -> Value {
         Some(Finish::StopText(text)) => json!(text),
         Some(Finish::Eos | Finish::StopToken(_)) => json!(sequence.output().last()),
         _ => Value::Null,
+    }
+}
+
+/// The last event of a piece tells its id, the first one of all the prompt's.
+fn tell_ids(events: &mut [Value], asked: &Asked, sequence: &Sequence, piece: &Piece) {
+    let Some(choice) = events.last_mut().map(|event| &mut event["choices"][0]) else { return };
+    choice["response_token_ids"] = json!([piece.token]);
+    if asked.return_prompt && sequence.output().len() == 1 {
+        choice["prompt_token_ids"] = json!(&sequence.context.tokens()[..sequence.prompt]);
     }
 }
 

@@ -277,10 +277,28 @@ async fn openai_routes_tell_ids_and_cached_tokens_when_asked() {
     let all = events(fake.address, "/v1/chat/completions", stream).await;
     assert_eq!(all.last().unwrap(), "[DONE]");
     let all = parsed(&all);
-    assert_eq!((all[0]["choices"][0]["delta"]["role"].as_str(), all.len()), (Some("assistant"), 5));
+    assert_eq!((all[0]["choices"][0]["delta"]["role"].as_str(), all.len()), (Some("assistant"), 6));
     assert!(
         all[1]["choices"][0]["prompt_token_ids"].is_array()
             && all[2]["choices"][0]["response_token_ids"].is_array()
     );
-    assert_eq!(all[4]["usage"]["completion_tokens"], 3);
+    assert_eq!(all[5]["usage"]["completion_tokens"], 3);
+}
+
+#[tokio::test]
+async fn a_streamed_chat_tells_no_ids_and_its_end_apart() {
+    let fake = sglang(|options| options.chat_ids = false).await;
+    let body = |more: &Value| {
+        let mut body = json!({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, "temperature": 0,
+            "stream": true});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body
+    };
+    for name in ["return_token_ids", "return_prompt_token_ids"] {
+        assert_eq!(refusal(fake.address, "/v1/chat/completions", body(&json!({name: true}))).await.0, 400);
+    }
+    let all = parsed(&events(fake.address, "/v1/chat/completions", body(&json!({}))).await);
+    let (first, last) = (&all[1]["choices"][0], &all[all.len() - 1]["choices"][0]);
+    assert_eq!((first["delta"].get("reasoning_content"), &first["finish_reason"]), (Some(&json!(null)), &json!(null)));
+    assert_eq!((&last["delta"], &last["finish_reason"]), (&json!({"reasoning_content": null}), &json!("length")));
 }
