@@ -129,6 +129,11 @@ impl Parting {
         };
         self.thoughts += usize::from(!piece.thought.is_empty());
         self.told = all;
+        if begins && !last {
+            // The name is told first, and arguments from the next piece on.
+            self.told.call = Some(String::new());
+            return Parsed { call: Some(String::new()), ..piece };
+        }
         piece
     }
 }

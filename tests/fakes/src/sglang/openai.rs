@@ -43,8 +43,10 @@ impl Sglang {
         let stream = fields.flag("stream")?;
         for name in ["return_prompt_token_ids", "return_token_ids"] {
             if chat && stream && !self.options.chat_ids && fields.flag(name)? {
-                let message = format!("{name} is not supported with streaming on /v1/chat/completions. Please set \
-                    stream=false when using {name}=true.");
+                let message = format!(
+                    "{name} is not supported with streaming on /v1/chat/completions. Please set \
+                    stream=false when using {name}=true."
+                );
                 return Err(Refusal::openai(400, message));
             }
         }
@@ -193,14 +195,18 @@ impl Sglang {
                         out.event(frame(chat_choice(at, delta))).await?;
                     }
                     let parsed = partings[at].push(&piece.text, piece.finish.is_some());
-                    let logprobs = asked.logprobs.map(|top| self.openai_logprobs(true, std::slice::from_ref(&piece), top));
-                    events.extend(deltas(at, &parsed, logprobs, asked.tools).into_iter().map(|(choice, dumped)| {
-                        let mut event = frame(choice);
-                        if dumped {
-                            event["usage"] = Value::Null;
-                        }
-                        event
-                    }));
+                    let logprobs = asked
+                        .logprobs
+                        .map(|top| self.openai_logprobs(true, std::slice::from_ref(&piece), top));
+                    events.extend(deltas(at, &parsed, logprobs, asked.tools).into_iter().map(
+                        |(choice, dumped)| {
+                            let mut event = frame(choice);
+                            if dumped {
+                                event["usage"] = Value::Null;
+                            }
+                            event
+                        },
+                    ));
                     if asked.return_ids {
                         let nothing = json!({"reasoning_content": null, "content": ""});
                         if events.is_empty() {

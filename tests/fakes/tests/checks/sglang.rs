@@ -299,6 +299,12 @@ async fn a_streamed_chat_tells_no_ids_and_its_end_apart() {
     }
     let all = parsed(&events(fake.address, "/v1/chat/completions", body(&json!({}))).await);
     let (first, last) = (&all[1]["choices"][0], &all[all.len() - 1]["choices"][0]);
-    assert_eq!((first["delta"].get("reasoning_content"), &first["finish_reason"]), (Some(&json!(null)), &json!(null)));
-    assert_eq!((&last["delta"], &last["finish_reason"]), (&json!({"reasoning_content": null}), &json!("length")));
+    assert_eq!(
+        (first["delta"].get("reasoning_content"), &first["finish_reason"]),
+        (Some(&json!(null)), &json!(null))
+    );
+    assert_eq!(
+        (&last["delta"], &last["finish_reason"]),
+        (&json!({"reasoning_content": null}), &json!("length"))
+    );
 }
