@@ -4,7 +4,7 @@
     all.py [--engines all|llama|vllm] [--short] [--foretell BIN]
 
 Per engine: the self-test with planted proxies (a run that cannot fail proves nothing), then exact.py's checks with
-forced leaps. An engine that is not installed, or cannot run on this machine, is skipped: `make engines` installs.
+forced leaps, and transparent.py's comparison of every byte. An engine that is not installed, or cannot run on this machine, is skipped: `make engines` installs.
 """
 
 import argparse
@@ -48,11 +48,24 @@ def checks(kind, args, out):
     if not figures.exists():
         yield kind, "exact", "FAILED", "did not start"
         return
+    yield from modes(kind, args, out, common)
     results = json.loads(figures.read_text())
     for part in exact.PARTS:
         result = results.get(part, {"skipped": "not asked for"})
         word = "skipped" if "skipped" in result else "ok" if result["ok"] else "FAILED"
         yield kind, part, word, exact.told(part, result)
+
+
+def modes(kind, args, out, common):
+    """Table lines of transparent.py, one a mode."""
+    figures = out / f"transparent-{kind}.json"
+    figures.unlink(missing_ok=True)
+    short = ["--modes", "observe,forced"] if args.short else []
+    run([sys.executable, engines.HERE / "transparent.py", kind, "--json", str(figures), *short, *common], 6 * 3600)
+    results = json.loads(figures.read_text()) if figures.exists() else {"all": None}
+    for mode, result in results.items():
+        told = f"{len(result['different'])} of {result['cells']} differ" if result else "did not end"
+        yield kind, f"bytes {mode}"[:10], "ok" if result and result["ok"] else "FAILED", told
 
 
 def main():

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use foretell::lab::local::LocalTarget;
 use foretell::onnx_server::hugging::FolderWords;
@@ -19,6 +20,8 @@ use crate::fakes::{Engine, Fake, House, Setup};
 use crate::wire::{Wire, chunk};
 
 const CONTEXT: usize = 4096;
+/// Time to ask beside a plain request.
+const STEP: Duration = Duration::from_millis(2);
 
 struct Onnx {
     house: Arc<House>,
@@ -29,7 +32,7 @@ struct Onnx {
 pub fn start(setup: Setup) -> Started {
     async move {
         let words = tempfile::tempdir().unwrap();
-        let babble = Babble::new(&model::words(words.path()), CONTEXT, 24);
+        let babble = Babble::new(&model::words(words.path()), CONTEXT, 24).with_step(STEP);
         let metrics = Arc::new(Metrics::new().unwrap());
         let engine = scheduler::Engine::start(Box::new(babble), Arc::clone(&metrics)).unwrap();
         let read = Arc::new(FolderWords::read(words.path()).unwrap());
