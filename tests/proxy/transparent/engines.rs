@@ -20,6 +20,8 @@ pub struct Engine {
     pub speculates: bool,
     /// That it has cached something is told by the time that a call takes, and by nothing else.
     pub felt: bool,
+    /// Its vocabulary is its own and it hands it out.
+    pub own_words: bool,
 }
 
 const USUAL: Engine = Engine {
@@ -31,6 +33,7 @@ const USUAL: Engine = Engine {
     says: "{}",
     speculates: true,
     felt: false,
+    own_words: false,
 };
 
 /// As the contracts of all dialects start it.
@@ -128,7 +131,7 @@ pub const ENGINES: [Engine; 11] = [
         speculates: false,
         ..USUAL
     },
-    Engine { name: "onnx", start: super::onnx::start, ..USUAL },
+    Engine { name: "onnx", start: super::onnx::start, own_words: true, ..USUAL },
 ];
 
 pub type Running = Box<dyn Server>;

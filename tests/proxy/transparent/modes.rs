@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use foretell::app::Running;
 use foretell::lab::local;
 
+use super::engines::Engine;
 use crate::client::FORCED;
 use crate::fakes::toy;
 
@@ -35,14 +36,15 @@ pub const MODES: [Mode; 7] = [
 ];
 
 impl Mode {
-    /// A proxy in this mode; `backend` are more lines of the backend.
-    pub async fn before(&self, address: SocketAddr, backend: &str) -> Running {
-        let tokenizer = toy::folder().join("tokenizer.json");
+    /// A proxy in this mode before this engine.
+    pub async fn before(&self, address: SocketAddr, engine: &Engine) -> Running {
+        let tokenizer = toy::folder().join("tokenizer.json").display().to_string();
+        let tokenizer = if engine.own_words { "backend" } else { &tokenizer };
+        let backend = engine.backend;
         let process = format!(
             "version: 1\ntimeouts: {{ verify: 10s }}\n{}backends:\n  - name: toy\n    replicas: [\"http://{address}\"]\n    \
-             models: [{{ id: \"*\", tokenizer: {} }}]\n    probe: {{ when: never }}\n{backend}",
+             models: [{{ id: \"*\", tokenizer: {tokenizer} }}]\n    probe: {{ when: never }}\n{backend}",
             self.process,
-            tokenizer.display(),
         );
         // In the control group nothing is forced: a fixed gamma has no control group.
         let forced = if self.name == "auto" { FORCED.replace(", fixed: 4", "") } else { FORCED.to_owned() };

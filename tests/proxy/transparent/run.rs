@@ -82,7 +82,7 @@ impl Scene {
         }
         let mut proxies = Vec::new();
         for mode in &MODES {
-            proxies.push((mode, mode.before(server.address(), engine.backend).await));
+            proxies.push((mode, mode.before(server.address(), engine).await));
         }
         // Who it is is known by now.
         *server.house().pace.lock() = pace;
