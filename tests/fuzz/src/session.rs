@@ -180,7 +180,7 @@ impl World {
                     self.asked.push((id, Kind::Verify(draft.len())));
                 }
                 Action::Cancel(gone) => self.asked.retain(|(id, _)| *id != gone),
-                Action::Emit(delta) => self.emitted.extend(delta.tokens),
+                Action::Emit(delta) | Action::Passed(delta) => self.emitted.extend(delta.tokens),
                 Action::Finish(summary) => {
                     self.over = true;
                     assert_eq!(summary.output_tokens as usize, self.emitted.len());
