@@ -131,7 +131,7 @@ impl Codec for LlamaCpp {
     fn first_ride(&self, _: &Engine, request: &Request, _: u64) -> Call {
         let mut body = shared::streamed(request, json!({ "include_usage": true }));
         let more: &[(&str, Value)] = match request.route {
-            Route::Completions => &[("verbose", json!(true))],
+            Route::Completions => &[("verbose", json!(true)), ("timings_per_token", json!(true))],
             // Log-probabilities after sampling cost nothing; those before it are a pass over the vocabulary.
             Route::Chat => &[
                 ("logprobs", json!(true)),
@@ -146,7 +146,7 @@ impl Codec for LlamaCpp {
 
     fn additive(&self, _: &Engine, request: &Request) -> Additive {
         let (members, choice): (&[_], &[_]) = match request.route {
-            Route::Completions => (&["__verbose"], &[]),
+            Route::Completions => (&["__verbose", "timings"], &[]),
             Route::Chat => (&["timings"], &["logprobs"]),
         };
         Additive { usage: !request.include_usage, token_ids: true, members, choice, ..Additive::default() }
@@ -335,18 +335,19 @@ fn native(context: &Context<'_>, paths: &[Vec<TokenId>], most: u32, sampling: &S
 fn first_chunk(event: &Value) -> Result<Chunk, Unreadable> {
     let mut chunk = shared::chunk(event)?;
     let count = |value: Option<&Value>| value.and_then(Value::as_u64).and_then(|n| u32::try_from(n).ok());
+    let timings = event.get("timings").and_then(|timings| Timings::deserialize(timings).ok());
     if let Some(native) = event.get("__verbose") {
         chunk.tokens = native.get("tokens").and_then(shared::ids).unwrap_or_default();
         chunk.count = count(native.get("tokens_predicted"));
         chunk.prompt_count = count(native.get("tokens_evaluated"));
-    } else if let Some(timings) = event.get("timings") {
+    } else if let Some(timings) = &timings {
         let listed = event.pointer("/choices/0/logprobs/content").and_then(Value::as_array);
         let id = |entry: &Value| count(entry.get("id"));
         chunk.tokens = listed.and_then(|listed| listed.iter().map(id).collect()).unwrap_or_default();
-        chunk.count = count(timings.get("predicted_n"));
-        let of = |name| count(timings.get(name));
-        chunk.prompt_count = of("cache_n").zip(of("prompt_n")).map(|(cached, computed)| cached + computed);
+        chunk.count = timings.predicted_n;
+        chunk.prompt_count = timings.prompt();
     }
+    chunk.usage = chunk.usage.or(timings.and_then(|timings| timings.usage()));
     chunk.doubtful = !chunk.more.is_empty() || (!chunk.text.is_empty() && chunk.tokens.is_empty());
     // The end of a text comes as a token like others, before the event that reports it.
     let silent = chunk.text.is_empty() && chunk.more.is_empty();
@@ -375,9 +376,33 @@ struct Answered {
     own_stops: Vec<String>,
 }
 
+/// Tokens and times of a request so far.
 #[derive(Deserialize)]
 struct Timings {
+    /// Tokens of the prompt that were computed.
     prompt_n: u32,
+    /// Those that were cached.
+    cache_n: Option<u32>,
+    /// Output tokens.
+    predicted_n: Option<u32>,
+}
+
+impl Timings {
+    /// Tokens of the prompt.
+    fn prompt(&self) -> Option<u32> {
+        Some(self.cache_n? + self.prompt_n)
+    }
+
+    /// The same as `usage`, which only the last event has: a call that is left before its end tells it so.
+    fn usage(&self) -> Option<Value> {
+        let (prompt, output) = (self.prompt()?, self.predicted_n?);
+        Some(json!({
+            "completion_tokens": output,
+            "prompt_tokens": prompt,
+            "total_tokens": prompt + output,
+            "prompt_tokens_details": { "cached_tokens": self.cache_n },
+        }))
+    }
 }
 
 impl Answered {
