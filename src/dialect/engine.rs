@@ -89,6 +89,8 @@ pub struct Engine {
     pub lanes: Option<usize>,
     /// It reports how many tokens of a prompt were cached.
     pub tells_cached: bool,
+    /// Its whole completions count the tokens of reasoning, which their streams do not.
+    pub counts_reasoning: bool,
     /// It speculates by itself.
     pub speculates: bool,
     /// Fields that a client leaves out are filled in by rules whose values are not known.
@@ -136,6 +138,7 @@ impl Engine {
             rows: RowShape::default(),
             lanes: None,
             tells_cached: false,
+            counts_reasoning: false,
             speculates: false,
             own_defaults: false,
             seeded: false,

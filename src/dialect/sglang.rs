@@ -89,6 +89,7 @@ impl Codec for Sglang {
             block: answers.number(SERVER_INFO, "/page_size").map_or(1, |size| size as usize),
             rows: RowShape::Tail,
             lanes: Some(PROMPTS_MOST),
+            counts_reasoning: info("/reasoning_parser").is_some(),
             speculates: info("/speculative_algorithm").is_some(),
             weights: answers.word(SERVER_INFO, "/weight_version"),
             load_path: [LOADS, METRICS].into_iter().find(|path| answers.status(path) == Some(200)),
@@ -110,8 +111,10 @@ impl Codec for Sglang {
             (deadly, "min_p"),
             (deaf, "stop_token_ids"),
         ];
+        let counted = engine.counts_reasoning && request.route == Route::Completions && !request.stream;
         Refused::by_first(BypassReason::Parameter, &sampling.counting())
             .or_else(|| Refused::by_first(BypassReason::Parameter, &parameters))
+            .or_else(|| counted.then(|| BypassReason::Reasoning.into()))
             .or_else(|| {
                 open(engine, request, sampling).map(|name| Refused::by(BypassReason::DefaultsUnknown, name))
             })

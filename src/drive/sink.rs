@@ -504,7 +504,8 @@ impl Sink {
             *delta = json!({});
         }
         if self.usage_unasked && !wanted {
-            fill(&mut chunk, &json!({ "usage": end.plain_usage(told) }));
+            let usage = if self.asks_usage() { self.usage(end, told) } else { end.plain_usage(told) };
+            fill(&mut chunk, &json!({ "usage": usage }));
         }
         fill(&mut chunk, &self.last);
         self.say_stop(&mut chunk, end);
@@ -527,7 +528,12 @@ impl Sink {
 
     fn tells_usage(&self) -> bool {
         let told = !self.dialect.quirks().no_usage_event.contains(&self.route);
-        told && matches!(self.shape, Shape::Stream { usage: true, .. })
+        told && self.asks_usage()
+    }
+
+    /// The client asked for the usage of its stream.
+    fn asks_usage(&self) -> bool {
+        matches!(self.shape, Shape::Stream { usage: true, .. })
     }
 
     fn usage(&self, end: &End, told: &Finished) -> Value {

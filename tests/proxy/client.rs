@@ -167,7 +167,7 @@ fn told(usage: &Value, message: &Message) -> Value {
         _ => return Value::Null,
     };
     json!({"path": path, "reason": field("x-foretell-reason"), "policy": field("x-foretell-policy"), "rounds": 0,
-        "drafted": 0, "accepted": 0, "drift": {"tv": 0.0, "rate": 0.0, "substitutions": 0}})
+        "drafted": 0, "accepted": 0, "drift": {"charged": 0.0, "rate": 0.0, "substitutions": 0}})
 }
 
 fn numbers(value: &Value) -> Vec<u32> {

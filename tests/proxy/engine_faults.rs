@@ -170,13 +170,12 @@ fn rows() -> Vec<Row> {
         row("first ride: 429 with Retry-After", first, Fault::Later(429, 7), Outcome::Own(429)),
         // The connection has answered before, so the request is sent once more over a fresh one.
         row("first ride: reset before the answer", first, Fault::Reset, Outcome::Text("")),
-        // Relayed, so that nothing is added to its usage.
-        row("first ride: cut before its first event", first, Fault::CutAfter(0), Outcome::Text("")),
+        row("first ride: cut before its first event", first, Fault::CutAfter(0), Outcome::Text("fault")),
         row(
             "first ride: garbage in place of its first event",
             first,
             Fault::GarbageAfter(0),
-            Outcome::Text(""),
+            Outcome::Text("fault"),
         ),
         row("first ride: cut in the stream", first, Fault::CutAfter(5), Outcome::Text("verify_fault")),
         row("first ride: reset in the stream", first, Fault::ResetAfter(5), Outcome::Text("verify_fault")),

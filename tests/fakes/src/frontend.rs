@@ -97,6 +97,12 @@ pub trait Form: Sync {
         true
     }
 
+    /// The usage of a stream so far.
+    fn running(&self, sequence: &Sequence) -> Value {
+        let (input, output) = (sequence.prompt, sequence.output().len());
+        json!({"prompt_tokens": input, "completion_tokens": output, "total_tokens": input + output})
+    }
+
     /// Changes the event that ends a sequence of a stream.
     fn ending(&self, _event: &mut Value, _sequence: &Sequence) {}
 
@@ -176,8 +182,7 @@ async fn stream(form: &dyn Form, ask: &Ask, batch: &mut Batch, out: &mut Out) ->
             }
             let mut event = frame(json!([delta(form, ask, sequence, &piece, &mut partings[at])]));
             if ask.continuous {
-                let (input, output) = (sequence.prompt, sequence.output().len());
-                event["usage"] = json!({"prompt_tokens": input, "completion_tokens": output, "total_tokens": input + output});
+                event["usage"] = form.running(sequence);
             }
             if piece.finish.is_some() {
                 form.ending(&mut event, sequence);

@@ -176,6 +176,13 @@ impl Form for Told<'_> {
     fn usage(&self, batch: &Batch, ask: &Ask) -> Value {
         usage_with_cached(batch, ask.n)
     }
+
+    /// Every event says what was cached (`postprocess_handlers.py`).
+    fn running(&self, sequence: &Sequence) -> Value {
+        let (input, output) = (sequence.prompt, sequence.output().len());
+        json!({"prompt_tokens": input, "completion_tokens": output, "total_tokens": input + output,
+            "prompt_tokens_details": {"cached_tokens": sequence.cached}})
+    }
 }
 
 impl Told<'_> {

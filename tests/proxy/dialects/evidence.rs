@@ -1,5 +1,7 @@
 //! An answer that contradicts itself is not believed: the client gets the engine's own text all the same.
 
+use std::time::Duration;
+
 use foretell::openai::Route;
 use serde_json::json;
 
@@ -17,6 +19,8 @@ fn row(name: &str) -> &'static Row {
 async fn house(name: &str) -> (House, Ask) {
     let house = House::build(row(name), setup(None)).await;
     let prompt = talkative(&house, Route::Completions, PROMPTS[0]).await;
+    // Long enough for the ids of the prompt to be asked for beside the first call.
+    house.engine.house().pace.lock().per_token = Duration::from_millis(5);
     let ask = Ask::new(Route::Completions, true, greedy(&prompt, &json!({"ignore_eos": true})));
     let (plain, through) = (house.direct(&ask).await, house.through(&ask).await);
     assert_eq!(

@@ -1,6 +1,6 @@
 //! Whatever a drafter or a verify call does wrong, in whatever state the session is: 200, and the plain text.
 
-use crate::client::HELD_BACK;
+use crate::client::{FORCED, HELD_BACK};
 use std::time::{Duration, Instant};
 
 use foretell::openai::Route;
@@ -205,7 +205,7 @@ async fn every_wrong_verdict_in_every_state_ends_in_the_plain_text(#[case] plans
                     let id = format!("{}.{stream}.{}.{fault:?}", route.name(), state.name).replace(' ', "_");
                     let fate = Fate::at(Kind::Verify, state.verify, fault);
                     let (ask, plain) = (ask.clone(), plain.clone());
-                    cases.push(Case { id, ask, header: "", plain, fate, strikes: Some(1) });
+                    cases.push(Case { id, ask, header: "x-team: held\r\n", plain, fate, strikes: Some(1) });
                 }
             }
         }
@@ -320,7 +320,8 @@ async fn many_faults_in_one_request_end_in_the_plain_text() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_first_ride_that_breaks_off_goes_on_by_ids() {
-    let house = House::build(Plan { policies: &[HELD_BACK], ..Plan::default() }).await;
+    let held = HELD_BACK.replace("name: held\n", "name: held\nmatch: { headers: { x-team: [held] } }\n");
+    let house = House::build(Plan { policies: &[&held, FORCED], ..Plan::default() }).await;
     let mut cases = Vec::new();
     for route in [Route::Completions, Route::Chat] {
         for state in states(&house, route).await {
@@ -332,7 +333,7 @@ async fn a_first_ride_that_breaks_off_goes_on_by_ids() {
                     let id = format!("{}.{stream}.{}.{fault:?}", route.name(), state.name).replace(' ', "_");
                     let fate = Fate::at(Kind::First, 0, fault);
                     let (ask, plain) = (ask.clone(), plain.clone());
-                    cases.push(Case { id, ask, header: "", plain, fate, strikes: Some(1) });
+                    cases.push(Case { id, ask, header: "x-team: held\r\n", plain, fate, strikes: Some(1) });
                 }
             }
         }

@@ -67,15 +67,14 @@ async fn a_collapse_of_acceptance_is_told_once_and_ordinary_text_raises_no_alarm
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn outputs_that_repeat_themselves_are_told_whether_they_leap_or_ride() {
     let engine = engine(Pace::default()).await;
-    let again = |tokens: u32| json!({"prompt": [100, 101, 102], "max_tokens": tokens, "temperature": 0, "logit_bias": {"150": 100}});
+    let again = |tokens: u32| json!({"prompt": [100, 101, 102], "max_tokens": tokens, "temperature": 0, "logit_bias": {"1000": 100}});
     for (plain, path) in [(forced("own"), "speculated"), (policy("own", "mode: shadow"), "ridden")] {
         let proxy = before(&engine, "", "", &plain).await;
         assert_eq!(complete(&proxy, again(200)).await["path"], path);
         assert_eq!(alarms(&proxy).await, (0, 1), "{path}");
         complete(&proxy, again(64)).await;
         assert_eq!(alarms(&proxy).await, (0, 1), "too short to say, {path}");
-        let copied =
-            json!({"prompt": vec![150; 64], "max_tokens": 200, "temperature": 0, "logit_bias": {"150": 100}});
+        let copied = json!({"prompt": vec![1000; 64], "max_tokens": 200, "temperature": 0, "logit_bias": {"1000": 100}});
         complete(&proxy, copied).await;
         assert_eq!(alarms(&proxy).await, (0, 1), "copied from the prompt, {path}");
         complete(&proxy, again(200)).await;

@@ -28,7 +28,9 @@ impl Sglang {
             "page_size": self.house.setup.block.max(1), "context_length": self.house.setup.max_len,
             "enable_metrics": self.options.metrics, "enable_deterministic_inference": self.options.deterministic,
             "speculative_algorithm": self.options.speculative, "preferred_sampling_params": self.options.preferred,
-            "weight_version": self.house.weight_version(), "disable_radix_cache": self.house.setup.block == 0, "sampling_defaults": self.options.sampling_defaults, "incremental_streaming_output": self.options.incremental,
+            "weight_version": self.house.weight_version(), "disable_radix_cache": self.house.setup.block == 0,
+            "sampling_defaults": self.options.sampling_defaults, "incremental_streaming_output": self.options.incremental,
+            "reasoning_parser": self.house.setup.reasoning_end.as_ref().map(|_| "deepseek-r1"),
             "max_total_num_tokens": self.capacity(), "internal_states": [{}], "version": VERSION})
     }
 
