@@ -608,7 +608,7 @@ fn an_answer_that_is_cut_before_its_first_event_is_asked_for_once_more() {
         let toy = Toy::new(Fault::CutOnce(cut));
         let asked = Arc::clone(&toy.asked);
         let toy = toy.start();
-        let proxy = before(toy.address, RIDES).start();
+        let proxy = before(toy.address, LEAPS).start();
         proxy.knows("onnx");
         let answer = ask(proxy.address, completion("", 8, stream));
         let (text, finish, _) = read(&answer);
