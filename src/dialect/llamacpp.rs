@@ -218,7 +218,7 @@ impl Codec for LlamaCpp {
             return Err(Unreadable("not one answer for each prompt"));
         }
         let computed =
-            answers.iter().map(|answer| answer.timings.as_ref().map(|timings| timings.prompt_n)).sum();
+            answers.iter().map(|answer| answer.timings.as_ref().map(|timings| timings.computed)).sum();
         let rows =
             answers.iter().enumerate().map(|(place, answer)| answer.row(place)).collect::<Result<_, _>>()?;
         let sent =
@@ -344,7 +344,7 @@ fn first_chunk(event: &Value) -> Result<Chunk, Unreadable> {
         let listed = event.pointer("/choices/0/logprobs/content").and_then(Value::as_array);
         let id = |entry: &Value| count(entry.get("id"));
         chunk.tokens = listed.and_then(|listed| listed.iter().map(id).collect()).unwrap_or_default();
-        chunk.count = timings.predicted_n;
+        chunk.count = timings.output;
         chunk.prompt_count = timings.prompt();
     }
     chunk.usage = chunk.usage.or(timings.and_then(|timings| timings.usage()));
@@ -380,27 +380,30 @@ struct Answered {
 #[derive(Deserialize)]
 struct Timings {
     /// Tokens of the prompt that were computed.
-    prompt_n: u32,
+    #[serde(rename = "prompt_n")]
+    computed: u32,
     /// Those that were cached.
-    cache_n: Option<u32>,
+    #[serde(rename = "cache_n")]
+    cached: Option<u32>,
     /// Output tokens.
-    predicted_n: Option<u32>,
+    #[serde(rename = "predicted_n")]
+    output: Option<u32>,
 }
 
 impl Timings {
     /// Tokens of the prompt.
     fn prompt(&self) -> Option<u32> {
-        Some(self.cache_n? + self.prompt_n)
+        Some(self.cached? + self.computed)
     }
 
     /// The same as `usage`, which only the last event has: a call that is left before its end tells it so.
     fn usage(&self) -> Option<Value> {
-        let (prompt, output) = (self.prompt()?, self.predicted_n?);
+        let (prompt, output) = (self.prompt()?, self.output?);
         Some(json!({
             "completion_tokens": output,
             "prompt_tokens": prompt,
             "total_tokens": prompt + output,
-            "prompt_tokens_details": { "cached_tokens": self.cache_n },
+            "prompt_tokens_details": { "cached_tokens": self.cached },
         }))
     }
 }

@@ -74,7 +74,7 @@ impl Ride {
         let owed = whole && engine.drops_tail;
         let ride = Self::new(id, engine, RideKind::First, u32::MAX, State::Reading(body));
         let decoder = if whole { ride.decoder.clone() } else { sse::Decoder::keeping(sse::EVENT_BYTES) };
-        Self { owed, decoder, ..ride }
+        Self { decoder, owed, ..ride }
     }
 
     /// A later ride of at most `asked` tokens, whose call is under way.

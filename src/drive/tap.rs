@@ -193,7 +193,7 @@ pub(super) enum Ending {
 pub(super) struct Tapped<B, L: Listener> {
     body: B,
     /// `None` once the answer is over.
-    tapped: Option<(Tap, L)>,
+    under: Option<(Tap, L)>,
     begun: bool,
     /// What the listener was last told that the tap holds.
     told: u64,
@@ -207,7 +207,7 @@ const TOLD_BY: u64 = 4096;
 impl<L: Listener> Tapped<Answer, L> {
     /// `body` passes; `listener` is told.
     pub fn new(body: Answer, tap: Tap, listener: L, trailers: Option<HeaderMap>) -> Self {
-        let mut tapped = Self { body, tapped: Some((tap, listener)), begun: false, told: 0, trailers };
+        let mut tapped = Self { body, under: Some((tap, listener)), begun: false, told: 0, trailers };
         if tapped.body.is_end_stream() {
             tapped.over(Ending::Whole);
         }
@@ -217,14 +217,14 @@ impl<L: Listener> Tapped<Answer, L> {
 
 impl<B, L: Listener> Tapped<B, L> {
     fn over(&mut self, end: Ending) {
-        if let Some((tap, listener)) = self.tapped.take() {
+        if let Some((tap, listener)) = self.under.take() {
             listener.over(tap.end(end == Ending::Whole), end);
         }
     }
 
     /// Reads what has gone out, while there is nothing to pass on.
     fn idle(&mut self) {
-        let Some((tap, listener)) = &mut self.tapped else { return };
+        let Some((tap, listener)) = &mut self.under else { return };
         tap.read();
         let bytes = tap.bytes();
         if bytes.abs_diff(self.told) >= TOLD_BY {
@@ -254,7 +254,7 @@ impl<L: Listener> Body for Tapped<Answer, L> {
                     headers::strip_own(trailers);
                     trailers.extend(this.trailers.take().unwrap_or_default());
                 }
-                if let (Some((tap, listener)), Some(data)) = (&mut this.tapped, frame.data_ref()) {
+                if let (Some((tap, listener)), Some(data)) = (&mut this.under, frame.data_ref()) {
                     if !std::mem::replace(&mut this.begun, true) {
                         listener.begun();
                     }
@@ -324,7 +324,7 @@ mod tests {
     fn a_document_is_read_at_its_end_and_an_encoded_answer_never() {
         let answer = br#"{"choices":[{"message":{"content":"hi"}}],"usage":{"prompt_tokens":3,"completion_tokens":1}}"#;
         let json = (CONTENT_TYPE, "application/json");
-        let read = heard(&[json.clone()], &[answer]);
+        let read = heard(std::slice::from_ref(&json), &[answer]);
         assert_eq!((read.text.as_str(), read.usage, read.ended), ("hi", Some((3, 1)), true));
         let unread = heard(&[json, (CONTENT_ENCODING, "gzip")], &[answer]);
         assert_eq!((unread.text.as_str(), unread.usage, unread.ended), ("", None, false));

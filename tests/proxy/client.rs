@@ -163,7 +163,7 @@ fn told(usage: &Value, message: &Message) -> Value {
     };
     let field = |name: &str| trailer(name).or(message.head.get(name));
     let path = match field("x-foretell-path") {
-        Some("eligible") | Some("ridden") => "ridden",
+        Some("eligible" | "ridden") => "ridden",
         _ => return Value::Null,
     };
     json!({"path": path, "reason": field("x-foretell-reason"), "policy": field("x-foretell-policy"), "rounds": 0,

@@ -263,7 +263,7 @@ fn add(sum: &mut Value, value: &Value, name: &str) {
         (_, Value::Null) => {}
         (Value::Object(members), Value::Object(more)) => {
             more.iter().for_each(|(name, value)| {
-                add(members.entry(name.clone()).or_insert(Value::Null), value, name)
+                add(members.entry(name.clone()).or_insert(Value::Null), value, name);
             });
         }
         (Value::Null, Value::Object(more)) => {

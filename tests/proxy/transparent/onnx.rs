@@ -62,7 +62,8 @@ async fn pass(target: SocketAddr, request: Request, out: &mut Out) -> Sent {
     let mut target = Wire::connect(target).await;
     target.send([head.as_bytes(), b"\r\n", &request.body].concat()).await;
     let head = target.head().await.ok_or(Gone)?;
-    let lines: String = head.fields.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+    let lines =
+        head.fields.iter().fold(String::new(), |all, (name, value)| all + name + ": " + value + "\r\n");
     out.send(format!("{}\r\n{lines}\r\n", head.line).as_bytes()).await?;
     if head.get("transfer-encoding").is_none() {
         return out.send(&target.body(head).await.ok_or(Gone)?.body).await;

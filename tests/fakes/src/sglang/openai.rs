@@ -185,11 +185,7 @@ impl Sglang {
                 let sequence = &batch.sequences[at];
                 piece.text += &sequence.tail(&self.house.toy);
                 let mut events = Vec::new();
-                if !asked.chat {
-                    let mut event = frame(self.text_choice(asked, sequence, &piece));
-                    event["usage"] = Value::Null;
-                    events.push(event);
-                } else {
+                if asked.chat {
                     if sequence.output().len() == 1 {
                         let delta = json!({"reasoning_content": null, "role": "assistant", "content": ""});
                         out.event(frame(chat_choice(at, delta))).await?;
@@ -214,6 +210,10 @@ impl Sglang {
                         }
                         tell_ids(&mut events, asked, sequence, &piece);
                     }
+                } else {
+                    let mut event = frame(self.text_choice(asked, sequence, &piece));
+                    event["usage"] = Value::Null;
+                    events.push(event);
                 }
                 for mut event in events {
                     if asked.continuous {
@@ -309,12 +309,14 @@ fn message(parsed: &Parsed) -> Value {
     message
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "made for it")]
 fn chat_choice(index: usize, delta: Value) -> Value {
     json!({"index": index, "delta": delta, "logprobs": null, "finish_reason": null, "matched_stop": null})
 }
 
 /// The choices of the events that tell of a piece; nothing is told of no text. Where requests have tools another
 /// serialiser writes, which leaves nothing out, `usage` neither: those are marked.
+#[expect(clippy::needless_pass_by_value, reason = "made for it")]
 fn deltas(at: usize, parsed: &Parsed, logprobs: Option<Value>, tools: bool) -> Vec<(Value, bool)> {
     let mut all = Vec::new();
     if !parsed.thought.is_empty() {
@@ -357,7 +359,9 @@ fn ending(finish: Option<&Finish>, called: bool) -> Option<&'static str> {
 /// Tokens that a parser counts as reasoning.
 fn counted(asked: &Asked, pieces: &[Piece]) -> usize {
     let mut parting = Parting::new(asked.parsers.clone());
-    pieces.iter().for_each(|piece| drop(parting.push(&piece.text, piece.finish.is_some())));
+    for piece in pieces {
+        parting.push(&piece.text, piece.finish.is_some());
+    }
     parting.thoughts
 }
 

@@ -193,7 +193,7 @@ impl Vllm {
             event["prompt_token_ids"] = json!(chat.return_ids.then_some(&chat.prompt));
             event["prompt_text"] = Value::Null;
             if chat.stream.continuous {
-                event["usage"] = self.running_usage(chat.prompt.len(), 0, self.of(&chat, 0));
+                event["usage"] = self.running_usage(chat.prompt.len(), 0, Self::of(&chat, 0));
             }
             out.event(event).await?;
         }
@@ -222,7 +222,7 @@ impl Vllm {
                 }
                 if chat.stream.continuous {
                     let output = batch.sequences[at].output().len();
-                    let of = self.of(&chat, partings[at].thoughts);
+                    let of = Self::of(&chat, partings[at].thoughts);
                     event["usage"] = self.running_usage(chat.prompt.len(), output, of);
                 }
                 out.event(event).await?;
@@ -230,7 +230,7 @@ impl Vllm {
         }
         if chat.stream.usage {
             let mut event = frame(json!([]));
-            let of = self.of(&chat, partings.iter().map(|parting| parting.thoughts).sum());
+            let of = Self::of(&chat, partings.iter().map(|parting| parting.thoughts).sum());
             event["usage"] =
                 self.last_usage(chat.prompt.len(), batch.output_tokens(), batch.sequences[0].cached, of);
             if self.minor() >= 29 {
@@ -242,7 +242,7 @@ impl Vllm {
         out.end().await
     }
 
-    fn of(&self, chat: &Chat, thoughts: usize) -> Of {
+    fn of(chat: &Chat, thoughts: usize) -> Of {
         Of::Chat(chat.parsers.reasons().then_some(thoughts))
     }
 
@@ -259,7 +259,9 @@ impl Vllm {
 /// Tokens that a parser counts as reasoning.
 fn counted(parsers: &Parsers, pieces: &[Piece]) -> usize {
     let mut parting = Parting::new(parsers.clone());
-    pieces.iter().for_each(|piece| drop(parting.push(&piece.text, piece.finish.is_some())));
+    for piece in pieces {
+        parting.push(&piece.text, piece.finish.is_some());
+    }
     parting.thoughts
 }
 
