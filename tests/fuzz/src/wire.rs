@@ -50,9 +50,7 @@ pub fn run(input: &[u8]) {
     assert!(expected.starts_with(&asked), "{asked:?} of {expected:?}");
 }
 
-/// What the server gets of a client's bytes on an HTTP/1.1 connection; see [`Turn::exchange`].
-///
-/// [`Turn::exchange`]: crate::origin::Turn::exchange
+/// What the server gets of a client's bytes on an HTTP/1.1 connection; see `Turn::exchange`.
 pub fn arrive(bytes: &[u8], patience: Option<Duration>) -> Vec<Asked> {
     let mut turn = world(SETTINGS).turn();
     turn.answers(vec![b"ok".to_vec()], false);
