@@ -263,7 +263,7 @@ where
             activity.switch();
         }
         under_way.window_shut(!old);
-        Ok(response.map(|body| Answered { body, under_way, old, _room: room }))
+        Ok(response.map(|body| Answered { body, failed: None, under_way, old, _room: room }))
     }
 }
 
@@ -278,6 +278,8 @@ fn name_host(head: &mut http::request::Parts, old: bool) {
 /// An answer body; its request counts as being served until the body is dropped.
 struct Answered {
     body: Body,
+    /// The body has failed, and this is to be returned next.
+    failed: Option<BoxError>,
     under_way: UnderWay,
     /// HTTP/1.1, where the socket says whether the client reads.
     old: bool,
@@ -292,11 +294,22 @@ impl http_body::Body for Answered {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        if let Some(error) = self.failed.take() {
+            return Poll::Ready(Some(Err(error)));
+        }
         let polled = Pin::new(&mut self.body).poll_frame(cx);
         if !self.old {
             self.under_way.window_shut(polled.is_ready());
         }
-        polled
+        match polled {
+            // hyper drops what it has not written yet, the head too, when a body fails. It writes when a body pauses.
+            Poll::Ready(Some(Err(error))) => {
+                self.failed = Some(error);
+                cx.waker().wake_by_ref();
+                Poll::Pending
+            }
+            polled => polled,
+        }
     }
 
     fn is_end_stream(&self) -> bool {
@@ -305,5 +318,34 @@ impl http_body::Body for Answered {
 
     fn size_hint(&self) -> SizeHint {
         self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::Waker;
+
+    use http_body_util::{BodyExt, StreamBody};
+
+    use super::*;
+
+    #[test]
+    fn a_body_that_fails_pauses_before_so_that_what_it_has_brought_is_written() {
+        let frames: [Result<Frame<Bytes>, BoxError>; 2] =
+            [Ok(Frame::data(Bytes::from_static(b"a"))), Err("it broke off".into())];
+        let mut answered = Answered {
+            body: StreamBody::new(futures_util::stream::iter(frames)).boxed_unsync(),
+            failed: None,
+            under_way: Activity::begin().request(Version::HTTP_11),
+            old: true,
+            _room: None,
+        };
+        let mut polled = || {
+            let mut cx = Context::from_waker(Waker::noop());
+            http_body::Body::poll_frame(Pin::new(&mut answered), &mut cx)
+        };
+        assert!(matches!(polled(), Poll::Ready(Some(Ok(_)))));
+        assert!(polled().is_pending());
+        assert!(matches!(polled(), Poll::Ready(Some(Err(_)))));
     }
 }

@@ -3,15 +3,17 @@
 //! The server says that it is vLLM, in the words that were recorded from it, and answers everything else with what an
 //! input wants. It keeps what it was asked, and takes nothing that two readers could read in two ways.
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::collections::BTreeMap;
+use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use foretell::app::Running;
 use foretell::lab::local;
 use serde_json::Value;
+use tokio::net::TcpSocket;
 use tokio::runtime::Runtime;
 
 /// A request as the server read it.
@@ -30,40 +32,64 @@ struct Script {
     pieces: Vec<Vec<u8>>,
     /// The answer breaks off after the last piece.
     broken: bool,
-    asked: Vec<Asked>,
+    /// The requests of clients, by the client's address: one that comes late is not taken for the next client's.
+    asked: BTreeMap<String, Vec<Asked>>,
     /// What it was asked in a form that must not be sent.
     faults: Vec<String>,
 }
 
-/// The server, the proxies before it, and what runs them.
+/// The server, the proxy before it, and what runs them.
 pub struct World {
-    /// The proxy.
-    pub proxy: SocketAddr,
+    server: SocketAddr,
     script: Arc<Mutex<Script>>,
-    _running: Running,
-    _runtime: Runtime,
+    /// Lines of the process file.
+    more: &'static str,
+    state: Mutex<State>,
+}
+
+/// The proxy, and the clients that it has had.
+struct State {
+    proxy: Option<Proxy>,
+    clients: u32,
+}
+
+struct Proxy {
+    address: SocketAddr,
+    running: Running,
+    runtime: Runtime,
+}
+
+/// A client's turn: the server answers and notes what this one wants, and no other input's.
+pub struct Turn<'a> {
+    script: &'a Mutex<Script>,
+    state: MutexGuard<'a, State>,
 }
 
 /// Bodies that vLLM has answered with.
 const MODELS: &str = include_str!("../../goldens/vllm/models.json");
 const VERSION: &str = include_str!("../../goldens/vllm/version.json");
 const METRICS: &str = include_str!("../../goldens/vllm/metrics.json");
+/// When its process began, which was left out of the recording. A server that does not show it is asked to verify drafts
+/// before it is known, and what an input answers is no verdict.
+const START: &str = "\nprocess_start_time_seconds 1763900000.0\n";
 /// The model whose tokens the recorded answers are made of.
 const TOKENIZER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../onnx/models/target/tokenizer.json");
-/// Longest wait for anything.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Clients that a proxy has: fewer than would use up what it sends a second time at once, which changes its answers.
+const TURNS: u32 = 32;
+/// Longest wait for anything: less than an input may take (`run.py`), so that what was waited for is told.
+const PATIENCE: Duration = Duration::from_secs(8);
 
-/// The one world of this process; `more` are lines of its process file.
-pub fn world(more: &str) -> &'static World {
-    static WORLD: OnceLock<World> = OnceLock::new();
-    WORLD.get_or_init(|| World::start(more))
+/// The world of this process with these lines in its process file.
+pub fn world(more: &'static str) -> &'static World {
+    static WORLDS: Mutex<BTreeMap<&str, &World>> = Mutex::new(BTreeMap::new());
+    locked(&WORLDS).entry(more).or_insert_with(|| Box::leak(Box::new(World::start(more))))
 }
 
 impl World {
-    fn start(more: &str) -> Self {
+    fn start(more: &'static str) -> Self {
         let script = Arc::<Mutex<Script>>::default();
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let direct = listener.local_addr().expect("an address");
+        let server = listener.local_addr().expect("an address");
         let shared = Arc::clone(&script);
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {
@@ -71,8 +97,32 @@ impl World {
                 thread::spawn(move || serve(&stream, &script));
             }
         });
+        Self { server, script, more, state: Mutex::new(State { proxy: None, clients: 0 }) }
+    }
+
+    /// Waits for a turn.
+    pub fn turn(&self) -> Turn<'_> {
+        let mut state = locked(&self.state);
+        let renewed = state.clients.is_multiple_of(TURNS);
+        state.clients += 1;
+        if renewed {
+            state.proxy = None;
+            state.proxy = Some(Proxy::start(self.server, self.more));
+        }
+        let mut turn = Turn { script: &self.script, state };
+        // Only one that knows the engine has sessions.
+        if renewed && !self.more.contains("mode:") {
+            turn.wait_until_known();
+        }
+        *locked(&self.script) = Script::default();
+        turn
+    }
+}
+
+impl Proxy {
+    fn start(server: SocketAddr, more: &str) -> Self {
         let process = format!(
-            "version: 1\nbackends:\n  - name: b\n    replicas: [\"http://{direct}\"]\n    \
+            "version: 1\nbackends:\n  - name: b\n    replicas: [\"http://{server}\"]\n    \
              models: [{{ id: \"*\", tokenizer: \"{TOKENIZER}\" }}]\n    probe: {{ when: never }}\n    \
              load: {{ url: /metrics, every: 1h }}\n{more}"
         );
@@ -82,50 +132,110 @@ impl World {
             .build()
             .expect("threads");
         let running = runtime.block_on(local::proxy(&process, &[])).expect("a proxy");
-        let proxy = running.gateway.addresses[0];
-        let world = Self { proxy, script, _running: running, _runtime: runtime };
-        if !more.contains("mode:") {
-            world.wait_until_known();
-        }
-        world
+        Self { address: running.gateway.addresses[0], running, runtime }
+    }
+}
+
+impl Turn<'_> {
+    fn proxy(&self) -> &Proxy {
+        self.state.proxy.as_ref().expect("a proxy")
     }
 
-    /// Waits until the proxy knows the engine: only then there are sessions.
-    fn wait_until_known(&self) {
+    fn wait_until_known(&mut self) {
         let event = br#"{"choices":[{"index":0,"text":" #","token_ids":[5],"finish_reason":"stop"}]}"#;
+        self.answers(vec![[b"data: ", &event[..], b"\n\ndata: [DONE]\n\n"].concat()], false);
         let begun = Instant::now();
         loop {
-            self.answers(vec![[b"data: ", &event[..], b"\n\ndata: [DONE]\n\n"].concat()], false);
             let body =
                 br#"{"model":"foretell-target","prompt":"x","temperature":0,"max_tokens":4,"stream":true}"#;
-            let answer = post(self.proxy, "/v1/completions", "", body);
+            let answer = self.post("/v1/completions", "", body);
             if String::from_utf8_lossy(&answer.head).contains("x-foretell-path: eligible") {
                 return;
             }
-            assert!(
-                begun.elapsed() < PATIENCE,
-                "the engine is not known: {}",
-                String::from_utf8_lossy(&answer.head)
-            );
-            thread::sleep(Duration::from_millis(20));
+            assert!(begun.elapsed() < PATIENCE, "the engine is not known: {:?}, {answer:?}", self.known());
+            thread::sleep(Duration::from_millis(2));
         }
+    }
+
+    /// What the proxy knows of the server.
+    fn known(&self) -> Vec<Value> {
+        let identities = &self.proxy().running.identities;
+        identities.all().iter().filter_map(|(replica, _)| identities.shown(replica)).collect()
     }
 
     /// What completions are answered with from now on.
     pub fn answers(&self, pieces: Vec<Vec<u8>>, broken: bool) {
-        *locked(&self.script) = Script { pieces, broken, ..Script::default() };
+        let mut script = locked(self.script);
+        (script.pieces, script.broken) = (pieces, broken);
     }
 
-    /// What the server was asked since.
+    /// What this client has asked the server.
     pub fn asked(&self) -> Vec<Asked> {
-        let script = locked(&self.script);
+        let script = locked(self.script);
         assert!(script.faults.is_empty(), "{:?}", script.faults);
-        script.asked.clone()
+        script.asked.get(&self.address().to_string()).cloned().unwrap_or_default()
+    }
+
+    /// An address of the loopback network for each client.
+    fn address(&self) -> Ipv4Addr {
+        let [_, high, middle, low] = self.state.clients.to_be_bytes();
+        Ipv4Addr::new(127, high | 1, middle, low)
+    }
+
+    /// Sends a request on a connection of its own and reads the answer.
+    pub fn post(&mut self, path: &str, fields: &str, body: &[u8]) -> Answer {
+        let head = format!(
+            "POST {path} HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\nconnection: close\r\n{fields}content-length: {}\r\n\r\n",
+            body.len()
+        );
+        Answer::read(&self.exchange(&[head.as_bytes(), body].concat(), None))
+    }
+
+    /// Writes bytes to a connection of its own, and reads what comes back until it is closed. A client with `patience`
+    /// ends its side after so long a silence.
+    pub fn exchange(&mut self, bytes: &[u8], patience: Option<Duration>) -> Vec<u8> {
+        let mut back = Vec::new();
+        let mut stream = self.connect().expect("a connection");
+        let _ = stream.set_nodelay(true);
+        let _ = stream.write_all(bytes);
+        let begun = Instant::now();
+        let _ = stream.set_read_timeout(Some(patience.unwrap_or(PATIENCE)));
+        let mut piece = [0; 4096];
+        loop {
+            match stream.read(&mut piece) {
+                Ok(0) => break,
+                Ok(read) => back.extend_from_slice(&piece[..read]),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if is_silence(&error) && patience.is_some() && begun.elapsed() < PATIENCE => {
+                    let _ = stream.shutdown(Shutdown::Write);
+                    let _ = stream.set_read_timeout(Some(PATIENCE));
+                }
+                Err(_) => break,
+            }
+        }
+        assert!(begun.elapsed() < PATIENCE, "a connection stays open and brings nothing");
+        back
+    }
+
+    /// A connection from the client's own address.
+    fn connect(&self) -> io::Result<TcpStream> {
+        let connected = self.proxy().runtime.block_on(async {
+            let socket = TcpSocket::new_v4()?;
+            socket.bind(SocketAddr::from((self.address(), 0)))?;
+            socket.connect(self.proxy().address).await
+        });
+        let stream = connected?.into_std()?;
+        stream.set_nonblocking(false)?;
+        Ok(stream)
     }
 }
 
-fn locked(script: &Mutex<Script>) -> std::sync::MutexGuard<'_, Script> {
-    script.lock().unwrap_or_else(PoisonError::into_inner)
+fn is_silence(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut)
+}
+
+fn locked<T>(held: &Mutex<T>) -> MutexGuard<'_, T> {
+    held.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Serves one connection.
@@ -134,13 +244,13 @@ fn serve(stream: &TcpStream, script: &Mutex<Script>) {
     let _ = stream.set_nodelay(true);
     let mut reader = BufReader::new(stream);
     loop {
-        let (asked, of_client) = match read(&mut reader) {
+        let (asked, client) = match read(&mut reader) {
             Ok(Some(asked)) => asked,
             Ok(None) => return,
             Err(fault) => return locked(script).faults.push(fault),
         };
-        if of_client {
-            locked(script).asked.push(asked.clone());
+        if let Some(client) = client {
+            locked(script).asked.entry(client).or_default().push(asked.clone());
         }
         if !answer(stream, script, &asked) {
             return;
@@ -150,16 +260,17 @@ fn serve(stream: &TcpStream, script: &Mutex<Script>) {
 
 /// Answers a request; whether the connection goes on.
 fn answer(mut stream: &TcpStream, script: &Mutex<Script>, asked: &Asked) -> bool {
-    let own = match asked.line.as_str() {
-        "GET /v1/models" => Some(MODELS),
-        "GET /version" => Some(VERSION),
-        "GET /metrics" => Some(METRICS),
-        _ => None,
+    let (recorded, more) = match asked.line.as_str() {
+        "GET /v1/models" => (Some(MODELS), ""),
+        "GET /version" => (Some(VERSION), ""),
+        "GET /metrics" => (Some(METRICS), START),
+        _ => (None, ""),
     };
     let mut out = Vec::new();
-    if let Some(recorded) = own {
+    if let Some(recorded) = recorded {
         let recorded: Value = serde_json::from_str(recorded).expect("a recorded answer");
         let body = recorded["body"].as_str().map_or_else(|| recorded["body"].to_string(), ToOwned::to_owned);
+        let body = body + more;
         out.extend(format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}", body.len()).bytes());
         return stream.write_all(&out).is_ok();
     }
@@ -183,9 +294,9 @@ fn answer(mut stream: &TcpStream, script: &Mutex<Script>, asked: &Asked) -> bool
     stream.write_all(&out).is_ok() && !broken
 }
 
-/// The next request, and whether it is a client's, which the proxy adds a field to; `None` where the connection ends. The
-/// error is what is wrong with it.
-fn read(reader: &mut impl BufRead) -> Result<Option<(Asked, bool)>, String> {
+/// The next request, and the address of its client, which the proxy adds; `None` where the connection ends. The error is
+/// what is wrong with it.
+fn read(reader: &mut impl BufRead) -> Result<Option<(Asked, Option<String>)>, String> {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
         match reader.read_until(b'\n', &mut head) {
@@ -208,7 +319,8 @@ fn read(reader: &mut impl BufRead) -> Result<Option<(Asked, bool)>, String> {
     if all("host").len() != 1 || lengths.len() + codings.len() > 1 {
         return Err(format!("two readers could differ: {}", shown()));
     }
-    let of_client = !all("x-forwarded-for").is_empty();
+    let chain = all("x-forwarded-for").last().map(|chain| String::from_utf8_lossy(chain).into_owned());
+    let client = chain.and_then(|chain| chain.rsplit(',').next().map(|client| client.trim().to_owned()));
     let line = format!("{} {}", request.method.unwrap_or_default(), request.path.unwrap_or_default());
     let mut body = Vec::new();
     if let Some(length) = lengths.first() {
@@ -227,7 +339,7 @@ fn read(reader: &mut impl BufRead) -> Result<Option<(Asked, bool)>, String> {
             return Ok(None);
         }
     }
-    Ok(Some((Asked { line, body }, of_client)))
+    Ok(Some((Asked { line, body }, client)))
 }
 
 /// A chunked body to its end; `None` if it breaks off.
@@ -267,38 +379,22 @@ pub struct Answer {
     pub whole: bool,
 }
 
-/// Sends a request on a connection of its own and reads the answer.
-pub fn post(to: SocketAddr, path: &str, fields: &str, body: &[u8]) -> Answer {
-    let head = format!(
-        "POST {path} HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\nconnection: close\r\n{fields}content-length: {}\r\n\r\n",
-        body.len()
-    );
-    let raw = exchange(to, &[head.as_bytes(), body].concat());
-    let mut reader = BufReader::new(raw.as_slice());
-    let mut head = Vec::new();
-    while !head.ends_with(b"\r\n\r\n") && reader.read_until(b'\n', &mut head).is_ok_and(|read| read > 0) {}
-    let mut body = Vec::new();
-    let text = String::from_utf8_lossy(&head).to_ascii_lowercase();
-    let whole = if text.contains("transfer-encoding: chunked") {
-        chunks(&mut reader, &mut body).is_some()
-    } else {
-        let _ = reader.read_to_end(&mut body);
-        let length =
-            text.lines().find_map(|line| line.strip_prefix("content-length: ")?.parse::<usize>().ok());
-        length.is_none_or(|length| length == body.len())
-    };
-    Answer { head, body, whole }
-}
-
-/// Writes bytes to a connection of its own, and reads what comes back until it is closed.
-pub fn exchange(to: SocketAddr, bytes: &[u8]) -> Vec<u8> {
-    let mut back = Vec::new();
-    let Ok(mut stream) = TcpStream::connect(to) else { panic!("{to} accepts no connection") };
-    let _ = stream.set_read_timeout(Some(PATIENCE));
-    let _ = stream.set_nodelay(true);
-    let _ = stream.write_all(bytes);
-    let begun = Instant::now();
-    let _ = stream.read_to_end(&mut back);
-    assert!(begun.elapsed() < PATIENCE, "a connection stays open and brings nothing");
-    back
+impl Answer {
+    fn read(raw: &[u8]) -> Self {
+        let mut reader = BufReader::new(raw);
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") && reader.read_until(b'\n', &mut head).is_ok_and(|read| read > 0) {
+        }
+        let mut body = Vec::new();
+        let text = String::from_utf8_lossy(&head).to_ascii_lowercase();
+        let whole = if text.contains("transfer-encoding: chunked") {
+            chunks(&mut reader, &mut body).is_some()
+        } else {
+            let _ = reader.read_to_end(&mut body);
+            let length =
+                text.lines().find_map(|line| line.strip_prefix("content-length: ")?.parse::<usize>().ok());
+            length.is_none_or(|length| length == body.len())
+        };
+        Self { head, body, whole }
+    }
 }

@@ -6,7 +6,7 @@
 use foretell::units::Dice;
 
 use crate::bytes::Bytes;
-use crate::origin::{Answer, World, post, world};
+use crate::origin::{Answer, Turn, world};
 
 /// Most bytes of an input.
 const MOST: usize = 16 << 10;
@@ -22,8 +22,9 @@ pub fn run(input: &[u8]) {
     let streams = input.one(&[true, true, false]);
     let seed = input.byte();
     let sent = input.0;
-    let world = world("");
-    let ask = |control: &str, pieces: Vec<Vec<u8>>| asked(world, chat, streams, control, pieces, !whole);
+    let mut turn = world("").turn();
+    let mut ask =
+        |control: &str, pieces: Vec<Vec<u8>>| asked(&mut turn, chat, streams, control, pieces, !whole);
     let relayed = ask("off", vec![sent.to_vec()]);
     if whole {
         assert!(
@@ -34,7 +35,8 @@ pub fn run(input: &[u8]) {
     }
     let at_once = ask("ride", vec![sent.to_vec()]);
     let cut = ask("ride", cut(sent, seed));
-    assert_eq!(shown(&at_once), shown(&cut), "cut otherwise, it reads otherwise");
+    let heads = || [&at_once, &cut].map(|answer| String::from_utf8_lossy(&answer.head).into_owned());
+    assert_eq!(shown(&at_once), shown(&cut), "cut otherwise, it reads otherwise: {:#?}", heads());
 }
 
 fn shown(answer: &Answer) -> (bool, String) {
@@ -53,14 +55,14 @@ fn cut(mut rest: &[u8], seed: u8) -> Vec<Vec<u8>> {
 }
 
 fn asked(
-    world: &World,
+    turn: &mut Turn<'_>,
     chat: bool,
     streams: bool,
     control: &str,
     pieces: Vec<Vec<u8>>,
     broken: bool,
 ) -> Answer {
-    world.answers(pieces, broken);
+    turn.answers(pieces, broken);
     let (path, subject) = if chat {
         ("/v1/chat/completions", r#""messages":[{"role":"user","content":"x"}]"#)
     } else {
@@ -69,5 +71,5 @@ fn asked(
     let body = format!(
         r#"{{"model":"foretell-target",{subject},"temperature":0,"max_tokens":64,"stream":{streams}}}"#
     );
-    post(world.proxy, path, &format!("x-foretell: {control}\r\n"), body.as_bytes())
+    turn.post(path, &format!("x-foretell: {control}\r\n"), body.as_bytes())
 }

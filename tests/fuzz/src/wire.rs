@@ -3,13 +3,19 @@
 //! Input: the protocol, then the bytes. The server gets only requests that every reader reads alike; of a connection on
 //! which every message is beyond doubt it gets those messages, their bodies unchanged, and no other.
 
+use std::time::Duration;
+
 pub use crate::origin::Asked;
-use crate::origin::{exchange, world};
+use crate::origin::world;
 
 /// Most bytes of an input.
 const MOST: usize = 8 << 10;
 /// Times after which a connection is closed on which nothing comes.
 const SETTINGS: &str = "mode: \"off\"\ntimeouts: { header: 300ms, body: 300ms, keep_alive: 300ms }\n";
+/// A silence after which most clients end their side; the others wait for the end of those times.
+const SILENCE: Duration = Duration::from_millis(50);
+/// The least first byte of an input whose client waits.
+const PATIENT: u8 = 240;
 /// The request that ends a connection.
 const LAST: &[u8] = b"GET /last HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n";
 /// The preface of HTTP/2, with empty settings.
@@ -24,13 +30,14 @@ pub fn run(input: &[u8]) {
     }
     let Some((kind, bytes)) = input.split_first() else { return };
     if kind % 4 == 0 {
-        let world = world(SETTINGS);
-        world.answers(vec![b"ok".to_vec()], false);
-        exchange(world.proxy, &[PREFACE, bytes, GOAWAY].concat());
-        world.asked();
+        let mut turn = world(SETTINGS).turn();
+        turn.answers(vec![b"ok".to_vec()], false);
+        // Where the end of the connection is read as a part of a body, the server waits for it for ten seconds.
+        turn.exchange(&[PREFACE, bytes, GOAWAY].concat(), Some(SILENCE));
+        turn.asked();
         return;
     }
-    let asked = arrive(bytes);
+    let asked = arrive(bytes, (*kind < PATIENT).then_some(SILENCE));
     let (clean, all) = clean(bytes);
     let last = Asked { line: "GET /last".into(), body: Vec::new() };
     if !all {
@@ -43,12 +50,14 @@ pub fn run(input: &[u8]) {
     assert!(expected.starts_with(&asked), "{asked:?} of {expected:?}");
 }
 
-/// What the server gets of a client's bytes on an HTTP/1.1 connection.
-pub fn arrive(bytes: &[u8]) -> Vec<Asked> {
-    let world = world(SETTINGS);
-    world.answers(vec![b"ok".to_vec()], false);
-    exchange(world.proxy, &[bytes, LAST].concat());
-    world.asked()
+/// What the server gets of a client's bytes on an HTTP/1.1 connection; see [`Turn::exchange`].
+///
+/// [`Turn::exchange`]: crate::origin::Turn::exchange
+pub fn arrive(bytes: &[u8], patience: Option<Duration>) -> Vec<Asked> {
+    let mut turn = world(SETTINGS).turn();
+    turn.answers(vec![b"ok".to_vec()], false);
+    turn.exchange(&[bytes, LAST].concat(), patience);
+    turn.asked()
 }
 
 /// The messages at the head of `bytes` that are beyond doubt, and whether there is nothing else.

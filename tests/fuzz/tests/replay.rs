@@ -12,7 +12,7 @@ fn regressions() -> PathBuf {
 
 fn replay(target: &str) -> usize {
     let (_, run) = TARGETS.iter().find(|(name, _)| *name == target).expect("a target");
-    let Ok(entries) = fs::read_dir(regressions().join(target)) else { return 0 };
+    let entries = fs::read_dir(regressions().join(target)).into_iter().flatten();
     let mut inputs: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
     inputs.sort();
     for input in &inputs {
@@ -38,7 +38,8 @@ replayed! { verify stream request tokenizer wire session snapshot exposition con
 
 #[test]
 fn what_is_clear_arrives() {
-    let lines = |bytes: &[u8]| wire::arrive(bytes).into_iter().map(|asked| asked.line).collect::<Vec<_>>();
+    let lines =
+        |bytes: &[u8]| wire::arrive(bytes, None).into_iter().map(|asked| asked.line).collect::<Vec<_>>();
     let two = b"POST /a HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\n\r\nhiGET /b HTTP/1.1\r\nhost: a\r\n\r\n";
     assert_eq!(lines(two), ["POST /a", "GET /b", "GET /last"]);
 }
