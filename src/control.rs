@@ -178,6 +178,30 @@ struct Kept<C, A, E> {
     epoch: E,
 }
 
+/// No figure that is learnt (seconds, tokens, weights, and products of two of them) comes near this, and reckoning with less
+/// does not leave the range of numbers.
+const FIGURE_MOST: f64 = 1e60;
+
+/// Refuses figures that cannot have been learnt.
+fn learnable(saved: &serde_json::Value) -> serde_json::Result<()> {
+    let refused = |figure| serde::de::Error::custom(format!("{figure:e} is no figure of what was learnt"));
+    beyond(saved).map_or(Ok(()), |figure| Err(refused(figure)))
+}
+
+/// The first figure in `saved` that is not one that can be learnt.
+fn beyond(saved: &serde_json::Value) -> Option<f64> {
+    match saved {
+        serde_json::Value::Number(number) => {
+            // Whole numbers are moments, counts and hashes.
+            let figure = number.as_f64().filter(|_| number.is_f64())?;
+            (!figure.is_finite() || figure.abs() > FIGURE_MOST).then_some(figure)
+        }
+        serde_json::Value::Array(items) => items.iter().find_map(beyond),
+        serde_json::Value::Object(members) => members.values().find_map(beyond),
+        _ => None,
+    }
+}
+
 /// Most model drafters of an epoch that are learnt of apart.
 const MODELS_MOST: usize = 32;
 
@@ -196,17 +220,31 @@ impl Control {
     /// What has been learnt by `now`, to be kept over a restart. What is under way is not a part of it.
     ///
     /// # Errors
-    /// A figure cannot be written.
+    /// A figure is not one that can be learnt. Infinity has no number in JSON, and `null` in its place could not be read again.
     pub fn save(&self, now: Tick) -> serde_json::Result<serde_json::Value> {
         let (replica, epoch) = &*self.states.lock();
-        serde_json::to_value(Kept { now, costs: &replica.costs, accounts: &replica.accounts, epoch })
+        let saved =
+            serde_json::to_value(Kept { now, costs: &replica.costs, accounts: &replica.accounts, epoch })?;
+        learnable(&saved)?;
+        Kept::<Costs, Accounts, EpochState>::deserialize(&saved).map(|_| saved)
+    }
+
+    /// Forgets what has been learnt, but for what is under way and the numbers of the models, which sessions hold.
+    pub fn forget(&self) {
+        {
+            let (replica, epoch) = &mut *self.states.lock();
+            (replica.costs, replica.accounts) = (Costs::default(), Accounts::default());
+            *epoch = EpochState { models: std::mem::take(&mut epoch.models), ..EpochState::default() };
+        }
+        self.with(|learnt| learnt.crowd_changes(|_| {}));
     }
 
     /// A store that begins with what [`Self::save`] wrote `rest` ago.
     ///
     /// # Errors
-    /// It is not what was written.
+    /// It is not what was written, or a figure is so large that reckoning with it may end beyond all numbers.
     pub fn restored(saved: serde_json::Value, rest: Duration) -> serde_json::Result<Self> {
+        learnable(&saved)?;
         let Kept { now, mut costs, accounts, epoch }: Kept<Costs, Accounts, EpochState> =
             serde_json::from_value(saved)?;
         costs.age(now.after(rest));
@@ -329,5 +367,30 @@ mod tests {
         };
         assert!(next(&read, Tick(0)) > next(&control, now) + 0.01, "a new figure counts for more");
         assert!(Control::restored(serde_json::json!({ "now": 1 }), Duration::ZERO).is_err());
+    }
+
+    #[test]
+    fn a_figure_that_is_no_number_is_neither_written_nor_read_and_can_be_forgotten() {
+        let control = Control::new();
+        let (model, now) = (control.model("small"), Tick(90_000_000));
+        (0..20).for_each(|_| control.with(|learnt| learnt.rode(0.02, 1, now)));
+        let saved = control.save(now).unwrap();
+        for figure in [1e300, -1e300] {
+            let mut saved = saved.clone();
+            saved["epoch"]["length"]["mean"] = figure.into();
+            let error = Control::restored(saved, Duration::ZERO).unwrap_err();
+            assert!(error.to_string().contains("e300 is no figure"), "{error}");
+        }
+        for figure in [f64::INFINITY, f64::NAN] {
+            control.states.lock().1.length =
+                serde_json::from_value(saved["epoch"]["length"].clone()).unwrap();
+            control.save(now).unwrap();
+            control.states.lock().1.length.spoil(figure);
+            assert!(control.save(now).is_err());
+        }
+        control.forget();
+        control.save(now).unwrap();
+        let left = control.with(|learnt| learnt.costs.ride_token());
+        assert_eq!((left, control.model("small")), (None, model));
     }
 }

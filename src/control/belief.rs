@@ -44,7 +44,7 @@ impl Belief {
 
     /// Notes a measured value that has no outliers, for instance a share.
     pub fn count(&mut self, value: f64, now: Tick) {
-        self.weight = (self.weight(now) + 1.0).min(MEMORY);
+        self.weight = (self.weight(now).max(0.0) + 1.0).min(MEMORY);
         self.mean += (value - self.mean) / self.weight;
         self.at = self.at.max(now);
     }

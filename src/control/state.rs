@@ -274,9 +274,14 @@ impl Length {
         (length - done as f64).max(Self::REST_LEAST)
     }
 
+    #[cfg(test)]
+    pub(super) fn spoil(&mut self, mean: f64) {
+        self.mean = mean;
+    }
+
     /// Notes that an output ended after `tokens`.
     pub fn ended(&mut self, tokens: usize) {
-        self.seen = (self.seen + 1.0).min(Self::MEMORY);
+        self.seen = (self.seen.max(0.0) + 1.0).min(Self::MEMORY);
         self.mean += (tokens as f64 - self.mean) / self.seen;
     }
 }

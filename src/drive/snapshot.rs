@@ -67,7 +67,8 @@ pub enum SnapshotError {
 }
 
 impl Driver {
-    /// Writes what has been learnt. The file is whole at every moment.
+    /// Writes what has been learnt. The file is whole at every moment. An epoch that has an infinite figure is left out, and
+    /// learnt anew.
     ///
     /// # Errors
     /// See [`SnapshotError`].
@@ -77,13 +78,21 @@ impl Driver {
             let controls = self.inner.controls.lock();
             controls.iter().map(|(epoch, control)| (epoch.clone(), Arc::clone(control))).collect()
         };
-        let entry = |(epoch, control): (Epoch, Arc<Control>)| Ok(Entry { epoch, learnt: control.save(now)? });
-        let epochs = known.into_iter().map(entry).collect::<serde_json::Result<_>>()?;
+        let entry = |(epoch, control): (Epoch, Arc<Control>)| match control.save(now) {
+            Ok(learnt) => Some(Entry { epoch, learnt }),
+            Err(error) => {
+                tracing::warn!(replica = epoch.replica, model = epoch.model, %error, "what was learnt is dropped");
+                control.forget();
+                None
+            }
+        };
+        let epochs = known.into_iter().filter_map(entry).collect();
         let snapshot = Snapshot { version: VERSION, saved: unix(), epochs };
         Ok(replace(file, &[&serde_json::to_vec(&snapshot)?])?)
     }
 
-    /// Takes what was written; returns how many epochs that is. None if there is no file.
+    /// Takes what was written; returns how many epochs that is. None if there is no file. What cannot be read of an epoch is
+    /// learnt anew.
     ///
     /// # Errors
     /// See [`SnapshotError`].
@@ -98,8 +107,14 @@ impl Driver {
             return Err(SnapshotError::Version { found: snapshot.version, own: VERSION });
         }
         let rest = Duration::from_secs(unix().saturating_sub(snapshot.saved));
-        let entry = |Entry { epoch, learnt }| Ok((epoch, Arc::new(Control::restored(learnt, rest)?)));
-        let known = snapshot.epochs.into_iter().map(entry).collect::<serde_json::Result<Vec<_>>>()?;
+        let entry = |Entry { epoch, learnt }| match Control::restored(learnt, rest) {
+            Ok(control) => Some((epoch, Arc::new(control))),
+            Err(error) => {
+                tracing::warn!(replica = epoch.replica, model = epoch.model, %error, "what was learnt is not read");
+                None
+            }
+        };
+        let known: Vec<_> = snapshot.epochs.into_iter().filter_map(entry).collect();
         let mut controls = self.inner.controls.lock();
         let now = self.inner.clock.now();
         for (epoch, control) in &known {
