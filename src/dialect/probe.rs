@@ -38,6 +38,8 @@ const FIRST_LOGPROBS: &str = "its first call with logprobs got no good answer: e
      error\" in its log)";
 /// Refusals after which a plan is given up.
 const REFUSALS: u32 = 2;
+/// Answers by chance that show nothing after which a plan's next one counts as a refusal.
+const CHANCES: u32 = 3;
 
 /// Bounds of a probe.
 #[derive(Clone, Debug)]
@@ -85,8 +87,8 @@ pub enum Heard {
     },
     /// The events of a ride, with the seconds since it was asked for.
     Ride(Vec<(f64, Value)>),
-    /// An answer of another status than 200.
-    Refused(u16),
+    /// An answer of another status than 200, and its body.
+    Refused(u16, Vec<u8>),
     /// No answer before the probe's time was up.
     Late,
     /// The call failed: no answer, or it broke off.
@@ -143,6 +145,8 @@ pub struct Prober {
     pending: Option<Pending>,
     calls: u32,
     refusals: [u32; Plan::ALL.len()],
+    /// Answers that showed nothing.
+    chances: [u32; Plan::ALL.len()],
     over: bool,
 }
 
@@ -178,6 +182,7 @@ impl Prober {
             pending: None,
             calls: 0,
             refusals: [0; Plan::ALL.len()],
+            chances: [0; Plan::ALL.len()],
             over: false,
         }
     }
@@ -273,17 +278,22 @@ impl Prober {
     /// Learns from the answer to the last step.
     pub fn take(&mut self, heard: Heard) {
         let Some(pending) = self.pending.take() else { return };
-        let failed = matches!(heard, Heard::Late | Heard::Silence | Heard::Refused(500..=599));
+        let failed = matches!(heard, Heard::Late | Heard::Silence | Heard::Refused(500..=599, _));
         if failed && matches!(pending.task, Task::Same { again: false }) {
             self.learning.note(FIRST_LOGPROBS);
         }
         match heard {
             Heard::Round { bodies, seconds } => self.rounded(&pending, &bodies, seconds),
             Heard::Ride(events) => self.ridden(&pending, &events),
-            Heard::Refused(status @ (429 | 503)) => {
+            Heard::Refused(status @ (429 | 503), _) => {
                 self.stop(&format!("stopped because the server answered {status}: it is busy"));
             }
-            Heard::Refused(status) => self.refused(&pending, &format!("the server answers {status} to it")),
+            Heard::Refused(status, body) if self.is_chance(&pending, status, &body) => {
+                self.script.again(pending.task);
+            }
+            Heard::Refused(status, _) => {
+                self.refused(&pending, &format!("the server answers {status} to it"));
+            }
             Heard::Late => self.stop(OUT_OF_TIME),
             Heard::Silence => self.stop("stopped because a call was not answered in time"),
         }
@@ -333,12 +343,25 @@ impl Prober {
         }
     }
 
-    fn refused(&mut self, pending: &Pending, why: &str) {
-        let plan = match pending.task {
+    /// The plan by which a round was asked; `None` for a ride.
+    fn plan_of(&self, pending: &Pending) -> Option<Plan> {
+        match pending.task {
             Task::Ride { .. } | Task::Whole { .. } | Task::Seeded { .. } => None,
             _ => pending.task.plan(&self.engine),
-        };
-        let Some(plan) = plan else {
+        }
+    }
+
+    /// Whether a refusal only means that this one call could not be decided, so that the next may be. It counts.
+    fn is_chance(&mut self, pending: &Pending, status: u16, body: &[u8]) -> bool {
+        let Some(plan) = self.plan_of(pending) else { return false };
+        let Some(chances) = self.chances.get_mut(plan.index()) else { return false };
+        let chance = *chances < CHANCES && self.engine.dialect.codec().tells_nothing(plan, status, body);
+        *chances += u32::from(chance);
+        chance
+    }
+
+    fn refused(&mut self, pending: &Pending, why: &str) {
+        let Some(plan) = self.plan_of(pending) else {
             return self.learning.note(&format!("a ride by token ids failed: {why}"));
         };
         let Some(refusals) = self.refusals.get_mut(plan.index()) else { return };

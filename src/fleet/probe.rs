@@ -30,6 +30,8 @@ pub use report::{Report, Seen, noise};
 /// The text that the probe's prompts are made of.
 const PAGES: &str = include_str!("probe/pages.txt");
 
+/// Most bytes of a refusal that are read.
+const REFUSAL_BYTES: usize = 64 << 10;
 /// Calls by which one engine shows that it is one.
 const ONE_CALLS: u32 = 4;
 /// Why an address is not leapt on whose answers do not find cached what was sent there before.
@@ -207,6 +209,9 @@ async fn send(replica: &Replica, call: &Call, fresh: bool) -> Result<Response<An
     let response = replica.own(request).await.map_err(|_| Heard::Silence)?;
     match response.status() {
         StatusCode::OK => Ok(response),
-        status => Err(Heard::Refused(status.as_u16())),
+        status => {
+            let body = gather::whole(response.into_body(), REFUSAL_BYTES).await;
+            Err(Heard::Refused(status.as_u16(), body.unwrap_or_default()))
+        }
     }
 }

@@ -139,6 +139,11 @@ impl Script {
         self.tasks.pop_front()
     }
 
+    /// The task is done once more, next.
+    pub(super) fn again(&mut self, task: Task) {
+        self.tasks.push_front(task);
+    }
+
     /// Tokens of the context of a task; the next task of the same place gets one more.
     pub(super) fn length(&mut self, task: &Task) -> Option<usize> {
         let [short, long] = &mut self.grown;

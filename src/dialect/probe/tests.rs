@@ -96,12 +96,54 @@ fn after_its_time_nothing_is_asked() {
 fn what_is_refused_twice_is_given_up_and_a_busy_server_is_left_alone() {
     let mut prober = Prober::new(engine(), text(), bounds(40));
     while prober.next(Tick(0)).is_some() {
-        prober.take(Heard::Refused(400));
+        prober.take(Heard::Refused(400, Vec::new()));
     }
     let findings = prober.findings();
     assert!(findings.engine.plans.is_empty() && findings.removed[0].1.contains("400"));
     let mut prober = Prober::new(engine(), text(), bounds(40));
     prober.next(Tick(0));
-    prober.take(Heard::Refused(429));
+    prober.take(Heard::Refused(429, Vec::new()));
     assert_eq!(prober.next(Tick(0)), None);
+}
+
+/// Probes a vLLM of which these calls that score, by number, answer that a row holds what JSON cannot express.
+fn by_chance(which: impl Fn(usize) -> bool) -> (Findings, usize) {
+    let mut engine = Engine::new(Dialect::Vllm, "m", "0.32.0");
+    engine.plans = vec![Plan::Score, Plan::FanOut];
+    let mut prober = Prober::new(engine, text(), bounds(40));
+    let mut scored = 0;
+    while let Some(step) = prober.next(Tick(0)) {
+        let Step::Round { calls, .. } = step else {
+            prober.take(Heard::Ride(Vec::new()));
+            continue;
+        };
+        let score = calls[0].path.ends_with("/generate");
+        scored += usize::from(score);
+        prober.take(if !score || which(scored) {
+            let error =
+                json!({"error": {"message": "Out of range float values are not JSON compliant: nan"}});
+            Heard::Refused(400, error.to_string().into_bytes())
+        } else {
+            let body: Value = serde_json::from_slice(&calls[0].body).unwrap();
+            let rows =
+                vec![json!({"1": {"logprob": -1.0, "rank": 1}}); body["token_ids"].as_array().unwrap().len()];
+            let choice = json!({"index": 0, "token_ids": [1], "finish_reason": "length"});
+            let answer = json!({"request_id": "a", "choices": [choice], "prompt_logprobs": rows});
+            Heard::Round { bodies: vec![answer.to_string().into_bytes()], seconds: 0.01 }
+        });
+    }
+    (prober.findings(), scored)
+}
+
+#[test]
+fn a_row_that_cannot_be_written_is_asked_for_again_before_its_plan_is_given_up() {
+    let (findings, _) = by_chance(|_| false);
+    assert!(!findings.engine.plans.contains(&Plan::FanOut), "to another plan the same words are a refusal");
+    for one in 1..=6 {
+        let (findings, _) = by_chance(|call| call == one);
+        assert!(findings.engine.plans.contains(&Plan::Score), "{one}: {:?}", findings.removed);
+    }
+    let (findings, scored) = by_chance(|_| true);
+    assert!(!findings.engine.plans.contains(&Plan::Score), "{:?}", findings.removed);
+    assert!(scored <= 5, "{scored}");
 }
