@@ -76,11 +76,12 @@ impl Run {
         let prediction = self.prediction(&exchange.request);
         let call = self.identity.engine.first_ride(&exchange.request, self.seed);
         exchange.slot.record.called();
+        let closed = self.gates(&exchange)();
         let (fleet, replica) = (Arc::clone(&exchange.shared.fleet), Arc::clone(&exchange.replica));
         let response = match calls.first(call, |error| fleet.over_again(&replica, error)).await {
             Ok((response, true)) => response,
             Ok((response, false)) => {
-                self.ruling.rules.permission = Permission::Ride(RideReason::GateHealth);
+                self.ruling.rules.permission = untied(self.ruling.rules.permission, closed);
                 response
             }
             Err(error) => return self.unanswered(exchange, error),
@@ -287,6 +288,15 @@ impl<D: Decode> Decode for Tailless<D> {
     }
 }
 
+/// What a session may whose process could not be told: nothing but ride. The reason is the one that was there first, by the
+/// ruling or a gate that was found closed before the call.
+fn untied(permission: Permission, closed: Option<RideReason>) -> Permission {
+    Permission::Ride(match permission {
+        Permission::Ride(reason) | Permission::Shadow(reason) => reason,
+        Permission::Leap => closed.unwrap_or(RideReason::GateHealth),
+    })
+}
+
 /// Runs a session whose client streams: its head is sent, so errors go into the stream.
 async fn streamed(pump: Pump) {
     match pump.run().await {
@@ -313,4 +323,19 @@ fn whole(ended: Ended, headers: http::HeaderMap, policy: &str) -> Response<Body>
     record.status(response.status());
     record.end(gone);
     head::with(response, policy, path, reason)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_two_reasons_to_ride_the_first_one_is_told() {
+        let stale = Some(RideReason::GateStale);
+        assert_eq!(untied(Permission::Leap, None), Permission::Ride(RideReason::GateHealth));
+        assert_eq!(untied(Permission::Leap, stale), Permission::Ride(RideReason::GateStale));
+        for ruled in [Permission::Shadow(RideReason::Shadow), Permission::Ride(RideReason::Shadow)] {
+            assert_eq!(untied(ruled, stale), Permission::Ride(RideReason::Shadow));
+        }
+    }
 }

@@ -94,6 +94,7 @@ fn more(number: &mut Value) {
 #[derive(Clone, Debug, Default)]
 pub struct When {
     path: Option<String>,
+    query: Option<String>,
     streamed: Option<bool>,
     holds: Option<String>,
 }
@@ -105,6 +106,13 @@ impl When {
 
     pub fn path(path: &str) -> Self {
         Self { path: Some(path.to_owned()), ..Self::default() }
+    }
+
+    /// Only calls with this query.
+    #[must_use]
+    pub fn query(mut self, query: &str) -> Self {
+        self.query = Some(query.to_owned());
+        self
     }
 
     #[must_use]
@@ -123,6 +131,7 @@ impl When {
     fn fits(&self, request: &Request) -> bool {
         let streams = || request.json().is_some_and(|body| body["stream"] == true);
         self.path.as_ref().is_none_or(|path| *path == request.path)
+            && self.query.as_ref().is_none_or(|query| *query == request.query)
             && self.streamed.is_none_or(|streamed| streamed == streams())
             && self.holds.as_ref().is_none_or(|text| String::from_utf8_lossy(&request.body).contains(text))
     }

@@ -29,9 +29,11 @@ fn scene(reason: RideReason) -> Scene {
         RideReason::NoGain => plain,
         RideReason::ContextTooLong => Scene { backend: "    plans: { context_max: 16 }\n", ..plain },
         RideReason::GateLoad => Scene { before: |stage| crowd(stage).boxed(), ..plain },
-        RideReason::GateStale => {
-            Scene { before: |stage| hush(stage).boxed(), ..policy("gates: { stale: 1ms }\n") }
-        }
+        RideReason::GateStale => Scene {
+            load: "every: 50ms, url: /metrics?load",
+            before: |stage| hush(stage).boxed(),
+            ..policy("gates: { stale: 200ms }\n")
+        },
         // The request fits; what is held for its answer does not.
         RideReason::GateMemory => Scene { process: "limits: { memory: 8KiB }\n", ..plain },
         RideReason::GateHealth => Scene { before: |stage| sicken(stage).boxed(), ..plain },
@@ -121,9 +123,25 @@ async fn spend(stage: &Stage) {
     stage.proxy.adopt(PLAIN).await;
 }
 
-/// The load was told once, and is not told any more.
+/// The load page falls silent; the same page without a query, which shows the process, does not. Pages are read one after the
+/// other: once one hangs no figures come any more.
 async fn hush(stage: &Stage) {
-    stage.until(|| async { stage.proxy.replica().await["load"]["running"].is_number() }).await;
+    let faults = &stage.engines.houses[0].faults;
+    if faults.struck() == 0 {
+        stage.until(|| async { stage.proxy.replica().await["load"]["running"].is_number() }).await;
+        faults.always(When::path("/metrics").query("load"), Fault::Hang);
+        stage.until(|| async { faults.struck() > 0 }).await;
+    }
+    stage
+        .until(|| async {
+            let metrics = stage.proxy.get("/metrics").await.text();
+            metrics.lines().any(|line| {
+                line.starts_with("foretell_gate_open{")
+                    && line.contains("gate=\"stale\"")
+                    && line.ends_with(" 0")
+            })
+        })
+        .await;
 }
 
 /// The replica fails until it is not trusted, and then does not.

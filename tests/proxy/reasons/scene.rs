@@ -30,6 +30,8 @@ pub struct Scene {
     pub process: &'static str,
     /// Lines of the backend in it.
     pub backend: &'static str,
+    /// How its load is read.
+    pub load: &'static str,
     /// The model's tokenizer is configured.
     pub tokenizer: bool,
     pub policy: String,
@@ -46,6 +48,7 @@ impl Default for Scene {
             engines: engines::telling,
             process: "",
             backend: "",
+            load: "every: 100ms",
             tokenizer: true,
             policy: PLAIN.to_owned(),
             ask: completion(&json!({})),
@@ -112,9 +115,10 @@ impl Stage {
         };
         let process = format!(
             "version: 1\nobserve: {{ log: json, level: debug }}\n{}backends:\n  - name: toy\n    replicas: [{}]\n    \
-             models: [{{ id: toy{tokenizer} }}]\n    load: {{ every: 100ms }}\n    probe: {{ when: never }}\n{}",
+             models: [{{ id: toy{tokenizer} }}]\n    load: {{ {} }}\n    probe: {{ when: never }}\n{}",
             scene.process,
             replicas.join(", "),
+            scene.load,
             scene.backend,
         );
         let proxy = Proxy::start(&process, &scene.policy).await;
