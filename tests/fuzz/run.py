@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Builds the fuzz targets and runs each for so many seconds of processor time; exits 1 if an input fails.
 
-    tests/fuzz/run.py [--seconds 20] [--target NAME ...] [--minimise]
+    tests/fuzz/run.py [--seconds 20] [--target NAME ...] [--minimise] [--build]
 
 What a run finds that reaches new code is kept in .cache/fuzz/corpus and is where the next one begins; an input that
 fails is kept in .cache/fuzz/failed.
@@ -78,11 +78,15 @@ def main():
     parser.add_argument("--seconds", type=float, default=20, help="of processor time for each target")
     parser.add_argument("--target", action="append", choices=TARGETS, help="all unless named")
     parser.add_argument("--minimise", action="store_true", help="first drop inputs of the corpus that reach nothing of their own")
+    parser.add_argument("--build", action="store_true", help="only build the targets")
     asked = parser.parse_args()
     targets = asked.target or TARGETS
+    if asked.build:
+        build(targets)
+        return
     subprocess.run([HERE / "seeds.py", CACHE / "corpus"], check=True)
     programs = build(targets)
-    bad = []
+    bad, began = [], time.monotonic()
     print("| target | executions | CPU minutes | edges | features | corpus |\n|---|---:|---:|---:|---:|---:|", flush=True)
     for target in targets:
         if asked.minimise:
@@ -92,6 +96,7 @@ def main():
         if log:
             bad.append(name)
             print("\n".join(log.splitlines()[-60:]), file=sys.stderr)
+    print(f"{(time.monotonic() - began) / 60:.1f} minutes of wall-clock time, without the build", file=sys.stderr)
     if bad:
         sys.exit(f"failed: {', '.join(bad)}; the inputs are in {CACHE / 'failed'}")
 
