@@ -1,14 +1,16 @@
 """A live Foretell with everything that its dashboards show, before the bundled target, scraped each second by Prometheus.
 
-What is in force is arranged so that every counter has something to count: two replicas, of which one is stopped later,
-more requests than lanes, one seat for the model drafter, a hosted service, policies of every mode, a lossy rule, and a
-collector of spans that is not there. The target is paced, so that leaping pays on any machine.
+What is in force is arranged so that every counter has something to count: two replicas, of which one is killed and comes
+back ill, more requests than lanes, one seat for the model drafter, a hosted service, policies of every mode, a lossy rule,
+and a collector of spans that is not there. The target is paced, so that leaping pays on any machine.
 """
 
 import contextlib
 import http.client
+import http.server
 import itertools
 import json
+import math
 import os
 import pathlib
 import socket
@@ -99,6 +101,21 @@ def workload(name):
     return [json.loads(line) for line in (ROOT / f"tests/workloads/{name}.jsonl").read_text().splitlines()]
 
 
+class Ill(http.server.BaseHTTPRequestHandler):
+    """An engine that says it is healthy, and hangs up on every request."""
+
+    def do_GET(self):
+        self.send_response(200 if self.path == "/health" else 404)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def do_POST(self):
+        self.close_connection = True
+
+    def log_message(self, *_):
+        pass
+
+
 class Stand:
     """The processes; `stack` ends them, each by itself."""
 
@@ -138,6 +155,15 @@ class Stand:
         self.stack.callback(process.kill)
         return process
 
+    def fall_ill(self, name):
+        """In place of a target that was killed: one that can be reached and answers nothing."""
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", self.ports[name]), Ill)
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        self.stack.callback(server.server_close)
+        self.stack.callback(thread.join)
+        self.stack.callback(server.shutdown)
+
     def wait(self, url):
         """Until a server answers; what it logged if it never does."""
         until = time.monotonic() + 60
@@ -172,6 +198,8 @@ class Load:
 
     def __init__(self, stand):
         self.stand, self.over, self.answered, self.failures = stand, threading.Event(), 0, []
+        # from when to when a replica was being killed, by the monotonic clock
+        self.killed = (math.inf, math.inf)
         self.threads = [threading.Thread(target=self.client, args=(number,)) for number in range(CLIENTS)]
 
     def __enter__(self):
@@ -204,10 +232,23 @@ class Load:
         for route, body, headers in self.asked(number):
             if self.over.is_set():
                 return
+            began = time.monotonic()
             status = self.send(self.stand.front, paths[route], body, headers)
             self.answered += 1
             if status not in (200, 400, 502):
-                self.failures.append(f"{status} for {headers['x-kind']}")
+                self.failures.append((f"{status} for {headers['x-kind']}", began, time.monotonic()))
+
+    def kill(self, name):
+        """Kills a target with the answers that it was giving."""
+        begun = time.monotonic()
+        self.stand.targets[name].kill()
+        self.stand.targets[name].wait()
+        self.killed = (begun, time.monotonic())
+
+    def unexplained(self):
+        """The failures that are not of an answer that a killed target was giving: it ends where the target ended."""
+        begun, done = self.killed
+        return [what for what, start, end in self.failures if not (what.startswith("0 ") and start < done and end > begun)]
 
     @staticmethod
     def send(address, path, body, headers=None):
