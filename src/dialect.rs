@@ -284,6 +284,8 @@ pub struct Quirks {
     pub unasked_usage: Option<Route>,
     /// Routes whose streams have no event for usage, though the client asks for it.
     pub no_usage_event: &'static [Route],
+    /// Its first calls are asked to tell usage in every event, and do.
+    pub usage_runs: bool,
     /// `continuous_usage_stats` puts usage on every event even without `include_usage`.
     pub usage_runs_alone: bool,
     /// The last event of a chat's text has an empty delta.
@@ -314,6 +316,7 @@ impl Quirks {
         usage_counts_end: true,
         unasked_usage: None,
         no_usage_event: &[],
+        usage_runs: false,
         usage_runs_alone: false,
         bare_end: false,
         hollow_deltas: false,
@@ -397,6 +400,13 @@ pub trait Codec: Sync {
     fn read_beside(&self, engine: &Engine, request: &Request, body: &[u8]) -> Result<Beside, Unreadable> {
         let _ = (engine, request, body);
         Err(Unreadable("nothing was asked"))
+    }
+
+    /// The call that aborts an answer under way such that its stream still ends with its usage, where [`Engine::aborts`]. `id`: the
+    /// answer's own.
+    fn abort(&self, id: &str) -> Option<Call> {
+        let _ = id;
+        None
     }
 
     /// A ride from the whole context, by token ids.

@@ -188,6 +188,14 @@ impl Driver {
     }
 }
 
+impl Driver {
+    /// Why requests of this route stay plain before this engine, whatever their policy, by how it writes its answers; `None`
+    /// if they need not.
+    pub fn plain_before(&self, identity: &Identity, route: Route) -> Option<RideReason> {
+        self.inner.plain_before(identity, route)
+    }
+}
+
 impl Drive for Driver {
     fn drive(&self, exchange: Exchange) -> BoxFuture<Driven> {
         let inner = Arc::clone(&self.inner);
@@ -239,6 +247,18 @@ impl Inner {
     }
 
     /// Everything that is decided before the first call; the error is why the request is relayed instead.
+    fn manner(&self, identity: &Identity) -> Arc<Manner> {
+        Arc::clone(self.manners.lock().get(&identity.epoch, self.clock.now()))
+    }
+
+    /// See [`Driver::plain_before`].
+    fn plain_before(&self, identity: &Identity, route: Route) -> Option<RideReason> {
+        if !identity.engine.dialect.codec().tells_ids(route) {
+            return Some(RideReason::NoDraft);
+        }
+        (route == Route::Chat && self.manner(identity).parses()).then_some(RideReason::Parser)
+    }
+
     fn prepare(&self, exchange: &Exchange) -> Result<Run, Bypass> {
         let request = &exchange.request;
         let standing = self.setup.identities.standing(&exchange.replica);
@@ -265,14 +285,11 @@ impl Inner {
         } else {
             ruling.sampling.clone()
         };
-        let manner = Arc::clone(self.manners.lock().get(&identity.epoch, self.clock.now()));
-        if !identity.engine.dialect.codec().tells_ids(request.route)
-            && ruling.rules.permission == Permission::Leap
+        let manner = self.manner(&identity);
+        if ruling.rules.permission == Permission::Leap
+            && let Some(reason) = self.plain_before(&identity, request.route)
         {
-            ruling.rules.permission = Permission::Ride(RideReason::NoDraft);
-        }
-        if manner.parses() && request.route == Route::Chat && ruling.rules.permission == Permission::Leap {
-            ruling.rules.permission = Permission::Ride(RideReason::Parser);
+            ruling.rules.permission = Permission::Ride(reason);
         }
         let control = self.learnt_for(&ruling, &identity, backend);
         // A request that passes unchanged is one of the crowd beside those that leap.

@@ -171,16 +171,19 @@ impl Fleet {
 
     /// The first backend of which no replica can be reached; `None` if all can be.
     pub fn unreachable(&self) -> Option<&str> {
-        let reachable = |backend: &Backend| backend.replicas().iter().any(|replica| replica.is_reachable());
+        let serves =
+            |replica: &Arc<Replica>| replica.is_reachable() && replica.standing() != Standing::Disabled;
+        let reachable = |backend: &Backend| backend.replicas().iter().any(serves);
         self.backends.iter().find(|backend| !reachable(backend)).map(Backend::name)
     }
 
-    /// The backends of which every replica is down or broken: what is asked of them fails.
+    /// The backends of which no replica answers, those that the operator took out left aside: what is asked of them fails.
     pub fn out(&self) -> Vec<&str> {
-        let out = |replica: &Arc<Replica>| matches!(replica.standing(), Standing::Down | Standing::Broken);
+        let out = |standing: &Standing| matches!(standing, Standing::Down | Standing::Broken);
         let all_out = |backend: &&Backend| {
-            let replicas = backend.replicas();
-            !replicas.is_empty() && replicas.iter().all(out)
+            let standings: Vec<Standing> =
+                backend.replicas().iter().map(|replica| replica.standing()).collect();
+            standings.iter().any(out) && !standings.contains(&Standing::Ready)
         };
         self.backends.iter().filter(all_out).map(Backend::name).collect()
     }

@@ -369,10 +369,12 @@ impl Configured {
                 let signal = replica.load().map(|load| load.signal());
                 ruling::closed(&ruling.gates, replica, signal.as_ref())
             };
+            let written =
+                || identity.and_then(|identity| self.known.driver.plain_before(identity, question.route));
             match () {
                 () if shared.life.is_draining() => Some(RideReason::Draining),
                 () if shared.memory.level() != Level::Enough => Some(RideReason::GateMemory),
-                () => gate(),
+                () => written().or_else(gate),
             }
         };
         let now = |ruling: &Ruling, temperature: f64, prompt: usize| {

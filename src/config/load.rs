@@ -321,7 +321,10 @@ fn undeclared(file: &str, placed: &Placed, process: &Process) -> Vec<Problem> {
 pub fn policy_files(dir: &Path) -> Result<Vec<PathBuf>, Vec<Problem>> {
     let entries = match std::fs::read_dir(dir) {
         Ok(entries) => entries,
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        // A link that leads nowhere is there, and was meant to be read.
+        Err(error) if error.kind() == ErrorKind::NotFound && dir.symlink_metadata().is_err() => {
+            return Ok(Vec::new());
+        }
         Err(error) => return Err(unreadable(dir, &error)),
     };
     let paths: Result<Vec<PathBuf>, _> = entries.map(|entry| entry.map(|entry| entry.path())).collect();

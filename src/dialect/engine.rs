@@ -89,6 +89,8 @@ pub struct Engine {
     pub lanes: Option<usize>,
     /// It reports how many tokens of a prompt were cached.
     pub tells_cached: bool,
+    /// An answer under way can be aborted by a call, and then still tells its usage ([`super::Codec::abort`]).
+    pub aborts: bool,
     /// Its whole completions count the tokens of reasoning, which their streams do not.
     pub counts_reasoning: bool,
     /// It speculates by itself.
@@ -138,6 +140,7 @@ impl Engine {
             rows: RowShape::default(),
             lanes: None,
             tells_cached: false,
+            aborts: false,
             counts_reasoning: false,
             speculates: false,
             own_defaults: false,
@@ -229,6 +232,11 @@ impl Engine {
     /// [`Unreadable`].
     pub fn read_beside(&self, request: &Request, body: &[u8]) -> Result<Beside, Unreadable> {
         self.dialect.codec().read_beside(self, request, body)
+    }
+
+    /// See [`super::Codec::abort`].
+    pub fn abort(&self, id: &str) -> Option<Call> {
+        self.dialect.codec().abort(id).filter(|_| self.aborts)
     }
 
     /// See [`super::Codec::ride`].

@@ -223,7 +223,8 @@ where another one answers at the address ([faults](faults.md)).
 `ride` and `off`, `x-foretell: ride`, a bypass, a server that speculates itself) leaves and returns byte for byte. In `auto` a
 request may be asked for as a stream, with usage and token ids; what that adds is cut out of the bytes of its answer, and a JSON
 answer is built back with the engine's own fields. `usage.foretell` is in speculated answers only. Not known of a speculated
-answer before vLLM: `prompt_tokens_details`, which it reports at the end of its own stream only; it is null there.
+answer before vLLM without its abort call (before 0.32, or without `--enable-scale-out`): `prompt_tokens_details`, which it
+reports at the end of its own stream only; it is null there.
 
 In a cell, `score`, `fan_out`, `tree` or `native` is the plan by which drafts are verified, `–` is a bypass with its reason: the
 request is passed on as it is; `rides`: the engine does not tell the ids of its tokens there. Two entries are temperature 0 / 0.8. The engines are met here with their metrics on, prefix

@@ -3,7 +3,8 @@
 //! All answers to one request have to come from the process that began it. Where two of them name different origins,
 //! another process, or another model in the same process, has answered.
 
-use serde::Deserialize;
+use serde::de::IgnoredAny;
+use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
 /// The origin of one answer, or of all answers to a request so far, as far as they name it.
@@ -13,7 +14,7 @@ pub struct Origin {
     pub model: Option<String>,
     /// `system_fingerprint`.
     pub fingerprint: Option<String>,
-    /// `weight_version`.
+    /// `weight_version`; of vLLM's token endpoint the last of `weight_versions`.
     pub weights: Option<String>,
 }
 
@@ -51,14 +52,22 @@ impl Origin {
     }
 }
 
-/// The members of an answer that name its origin.
-#[derive(Deserialize)]
+/// The members of an answer that name its origin. One of another type names nothing, and hides none of the others.
+#[derive(Default, Deserialize)]
+#[serde(default)]
 struct Told {
+    #[serde(deserialize_with = "lenient")]
     object: Option<String>,
+    #[serde(deserialize_with = "lenient")]
     model: Option<String>,
+    #[serde(deserialize_with = "lenient")]
     system_fingerprint: Option<String>,
+    #[serde(deserialize_with = "lenient")]
     metadata: Option<Weights>,
+    #[serde(deserialize_with = "lenient")]
     meta_info: Option<Weights>,
+    #[serde(deserialize_with = "lenient")]
+    choices: Option<Vec<Choice>>,
 }
 
 #[derive(Deserialize)]
@@ -66,9 +75,39 @@ struct Weights {
     weight_version: Option<String>,
 }
 
+#[derive(Deserialize)]
+struct Choice {
+    weight_versions: Option<Vec<Version>>,
+}
+
+#[derive(Deserialize)]
+struct Version {
+    version: Option<String>,
+}
+
+/// A member that is left out where it cannot be read.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Lenient<T> {
+    Known(T),
+    Other(IgnoredAny),
+}
+
+fn lenient<'de, D: Deserializer<'de>, T: Deserialize<'de>>(reader: D) -> Result<Option<T>, D::Error> {
+    Ok(match Lenient::deserialize(reader)? {
+        Lenient::Known(value) => Some(value),
+        Lenient::Other(IgnoredAny) => None,
+    })
+}
+
 impl From<Told> for Origin {
     fn from(told: Told) -> Self {
-        let weights = [told.metadata, told.meta_info].into_iter().flatten().find_map(|at| at.weight_version);
+        let listed = || {
+            let choice = told.choices.into_iter().flatten().next()?;
+            choice.weight_versions.into_iter().flatten().next_back()?.version
+        };
+        let one = [told.metadata, told.meta_info].into_iter().flatten().find_map(|at| at.weight_version);
+        let weights = one.or_else(listed);
         let model = told.model.filter(|_| told.object.is_some());
         Self { model, fingerprint: told.system_fingerprint, weights }
     }
@@ -93,6 +132,8 @@ mod tests {
         assert_eq!(Origin::of_body(own.to_string().as_bytes()), origin([None, Some("fp_1"), None]));
         let sglang = br#" [{"text": "", "meta_info": {"weight_version": "7"}}, {"meta_info": {}}]"#;
         assert_eq!(Origin::of_body(sglang), origin([None, None, Some("7")]));
+        let listed = br#"{"choices": [{"weight_versions": [{"version": "7"}, {"version": "8"}]}], "system_fingerprint": 1}"#;
+        assert_eq!(Origin::of_body(listed), origin([None, None, Some("8")]));
         assert_eq!(Origin::of_body(b"<html>"), Origin::default());
         assert_eq!(Origin::of_body(br#"{"model": 4}"#), Origin::default());
     }

@@ -35,6 +35,7 @@ use crate::words::{BypassReason, Refused};
 use crate::words::{Plan, Row, Verdict};
 
 const GENERATE: &str = "/inference/v1/generate";
+const ABORT: &str = "/inference/v1/abort_requests";
 const RENDER: &str = "/v1/completions/render";
 const TOKENIZE: &str = "/tokenize";
 const METRICS: &str = "/metrics";
@@ -48,6 +49,8 @@ const BLOCK: usize = 16;
 const TEMPERATURE_LEAST: f64 = 0.01;
 /// Versions whose token endpoint was read or run, first and last.
 const SCORED: ([u32; 2], [u32; 2]) = ([0, 15], [0, 33]);
+/// The first version that has [`ABORT`] beside the token endpoint.
+const ABORTS: [u32; 2] = [0, 32];
 /// The first version whose answers carry token ids.
 const TOKEN_IDS: [u32; 2] = [0, 11];
 
@@ -99,6 +102,7 @@ const QUIRKS: Quirks = Quirks {
     stop_hold: Hold::Longest,
     stop_field: Some("stop_reason"),
     hollow_deltas: true,
+    usage_runs: true,
     ..Quirks::COMMON
 };
 
@@ -148,6 +152,7 @@ impl Codec for Vllm {
             block: block.and_then(|block| block.parse().ok()).unwrap_or(BLOCK),
             rows: RowShape::Full,
             lanes: Some(PROMPTS_MOST),
+            aborts: shared::version(&version).is_some_and(|version| version >= ABORTS) && is_open(answers),
             speculates: shared::metric(metrics, &["vllm:spec_decode_num_drafts_total"]).is_some(),
             ..Engine::new(Dialect::Vllm, model, version)
         })
@@ -231,6 +236,13 @@ impl Codec for Vllm {
         order(answer.pointer_mut("/choices/0"), &CHOICE);
         order(answer.pointer_mut("/usage"), &USAGE);
         order(Some(answer), &ANSWER);
+    }
+
+    /// Which tokens of the prompt were cached is in the last event of a stream only; an aborted stream has it too (0.32,
+    /// `token_in_token_out/api_router.py` and `chat_completion/serving.py`). The engine numbers a completion's prompts.
+    fn abort(&self, id: &str) -> Option<Call> {
+        let id = if id.starts_with("cmpl-") { format!("{id}-0") } else { id.to_owned() };
+        Some(Call { path: ABORT, body: bytes(&json!({ "request_ids": [id] })) })
     }
 
     fn ride(&self, _: &Engine, context: &Context<'_>, sampling: &Sampling, max_tokens: u32) -> Call {

@@ -4,6 +4,7 @@
 //! authentication, logs and traces see the client, and an `x-request-id` with a round suffix.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -18,6 +19,7 @@ use tokio::sync::Notify;
 use crate::dialect::{Asked, Beside, Call, Context, Engine, Origin, Refusal, Round};
 use crate::draft::{Draft, Sampled};
 use crate::drive::exchange::Exchange;
+use crate::drive::fresh_seed;
 use crate::drive::manner::Manner;
 use crate::drive::run::Run;
 use crate::fleet::identity::Identity;
@@ -46,8 +48,11 @@ pub struct Common {
     pub rounds_seen: Arc<RoundsSeen>,
     /// The client's end-to-end header fields.
     pub headers: HeaderMap,
-    /// The request's `x-request-id`; calls after the first add `-` and the round's number.
+    /// The request's `x-request-id`; rounds add `-` and their number.
     pub request_id: String,
+    /// The `x-request-id` of the first call. Where a call may be aborted by its id, that has to be nobody else's: clients
+    /// may use theirs twice.
+    first_id: String,
     /// Its trace; `None` if it has no spans.
     pub trace: Option<Trace>,
     /// The model id as the client sent it.
@@ -70,6 +75,8 @@ pub struct Process {
     tie: Option<Arc<Tie>>,
     /// Wakes the question who is there now.
     again: Arc<Notify>,
+    /// See [`Identity::replaced`].
+    replaced: Arc<AtomicBool>,
     /// What its answers have named so far.
     origin: Mutex<Origin>,
 }
@@ -79,8 +86,12 @@ impl Process {
     fn of(identity: &Identity) -> Self {
         let Engine { mark, weights, .. } = &*identity.engine;
         let origin = Origin { fingerprint: mark.clone(), weights: weights.clone(), model: None };
-        let (tie, again) = (identity.tie.clone(), Arc::clone(&identity.again));
-        Self { tie, again, origin: Mutex::new(origin) }
+        Self {
+            tie: identity.tie.clone(),
+            again: Arc::clone(&identity.again),
+            replaced: Arc::clone(&identity.replaced),
+            origin: Mutex::new(origin),
+        }
     }
 }
 
@@ -91,6 +102,9 @@ pub struct Calls(Arc<Common>, Option<Enclosed>);
 /// The sampled draft of a verify call, with the laws of its tokens. It is enclosed with the request and no part of its body,
 /// so that only a replica in this process gets it.
 pub type Enclosed = Arc<Sampled>;
+
+/// Pause before the next call where a new connection does not show which process it leads to.
+const UNTIED_PAUSE: Duration = Duration::from_secs(1);
 
 /// Why a call has no usable answer.
 enum Missed {
@@ -120,6 +134,10 @@ impl Calls {
         }
         headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        let request_id = exchange.slot.record.so_far().id.clone();
+        let aborts = run.identity.engine.aborts && run.manner.may_end_with_news(true);
+        let first_id =
+            if aborts { format!("{request_id}-{:016x}", fresh_seed()) } else { request_id.clone() };
         Self(
             Arc::new(Common {
                 replica: Arc::clone(&exchange.replica),
@@ -127,7 +145,8 @@ impl Calls {
                 tokenizer: Arc::clone(&run.identity.tokenizer),
                 rounds_seen: Arc::clone(&run.identity.rounds_seen),
                 headers,
-                request_id: exchange.slot.record.so_far().id.clone(),
+                request_id,
+                first_id,
                 trace: exchange.slot.record.so_far().trace.clone(),
                 model: exchange.request.model.clone(),
                 sampling: run.sampling.clone(),
@@ -160,10 +179,17 @@ impl Calls {
     ) -> Result<(Response<Answer>, bool), SendError> {
         let (path, body) = (call.path, Bytes::from(call.body));
         let request = || self.request(path, body.clone(), None);
-        match self.begin(request, Repeatable).await {
+        let mut begun = match self.begin(request, Repeatable).await {
             Err(error) if again(&error) => self.begin(request, Fresh).await,
             begun => begun,
+        };
+        if let Ok((response, _)) = &mut begun
+            && self.0.first_id != self.0.request_id
+        {
+            // The client's own comes back instead.
+            response.headers_mut().remove(headers::REQUEST_ID);
         }
+        begun
     }
 
     /// As [`Self::first`], once; `mark` says over which connection.
@@ -221,6 +247,8 @@ impl Calls {
     fn fault_of(&self, error: &SendError, usual: Fault) -> Fault {
         match error {
             SendError::Changed { .. } => Fault::Changed,
+            // Where a new connection leads cannot be told now; perhaps a little later.
+            SendError::Untied { .. } => Fault::RetryAfter(UNTIED_PAUSE),
             SendError::Connect { .. } | SendError::ConnectTimeout { .. } | SendError::Closed { .. } => {
                 self.lost(usual)
             }
@@ -264,6 +292,12 @@ impl Calls {
         }
     }
 
+    /// Aborts the answer with this id, if the engine has a call for that; false if the call was refused.
+    pub async fn abort(&self, id: &str) -> bool {
+        let Some(call) = self.0.engine.abort(id) else { return false };
+        self.answer(call, None, None).await.is_ok()
+    }
+
     /// Asks for the prompt's ids while the first ride streams. Any failure gives [`Event::Doubt`].
     pub async fn beside(self, request: Arc<openai::Request>, first: Call) -> Event {
         let mut call = first;
@@ -294,8 +328,12 @@ impl Calls {
         let warm =
             self.0.engine.warm(&put).filter(|call| round == 1 && call.body.len() <= self.0.limits.bytes_max);
         if let Some(call) = warm {
-            // It only fills the engine's prefix cache: answer and error are ignored.
-            let _ = self.answer(call, Some(round), None).await;
+            // It only fills the engine's prefix cache, so its answer and most errors are ignored.
+            if let Err(Missed::Fault(fault @ (Fault::Lost | Fault::Changed))) =
+                self.answer(call, Some(round), None).await
+            {
+                return Event::Fault(fault);
+            }
         }
         self.ask(&put, asked, round).await.unwrap_or_else(Event::Fault)
     }
@@ -376,6 +414,9 @@ impl Calls {
     }
 
     async fn send(&self, call: Call, round: Option<u32>) -> Result<Response<Answer>, SendError> {
+        if self.0.process.replaced.load(Ordering::Relaxed) {
+            return Err(SendError::Changed { backend: self.0.replica.name().to_owned() });
+        }
         let request = self.tied(self.request(call.path, call.body.into(), round));
         self.noticed(self.0.replica.ask(request).await)
     }
@@ -404,7 +445,7 @@ impl Calls {
         }
         *request.headers_mut() = self.0.headers.clone();
         let id =
-            round.map_or_else(|| self.0.request_id.clone(), |round| format!("{}-{round}", self.0.request_id));
+            round.map_or_else(|| self.0.first_id.clone(), |round| format!("{}-{round}", self.0.request_id));
         if let (Some(trace), Some(_)) = (&self.0.trace, round) {
             trace.inject(round, request.headers_mut());
         }

@@ -11,6 +11,8 @@ use serde_json::Value;
 pub struct Manner {
     fingerprint: Mutex<Option<Value>>,
     parses: AtomicBool,
+    uncached: AtomicBool,
+    nameless: AtomicBool,
 }
 
 #[derive(Deserialize)]
@@ -41,6 +43,25 @@ impl Manner {
         let named = |body: &Vec<u8>| serde_json::from_slice::<Named>(body).ok()?.system_fingerprint;
         if let Some(fingerprint) = bodies.first().and_then(named) {
             self.says_fingerprint(&Value::String(fingerprint));
+        }
+    }
+
+    /// Whether the last event of an answer that is aborted may tell something that is not known otherwise: what was cached
+    /// of its prompt, for a client that is told the usage, and the fingerprint.
+    pub fn may_end_with_news(&self, shows_usage: bool) -> bool {
+        let cached = shows_usage && !self.uncached.load(Ordering::Relaxed);
+        cached || (!self.nameless.load(Ordering::Relaxed) && self.fingerprint.lock().is_none())
+    }
+
+    /// Takes over what the last event of an aborted answer tells, and what it does not; `None`: it could not be aborted so.
+    pub fn has_ended(&self, event: Option<&Value>) {
+        match event.and_then(|event| event.get("system_fingerprint")) {
+            Some(fingerprint) if !fingerprint.is_null() => self.says_fingerprint(fingerprint),
+            _ => self.nameless.store(true, Ordering::Relaxed),
+        }
+        let details = event.and_then(|event| event.pointer("/usage/prompt_tokens_details"));
+        if details.is_none_or(Value::is_null) {
+            self.uncached.store(true, Ordering::Relaxed);
         }
     }
 

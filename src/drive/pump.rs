@@ -4,6 +4,7 @@
 //! session owns every choice.
 
 mod heard;
+mod left;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,6 +16,7 @@ use futures_util::{Future, FutureExt};
 use serde_json::Value;
 
 use self::heard::many_choices;
+use self::left::LeftUsage;
 use crate::clock::Clock;
 use crate::control::Alarm;
 use crate::draft::Source;
@@ -55,8 +57,11 @@ pub struct Pump {
     calls: Calls,
     drafting: Drafting,
     slot: Slot,
-    /// The request, to be sent once more if the first ride fails at once; `None` once an event has been read.
+    /// The request, to be sent once more while the client has got nothing: of a stream until the first event is read, of a
+    /// JSON answer to its end.
     unsent: Option<Unsent>,
+    /// An event has been read.
+    begun: bool,
     shared: Shared,
     clock: Clock,
     sink: Sink,
@@ -70,6 +75,8 @@ pub struct Pump {
     first: bool,
     /// The backend's usage, as the first ride last reported it.
     usage: Option<Value>,
+    /// The usage of the first call, being asked for after the session has left it; `None` if it need not be.
+    left: Option<LeftUsage>,
     /// `usage` covers the whole first ride.
     usage_whole: bool,
     /// Output tokens of the first ride as the engine counted them; `None` if it does not.
@@ -141,7 +148,7 @@ impl Pump {
             untold: !quirks.ride_ids,
             recovery: run.recovery(),
             held: None,
-            uncounted: beside.is_some(),
+            uncounted: beside.is_some() || quirks.usage_runs,
             drafting: run.drafting,
             manner: run.manner,
             remembering: run.remembering,
@@ -149,6 +156,7 @@ impl Pump {
             drawn: run.drawn,
             slot,
             unsent: Some(Unsent { head, body, replica }),
+            begun: false,
             shared,
             clock: run.clock,
             sink,
@@ -156,6 +164,7 @@ impl Pump {
             late: false,
             first: true,
             usage: None,
+            left: None,
             usage_whole: false,
             counted: None,
             pending: FuturesUnordered::new(),
@@ -217,7 +226,11 @@ impl Pump {
         summary.output_tokens = own.unwrap_or(summary.output_tokens).max(self.told_count(&summary));
         let prompt_tokens = self.session.prompt().len() as u64;
         self.slot.record.prompt_tokens(self.session.prompt().len());
-        let usage = self.usage.as_ref().and_then(Usage::from_backend);
+        let left = match self.left.take().filter(|_| summary.finish.is_some()) {
+            Some(left) => left.await,
+            None => None,
+        };
+        let usage = left.or(self.usage.take()).as_ref().and_then(Usage::from_backend);
         let end = End {
             finish: summary.finish,
             stopped: self.session.stopped().cloned(),
@@ -250,14 +263,20 @@ impl Pump {
         }
     }
 
-    /// The request to send once more and its replica, if the first ride ended before anything reached the client.
-    /// `None` otherwise, and after a silence: the client has waited long enough.
+    /// The request to send once more and its replica, if nothing has reached the client and its answer ended before it had
+    /// begun, or may have come from two engines. `None` otherwise, and after a silence: the client has waited long enough.
     fn nothing(&mut self, happened: &Happened) -> Option<Unsent> {
         let nothing = match happened {
-            Happened::Heard(Heard::End | Heard::Broken(Fault::Ride, _)) => true,
+            Happened::Heard(Heard::End | Heard::Broken(Fault::Ride, _)) => !self.begun,
+            Happened::Heard(Heard::Broken(Fault::Lost, _)) => true,
             Happened::Heard(Heard::Chunk(event, _)) => {
-                (self.sink.is_whole() && many_choices(event)) || self.is_begun_anew(event)
+                (!self.begun && self.sink.is_whole() && many_choices(event)) || self.is_begun_anew(event)
             }
+            Happened::Done(_, Some(Reply { event: Event::Fault(Fault::Changed), .. })) => {
+                self.calls.changed();
+                true
+            }
+            Happened::Done(_, Some(Reply { event: Event::Fault(Fault::Lost), .. })) => true,
             _ => false,
         };
         let mut unsent = self.unsent.take_if(|_| nothing)?;
@@ -268,8 +287,8 @@ impl Pump {
         Some(unsent)
     }
 
-    /// Whether the first event of the first ride has come from another engine than the one that was recognised: what is
-    /// there now is to answer the client's own request, and nothing else.
+    /// Whether an event has come from another engine than the one that was recognised, and nothing has reached the client:
+    /// what is there now is to answer the client's own request, and nothing else.
     fn is_begun_anew(&self, event: &Value) -> bool {
         let other = self.unsent.is_some() && !self.calls.fits(event);
         if other {
@@ -401,12 +420,20 @@ impl Pump {
     fn cancel(&mut self, target: ActionId) {
         self.drafting.given_up(target, self.late);
         self.slot.record.dropped(target);
-        if self.ride.as_ref().is_some_and(|ride| ride.id == target) {
-            self.ride = None;
+        if let Some(ride) = self.ride.take_if(|ride| ride.id == target) {
+            self.leave(ride);
         }
         for (_, handle) in self.aborts.iter().filter(|(id, _)| *id == target) {
             handle.abort();
         }
+    }
+
+    /// Lets go of a plain call. Dropping it closes its connection; the first one is aborted by a call where its last
+    /// event would tell the client something that nothing else does.
+    fn leave(&mut self, ride: Ride) {
+        let news = self.first && self.manner.may_end_with_news(self.sink.shows_usage());
+        let id = self.sink.id().filter(|_| news && self.calls.engine().aborts);
+        self.left = id.map(|id| LeftUsage::ask(ride, id.to_owned(), self.calls.clone(), &self.manner));
     }
 
     async fn wait(&mut self) -> Happened {

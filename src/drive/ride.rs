@@ -15,6 +15,7 @@ use serde_json::Value;
 use std::sync::Arc;
 
 use crate::dialect::{Chunk, Engine, RideKind};
+use crate::drive::sink::is_usage;
 use crate::fleet::{Answer, BrokenOff};
 use crate::openai::sse;
 use crate::session::{ActionId, Fault};
@@ -104,6 +105,19 @@ impl Ride {
         let (State::Reading(mut body) | State::Gathering(mut body, _)) = self.state else { return };
         let rest = async move { while let Some(Ok(_)) = body.frame().await {} };
         tokio::spawn(tokio::time::timeout(REST, rest));
+    }
+
+    /// The event with the usage at the end of its stream, whose tokens are dropped unread; `None` if it ends without.
+    pub async fn last_event(mut self) -> Option<Value> {
+        let last = loop {
+            match self.next().await {
+                Heard::Chunk(event, _) if is_usage(&event) => break event,
+                Heard::Chunk(..) | Heard::Nothing => {}
+                Heard::End | Heard::Broken(..) => return None,
+            }
+        };
+        self.leave();
+        Some(last)
     }
 
     /// The events read since this was last asked: their bytes, and their data. Empty where nobody streams.
@@ -224,11 +238,11 @@ impl Ride {
     }
 
     /// The fault of an answer that broke off. The request can go on if a new connection is known to lead to the same
-    /// process, or if it has not been speculated on.
+    /// process.
     fn fault(&self, error: &BrokenOff) -> Fault {
         match error {
             BrokenOff::Silent(_) => Fault::Silence,
-            _ if self.kind == RideKind::Later && !self.engine.shows_itself() => Fault::Lost,
+            _ if !self.engine.shows_itself() => Fault::Lost,
             BrokenOff::Closed(_) | BrokenOff::Gone(_) => Fault::Ride,
         }
     }

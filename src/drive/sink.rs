@@ -237,6 +237,16 @@ impl Sink {
         matches!(self.shape, Shape::Whole { .. })
     }
 
+    /// Whether the client is told the usage.
+    pub fn shows_usage(&self) -> bool {
+        self.is_whole() || self.tells_usage()
+    }
+
+    /// The answer's id; `None` before its first event.
+    pub fn id(&self) -> Option<&str> {
+        self.seen.as_ref()?.get("id")?.as_str()
+    }
+
     /// From now on all events come from the backend, to the end of the stream.
     pub fn verbatim(&mut self) {
         self.verbatim = true;
@@ -608,7 +618,8 @@ impl PlainFrame {
 }
 
 /// Whether an event holds usage and no choice.
-fn is_usage(event: &Value) -> bool {
+/// Whether this is the event at the end of a stream that tells its usage.
+pub fn is_usage(event: &Value) -> bool {
     let empty = event.get("choices").and_then(Value::as_array).is_some_and(Vec::is_empty);
     empty && event.get("usage").is_some_and(Value::is_object)
 }

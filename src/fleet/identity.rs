@@ -9,6 +9,7 @@ mod watched;
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use parking_lot::RwLock;
@@ -67,6 +68,8 @@ pub struct Identity {
     pub tie: Option<Arc<Tie>>,
     /// Wakes the asking: an answer has come from another process.
     pub again: Arc<Notify>,
+    /// Set once another engine has been recognised at its address: requests that began on it must not be gone on with there.
+    pub replaced: Arc<AtomicBool>,
     /// What recognising it showed besides: the plans that it lacks, and the connections that were tried.
     pub(crate) recognised: Arc<Recognised>,
 }
@@ -76,6 +79,15 @@ impl Identity {
     /// it was started is known to be one: its cache may just be too small for what is asked at once.
     pub fn may_be_many(&self) -> bool {
         self.engine.started.is_none() && self.rounds_seen.finds_nothing_cached()
+    }
+
+    /// Whether the other is certainly not the same engine. One that was only out of reach, and reports no start, may be.
+    fn is_other(&self, other: &Self) -> bool {
+        let of = |identity: &Self| {
+            let Epoch { model, version, weights, vocabulary, .. } = identity.epoch.clone();
+            (model, version, weights, vocabulary, identity.engine.started)
+        };
+        of(self) != of(other)
     }
 
     /// A copy whose engine is known to have a working prefix cache.

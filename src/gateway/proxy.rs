@@ -259,8 +259,7 @@ impl Proxy {
         if !twice {
             return (body, None);
         }
-        let (body, again) = Replay::passing(body, REPLAYED, &self.shared.memory);
-        (body, Some(again))
+        Replay::passing(body, REPLAYED, &self.shared.memory)
     }
 
     /// Relays a completion with a prediction.

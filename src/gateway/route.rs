@@ -30,12 +30,9 @@ pub fn relayed_api(method: &Method, uri: &Uri) -> Option<Api> {
     Api::RELAYED.into_iter().find(|api| *method == Method::POST && api.path() == uri.path())
 }
 
-/// Whether answering a request twice is the same as once, but for the work: what only reads, and what only
-/// computes an answer from the request.
+/// Whether answering a request twice is the same as once, but for the work: what only reads, and completions.
 pub fn is_repeatable(method: &Method, uri: &Uri) -> bool {
-    const COMPUTED: [&str; 5] =
-        ["/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/tokenize", "/detokenize"];
-    method.is_safe() || *method == Method::POST && COMPUTED.contains(&uri.path())
+    method.is_safe() || candidate(method, uri).is_some()
 }
 
 /// Whether the body is compressed.
@@ -93,7 +90,8 @@ mod tests {
     #[rstest::rstest]
     #[case("GET", "/v1/models", true)]
     #[case("POST", "/v1/chat/completions", true)]
-    #[case("POST", "/v1/embeddings?x", true)]
+    #[case("POST", "/v1/completions?x", true)]
+    #[case("POST", "/v1/embeddings", false)]
     #[case("POST", "/v1/files", false)]
     #[case("POST", "/v1/load_lora_adapter", false)]
     #[case("DELETE", "/v1/files/7", false)]

@@ -30,6 +30,8 @@ struct Passing {
 struct Kept {
     /// Copies: a small piece may be a part of a large buffer.
     bytes: Vec<u8>,
+    /// Bytes that `memory` holds.
+    reserved: u64,
     max_bytes: usize,
     memory: Reservation,
 }
@@ -40,14 +42,18 @@ impl Replay {
         Self(Content::Whole(bytes))
     }
 
-    /// For a body that passes as it comes: the body to send, and the means to send it again, if it has no more than
-    /// `max_bytes` and `memory` has room for them.
-    pub fn passing(body: Body, max_bytes: usize, memory: &Arc<Memory>) -> (Body, Self) {
-        let fits = http_body::Body::size_hint(&body).lower() <= max_bytes as u64;
-        let kept = fits.then(|| Kept { bytes: Vec::new(), max_bytes, memory: memory.take(0) });
+    /// For a body that passes as it comes: the body to send, and the means to send it again; `None` where its announced
+    /// length is above `max_bytes` or `memory` has no room for it. One of no announced length is kept as long as it fits.
+    pub fn passing(body: Body, max_bytes: usize, memory: &Arc<Memory>) -> (Body, Option<Self>) {
+        let announced = http_body::Body::size_hint(&body).upper();
+        let mut memory = memory.take(0);
+        if announced.is_some_and(|size| size > max_bytes as u64) || !memory.try_grow(announced.unwrap_or(0)) {
+            return (body, None);
+        }
+        let kept = Some(Kept { bytes: Vec::new(), reserved: announced.unwrap_or(0), max_bytes, memory });
         let passing = Arc::new(Mutex::new(Passing { source: body, kept }));
         let first = Sent { before: Bytes::new(), passing: Arc::clone(&passing) };
-        (first.boxed_unsync(), Self(Content::Passing(passing)))
+        (first.boxed_unsync(), Some(Self(Content::Passing(passing))))
     }
 
     /// The whole body once more: what has passed, then what still comes. `None` if it was not kept.
@@ -75,8 +81,10 @@ impl Kept {
     /// Keeps a piece; false if there is no room for it.
     fn add(&mut self, piece: &Bytes) -> bool {
         let size = self.bytes.len() + piece.len();
-        let fits = size <= self.max_bytes && self.memory.try_grow(piece.len() as u64);
+        let more = (size as u64).saturating_sub(self.reserved);
+        let fits = size <= self.max_bytes && self.memory.try_grow(more);
         if fits {
+            self.reserved += more;
             self.bytes.extend_from_slice(piece);
         }
         fits
@@ -136,14 +144,32 @@ impl http_body::Body for Sent {
 
 #[cfg(test)]
 mod tests {
-    use http_body_util::StreamBody;
+    use std::collections::VecDeque;
 
     use super::*;
 
-    fn pieces(pieces: &[&'static str]) -> Body {
-        let frames: Vec<_> =
-            pieces.iter().map(|piece| Ok(Frame::data(Bytes::from_static(piece.as_bytes())))).collect();
-        StreamBody::new(futures_util::stream::iter(frames)).boxed_unsync()
+    /// A body of six bytes in three pieces, whose length is announced or not.
+    struct Pieces(VecDeque<&'static str>, bool);
+
+    impl http_body::Body for Pieces {
+        type Data = Bytes;
+        type Error = BoxError;
+
+        fn poll_frame(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+            Poll::Ready(self.0.pop_front().map(|piece| Ok(Frame::data(Bytes::from_static(piece.as_bytes())))))
+        }
+
+        fn size_hint(&self) -> SizeHint {
+            let left = self.0.iter().map(|piece| piece.len() as u64).sum();
+            if self.1 { SizeHint::with_exact(left) } else { SizeHint::new() }
+        }
+    }
+
+    fn pieces(announced: bool) -> Body {
+        Pieces(["ab", "cd", "ef"].into(), announced).boxed_unsync()
     }
 
     async fn text(body: Body) -> String {
@@ -152,38 +178,37 @@ mod tests {
 
     #[tokio::test]
     async fn a_body_is_whole_a_second_time_however_much_of_it_has_passed() {
-        for passed in 0..=3 {
+        for (announced, passed) in [true, false].into_iter().flat_map(|way| (0..=3).map(move |n| (way, n))) {
             let memory = Memory::new(100);
-            let (mut first, replay) = Replay::passing(pieces(&["ab", "cd", "ef"]), 6, &memory);
+            let (mut first, replay) = Replay::passing(pieces(announced), 6, &memory);
             for _ in 0..passed {
                 first.frame().await.unwrap().unwrap();
             }
-            assert_eq!(memory.used(), 2 * passed);
+            assert_eq!(memory.used(), if announced { 6 } else { 2 * passed });
             drop(first);
-            assert_eq!(text(replay.again().unwrap()).await, "abcdef", "{passed}");
+            assert_eq!(text(replay.unwrap().again().unwrap()).await, "abcdef", "{passed}");
             assert_eq!(memory.used(), 0);
         }
     }
 
     #[tokio::test]
     async fn what_has_no_room_is_passed_on_and_not_kept() {
-        for (most, limit) in [(5, 100), (100, 5)] {
+        for (announced, most, limit) in [(true, 5, 100), (true, 100, 5), (false, 5, 100), (false, 100, 5)] {
             let memory = Memory::new(limit);
-            let (first, replay) = Replay::passing(pieces(&["ab", "cd", "ef"]), most, &memory);
+            let (first, replay) = Replay::passing(pieces(announced), most, &memory);
             assert_eq!(text(first).await, "abcdef");
-            assert!(replay.again().is_none());
-            assert_eq!(memory.used(), 0);
+            // What is announced is known not to fit before the first byte has left.
+            assert_eq!((replay.is_none(), memory.used()), (announced, 0));
+            assert!(replay.and_then(Replay::again).is_none());
         }
     }
 
     #[tokio::test]
     async fn nothing_is_kept_once_an_answer_has_begun() {
         let memory = Memory::new(100);
-        let (mut first, replay) = Replay::passing(pieces(&["ab", "cd"]), 100, &memory);
+        let (mut first, replay) = Replay::passing(pieces(true), 100, &memory);
         first.frame().await.unwrap().unwrap();
-        assert_eq!(memory.used(), 2);
         drop(replay);
-        assert_eq!(memory.used(), 0);
-        assert_eq!((text(first).await.as_str(), memory.used()), ("cd", 0));
+        assert_eq!((text(first).await.as_str(), memory.used()), ("cdef", 0));
     }
 }

@@ -158,6 +158,8 @@ impl Record {
             self.finished.path = Path::Bypassed;
             self.finished.reason = Some(BypassReason::Unreachable.name());
             self.finished.parameter = None;
+            // What never reached an engine was decided about by no policy; its series has begun with its model.
+            self.finished.policy = None;
         }
         self.finished.error = Some(cause);
     }

@@ -53,12 +53,6 @@ async def slow(address, seconds, read):
     return True
 
 
-async def warm(args, proxy):
-    """As many streams, for a moment: what the process keeps for itself is there then."""
-    await asyncio.gather(*(slow(proxy.address, 1, [0]) for _ in range(args.clients)))
-    await asyncio.sleep(5)
-
-
 async def clients(args, proxy, written):
     read, tasks = [0], []
     for _ in range(args.clients):
@@ -79,7 +73,7 @@ def slow_readers(args, numbers):
     with contextlib.ExitStack() as stack:
         address = stack.enter_context(kit.backend(serve, written))
         proxy = kit.Proxy(stack, args.foretell, kit.before(address))
-        asyncio.run(warm(args, proxy))
+        asyncio.run(slow(proxy.address, 1, [0]))
         base = proxy.resident()
         whole, most, (written_before, read_before), (written_end, read_end) = asyncio.run(clients(args, proxy, written))
     numbers.least(9, "streams that went on to the end", whole, args.clients)

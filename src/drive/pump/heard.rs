@@ -32,7 +32,8 @@ impl Pump {
             Heard::Chunk(event, _) if self.first && many_choices(&event) => self.many(id, event).await,
             Heard::Chunk(event, chunk) => {
                 self.slot.record.heard();
-                self.unsent = None;
+                self.begun = true;
+                self.unsent.take_if(|_| !self.sink.is_whole());
                 if self.first && self.passed_on(&event, &chunk).await.is_err() {
                     return self.session.handle(WORLD, Event::ClientGone, now);
                 }
@@ -216,6 +217,11 @@ impl Pump {
             self.usage.clone_from(&chunk.usage);
             self.usage_whole = chunk.finish.is_some();
             self.count_prompt(id);
+        }
+        let tells = self.calls.engine().dialect.quirks().usage_runs;
+        if tells && self.uncounted && !chunk.tokens.is_empty() {
+            // It was asked to count in every event. Nothing else holds the prompt's ids against what it has computed.
+            self.session.handle(id, Event::Doubt, now);
         }
         if let Some(recovery) = &mut self.recovery {
             recovery.hear(&chunk.text);

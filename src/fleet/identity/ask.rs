@@ -137,6 +137,7 @@ pub async fn ask(
         probe: None,
         tie,
         again: Arc::default(),
+        replaced: Arc::default(),
         recognised,
     }))
 }

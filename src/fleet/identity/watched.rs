@@ -210,6 +210,9 @@ impl Watched {
                     self.replica.set_dialect(identity.engine.dialect.name(), true);
                     self.rounds_seen.looked_at();
                     self.replica.forget_load();
+                    if let Some(before) = before.filter(|before| before.is_other(&identity)) {
+                        before.replaced.store(true, Ordering::Relaxed);
+                    }
                     let identity = Identity { again: Arc::clone(&self.again), ..(*identity).clone() };
                     self.standing.store(Arc::new(Standing::Known(Arc::new(identity))));
                 }

@@ -100,7 +100,11 @@ impl RequestMetrics {
         if good {
             self.finished.with_label_values(&[&*model, route, policy, path, FAILED]);
             if matches!(finished.route, Some(Api::Completion(_))) {
-                self.finished.with_label_values(&[&*model, route, "", Path::Bypassed.name(), FAILED]);
+                for (policy, path) in
+                    [("", Path::Bypassed), (policy, Path::Ridden), (policy, Path::Speculated)]
+                {
+                    self.finished.with_label_values(&[&*model, route, policy, path.name(), FAILED]);
+                }
             }
         }
         if finished.client_gone {

@@ -49,6 +49,8 @@ pub enum Fault {
     ShiftedIds,
     /// The true answer, but that it shows another prompt's ids; counts are true.
     OtherPrompt,
+    /// The same, and counts are told at the end only.
+    OtherPromptCountedLast,
     /// The true answer, but that it counts one more token in the prompt.
     OtherCount,
 }
@@ -56,7 +58,7 @@ pub enum Fault {
 impl Fault {
     /// Whether it falsifies answers.
     pub fn doctors(&self) -> bool {
-        matches!(self, Self::ShiftedIds | Self::OtherPrompt | Self::OtherCount)
+        matches!(self, Self::ShiftedIds | Self::OtherPrompt | Self::OtherPromptCountedLast | Self::OtherCount)
     }
 
     /// Falsifies an answer, if this is what the fault is.
@@ -64,10 +66,16 @@ impl Fault {
         match answer {
             Value::Array(items) => items.iter_mut().for_each(|item| self.doctor(item)),
             Value::Object(members) => {
+                let chooses = members.get("choices").is_some_and(|choices| choices != &json!([]));
+                if *self == Self::OtherPromptCountedLast && chooses {
+                    members.remove("usage");
+                }
                 for (name, value) in members.iter_mut() {
                     match (self, name.as_str()) {
                         (Self::ShiftedIds, "token_ids" | "tokens" | "output_ids") => shift(value),
-                        (Self::OtherPrompt, "prompt_token_ids") if value.is_array() => {
+                        (Self::OtherPrompt | Self::OtherPromptCountedLast, "prompt_token_ids")
+                            if value.is_array() =>
+                        {
                             *value = json!([1, 2, 3]);
                         }
                         (Self::OtherCount, "prompt_tokens" | "tokens_evaluated") => more(value),

@@ -6,6 +6,7 @@ mod completions;
 mod generate;
 mod info;
 mod params;
+mod streams;
 
 use std::sync::Arc;
 
@@ -17,6 +18,7 @@ use super::fields::{Fields, Wrong};
 use super::house::{House, Setup};
 use super::http::{Out, Request, Sent};
 use super::server::Engine;
+use streams::{ABORT, Streams};
 
 /// Which of the two model runners computes: they differ in prompt logprobs under a cached prefix, and in noise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,6 +106,7 @@ fn minor(version: &str) -> u32 {
 pub struct Vllm {
     pub house: Arc<House>,
     pub options: Options,
+    streams: Streams,
 }
 
 /// A refusal: status, kind, message and the parameter that it is about.
@@ -133,7 +136,7 @@ impl From<Wrong> for Refusal {
 
 impl Vllm {
     pub fn new(options: Options) -> Self {
-        Self { house: House::new(options.setup.clone()), options }
+        Self { house: House::new(options.setup.clone()), options, streams: Streams::default() }
     }
 
     fn minor(&self) -> u32 {
@@ -151,6 +154,10 @@ impl Vllm {
             ("POST", "/tokenize") => self.tokenize(&request),
             ("POST", "/detokenize") => self.detokenize(&request),
             ("POST", path) if self.is_scale_out(path) => match self.scale_out_open() {
+                Ok(()) if path == ABORT => match self.streams.abort(&request) {
+                    Ok(()) => return out.empty(200).await,
+                    Err(refusal) => Err(refusal),
+                },
                 Ok(()) if path == "/inference/v1/generate" => return self.generate(&request, out).await,
                 Ok(()) => self.render(&request),
                 Err(refusal) => Err(refusal),
@@ -173,6 +180,7 @@ impl Vllm {
         match path {
             "/inference/v1/generate" | "/v1/chat/completions/render" => self.minor() >= 15,
             "/v1/completions/render" => self.minor() >= 24,
+            ABORT => self.minor() >= 32,
             _ => false,
         }
     }

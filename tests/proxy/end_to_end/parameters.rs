@@ -68,7 +68,9 @@ async fn without_a_seed_the_answer_is_the_one_that_its_own_seed_gives() {
     let house = House::build(Plan::default()).await;
     let mut texts = Vec::new();
     for (at, mut ask) in
-        Ask::all(&json!({"prompt": PROMPT, "max_tokens": 32, "temperature": 0.9})).into_iter().enumerate()
+        Ask::all(&json!({"prompt": PROMPT, "max_tokens": 32, "temperature": 0.9, "ignore_eos": true}))
+            .into_iter()
+            .enumerate()
     {
         let id = format!("unseeded-{at}");
         let answer = house.through(&ask, &id).await;

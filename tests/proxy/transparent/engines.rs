@@ -53,7 +53,12 @@ pub const ENGINES: [Engine; 11] = [
         name: "vllm",
         start: |setup| {
             let setup = Setup { block: 16, ..setup };
-            let options = vllm::Options { prompt_tokens_details: true, setup, ..vllm::Options::of("0.33.0") };
+            let options = vllm::Options {
+                prompt_tokens_details: true,
+                scale_out: true,
+                setup,
+                ..vllm::Options::of("0.33.0")
+            };
             start(move || vllm::Vllm::new(options))
         },
         ..USUAL

@@ -11,6 +11,7 @@ use super::super::sample::Sampling;
 use super::super::sequence::{Finish, Piece, Sequence};
 use super::super::toy::Context;
 use super::completions::{Streaming, plain_usage, salt, sequences, stop_reason};
+use super::streams::id_of;
 use super::{Of, Refusal, Vllm};
 
 pub(super) struct Chat {
@@ -42,7 +43,8 @@ impl Vllm {
             Err(refusal) => return self.refuse(&refusal, out).await,
         };
         if chat.stream.on {
-            return self.stream_chat(chat, out).await;
+            let id = id_of(request, "chatcmpl");
+            return self.stream_chat(chat, &id, out).await;
         }
         match self.whole_chat(chat).await {
             Ok(body) => out.json(200, &body).await,
@@ -176,8 +178,9 @@ impl Vllm {
         message
     }
 
-    async fn stream_chat(&self, chat: Chat, out: &mut Out) -> Sent {
-        let (id, created) = (id("chatcmpl"), created());
+    async fn stream_chat(&self, chat: Chat, id: &str, out: &mut Out) -> Sent {
+        let created = created();
+        let stream = self.streams.begin(id);
         let frame = |choices: Value| {
             json!({"id": id, "object": "chat.completion.chunk", "created": created, "model": self.house.setup.model,
                 "choices": choices})
@@ -198,6 +201,11 @@ impl Vllm {
             out.event(event).await?;
         }
         loop {
+            if stream.is_aborted() {
+                let ended = |at| json!({"index": at, "delta": {}, "logprobs": null, "finish_reason": "abort", "stop_reason": null});
+                out.event(frame((0..chat.n).map(ended).collect())).await?;
+                break;
+            }
             let pieces = batch.step().await;
             if pieces.is_empty() {
                 break;

@@ -9,6 +9,7 @@ use super::super::openai::{created, id};
 use super::super::sample::{Noise, Sampling};
 use super::super::sequence::{Finish, Hold, Piece, Sequence};
 use super::super::toy::Context;
+use super::streams::id_of;
 use super::{Of, Refusal, Vllm};
 
 /// Most prompts of one call.
@@ -74,7 +75,8 @@ impl Vllm {
             Err(refusal) => return self.refuse(&refusal, out).await,
         };
         if asked.stream.on {
-            return self.stream_completion(asked, out).await;
+            let id = id_of(request, "cmpl");
+            return self.stream_completion(asked, &id, out).await;
         }
         match self.whole_completion(asked).await {
             Ok(body) => out.json(200, &body).await,
@@ -191,8 +193,10 @@ impl Vllm {
         Ok(body)
     }
 
-    async fn stream_completion(&self, asked: Asked, out: &mut Out) -> Sent {
-        let (id, created) = (id("cmpl"), created());
+    async fn stream_completion(&self, asked: Asked, id: &str, out: &mut Out) -> Sent {
+        let created = created();
+        // The engine numbers the prompts of a completion.
+        let stream = self.streams.begin(&format!("{id}-0"));
         let frame = |choices: Value| {
             json!({"id": id, "object": "text_completion", "created": created, "model": self.house.setup.model,
                 "choices": choices})
@@ -201,6 +205,11 @@ impl Vllm {
         let mut offsets = vec![0; batch.sequences.len()];
         out.events().await?;
         loop {
+            if stream.is_aborted() {
+                let choice = json!({"index": 0, "text": "", "logprobs": null, "finish_reason": "abort", "stop_reason": null});
+                out.event(frame(json!([choice]))).await?;
+                break;
+            }
             let pieces = batch.step().await;
             if pieces.is_empty() {
                 break;

@@ -1,0 +1,82 @@
+//! The first call to vLLM is aborted by its id, so that its usage is told.
+
+use std::net::SocketAddr;
+
+use foretell::lab::local;
+use serde_json::{Value, json};
+
+use crate::client::{FORCED, send};
+use crate::fakes::http::Request;
+use crate::fakes::vllm::{Options, Vllm};
+use crate::fakes::{Fake, toy};
+use crate::wire::Message;
+
+const ABORT: &str = "/inference/v1/abort_requests";
+const CHAT: &str = "/v1/chat/completions";
+
+async fn server(scale_out: bool, prompt_tokens_details: bool) -> Fake<Vllm> {
+    let options = Options { prompt_tokens_details, scale_out, ..Options::of("0.33.0") };
+    let server = Fake::start(Vllm::new(options)).await;
+    server.house.keep_requests();
+    server
+}
+
+async fn before(address: SocketAddr) -> foretell::app::Running {
+    let tokenizer = toy::folder().join("tokenizer.json").display().to_string();
+    let process = format!(
+        "version: 1\ntimeouts: {{ verify: 10s }}\nbackends:\n  - name: toy\n    replicas: [\"http://{address}\"]\n    \
+         models: [{{ id: \"*\", tokenizer: {tokenizer} }}]\n    probe: {{ when: never }}\n"
+    );
+    local::proxy(&process, &[&format!("{FORCED}holdback: {{ start: 0, floor: 0 }}\n")]).await.unwrap()
+}
+
+async fn ask(address: SocketAddr, fields: &str) -> Message {
+    let body = json!({"model": "toy", "temperature": 0, "max_tokens": 40,
+        "messages": [{"role": "user", "content": "one two three one two three one two"}]});
+    let answer = send(address, CHAT, fields, &body).await;
+    assert_eq!(answer.json()["usage"]["foretell"]["path"], "speculated", "{}", answer.text());
+    answer
+}
+
+fn of<'a>(requests: &'a [Request], path: &str) -> Vec<&'a Request> {
+    requests.iter().filter(|request| request.path == path).collect()
+}
+
+/// Clients may use one id twice, and the engine aborts all that have it.
+#[tokio::test]
+async fn the_id_that_is_aborted_is_nobody_elses() {
+    let server = server(true, true).await;
+    let proxy = before(server.address).await;
+    let answer = ask(proxy.gateway.addresses[0], "x-request-id: mine\r\n").await;
+    assert_eq!(answer.head.get("x-request-id"), Some("mine"));
+    assert!(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"].is_u64(), "{}", answer.text());
+    let requests = server.house.take_requests();
+    let [first] = of(&requests, CHAT)[..] else { panic!("one first call") };
+    let id = first.get("x-request-id").unwrap();
+    assert!(id.starts_with("mine-") && id.len() == "mine-".len() + 16, "{id}");
+    let [abort] = of(&requests, ABORT)[..] else { panic!("one abort") };
+    assert_eq!(abort.json().unwrap(), json!({"request_ids": [format!("chatcmpl-{id}")]}));
+}
+
+#[tokio::test]
+async fn where_nothing_is_told_the_second_request_is_not_aborted_by_a_call() {
+    let server = server(true, false).await;
+    let proxy = before(server.address).await;
+    for _ in 0..3 {
+        let answer = ask(proxy.gateway.addresses[0], "x-request-id: mine\r\n").await;
+        assert_eq!(answer.json()["usage"]["prompt_tokens_details"], Value::Null);
+    }
+    let requests = server.house.take_requests();
+    assert_eq!(of(&requests, ABORT).len(), 1);
+    let last = of(&requests, CHAT).last().unwrap().get("x-request-id");
+    assert_eq!(last, Some("mine"));
+}
+
+#[tokio::test]
+async fn a_server_without_the_call_is_not_asked_for_it() {
+    let server = server(false, true).await;
+    let proxy = before(server.address).await;
+    let answer = ask(proxy.gateway.addresses[0], "x-request-id: mine\r\n").await;
+    assert_eq!(answer.json()["usage"]["prompt_tokens_details"], Value::Null);
+    assert!(of(&server.house.take_requests(), ABORT).is_empty());
+}
