@@ -402,10 +402,10 @@ pub trait Codec: Sync {
         Err(Unreadable("nothing was asked"))
     }
 
-    /// The call that aborts an answer under way such that its stream still ends with its usage, where [`Engine::aborts`]. `id`: the
-    /// answer's own.
-    fn abort(&self, id: &str) -> Option<Call> {
-        let _ = id;
+    /// The call that aborts an answer under way such that its stream still ends with its usage, where [`Engine::aborts`].
+    /// `request_id`: the `x-request-id` of the request.
+    fn abort(&self, route: Route, request_id: &str) -> Option<Call> {
+        let _ = (route, request_id);
         None
     }
 

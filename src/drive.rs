@@ -246,7 +246,7 @@ impl Inner {
         control
     }
 
-    /// Everything that is decided before the first call; the error is why the request is relayed instead.
+    /// How this engine writes its answers, as far as they have shown.
     fn manner(&self, identity: &Identity) -> Arc<Manner> {
         Arc::clone(self.manners.lock().get(&identity.epoch, self.clock.now()))
     }
@@ -259,6 +259,7 @@ impl Inner {
         (route == Route::Chat && self.manner(identity).parses()).then_some(RideReason::Parser)
     }
 
+    /// Everything that is decided before the first call; the error is why the request is relayed instead.
     fn prepare(&self, exchange: &Exchange) -> Result<Run, Bypass> {
         let request = &exchange.request;
         let standing = self.setup.identities.standing(&exchange.replica);

@@ -171,9 +171,13 @@ impl Fleet {
 
     /// The first backend of which no replica can be reached; `None` if all can be.
     pub fn unreachable(&self) -> Option<&str> {
-        let serves =
-            |replica: &Arc<Replica>| replica.is_reachable() && replica.standing() != Standing::Disabled;
-        let reachable = |backend: &Backend| backend.replicas().iter().any(serves);
+        // One that is taken out serves where there is no other.
+        let reachable = |backend: &Backend| {
+            let replicas = backend.replicas();
+            let is_out = |replica: &Arc<Replica>| replica.standing() == Standing::Disabled;
+            let all_out = replicas.iter().all(is_out);
+            replicas.iter().any(|replica| replica.is_reachable() && (all_out || !is_out(replica)))
+        };
         self.backends.iter().find(|backend| !reachable(backend)).map(Backend::name)
     }
 

@@ -1,7 +1,7 @@
 //! An engine as it was found: everything about one server that decides how it may be asked.
 
 use super::{Asked, Beside, Call, Chunk, Context, Dialect, Refusal, RideKind, Round, Unreadable};
-use crate::openai::{Additive, Defaults, Request, Sampling};
+use crate::openai::{Additive, Defaults, Request, Route, Sampling};
 use crate::units::TokenId;
 use crate::words::{BypassReason, Refused};
 use crate::words::{Plan, Verdict};
@@ -235,8 +235,8 @@ impl Engine {
     }
 
     /// See [`super::Codec::abort`].
-    pub fn abort(&self, id: &str) -> Option<Call> {
-        self.dialect.codec().abort(id).filter(|_| self.aborts)
+    pub fn abort(&self, route: Route, request_id: &str) -> Option<Call> {
+        self.dialect.codec().abort(route, request_id).filter(|_| self.aborts)
     }
 
     /// See [`super::Codec::ride`].

@@ -152,7 +152,10 @@ impl Codec for Vllm {
             block: block.and_then(|block| block.parse().ok()).unwrap_or(BLOCK),
             rows: RowShape::Full,
             lanes: Some(PROMPTS_MOST),
-            aborts: shared::version(&version).is_some_and(|version| version >= ABORTS) && is_open(answers),
+            // Several API servers know their own requests only; together they show no start time.
+            aborts: shared::version(&version).is_some_and(|version| version >= ABORTS)
+                && is_open(answers)
+                && shared::started(metrics).is_some(),
             speculates: shared::metric(metrics, &["vllm:spec_decode_num_drafts_total"]).is_some(),
             ..Engine::new(Dialect::Vllm, model, version)
         })
@@ -240,8 +243,11 @@ impl Codec for Vllm {
 
     /// Which tokens of the prompt were cached is in the last event of a stream only; an aborted stream has it too (0.32,
     /// `token_in_token_out/api_router.py` and `chat_completion/serving.py`). The engine numbers a completion's prompts.
-    fn abort(&self, id: &str) -> Option<Call> {
-        let id = if id.starts_with("cmpl-") { format!("{id}-0") } else { id.to_owned() };
+    fn abort(&self, route: Route, request_id: &str) -> Option<Call> {
+        let id = match route {
+            Route::Chat => format!("chatcmpl-{request_id}"),
+            Route::Completions => format!("cmpl-{request_id}-0"),
+        };
         Some(Call { path: ABORT, body: bytes(&json!({ "request_ids": [id] })) })
     }
 
@@ -250,7 +256,11 @@ impl Codec for Vllm {
     }
 
     fn chunk(&self, _: &Engine, kind: RideKind, event: &Value) -> Result<Chunk, Unreadable> {
-        let chunk = shared::chunk(event)?;
+        let mut chunk = shared::chunk(event)?;
+        // In running usage there are nulls; at the end of a stream there are none.
+        if let Some(Value::Object(usage)) = &mut chunk.usage {
+            usage.retain(|_, value| !value.is_null());
+        }
         Ok(Chunk { ends: shared::ended(kind, &chunk), ..chunk })
     }
 

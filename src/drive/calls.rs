@@ -30,7 +30,7 @@ use crate::http::body::{Body, BoxError};
 use crate::http::gather::{self, Unread};
 use crate::http::headers;
 use crate::observe::trace::Trace;
-use crate::openai::{self, Sampling};
+use crate::openai::{self, Route, Sampling};
 use crate::session::{Event, Fault};
 use crate::text::Tokenizer;
 use crate::text::evidence::may_spell;
@@ -185,6 +185,7 @@ impl Calls {
         };
         if let Ok((response, _)) = &mut begun
             && self.0.first_id != self.0.request_id
+            && response.headers().get(headers::REQUEST_ID).is_some_and(|id| id == self.0.first_id.as_str())
         {
             // The client's own comes back instead.
             response.headers_mut().remove(headers::REQUEST_ID);
@@ -292,10 +293,23 @@ impl Calls {
         }
     }
 
-    /// Aborts the answer with this id, if the engine has a call for that; false if the call was refused.
-    pub async fn abort(&self, id: &str) -> bool {
-        let Some(call) = self.0.engine.abort(id) else { return false };
-        self.answer(call, None, None).await.is_ok()
+    /// Aborts the first call. `Some(false)`: the server has no call for that; `None`: it failed this time.
+    pub async fn abort(&self, route: Route) -> Option<bool> {
+        let call = self.0.engine.abort(route, &self.0.first_id)?;
+        let response = self.send(call, None).await.ok()?;
+        let status = response.status();
+        let _ = gather::whole(response.into_body(), self.0.limits.bytes_max).await;
+        match status {
+            StatusCode::OK => Some(true),
+            StatusCode::FORBIDDEN | StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED => Some(false),
+            _ => None,
+        }
+    }
+
+    /// The `x-request-id` of the first call and the request's own, where they differ.
+    pub fn renamed(&self) -> Option<(String, String)> {
+        let (first, own) = (&self.0.first_id, &self.0.request_id);
+        (first != own).then(|| (first.clone(), own.clone()))
     }
 
     /// Asks for the prompt's ids while the first ride streams. Any failure gives [`Event::Doubt`].
@@ -414,7 +428,9 @@ impl Calls {
     }
 
     async fn send(&self, call: Call, round: Option<u32>) -> Result<Response<Answer>, SendError> {
-        if self.0.process.replaced.load(Ordering::Relaxed) {
+        // What is known by each connection or answer needs no poll: the process before may still end what it began.
+        let told = self.0.process.tie.is_some() || self.0.engine.mark.is_some();
+        if !told && self.0.process.replaced.load(Ordering::Relaxed) {
             return Err(SendError::Changed { backend: self.0.replica.name().to_owned() });
         }
         let request = self.tied(self.request(call.path, call.body.into(), round));

@@ -1,6 +1,6 @@
 //! How a server writes its answers, as far as its answers have shown.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use parking_lot::Mutex;
 use serde::Deserialize;
@@ -13,6 +13,7 @@ pub struct Manner {
     parses: AtomicBool,
     uncached: AtomicBool,
     nameless: AtomicBool,
+    unended: AtomicU32,
 }
 
 #[derive(Deserialize)]
@@ -53,7 +54,14 @@ impl Manner {
         cached || (!self.nameless.load(Ordering::Relaxed) && self.fingerprint.lock().is_none())
     }
 
-    /// Takes over what the last event of an aborted answer tells, and what it does not; `None`: it could not be aborted so.
+    /// An aborted answer has not ended in time, or without its last event.
+    pub fn has_not_ended(&self) {
+        if self.unended.fetch_add(1, Ordering::Relaxed) > 0 {
+            self.has_ended(None);
+        }
+    }
+
+    /// Takes over what the last event of an aborted answer tells, and what it does not; `None`: none can be aborted so.
     pub fn has_ended(&self, event: Option<&Value>) {
         match event.and_then(|event| event.get("system_fingerprint")) {
             Some(fingerprint) if !fingerprint.is_null() => self.says_fingerprint(fingerprint),

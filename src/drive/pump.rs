@@ -16,7 +16,7 @@ use futures_util::{Future, FutureExt};
 use serde_json::Value;
 
 use self::heard::many_choices;
-use self::left::LeftUsage;
+use self::left::LeftDetails;
 use crate::clock::Clock;
 use crate::control::Alarm;
 use crate::draft::Source;
@@ -75,8 +75,8 @@ pub struct Pump {
     first: bool,
     /// The backend's usage, as the first ride last reported it.
     usage: Option<Value>,
-    /// The usage of the first call, being asked for after the session has left it; `None` if it need not be.
-    left: Option<LeftUsage>,
+    /// What was cached of the prompt, being asked for after the session has left its first call; `None` if it need not be.
+    left: Option<LeftDetails>,
     /// `usage` covers the whole first ride.
     usage_whole: bool,
     /// Output tokens of the first ride as the engine counted them; `None` if it does not.
@@ -226,15 +226,17 @@ impl Pump {
         summary.output_tokens = own.unwrap_or(summary.output_tokens).max(self.told_count(&summary));
         let prompt_tokens = self.session.prompt().len() as u64;
         self.slot.record.prompt_tokens(self.session.prompt().len());
-        let left = match self.left.take().filter(|_| summary.finish.is_some()) {
-            Some(left) => left.await,
-            None => None,
-        };
-        let usage = left.or(self.usage.take()).as_ref().and_then(Usage::from_backend);
+        let usage = self.usage.as_ref().and_then(Usage::from_backend);
+        let mut usage = usage.unwrap_or_else(|| Usage::new(prompt_tokens));
+        if let Some(left) = self.left.take().filter(|_| summary.finish.is_some())
+            && let Some(details) = left.await
+        {
+            usage = usage.with_prompt_details(details);
+        }
         let end = End {
             finish: summary.finish,
             stopped: self.session.stopped().cloned(),
-            usage: usage.unwrap_or_else(|| Usage::new(prompt_tokens)),
+            usage,
             own_count: own.is_some(),
             broken: self.broken,
         };
@@ -431,9 +433,11 @@ impl Pump {
     /// Lets go of a plain call. Dropping it closes its connection; the first one is aborted by a call where its last
     /// event would tell the client something that nothing else does.
     fn leave(&mut self, ride: Ride) {
-        let news = self.first && self.manner.may_end_with_news(self.sink.shows_usage());
-        let id = self.sink.id().filter(|_| news && self.calls.engine().aborts);
-        self.left = id.map(|id| LeftUsage::ask(ride, id.to_owned(), self.calls.clone(), &self.manner));
+        let goes_on = self.first && !self.session.is_over();
+        if goes_on && ride.is_ours() && self.manner.may_end_with_news(self.sink.shows_usage()) {
+            let (route, calls) = (self.sink.route(), self.calls.clone());
+            self.left = Some(LeftDetails::ask(ride, route, calls, Arc::clone(&self.manner)));
+        }
     }
 
     async fn wait(&mut self) -> Happened {

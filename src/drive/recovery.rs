@@ -67,10 +67,9 @@ impl IdRecovery {
             let named = past.output().len();
             let known = past.output().to_vec();
             let mut text = Spelling { words: &words, past, heard, known };
-            match tokio::time::timeout(calls.patience(), text.ask(&calls, plan)).await {
-                Ok(Spelt::Otherwise) => return Event::Doubt,
-                Ok(Spelt::Elsewhere(fault)) => return Event::Fault(fault),
-                Ok(Spelt::SoFar) | Err(_) => {}
+            let spelt = tokio::time::timeout(calls.patience(), text.ask(&calls, plan)).await;
+            if spelt == Ok(false) {
+                return Event::Doubt;
             }
             let tokens = text.known.split_off(named);
             Event::Token { tokens, text: String::new(), tail: Tail::Open }
@@ -79,15 +78,19 @@ impl IdRecovery {
 }
 
 impl Spelling<'_, Arc<Tokenizer>> {
-    /// Calls until the ids cover the text, or a call brings nothing.
-    async fn ask(&mut self, calls: &Calls, plan: Plan) -> Spelt {
+    /// Calls until the ids cover the text, or a call brings nothing. False if the backend's tokens spell another text, or may
+    /// be another engine's.
+    async fn ask(&mut self, calls: &Calls, plan: Plan) -> bool {
         for round in 0..ROUNDS {
             let Some(guess) = self.guess() else { break };
             let draft = Tree::chain(&guess, Source::PromptLookup, Features::default());
             let answer = calls.clone().verify(self.past.clone(), draft.clone().into(), plan, round).await;
             let verdict = match answer {
                 Event::Verdict(verdict) => verdict,
-                Event::Fault(fault @ (Fault::Lost | Fault::Changed)) => return Spelt::Elsewhere(fault),
+                Event::Fault(Fault::Lost | Fault::Changed) => {
+                    calls.changed();
+                    return false;
+                }
                 _ => break,
             };
             // Ids are recovered at temperature 0 only, where nothing is drawn.
@@ -110,21 +113,11 @@ impl Spelling<'_, Arc<Tokenizer>> {
             let fits = self.take(said.tokens.get(..spelt).unwrap_or_default());
             self.past.push(self.known.get(self.past.output().len()..).unwrap_or_default());
             if !fits || (said.ends && !self.is_level()) {
-                return Spelt::Otherwise;
+                return false;
             }
         }
-        Spelt::SoFar
+        true
     }
-}
-
-/// What the backend's tokens say of a text.
-enum Spelt {
-    /// They spell it, as far as they were asked for.
-    SoFar,
-    /// They spell another text.
-    Otherwise,
-    /// Another engine may have answered.
-    Elsewhere(Fault),
 }
 
 /// Conversion between text and tokens; a test has its own.

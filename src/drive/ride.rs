@@ -66,16 +66,27 @@ pub struct Ride {
     owed: bool,
     /// The events read since they were last taken, as they came, with their data.
     passing: Vec<(Vec<u8>, Value)>,
+    /// The `x-request-id` that was sent, and the one that its events are to name instead.
+    renamed: Option<(String, String)>,
+    /// Its events name the id that was sent.
+    ours: bool,
 }
 
 impl Ride {
     /// The first ride, whose answer has begun. `whole`: the client does not stream, so it must get the incomplete
     /// last character that the engine leaves out of streams only.
-    pub fn begun(id: ActionId, engine: Arc<Engine>, body: Answer, whole: bool) -> Self {
+    /// `renamed`: see [`Calls::renamed`](crate::drive::calls::Calls::renamed).
+    pub fn begun(
+        id: ActionId,
+        engine: Arc<Engine>,
+        body: Answer,
+        whole: bool,
+        renamed: Option<(String, String)>,
+    ) -> Self {
         let owed = whole && engine.drops_tail;
         let ride = Self::new(id, engine, RideKind::First, u32::MAX, State::Reading(body));
         let decoder = if whole { ride.decoder.clone() } else { sse::Decoder::keeping(sse::EVENT_BYTES) };
-        Self { decoder, owed, ..ride }
+        Self { decoder, owed, renamed, ..ride }
     }
 
     /// A later ride of at most `asked` tokens, whose call is under way.
@@ -97,7 +108,14 @@ impl Ride {
             count: None,
             owed: false,
             passing: Vec::new(),
+            renamed: None,
+            ours: false,
         }
+    }
+
+    /// Whether its answer is known by an id that no other answer of the engine has.
+    pub fn is_ours(&self) -> bool {
+        self.ours
     }
 
     /// Reads what follows the end of the output, so that the connection can be used again.
@@ -176,7 +194,8 @@ impl Ride {
     }
 
     /// Interprets an event; `None` if that takes the next one.
-    fn read(&mut self, event: sse::Message) -> Option<Heard> {
+    fn read(&mut self, mut event: sse::Message) -> Option<Heard> {
+        self.rename(&mut event);
         if event.is_comment {
             self.passing.push((event.raw, Value::Null));
             return Some(Heard::Nothing);
@@ -192,6 +211,16 @@ impl Ride {
         match self.engine.chunk(self.kind, &value) {
             Ok(chunk) => self.counted(value, Box::new(chunk)),
             Err(unreadable) => Some(self.broken(Fault::Ride, unreadable.to_string())),
+        }
+    }
+
+    /// Puts the client's own id where an engine has made its answer's id of the one that was sent.
+    fn rename(&mut self, event: &mut sse::Message) {
+        let Some((sent, own)) = &self.renamed else { return };
+        if event.data.contains(sent.as_str()) {
+            self.ours = true;
+            event.data = event.data.replace(sent.as_str(), own);
+            event.raw = String::from_utf8_lossy(&event.raw).replace(sent.as_str(), own).into_bytes();
         }
     }
 

@@ -192,7 +192,7 @@ impl Run {
             return Err(exchange.decline(BypassReason::Fault));
         };
         let (stream, trailers) = (exchange.request.stream, exchange.client.trailers);
-        let ride = Ride::begun(id, Arc::clone(&self.identity.engine), body, !stream);
+        let ride = Ride::begun(id, Arc::clone(&self.identity.engine), body, !stream, calls.renamed());
         let policy = self.ruling.name.clone();
         if stream {
             let manner = Arc::clone(&self.manner);

@@ -242,9 +242,9 @@ impl Sink {
         self.is_whole() || self.tells_usage()
     }
 
-    /// The answer's id; `None` before its first event.
-    pub fn id(&self) -> Option<&str> {
-        self.seen.as_ref()?.get("id")?.as_str()
+    /// The client's route.
+    pub fn route(&self) -> Route {
+        self.route
     }
 
     /// From now on all events come from the backend, to the end of the stream.
@@ -618,7 +618,6 @@ impl PlainFrame {
 }
 
 /// Whether an event holds usage and no choice.
-/// Whether this is the event at the end of a stream that tells its usage.
 pub fn is_usage(event: &Value) -> bool {
     let empty = event.get("choices").and_then(Value::as_array).is_some_and(Vec::is_empty);
     empty && event.get("usage").is_some_and(Value::is_object)

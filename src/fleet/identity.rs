@@ -85,7 +85,7 @@ impl Identity {
     fn is_other(&self, other: &Self) -> bool {
         let of = |identity: &Self| {
             let Epoch { model, version, weights, vocabulary, .. } = identity.epoch.clone();
-            (model, version, weights, vocabulary, identity.engine.started)
+            (model, version, weights, vocabulary)
         };
         of(self) != of(other)
     }

@@ -134,9 +134,14 @@ impl Record {
         if let Some(route) = self.finished.route {
             self.bypassed(route, reason, parameter);
         }
-        self.finished.rounds.clear();
-        self.finished.output_tokens = 0;
-        self.finished.first_byte = None;
+        let fresh = Finished::new(Path::Bypassed, "");
+        let gone = &mut self.finished;
+        gone.rounds.clear();
+        (gone.output_tokens, gone.first_byte, gone.added) = (0, None, None);
+        (gone.drift, gone.ahead, gone.balance) = (fresh.drift, fresh.ahead, fresh.balance);
+        gone.text = gone.text.take().map(|_| Text::default());
+        self.moments.heard = None;
+        self.session_holds(0);
     }
 
     /// Records that it is a completion that may be speculated, under this policy (`name@revision`).

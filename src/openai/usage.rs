@@ -115,6 +115,13 @@ impl Usage {
         self.base.get("prompt_tokens_details")?.get("cached_tokens")?.as_u64()
     }
 
+    /// With what the backend said of the prompt (`prompt_tokens_details`).
+    #[must_use]
+    pub fn with_prompt_details(mut self, details: Value) -> Self {
+        self.base.insert("prompt_tokens_details".to_owned(), details);
+        self
+    }
+
     /// Adds how many tokens of the client's own `prediction` were accepted and rejected.
     #[must_use]
     pub fn with_prediction(mut self, accepted: u32, rejected: u32) -> Self {

@@ -146,6 +146,11 @@ impl<W: Walk> Session<W> {
         }
     }
 
+    /// Whether the request has ended; only what it leaves behind is still to be done.
+    pub fn is_over(&self) -> bool {
+        self.over
+    }
+
     /// The next thing to do, in order; `None` when there is nothing until the next event.
     pub fn poll(&mut self) -> Option<(ActionId, Action)> {
         self.queue.pop_front()

@@ -41,7 +41,7 @@ pub enum RideReason {
     NoDraft,
     /// A drafter or verify call failed.
     VerifyFault,
-    /// The backend asked for a pause.
+    /// The backend asked for a pause, or does not show now which process answers.
     RetryAfter,
     /// The process is draining.
     Draining,
@@ -122,7 +122,7 @@ impl RideReason {
             Self::Parser => "the server parses its chats: it takes reasoning or tool calls out of their text",
             Self::NoDraft => "no drafter has a proposal",
             Self::VerifyFault => "a drafter or a verify call failed",
-            Self::RetryAfter => "the server asked for a pause",
+            Self::RetryAfter => "the server asked for a pause, or does not show now which process it is",
             Self::Draining => "the process is draining",
         }
     }

@@ -1,7 +1,7 @@
-//! The usage of a first call that the session has left.
+//! The last event of a first call that the session has left.
 //!
-//! vLLM tells what it had cached of a prompt, and its fingerprint, in the last event of a stream only. Closing the connection would lose that, so
-//! the call is aborted by another call: its stream ends at once, and ends with its usage.
+//! vLLM tells what it had cached of a prompt, and its fingerprint, in the last event of a stream only. Closing the connection
+//! would lose that, so the call is aborted by another call: its stream ends at once, with that event.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -16,32 +16,53 @@ use tracing::Instrument;
 use crate::drive::calls::Calls;
 use crate::drive::manner::Manner;
 use crate::drive::ride::Ride;
+use crate::openai::Route;
 
 /// Longest wait for it, from the moment at which the call is left: an answer may be over by then.
 const WITHIN: Duration = Duration::from_millis(500);
 
-/// The usage in the last event of an aborted call; `None` if it was not told.
-pub(super) struct LeftUsage(JoinHandle<Option<Value>>);
+/// What the last event of an aborted call says of the prompt (`usage.prompt_tokens_details`); `None` if it was not told.
+pub(super) struct LeftDetails(JoinHandle<Option<Value>>);
 
-impl LeftUsage {
-    /// Aborts the call whose answer has this id, and reads its stream to the end.
-    pub fn ask(ride: Ride, id: String, calls: Calls, manner: &Arc<Manner>) -> Self {
-        let manner = Arc::clone(manner);
-        let asked = async move {
-            if !calls.abort(&id).await {
-                manner.has_ended(None);
-                return None;
+/// How an aborted call ended.
+enum Ended {
+    /// With this event.
+    With(Value),
+    /// Without a last event, or not in time.
+    Without,
+    /// The server has no call that aborts.
+    NoCall,
+    /// That call failed this time.
+    Failed,
+}
+
+impl LeftDetails {
+    /// Aborts the call that `ride` reads, and reads its stream to the end.
+    pub fn ask(ride: Ride, route: Route, calls: Calls, manner: Arc<Manner>) -> Self {
+        let ended = async move {
+            match calls.abort(route).await {
+                Some(true) => ride.last_event().await.map_or(Ended::Without, Ended::With),
+                Some(false) => Ended::NoCall,
+                None => Ended::Failed,
             }
-            let mut event = ride.last_event().await?;
-            manner.has_ended(Some(&event));
-            Some(event.get_mut("usage")?.take())
         };
-        let asked = tokio::time::timeout(WITHIN, asked).map(|told| told.ok().flatten());
-        Self(tokio::spawn(asked.in_current_span()))
+        let told = async move {
+            match tokio::time::timeout(WITHIN, ended).await.unwrap_or(Ended::Without) {
+                Ended::With(mut last) => {
+                    manner.has_ended(Some(&last));
+                    return Some(last.pointer_mut("/usage/prompt_tokens_details")?.take());
+                }
+                Ended::NoCall => manner.has_ended(None),
+                Ended::Without => manner.has_not_ended(),
+                Ended::Failed => {}
+            }
+            None
+        };
+        Self(tokio::spawn(told.in_current_span()))
     }
 }
 
-impl Future for LeftUsage {
+impl Future for LeftDetails {
     type Output = Option<Value>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {

@@ -100,9 +100,8 @@ impl RequestMetrics {
         if good {
             self.finished.with_label_values(&[&*model, route, policy, path, FAILED]);
             if matches!(finished.route, Some(Api::Completion(_))) {
-                for (policy, path) in
-                    [("", Path::Bypassed), (policy, Path::Ridden), (policy, Path::Speculated)]
-                {
+                self.finished.with_label_values(&[&*model, route, "", Path::Bypassed.name(), FAILED]);
+                for path in [Path::Ridden, Path::Speculated].into_iter().filter(|_| !policy.is_empty()) {
                     self.finished.with_label_values(&[&*model, route, policy, path.name(), FAILED]);
                 }
             }

@@ -45,6 +45,8 @@ pub struct Options {
     pub scale_out: bool,
     /// `--enable-prompt-tokens-details`
     pub prompt_tokens_details: bool,
+    /// A gateway before it gives every request an `x-request-id` of its own.
+    pub renamed: bool,
     /// `--max-logprobs`, -1 for no cap
     pub max_logprobs: i64,
     /// `--scheduling-policy priority`
@@ -71,6 +73,7 @@ impl Options {
             runner,
             scale_out: false,
             prompt_tokens_details: false,
+            renamed: false,
             max_logprobs: 20,
             priority: false,
             garbage: Garbage::Numbers,

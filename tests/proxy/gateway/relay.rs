@@ -258,7 +258,8 @@ async fn a_connection_to_the_backend_is_used_again_and_closed_when_idle() {
     let mut client = Wire::connect(gateway.addresses[0]).await;
     for _ in 0..5 {
         for kind in ["stream", "empty", "long"] {
-            assert_eq!(client.ask(post("/v1/embeddings", "", kind.as_bytes())).await.head.status(), 200);
+            // What may be sent twice takes any idle connection.
+            assert_eq!(client.ask(post("/v1/completions", "", kind.as_bytes())).await.head.status(), 200);
         }
     }
     assert_eq!(seen.recv().await, Some("opened"));

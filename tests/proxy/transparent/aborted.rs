@@ -14,8 +14,12 @@ use crate::wire::Message;
 const ABORT: &str = "/inference/v1/abort_requests";
 const CHAT: &str = "/v1/chat/completions";
 
-async fn server(scale_out: bool, prompt_tokens_details: bool) -> Fake<Vllm> {
-    let options = Options { prompt_tokens_details, scale_out, ..Options::of("0.33.0") };
+/// With all that it takes to be told what was cached.
+fn told() -> Options {
+    Options { prompt_tokens_details: true, scale_out: true, ..Options::of("0.33.0") }
+}
+
+async fn server(options: Options) -> Fake<Vllm> {
     let server = Fake::start(Vllm::new(options)).await;
     server.house.keep_requests();
     server
@@ -45,10 +49,11 @@ fn of<'a>(requests: &'a [Request], path: &str) -> Vec<&'a Request> {
 /// Clients may use one id twice, and the engine aborts all that have it.
 #[tokio::test]
 async fn the_id_that_is_aborted_is_nobody_elses() {
-    let server = server(true, true).await;
+    let server = server(told()).await;
     let proxy = before(server.address).await;
     let answer = ask(proxy.gateway.addresses[0], "x-request-id: mine\r\n").await;
     assert_eq!(answer.head.get("x-request-id"), Some("mine"));
+    assert_eq!(answer.json()["id"], "chatcmpl-mine");
     assert!(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"].is_u64(), "{}", answer.text());
     let requests = server.house.take_requests();
     let [first] = of(&requests, CHAT)[..] else { panic!("one first call") };
@@ -60,7 +65,7 @@ async fn the_id_that_is_aborted_is_nobody_elses() {
 
 #[tokio::test]
 async fn where_nothing_is_told_the_second_request_is_not_aborted_by_a_call() {
-    let server = server(true, false).await;
+    let server = server(Options { prompt_tokens_details: false, ..told() }).await;
     let proxy = before(server.address).await;
     for _ in 0..3 {
         let answer = ask(proxy.gateway.addresses[0], "x-request-id: mine\r\n").await;
@@ -74,9 +79,18 @@ async fn where_nothing_is_told_the_second_request_is_not_aborted_by_a_call() {
 
 #[tokio::test]
 async fn a_server_without_the_call_is_not_asked_for_it() {
-    let server = server(false, true).await;
+    let server = server(Options { scale_out: false, ..told() }).await;
     let proxy = before(server.address).await;
     let answer = ask(proxy.gateway.addresses[0], "x-request-id: mine\r\n").await;
     assert_eq!(answer.json()["usage"]["prompt_tokens_details"], Value::Null);
+    assert!(of(&server.house.take_requests(), ABORT).is_empty());
+}
+
+/// A gateway in between that names requests itself may name several alike: then none is aborted by its name.
+#[tokio::test]
+async fn an_answer_that_goes_by_another_name_is_not_aborted_by_it() {
+    let server = server(Options { renamed: true, ..told() }).await;
+    let proxy = before(server.address).await;
+    ask(proxy.gateway.addresses[0], "x-request-id: mine\r\n").await;
     assert!(of(&server.house.take_requests(), ABORT).is_empty());
 }

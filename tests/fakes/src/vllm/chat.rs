@@ -11,7 +11,6 @@ use super::super::sample::Sampling;
 use super::super::sequence::{Finish, Piece, Sequence};
 use super::super::toy::Context;
 use super::completions::{Streaming, plain_usage, salt, sequences, stop_reason};
-use super::streams::id_of;
 use super::{Of, Refusal, Vllm};
 
 pub(super) struct Chat {
@@ -43,7 +42,7 @@ impl Vllm {
             Err(refusal) => return self.refuse(&refusal, out).await,
         };
         if chat.stream.on {
-            let id = id_of(request, "chatcmpl");
+            let id = self.id_of(request, "chatcmpl");
             return self.stream_chat(chat, &id, out).await;
         }
         match self.whole_chat(chat).await {

@@ -9,7 +9,6 @@ use super::super::openai::{created, id};
 use super::super::sample::{Noise, Sampling};
 use super::super::sequence::{Finish, Hold, Piece, Sequence};
 use super::super::toy::Context;
-use super::streams::id_of;
 use super::{Of, Refusal, Vllm};
 
 /// Most prompts of one call.
@@ -75,7 +74,7 @@ impl Vllm {
             Err(refusal) => return self.refuse(&refusal, out).await,
         };
         if asked.stream.on {
-            let id = id_of(request, "cmpl");
+            let id = self.id_of(request, "cmpl");
             return self.stream_completion(asked, &id, out).await;
         }
         match self.whole_completion(asked).await {

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::super::http::Request;
 use super::super::openai::id;
-use super::Refusal;
+use super::{Refusal, Vllm};
 
 pub(super) const ABORT: &str = "/inference/v1/abort_requests";
 
@@ -25,9 +25,12 @@ pub(super) struct Stream {
     all: Streams,
 }
 
-/// The id of an answer: with the client's `x-request-id`, if there is one.
-pub(super) fn id_of(request: &Request, prefix: &str) -> String {
-    request.get("x-request-id").map_or_else(|| id(prefix), |given| format!("{prefix}-{given}"))
+impl Vllm {
+    /// The id of an answer: with the `x-request-id` that has come with the request, if there is one.
+    pub(super) fn id_of(&self, request: &Request, prefix: &str) -> String {
+        let given = request.get("x-request-id").filter(|_| !self.options.renamed);
+        given.map_or_else(|| id(prefix), |given| format!("{prefix}-{given}"))
+    }
 }
 
 impl Streams {
