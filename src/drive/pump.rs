@@ -270,7 +270,6 @@ impl Pump {
     fn nothing(&mut self, happened: &Happened) -> Option<Unsent> {
         let nothing = match happened {
             Happened::Heard(Heard::End | Heard::Broken(Fault::Ride, _)) => !self.begun,
-            Happened::Heard(Heard::Broken(Fault::Lost, _)) => true,
             Happened::Heard(Heard::Chunk(event, _)) => {
                 (!self.begun && self.sink.is_whole() && many_choices(event)) || self.is_begun_anew(event)
             }
@@ -278,7 +277,8 @@ impl Pump {
                 self.calls.changed();
                 true
             }
-            Happened::Done(_, Some(Reply { event: Event::Fault(Fault::Lost), .. })) => true,
+            Happened::Heard(Heard::Broken(Fault::Lost, _))
+            | Happened::Done(_, Some(Reply { event: Event::Fault(Fault::Lost), .. })) => true,
             _ => false,
         };
         let mut unsent = self.unsent.take_if(|_| nothing)?;
