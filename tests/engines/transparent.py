@@ -158,15 +158,16 @@ def first_difference(one, other):
     return f"at {at}: want …{one[max(0, at - 60):at + 120]!r}, got …{other[max(0, at - 60):at + 120]!r}"
 
 
-def compared(direct, through, route, body, fields):
-    """(difference or "", path) of one request; both sides are asked until they have said the same once."""
+def compared(direct, through, route, body, fields, forced):
+    """(difference or "", path) of one request; both sides are asked until they have said the same once. A stream without
+    usage does not say in its head whether it was speculated on; where that is `forced`, it may have been."""
     wanted, seen, difference, path = {}, set(), "", ""
     for _ in range(TURNS):
         want, got = Answer(direct, route, body, {}), Answer(through, route, body, fields)
         path = got.path
         if (want.status, want.fields) != (got.status, got.fields):
             return f"status or fields: want {want.status} {want.fields}, got {got.status} {got.fields}", path
-        summed = path == "speculated"
+        summed = path == "speculated" or forced and path == "eligible"
         one, other = (want.sum(), got.sum()) if summed else (want.masked(), got.masked())
         wanted[one], _ = want, seen.add(other)
         if seen & wanted.keys():
@@ -242,7 +243,7 @@ def mode_compared(kind, direct, mode, foretell, out):
     with Sidecar(kind, direct, mode, foretell, out) as sidecar:
         for name, route, body in cases(kind):
             for way, asked in ways(body):
-                difference, path = compared(direct, sidecar.through, route, asked, sidecar.fields)
+                difference, path = compared(direct, sidecar.through, route, asked, sidecar.fields, mode == "forced")
                 result["speculated"] += path == "speculated"
                 note(f"{name}/{route}/{way}", difference)
             if route == "chat/completions" and name not in ("error", "continuous"):
