@@ -220,7 +220,10 @@ impl Ride {
         if event.data.contains(sent.as_str()) {
             self.ours = true;
             event.data = event.data.replace(sent.as_str(), own);
-            event.raw = String::from_utf8_lossy(&event.raw).replace(sent.as_str(), own).into_bytes();
+            event.raw = match String::from_utf8(std::mem::take(&mut event.raw)) {
+                Ok(raw) => raw.replace(sent.as_str(), own).into_bytes(),
+                Err(other) => other.into_bytes(),
+            };
         }
     }
 
