@@ -1,7 +1,7 @@
 //! A problem with a setting: its place, what is allowed there, and what was found.
 
 use std::cell::RefCell;
-use std::fmt;
+use std::fmt::{self, Write};
 
 use serde_json::{Value, json};
 
@@ -28,11 +28,27 @@ pub struct Problem {
 
 impl fmt::Display for Problem {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "{}", self.file)?;
+        write!(formatter, "{}", OneLine(&self.file))?;
         if let Some(line) = self.line {
             write!(formatter, ":{line}")?;
         }
-        write!(formatter, ": {}: {}", self.path, self.explanation())
+        write!(formatter, ": {}: {}", OneLine(&self.path), OneLine(&self.explanation()))
+    }
+}
+
+/// A text in one line: control characters, which a key of a file may hold, are escaped.
+struct OneLine<'a>(&'a str);
+
+impl fmt::Display for OneLine<'_> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for character in self.0.chars() {
+            if character.is_control() {
+                write!(formatter, "{}", character.escape_default())?;
+            } else {
+                formatter.write_char(character)?;
+            }
+        }
+        Ok(())
     }
 }
 
