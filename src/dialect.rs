@@ -284,6 +284,8 @@ pub struct Quirks {
     pub unasked_usage: Option<Route>,
     /// Routes whose streams have no event for usage, though the client asks for it.
     pub no_usage_event: &'static [Route],
+    /// The `content-type` of its whole answers.
+    pub json_type: &'static str,
     /// Its first calls are asked to tell usage in every event, and do.
     pub usage_runs: bool,
     /// `continuous_usage_stats` puts usage on every event even without `include_usage`.
@@ -316,6 +318,7 @@ impl Quirks {
         usage_counts_end: true,
         unasked_usage: None,
         no_usage_event: &[],
+        json_type: "application/json",
         usage_runs: false,
         usage_runs_alone: false,
         bare_end: false,

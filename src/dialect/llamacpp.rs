@@ -50,11 +50,16 @@ const OWN_STOPS: &str = "generation_settings/stop";
 /// The codec of the server of llama.cpp.
 pub struct LlamaCpp;
 
+/// The order of the fields of whole answers, of both routes.
+const ANSWER: [&str; 8] =
+    ["choices", "created", "model", "system_fingerprint", "object", "usage", "id", "timings"];
+
 const QUIRKS: Quirks = Quirks {
     stop_order: StopOrder::FirstBegun,
     unasked_usage: Some(Route::Completions),
     no_usage_event: &[Route::Completions],
     bare_end: true,
+    json_type: "application/json; charset=utf-8",
     time_report: Some("timings"),
     ..Quirks::COMMON
 };
@@ -157,6 +162,7 @@ impl Codec for LlamaCpp {
         if answer.pointer("/choices/0/message").is_some() {
             order(answer.pointer_mut("/choices/0"), &["finish_reason", "index", "message"]);
         }
+        order(Some(answer), &ANSWER);
     }
 
     fn beside(&self, _: &Engine, request: &Request) -> Option<Call> {

@@ -51,10 +51,10 @@ fn without_body(fields: HeaderMap) -> HeaderMap {
     fields
 }
 
-/// The header fields of a JSON answer that is assembled here.
-pub fn of_json(fields: HeaderMap) -> HeaderMap {
+/// The header fields of a JSON answer that is assembled here, of this `content-type`.
+pub fn of_json(fields: HeaderMap, json_type: &'static str) -> HeaderMap {
     let mut fields = without_body(fields);
-    fields.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    fields.insert(header::CONTENT_TYPE, HeaderValue::from_static(json_type));
     // Servers send these with streams only.
     for name in [header::CACHE_CONTROL, ACCEL_BUFFERING] {
         fields.remove(name);

@@ -203,10 +203,11 @@ impl Run {
             *response.headers_mut() = head::of_stream(head.headers, trailers);
             return Ok(head::with(response, &policy, head::ELIGIBLE, None));
         }
+        let json_type = self.identity.engine.dialect.quirks().json_type;
         let sink = Sink::whole(&exchange.request, &self.identity.engine, Arc::clone(&self.manner));
         let ended = Pump::new(self, exchange, calls, session, ride, sink).run().await;
         let ended = ended.map_err(|nothing| nothing.decline(BypassReason::Fault))?;
-        Ok(whole(ended, head.headers, &policy))
+        Ok(whole(ended, head.headers, json_type, &policy))
     }
 
     /// The check whether the session may leap now: `None`, or why not, by the process, the mode and the replica.
@@ -322,7 +323,7 @@ async fn streamed(pump: Pump) {
 }
 
 /// The answer to a client that does not stream.
-fn whole(ended: Ended, headers: http::HeaderMap, policy: &str) -> Response<Body> {
+fn whole(ended: Ended, headers: http::HeaderMap, json_type: &'static str, policy: &str) -> Response<Body> {
     let Ended { mut slot, end, answer } = ended;
     let record = &mut slot.record;
     let so_far = record.so_far();
@@ -331,7 +332,7 @@ fn whole(ended: Ended, headers: http::HeaderMap, policy: &str) -> Response<Body>
     let response = match answer.ok().flatten().filter(|_| end.is_whole()) {
         Some(answer) => {
             let mut response = Response::new(full(answer));
-            *response.headers_mut() = head::of_json(headers);
+            *response.headers_mut() = head::of_json(headers, json_type);
             response
         }
         None => end.broken.response(),

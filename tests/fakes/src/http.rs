@@ -182,6 +182,12 @@ impl Out {
         self.send(body).await
     }
 
+    /// As some engines name the type of JSON.
+    pub async fn json_utf8(&mut self, status: u16, body: &Value) -> Sent {
+        let fields = [("content-type", "application/json; charset=utf-8")];
+        self.whole(status, &fields, body.to_string().as_bytes()).await
+    }
+
     pub async fn json(&mut self, status: u16, body: &Value) -> Sent {
         self.whole(status, &[("content-type", "application/json")], body.to_string().as_bytes()).await
     }

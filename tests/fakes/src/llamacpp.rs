@@ -124,14 +124,14 @@ impl Llama {
             }
         };
         match done {
-            Ok(body) => out.json(200, &body).await,
+            Ok(body) => out.json_utf8(200, &body).await,
             Err(refusal) => refuse(&refusal, out).await,
         }
     }
 }
 
 async fn refuse(Refusal(status, error): &Refusal, out: &mut Out) -> Sent {
-    out.json(*status, &json!({"error": error})).await
+    out.json_utf8(*status, &json!({"error": error})).await
 }
 
 impl Engine for Llama {

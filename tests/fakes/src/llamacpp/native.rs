@@ -134,7 +134,7 @@ impl Llama {
             }
         }
         let body = if all.len() == 1 { all.remove(0) } else { Value::from(all) };
-        out.json(200, &body).await
+        out.json_utf8(200, &body).await
     }
 
     pub(super) fn asked(&self, request: &Request) -> Result<(Fields, Params, Vec<Vec<u32>>), Refusal> {

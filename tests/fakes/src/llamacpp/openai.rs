@@ -40,7 +40,7 @@ impl Llama {
             return self.stream_openai(&head, &params, queue, resumes, out).await;
         }
         let body = self.whole_openai(&head, &params, queue, count).await;
-        out.json(200, &body).await
+        out.json_utf8(200, &body).await
     }
 
     fn chat_asked(&self, request: &Request) -> Result<(Fields, Params, Vec<Vec<u32>>), Refusal> {
@@ -94,7 +94,10 @@ impl Llama {
         }
         let object = if head.chat { "chat.completion" } else { "text_completion" };
         let mut body = self.frame(head, object, &Value::from(choices));
-        (body["usage"], body["timings"]) = first.unwrap_or_default();
+        let (usage, timings) = first.unwrap_or_default();
+        let id = body.as_object_mut().and_then(|members| members.shift_remove("id"));
+        // The id of a whole answer stands behind its usage.
+        (body["usage"], body["id"], body["timings"]) = (usage, id.unwrap_or_default(), timings);
         body
     }
 
