@@ -1,10 +1,10 @@
 //! What every engine is owed through the proxy, told once, and asked of every dialect against its fake.
 
-mod contract;
+pub mod contract;
 mod evidence;
 mod explained;
 mod house;
 mod identity;
 mod law;
-mod parameters;
+pub mod parameters;
 pub mod table;

@@ -9,6 +9,7 @@ mod compare;
 mod engines;
 mod modes;
 mod onnx;
+mod parameters;
 mod run;
 
 use rstest::rstest;

@@ -4,6 +4,7 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
+use std::net::SocketAddr;
 
 use foretell::openai::parameters::{Field, Parameter, Plain, Treatment};
 use foretell::openai::{Route, parameters};
@@ -16,9 +17,9 @@ use super::table::{Row, Seeds, TABLE};
 use crate::client::{Answer, Ask, send};
 
 /// A parameter with a value, and why it may not leap, if the table says so.
-struct Setting {
-    value: Value,
-    refused: Option<BypassReason>,
+pub struct Setting {
+    pub value: Value,
+    pub refused: Option<BypassReason>,
 }
 
 impl Setting {
@@ -32,10 +33,10 @@ impl Setting {
 }
 
 /// What the engine has said to the prompt, to choose values from that matter.
-struct Said {
-    prompt: String,
-    text: String,
-    token: u32,
+pub struct Said {
+    pub prompt: String,
+    pub text: String,
+    pub token: u32,
 }
 
 impl Said {
@@ -122,7 +123,7 @@ fn foreign(name: &str) -> Value {
     }
 }
 
-fn settings(row: &Parameter, said: &Said) -> Vec<Setting> {
+pub fn settings(row: &Parameter, said: &Said) -> Vec<Setting> {
     match row.treatment {
         Treatment::Carried(field) | Treatment::Emulated(field) => carried(field, said),
         Treatment::Inert => vec![Setting::may(if row.name == "metadata" { json!({}) } else { json!("me") })],
@@ -140,7 +141,7 @@ fn settings(row: &Parameter, said: &Said) -> Vec<Setting> {
 }
 
 /// The request with the parameter set, in the ways in which it makes sense.
-fn asks(route: Route, row: &Parameter, setting: &Setting, said: &Said) -> Vec<Ask> {
+pub fn asks(route: Route, row: &Parameter, setting: &Setting, said: &Said) -> Vec<Ask> {
     let carried = matches!(row.treatment, Treatment::Carried(_) | Treatment::Emulated(_));
     let mut fields = greedy(&said.prompt, &json!({"max_tokens": if carried { 24 } else { 10 }}));
     match row.name.split_once('.') {
@@ -188,7 +189,14 @@ async fn asked(house: &House, ask: &Ask) -> (Answer, bool) {
 
 /// What is wrong with how a bypass is told: the header names a parameter where one is the reason, and `explain` says the
 /// same, refuses that parameter, and says nowhere that all of them are carried.
-async fn blamed(house: &House, row: &Parameter, setting: &Setting, ask: &Ask, answer: &Answer) -> String {
+pub async fn blamed(
+    engine: &str,
+    admin: SocketAddr,
+    row: &Parameter,
+    setting: &Setting,
+    ask: &Ask,
+    answer: &Answer,
+) -> String {
     let head = |name| answer.message.head.get(name).unwrap_or_default().to_owned();
     let (reason, named) = (head("x-foretell-reason"), head("x-foretell-parameter"));
     // The server as a whole, whatever the parameters: no plan for this route, or it is not known yet which engine it is.
@@ -196,8 +204,7 @@ async fn blamed(house: &House, row: &Parameter, setting: &Setting, ask: &Ask, an
         return String::new();
     }
     let path = format!("/api/explain?route={}", ask.route.name());
-    let admin = house.proxy.gateway.admin.unwrap();
-    let told = send(admin, &path, "", &house.said(ask).body()).await.json();
+    let told = send(admin, &path, "", &ask.body()).await.json();
     let refused: Vec<_> =
         told["parameters"].as_array().unwrap().iter().filter(|line| !line["refused"].is_null()).collect();
     let of_the_row = setting.refused.is_none() || named == row.name;
@@ -213,7 +220,7 @@ async fn blamed(house: &House, row: &Parameter, setting: &Setting, ask: &Ask, an
     if agrees && of_the_row && known && listed && !carried {
         return String::new();
     }
-    format!("{} {} {ask:?}\n  {reason} named {named:?}: {told}\n", house.row.name, row.name)
+    format!("{engine} {} {ask:?}\n  {reason} named {named:?}: {told}\n", row.name)
 }
 
 /// What an account of many comparisons comes to.
@@ -261,7 +268,8 @@ impl Account {
             same &= lasting(&through) == lasting(&direct);
         }
         if path == Some("bypassed") {
-            self.wrong += &blamed(house, row, setting, ask, &through).await;
+            let (admin, said) = (house.proxy.gateway.admin.unwrap(), house.said(ask));
+            self.wrong += &blamed(house.row.name, admin, row, setting, &said, &through).await;
         }
         let rightly = match setting.refused {
             Some(refused) => (path, reason, verified) == (Some("bypassed"), Some(refused.name()), false),
