@@ -187,12 +187,12 @@ pub async fn start_with(
     let metrics = shared.observer.metrics();
     let groups = GroupMetrics::new(Arc::clone(&comparisons), Arc::clone(&store)).map_err(StartError::from)?;
     metrics.register(groups).map_err(StartError::from)?;
-    let windows = WindowMetrics::new(Arc::clone(&driver)).map_err(StartError::from)?;
+    let windows = WindowMetrics::new(&driver).map_err(StartError::from)?;
     metrics.register(windows).map_err(StartError::from)?;
     let gates =
         GateWatch::new(Arc::clone(&driver), Arc::clone(&store), Arc::clone(&comparisons), shared.clone());
     let gates = Arc::new(gates);
-    let live = LiveMetrics::new(Arc::clone(&gates), Arc::clone(&identities), Arc::clone(&drafters));
+    let live = LiveMetrics::new(&gates, &identities, Arc::clone(&drafters));
     metrics.register(live.map_err(StartError::from)?).map_err(StartError::from)?;
     let known = Known {
         policies: store,

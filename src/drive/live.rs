@@ -1,6 +1,6 @@
 //! Metrics of what is in force now, read on every scrape: gates, modes, drafters, and whether the process drains.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
@@ -14,10 +14,11 @@ use crate::policy::part::ModelState;
 use crate::policy::{Drafter, PolicySet, Vocabulary};
 use crate::words::{Gate, Mode, metric};
 
-/// Collects them.
+/// Collects them. What it reads holds the registry that holds this, and is therefore held weakly: else neither would ever
+/// be dropped.
 pub struct LiveMetrics {
-    gates: Arc<GateWatch>,
-    identities: Arc<Identities>,
+    gates: Weak<GateWatch>,
+    identities: Weak<Identities>,
     drafters: Arc<Drafters>,
     /// Always empty: only the descriptions are used.
     described: Families,
@@ -56,29 +57,30 @@ impl LiveMetrics {
     /// # Errors
     /// A metric has an invalid description, which is a bug.
     pub fn new(
-        gates: Arc<GateWatch>,
-        identities: Arc<Identities>,
+        gates: &Arc<GateWatch>,
+        identities: &Arc<Identities>,
         drafters: Arc<Drafters>,
     ) -> Result<Self, prometheus::Error> {
+        let (gates, identities) = (Arc::downgrade(gates), Arc::downgrade(identities));
         Ok(Self { gates, identities, drafters, described: Families::new()? })
     }
 
-    fn gates(&self, families: &Families) {
-        for at in self.gates.look() {
+    fn gates(families: &Families, gates: &GateWatch) {
+        for at in gates.look() {
             for gate in Gate::ALL {
                 let open = at.open.get(gate.place()).copied().unwrap_or(true);
                 families.open.with_label_values(&[&*at.policy, &at.replica, gate.name()]).set(open.into());
             }
         }
-        for (gate, changes) in Gate::ALL.into_iter().zip(self.gates.changes()) {
+        for (gate, changes) in Gate::ALL.into_iter().zip(gates.changes()) {
             for (to, count) in ["open", "closed"].into_iter().zip(changes) {
                 families.changes.with_label_values(&[gate.name(), to]).inc_by(count);
             }
         }
     }
 
-    fn modes(&self, families: &Families) {
-        let shared = self.gates.shared();
+    fn modes(families: &Families, gates: &GateWatch) {
+        let shared = gates.shared();
         for backend in shared.fleet.names() {
             let now = shared.modes.of(backend);
             for mode in Mode::ALL {
@@ -88,11 +90,11 @@ impl LiveMetrics {
         families.draining.set(shared.life.is_draining().into());
     }
 
-    fn drafters(&self, families: &Families, policies: &PolicySet) {
+    fn drafters(&self, families: &Families, policies: &PolicySet, identities: &Identities) {
         for (name, waiting) in self.drafters.waiting() {
             families.queue.with_label_values(&[&*name]).set(i64::try_from(waiting).unwrap_or(i64::MAX));
         }
-        let known = self.identities.all();
+        let known = identities.all();
         for drafter in policies.policies().iter().flat_map(|policy| &policy.drafters) {
             let Drafter::Model { model, vocabulary: Vocabulary::Same } = drafter else { continue };
             let differs = known.iter().filter_map(|(_, identity)| identity.as_deref()).any(|identity| {
@@ -110,10 +112,13 @@ impl Collector for LiveMetrics {
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
+        let (Some(gates), Some(identities)) = (self.gates.upgrade(), self.identities.upgrade()) else {
+            return Vec::new();
+        };
         let Ok(families) = Families::new() else { return Vec::new() };
-        self.gates(&families);
-        self.modes(&families);
-        self.drafters(&families, &self.gates.policies().current());
+        Self::gates(&families, &gates);
+        Self::modes(&families, &gates);
+        self.drafters(&families, &gates.policies().current(), &identities);
         families.all().into_iter().flat_map(Collector::collect).collect()
     }
 }

@@ -33,7 +33,7 @@ use crate::http::body::{Body, BoxError};
 use crate::http::head::codings;
 
 /// The most that is kept of an answer, or of a request, on its way through a connection, bytes.
-const BUFFER: usize = 32 << 10;
+const BUFFER: usize = 16 << 10;
 /// How much of an error's text is read to judge whose fault it is.
 const JUDGED: usize = 4 << 10;
 /// Longest page by which a connection shows where it leads, bytes.

@@ -60,7 +60,7 @@ def shown(number):
 def main(script, doc, *more):
     """Runs `script(args, numbers)`; `more` are further arguments as (name, default, help)."""
     parser = argparse.ArgumentParser(description=doc.split("\n")[0])
-    parser.add_argument("--foretell", default=str(ROOT / "target/release/foretell"), metavar="BIN")
+    parser.add_argument("--foretell", type=lambda path: str(pathlib.Path(path).resolve()), default=ROOT / "target/release/foretell", metavar="BIN")
     for name, default, text in more:
         parser.add_argument(f"--{name}", type=type(default), default=default, metavar="N", help=text)
     args, numbers = parser.parse_args(), Numbers()

@@ -1,6 +1,6 @@
 //! What the ride-only windows of the replicas show: a metric, and a part of `/api/replicas`.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use prometheus::GaugeVec;
 use prometheus::core::{Collector, Desc};
@@ -18,7 +18,8 @@ use crate::words::metric;
 
 /// Collects the metric of the windows of all replicas on every scrape.
 pub struct WindowMetrics {
-    driver: Arc<Driver>,
+    /// Weakly, as it holds the registry that holds this.
+    driver: Weak<Driver>,
     /// Always empty: only the description is used.
     described: GaugeVec,
 }
@@ -28,8 +29,8 @@ impl WindowMetrics {
     ///
     /// # Errors
     /// The metric has an invalid description, which is a bug.
-    pub fn new(driver: Arc<Driver>) -> Result<Self, prometheus::Error> {
-        Ok(Self { driver, described: family()? })
+    pub fn new(driver: &Arc<Driver>) -> Result<Self, prometheus::Error> {
+        Ok(Self { driver: Arc::downgrade(driver), described: family()? })
     }
 }
 
@@ -43,8 +44,8 @@ impl Collector for WindowMetrics {
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
-        let Ok(family) = family() else { return Vec::new() };
-        for (replica, switchback) in self.driver.switchbacks() {
+        let (Some(driver), Ok(family)) = (self.driver.upgrade(), family()) else { return Vec::new() };
+        for (replica, switchback) in driver.switchbacks() {
             let ratio = switchback.groups().ratio();
             for (bound, value) in ratio.map(bounds).into_iter().flatten() {
                 family.with_label_values(&[replica.label(), bound]).set(value);

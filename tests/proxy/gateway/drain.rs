@@ -1,15 +1,17 @@
 //! Stopping: nobody who is being answered notices.
 
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use foretell::app::Ended;
 use foretell::app::signals::SAME_WISH;
 use foretell::gateway::Settings;
 use foretell::http::drain::DrainTimes;
+use foretell::lab::local;
 use tokio::sync::watch;
 
 use super::house;
-use crate::wire::{EVENTS, Server, Wire, chunk, ok, post};
+use crate::wire::{EVENTS, PATIENCE, Server, Wire, chunk, ok, post};
 
 /// Streams three events, and three more when told to.
 async fn streaming() -> (Server, watch::Sender<bool>) {
@@ -68,7 +70,7 @@ async fn a_signal_cuts_none_of_200_streams_and_a_later_one_ends_at_once() {
     let (server, tell) = streaming().await;
     let gateway = house::start(times(house::settings(server.address), 0, 600_000)).await;
     let address = gateway.addresses[0];
-    let life = std::sync::Arc::clone(&gateway.shared.life);
+    let life = Arc::clone(&gateway.shared.life);
     let ended = tokio::spawn(gateway.until_signal());
     let mut streams = Vec::new();
     for _ in 0..200 {
@@ -89,7 +91,7 @@ async fn a_signal_cuts_none_of_200_streams_and_a_later_one_ends_at_once() {
     let (server, _tell) = streaming().await;
     let gateway = house::start(times(house::settings(server.address), 600_000, 600_000)).await;
     let (address, admin) = (gateway.addresses[0], gateway.admin.unwrap());
-    let life = std::sync::Arc::clone(&gateway.shared.life);
+    let life = Arc::clone(&gateway.shared.life);
     let ended = tokio::spawn(gateway.until_signal());
     let _stream = begun(address).await;
     let ready =
@@ -111,7 +113,7 @@ async fn after_a_signal_new_connections_are_served_until_balancers_have_noticed(
     let (server, _tell) = streaming().await;
     let gateway = house::start(times(house::settings(server.address), 600_000, 600_000)).await;
     let address = gateway.addresses[0];
-    let life = std::sync::Arc::clone(&gateway.shared.life);
+    let life = Arc::clone(&gateway.shared.life);
     let ended = tokio::spawn(gateway.until_signal());
     let _stream = begun(address).await;
     terminate();
@@ -126,7 +128,7 @@ async fn what_is_still_open_after_the_grace_is_cut_and_counted() {
     let (server, _tell) = streaming().await;
     let gateway = house::start(times(house::settings(server.address), 0, 50)).await;
     let address = gateway.addresses[0];
-    let life = std::sync::Arc::clone(&gateway.shared.life);
+    let life = Arc::clone(&gateway.shared.life);
     let ended = tokio::spawn(gateway.ended());
     let mut stream = begun(address).await;
     assert_eq!(stream.chunk().await.unwrap(), b"data: 1\n\n");
@@ -141,7 +143,7 @@ async fn draining_by_the_admin_api_answers_when_empty() {
     let (server, tell) = streaming().await;
     let gateway = house::start(times(house::settings(server.address), 0, 60_000)).await;
     let (address, admin) = (gateway.addresses[0], gateway.admin.unwrap());
-    let life = std::sync::Arc::clone(&gateway.shared.life);
+    let life = Arc::clone(&gateway.shared.life);
     let ended = tokio::spawn(gateway.ended());
     let mut stream = begun(address).await;
     let waiting = tokio::spawn(async move {
@@ -156,4 +158,20 @@ async fn draining_by_the_admin_api_answers_when_empty() {
     while !stream.chunk().await.unwrap().is_empty() {}
     assert_eq!(waiting.await.unwrap().json()["empty"], true);
     assert_eq!(ended.await.unwrap(), Ended::Drained { cut: 0 });
+}
+
+/// A process that starts several proxies, as tests do, keeps nothing of those that have ended.
+#[test]
+fn all_that_a_proxy_holds_goes_with_it() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let process = "version: 1\nbackends: [{ name: b, replicas: [\"http://127.0.0.1:9\"] }]\n";
+    let running = runtime.block_on(local::proxy(process, &[])).unwrap();
+    let held = Arc::downgrade(&running.identities);
+    drop(running);
+    drop(runtime);
+    let begun = Instant::now();
+    while held.upgrade().is_some() {
+        assert!(begun.elapsed() < PATIENCE, "something holds itself");
+        std::thread::yield_now();
+    }
 }
