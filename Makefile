@@ -129,8 +129,8 @@ test-grafana: ## Dashboards and alerts: every expression by a Prometheus that sc
 	FORETELL=$${FORETELL:-$(BIN)} PATH=$(GRAFANA)/bin:$$PATH PYTHONPATH=$(GRAFANA)/python PYTHONDONTWRITEBYTECODE=1 \
 		$(PYTHON) -m unittest discover -s tests/grafana -t tests/grafana
 
-reliability: build $(FAKE_ENGINE) $(PYPATH)/.done ## The numbers of docs/reliability.md (PART=quick|latency|memory|abuse|parsing|faults|lifecycle|tests|soak|all)
-	@FORETELL=$(BIN) tests/reliability/run.sh $(PART)
+reliability: dist $(FAKE_ENGINE) $(PYPATH)/.done ## The numbers of docs/reliability.md (PART=quick|latency|memory|abuse|parsing|faults|lifecycle|tests|soak|all)
+	@FORETELL=$(DIST) tests/reliability/run.sh $(PART)
 
 $(FAKE_ENGINE): $(wildcard tests/fakes/src/*.rs tests/fakes/src/*/*.rs) tests/fakes/examples/fake.rs
 	cargo build --release --package foretell-fakes --example fake

@@ -8,7 +8,7 @@
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 part=${1:-all}
-foretell=$(realpath "${FORETELL:-target/release/foretell}") # scripts start it in folders of their own
+foretell=$(realpath "${FORETELL:-target/dist/foretell}") # scripts start it in folders of their own
 here=tests/reliability
 export PATH=$PATH:/usr/sbin PYTHONDONTWRITEBYTECODE=1
 export PYTHONPATH=${PYTHONPATH:-}:.cache/python
