@@ -9,6 +9,7 @@ use indicatif::ProgressBar;
 use super::admin_port::{AdminPort, Fault};
 use super::progress;
 use crate::config::flags::OPEN;
+use crate::config::problem::DOCUMENT;
 use crate::config::{Flags, Problem, Strings, attempt};
 use crate::lab::Exit;
 
@@ -68,7 +69,7 @@ fn port(args: &DrainArgs, environment: &dyn Strings) -> Result<AdminPort, Vec<Pr
     let mut attempt = attempt(&flags, environment);
     // Whatever else is wrong with the files, the proxy runs with what they were; and which token it wants, it says itself.
     let matters = |problem: &Problem| {
-        let place = problem.path.starts_with("admin") || problem.path == "(document)";
+        let place = problem.path.starts_with("admin") || problem.path == DOCUMENT;
         place && problem.message != OPEN
     };
     attempt.problems.retain(matters);

@@ -8,7 +8,7 @@ use super::effect::{self, Kind};
 use super::flags::{Environment, Flags, Overrides, Strings};
 use super::named::{FileKind, Named, shown};
 use super::policy::{self, Placed};
-use super::problem::{Problem, Refusal};
+use super::problem::{DOCUMENT, Problem, Refusal};
 use super::process::{self, Parsed, Process, ProcessFile, Tenant};
 use super::regular;
 use super::yaml::FILE_BYTES;
@@ -348,12 +348,12 @@ pub fn read(path: &Path) -> Result<String, Vec<Problem>> {
 
 fn too_large(path: &Path, message: &str, got: &str) -> Vec<Problem> {
     let refusal = Refusal::new(message, "at most 10MiB");
-    vec![problem(&path.display().to_string(), None, "(document)", refusal, got.to_owned())]
+    vec![problem(&path.display().to_string(), None, DOCUMENT, refusal, got.to_owned())]
 }
 
 fn unreadable(path: &Path, error: &io::Error) -> Vec<Problem> {
     let refusal = Refusal::new("cannot be read", "a readable file in UTF-8");
-    vec![problem(&path.display().to_string(), None, "(document)", refusal, error.to_string())]
+    vec![problem(&path.display().to_string(), None, DOCUMENT, refusal, error.to_string())]
 }
 
 fn problem(file: &str, line: Option<u64>, path: &str, refusal: Refusal, got: String) -> Problem {

@@ -7,6 +7,9 @@ use serde_json::{Value, json};
 
 use super::named::Named;
 
+/// The path of a whole document.
+pub const DOCUMENT: &str = "(document)";
+
 /// One problem with one setting.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
@@ -14,7 +17,7 @@ pub struct Problem {
     pub file: String,
     /// Line in the file, counted from 1; `None` for flags and variables.
     pub line: Option<u64>,
-    /// Path in the document, such as `backends[0].replicas`.
+    /// Path in the document, such as `backends[0].replicas`; [`DOCUMENT`] is the whole.
     pub path: String,
     /// What is wrong, in words.
     pub message: String,
@@ -87,12 +90,12 @@ impl Problems {
         &self.file
     }
 
-    /// Adds a problem on this line.
+    /// Adds a problem on this line; an empty path is that of the document.
     pub fn add(&self, line: u64, path: &str, refusal: Refusal, got: String) {
         self.found.borrow_mut().push(Problem {
             file: self.file.clone(),
             line: Some(line),
-            path: path.to_owned(),
+            path: if path.is_empty() { DOCUMENT } else { path }.to_owned(),
             message: refusal.message,
             allowed: refusal.allowed,
             got,

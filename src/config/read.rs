@@ -50,8 +50,7 @@ impl<'n> Item<'n> {
 
     /// As [`Self::refuse`], but shows `got` instead of the value itself.
     pub fn refuse_as(&self, refusal: Refusal, got: String) {
-        let path = if self.path.is_empty() { "(document)" } else { &self.path };
-        self.problems.add(self.node.line, path, refusal, got);
+        self.problems.add(self.node.line, &self.path, refusal, got);
     }
 
     /// The value converted by `parse`; if that fails, the problem is reported and `None` returned.

@@ -119,6 +119,16 @@ mod tests {
     }
 
     #[test]
+    fn a_problem_of_a_document_that_is_one_value_has_the_path_of_the_document() {
+        let mut root = yaml::parse("f", "a${").unwrap();
+        let problems = Problems::new("f");
+        substitute(&mut root, &environment(), &problems);
+        let shown = problems.into_vec().iter().map(ToString::to_string).collect::<Vec<_>>();
+        assert_eq!(shown.len(), 1);
+        assert!(shown[0].starts_with("f:1: (document): a variable that does not end"), "{shown:?}");
+    }
+
+    #[test]
     fn a_value_of_one_variable_is_what_its_text_is_in_yaml_and_beside_others_it_is_text() {
         let text = |text: &str| Value::Text(text.to_owned());
         let (values, problems) = read(

@@ -10,7 +10,7 @@ use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_saphyr::Spanned;
 use serde_saphyr::options::DuplicateKeyPolicy;
 
-use super::problem::Problem;
+use super::problem::{DOCUMENT, Problem};
 
 /// The largest file that is read, in bytes.
 pub const FILE_BYTES: u64 = 10 << 20;
@@ -157,7 +157,7 @@ fn document(file: &str, line: u64, message: &str, allowed: &str, got: &str) -> V
     vec![Problem {
         file: file.to_owned(),
         line: Some(line),
-        path: "(document)".to_owned(),
+        path: DOCUMENT.to_owned(),
         message: message.to_owned(),
         allowed: allowed.to_owned(),
         got: got.to_owned(),
