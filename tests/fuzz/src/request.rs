@@ -27,9 +27,12 @@ pub fn run(input: &[u8]) {
     let route = input.one(&[Route::Completions, Route::Chat]);
     let dialect = input.one(&Dialect::ALL);
     let body = input.0;
+    less(body);
+    if understand(route, body).is_some_and(|(request, _)| request.body.iter().any(is_private)) {
+        return;
+    }
     let read: Option<Value> = serde_json::from_slice(body).ok();
     strictly(route, body, read.as_ref());
-    less(body);
     match judge(route, body) {
         Judgement::Eligible(request) => eligible(&request, body, read.as_ref(), dialect),
         Judgement::Bypass { .. } => {
@@ -38,6 +41,18 @@ pub fn run(input: &[u8]) {
             }
         }
     }
+}
+
+/// Whether a name here or below is one that the ordinary parser takes for a value of its own making, and ours does not.
+fn is_private((name, value): (&String, &Value)) -> bool {
+    fn below(value: &Value) -> bool {
+        match value {
+            Value::Array(items) => items.iter().any(below),
+            Value::Object(members) => members.iter().any(is_private),
+            _ => false,
+        }
+    }
+    name.starts_with("$serde_json::private::") || below(value)
 }
 
 /// What our parser takes, the ordinary one takes for the same, and it is no larger than was said before.
