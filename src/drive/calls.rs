@@ -24,7 +24,7 @@ use crate::drive::manner::Manner;
 use crate::drive::run::Run;
 use crate::fleet::identity::Identity;
 use crate::fleet::rounds_seen::RoundsSeen;
-use crate::fleet::tie::Tie;
+use crate::fleet::tie::{Tie, Tied};
 use crate::fleet::{Answer, Fresh, Repeatable, Replica, SendError};
 use crate::http::body::{Body, BoxError};
 use crate::http::gather::{self, Unread};
@@ -204,7 +204,7 @@ impl Calls {
             request.extensions_mut().insert(mark.clone());
             request
         };
-        match self.noticed(self.0.replica.send(self.tied(marked())).await) {
+        match self.noticed(self.0.replica.send(self.tied(marked(), false)).await) {
             Err(SendError::Untied { detail, .. }) => {
                 tracing::debug!(detail, "where a new connection leads is not known");
                 Ok((self.0.replica.send(marked()).await?, false))
@@ -433,14 +433,14 @@ impl Calls {
         if !told && self.0.process.replaced.load(Ordering::Relaxed) {
             return Err(SendError::Changed { backend: self.0.replica.name().to_owned() });
         }
-        let request = self.tied(self.request(call.path, call.body.into(), round));
+        let request = self.tied(self.request(call.path, call.body.into(), round), true);
         self.noticed(self.0.replica.ask(request).await)
     }
 
     /// The request, which no other process than the session's may get.
-    fn tied(&self, mut request: Request<Body>) -> Request<Body> {
+    fn tied(&self, mut request: Request<Body>, patient: bool) -> Request<Body> {
         if let Some(tie) = &self.0.process.tie {
-            request.extensions_mut().insert(Arc::clone(tie));
+            request.extensions_mut().insert(Tied { to: Arc::clone(tie), patient });
         }
         request
     }

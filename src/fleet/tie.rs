@@ -5,13 +5,14 @@
 //! process goes over it.
 
 use std::fmt;
+use std::sync::Arc;
 
 use http::Uri;
 
 /// The test of a page's text.
 type Names = Box<dyn Fn(Vec<u8>) -> bool + Send + Sync>;
 
-/// How a connection shows which process it leads to. As an extension of a request: it must reach this process or none.
+/// How a connection shows which process it leads to.
 pub struct Tie {
     page: Uri,
     names: Names,
@@ -32,6 +33,16 @@ impl Tie {
     pub(super) fn names(&self, page: Vec<u8>) -> bool {
         (self.names)(page)
     }
+}
+
+/// Extension of a request that must reach this process or none.
+#[derive(Clone, Debug)]
+pub struct Tied {
+    /// The process.
+    pub to: Arc<Tie>,
+    /// A new connection may take as long to show where it leads as the caller waits for the answer: a server that is busy shows
+    /// its page late. Otherwise `connect_timeout`.
+    pub patient: bool,
 }
 
 impl fmt::Debug for Tie {

@@ -13,7 +13,7 @@ use super::{Auth, Fresh, RANK, Repeatable, Replica};
 use crate::fleet::error::{SendError, SendErrorKind, is_out_of_descriptors};
 use crate::fleet::health::{Failing, Outcome};
 use crate::fleet::link::{Answer, Link, Pool, Proof, Source, Stream, frame};
-use crate::fleet::tie::Tie;
+use crate::fleet::tie::{Tie, Tied};
 use crate::http::body::{Body, BoxError, full};
 use crate::http::workers::lane;
 
@@ -158,9 +158,10 @@ impl Replica {
             let response = local.ask(request).await.map_err(Unanswered::lost)?;
             return Ok(Answer::response(response.map(Source::Here), None, busy, proof));
         }
-        let tie = request.extensions_mut().remove::<Arc<Tie>>();
+        let tied = request.extensions_mut().remove::<Tied>();
+        let mut unshown = false;
         loop {
-            let idle = idle(pool, request.extensions()).await;
+            let idle = if unshown { None } else { idle(pool, request.extensions()).await };
             let reused = idle.is_some();
             let mut link = match idle {
                 Some(link) => link,
@@ -173,13 +174,17 @@ impl Replica {
                     }
                 },
             };
-            let asks = tie.as_ref().filter(|tie| !link.is_tied_to(tie));
+            let asks = tied.as_ref().filter(|tied| !link.is_tied_to(&tied.to));
             let answered = reused || asks.is_some();
-            if let Some(tie) = asks {
-                link = match Box::pin(self.tied(link, tie)).await {
+            if let Some(Tied { to, patient }) = asks {
+                let within = (reused || !patient).then_some(self.settings.connect_timeout);
+                link = match Box::pin(self.tied(link, to, within)).await {
                     Ok(link) => link,
                     // It may lead to a process that is gone; a new one does not.
-                    Err(_) if reused => continue,
+                    Err(_) if reused => {
+                        unshown = true;
+                        continue;
+                    }
                     Err(error) => {
                         if matches!(error, SendError::Changed { .. }) {
                             self.health.count(Failing::Call(SendErrorKind::Changed));
@@ -211,13 +216,21 @@ impl Replica {
         }
     }
 
-    /// The connection, once it has shown that it leads to the process that `tie` names.
-    async fn tied(&self, mut link: Link, tie: &Arc<Tie>) -> Result<Link, SendError> {
+    /// The connection, once it has shown that it leads to the process that `tie` names, `within` this time.
+    async fn tied(
+        &self,
+        mut link: Link,
+        tie: &Arc<Tie>,
+        within: Option<Duration>,
+    ) -> Result<Link, SendError> {
         let untied = |detail: String| SendError::Untied { backend: self.settings.name.clone(), detail };
         let mut question = Request::new(full(""));
         *question.uri_mut() = self.target(tie.page())?;
         self.sign(&mut question, Whose::Own);
-        let told = tokio::time::timeout(self.settings.connect_timeout, link.ask(question)).await;
+        let told = match within {
+            Some(within) => tokio::time::timeout(within, link.ask(question)).await,
+            None => Ok(link.ask(question).await),
+        };
         let body = told.map_err(|_| untied("no answer in time".to_owned()))?.map_err(untied)?;
         if !tie.names(body) {
             return Err(SendError::Changed { backend: self.settings.name.clone() });

@@ -41,8 +41,13 @@ async fn proxy(address: SocketAddr) -> Running {
 }
 
 async fn proxy_with(address: SocketAddr, policy: &str) -> Running {
+    proxy_connecting(address, policy, "2s").await
+}
+
+/// A new connection, and for a first call the page that shows where it leads, may take so long.
+async fn proxy_connecting(address: SocketAddr, policy: &str, within: &str) -> Running {
     let process = format!(
-        "version: 1\ntimeouts: {{ verify: 10s, pool_idle: 1m }}\nbackends:\n  - name: toy\n    replicas: [\"http://{address}\"]\n    \
+        "version: 1\ntimeouts: {{ verify: 10s, pool_idle: 1m, connect: {within} }}\nbackends:\n  - name: toy\n    replicas: [\"http://{address}\"]\n    \
          models: [{{ id: toy, tokenizer: {} }}]\n    probe: {{ when: never }}\n    load: {{ every: 1h }}\n",
         toy::folder().join("tokenizer.json").display(),
     );
@@ -234,4 +239,20 @@ async fn a_page_that_fails_for_a_while_ends_no_answer() {
         fake.house.faults.clear();
     }
     assert!(waited > 0, "some answer met the page at its worst");
+}
+
+/// A busy server shows which process it is later than a connection may take: answers that have begun wait for it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_page_that_is_late_ends_no_answer() {
+    let fake = vllm(1, "0.29.0", true).await;
+    let proxy = proxy_connecting(fake.address, FORCED, "1s").await;
+    let plain = ask(true, 0.0).send(fake.address, "").await.plain;
+    fake.house.faults.always(When::path(SCORE), Fault::Half);
+    for nth in 1..100 {
+        fake.house.faults.at(When::path("/metrics"), nth, Fault::Slow(Duration::from_millis(1500)));
+    }
+    let before = fake.house.tally().calls_of("/metrics");
+    let got = ask(true, 0.0).send(proxy.gateway.addresses[0], "").await;
+    assert_eq!(got.plain, plain, "{}", got.message.text());
+    assert!(fake.house.tally().calls_of("/metrics") > before + 1, "a call met the late page");
 }
