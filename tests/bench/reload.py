@@ -64,7 +64,9 @@ class Client(threading.Thread):
             self.times.append((self.state["turn"], time.perf_counter() - begun))
             name = answer.headers.get("x-foretell-policy")
             allowed = self.state["labels"][max(known - 2, 0):]
-            if answer.status != 200 or name not in allowed or told["usage"]["foretell"]["policy"] != name:
+            # Only speculated answers say it in their usage.
+            said = told.get("usage", {}).get("foretell", {}).get("policy", name)
+            if answer.status != 200 or name not in allowed or said != name:
                 self.wrong.append(f"HTTP {answer.status}, {name}")
 
 
